@@ -1,0 +1,3 @@
+#include "core/torch_api.h"
+
+STABLE_TORCH_LIBRARY(oxytorch, library) { (void)library; }

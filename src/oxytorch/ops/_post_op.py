@@ -1,0 +1,60 @@
+"""What a linear layer or a convolution does to its result before it leaves the registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+_BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul}
+
+
+@dataclass(frozen=True)
+class PostOp:
+    """An optional binary operation with a second tensor, then an optional activation.
+
+    name, scalars and algorithm are oneDNN's words as torch's operators take them: `relu`,
+    `sigmoid`, `tanh`, `swish` (SiLU), `hardswish`, `hardsigmoid`, `leaky_relu` [slope],
+    `hardtanh` [low, high] (clamp, ReLU6), `gelu` with algorithm `none` or `tanh`.
+    """
+
+    name: str = "none"
+    scalars: tuple[float, ...] = ()
+    algorithm: str = ""
+    binary: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in _UNARY:
+            raise ValueError(f"post_op: expected name in {sorted(_UNARY)}, got {self.name!r}")
+        if self.binary is not None and self.binary not in _BINARY:
+            raise ValueError(f"post_op: expected binary in {sorted(_BINARY)}, got {self.binary!r}")
+
+    def after(self, result: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+        """Apply the post-operation to a result in plain PyTorch."""
+        if self.binary is not None:
+            if other is None:
+                raise ValueError(f"post_op: expected other for binary {self.binary!r}, got None")
+            result = _BINARY[self.binary](result, other)
+        return _UNARY[self.name](result, self)
+
+    def __str__(self) -> str:
+        name = {"swish": "silu", "hardtanh": "clamp"}.get(self.name, self.name)
+        parts = [part for part in (self.binary, name) if part not in (None, "none")]
+        return "+".join(str(part) for part in parts)
+
+
+_UNARY = {
+    "none": lambda x, p: x,
+    "relu": lambda x, p: F.relu(x),
+    "sigmoid": lambda x, p: torch.sigmoid(x),
+    "tanh": lambda x, p: torch.tanh(x),
+    "swish": lambda x, p: F.silu(x),
+    "hardswish": lambda x, p: F.hardswish(x),
+    "hardsigmoid": lambda x, p: F.hardsigmoid(x),
+    "leaky_relu": lambda x, p: F.leaky_relu(x, p.scalars[0]),
+    "hardtanh": lambda x, p: F.hardtanh(x, p.scalars[0], p.scalars[1]),
+    "gelu": lambda x, p: F.gelu(x, approximate=p.algorithm),
+}
+
+NO_POST_OP = PostOp()
