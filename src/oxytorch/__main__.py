@@ -1,0 +1,66 @@
+"""The `oxytorch` command. Each subcommand is a module that is imported when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import __version__
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: `module` offers `add_parser(subparsers)` and `run(arguments) -> int`."""
+
+    name: str
+    module: str
+    summary: str
+
+
+COMMANDS = (
+    Command("info", "oxytorch.info", "what oxytorch finds and does on this machine"),
+    Command("demo", "oxytorch.demo.command", "a real model, stock and optimized, side by side"),
+    Command("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
+)
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The command line; only the `chosen` subcommand's module is imported."""
+    parser = argparse.ArgumentParser(
+        prog="oxytorch",
+        description="Makes PyTorch models run faster on the machine you already have.",
+        epilog="Start with `oxytorch info`, then see `oxytorch COMMAND --help`.",
+    )
+    parser.add_argument("--version", action="version", version=f"oxytorch {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for command in COMMANDS:
+        if command.name == chosen:
+            importlib.import_module(command.module).add_parser(subparsers)
+        else:
+            subparsers.add_parser(command.name, help=command.summary)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit status. Without a command it prints the help."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    parser = build_parser(chosen)
+    arguments = parser.parse_args(words)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    command = next(command for command in COMMANDS if command.name == arguments.command)
+    try:
+        status: int = importlib.import_module(command.module).run(arguments)
+    except KeyboardInterrupt:
+        print("oxytorch: interrupted", file=sys.stderr)
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`oxytorch demo`: a real sentence-embedding model, stock and optimized, over real text."""

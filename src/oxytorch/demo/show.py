@@ -1,0 +1,129 @@
+"""What the demo prints: progress on the error stream, results on the output stream."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .. import isa
+from .embedding import BATCH
+from .session import TOLERANCE, Row, Session
+from .variants import OPTIMIZED, OPTIMIZED_BF16, STOCK
+
+
+def output() -> Console:
+    """The console for results: as wide as the terminal, or 100 columns in a file or pipe."""
+    return Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+
+
+@contextmanager
+def progress(steps: int) -> Iterator[Callable[[str], None]]:
+    """Yields a function that starts the next step; shows a bar, or lines without a terminal."""
+    if not sys.stderr.isatty():
+        taken = iter(range(1, steps + 1))
+        yield lambda text: print(f"[{next(taken)}/{steps}] {text}", file=sys.stderr, flush=True)
+        return
+    columns = (SpinnerColumn(), BarColumn(24), TextColumn("{task.description}"))
+    console = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=steps)
+        first = True
+
+        def begin(text: str) -> None:
+            nonlocal first
+            bar.update(task, description=text, advance=0 if first else 1)
+            first = False
+
+        yield begin
+
+
+def table(rows: Sequence[Row], stock: Row) -> Table:
+    """The rows side by side, with speed-ups against `stock`."""
+    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    shown.add_column("\nmodel", no_wrap=True)
+    for heading in (
+        "one text\nms",
+        "\nspeed-up",
+        f"batches of {BATCH}\ntexts/s",
+        "\nspeed-up",
+        "peak\nMiB",
+        "largest\ndifference",
+        "lowest\ncosine",
+    ):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        same = row is stock
+        shown.add_row(
+            row.name,
+            f"{row.latency * 1e3:.2f}",
+            f"{stock.latency / row.latency:.2f}x",
+            f"{row.throughput:.0f}",
+            f"{row.throughput / stock.throughput:.2f}x",
+            "-" if row.peak is None else f"{row.peak / 2**20:.0f}",
+            "-" if same else f"{row.difference:.1e}",
+            "-" if same else f"{row.cosine:.6f}",
+            style="bold" if row.name.startswith("optimized") else None,
+        )
+    return shown
+
+
+def shorten(text: str, width: int) -> str:
+    """The text in one line of at most `width` characters."""
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+def report(session: Session, console: Console) -> None:
+    """Prints the results of a finished session."""
+    console.rule("What optimize did", align="left", characters="-")
+    console.print(session.explanation, markup=False)
+
+    console.print()
+    console.rule("Speed, memory and answers", align="left", characters="-")
+    console.print(table(session.rows, session.rows[0]))
+    console.print(
+        f"\nall-MiniLM-L6-v2, {session.parameters / 1e6:.1f} M parameters; "
+        f"{torch.get_num_threads()} threads, level {isa.active()}, torch {torch.__version__}.\n"
+        f"One text: {session.timed_tokens} tokens. Times are medians over rounds in which every "
+        "model has its turn, from tokens to vector.\n"
+        "Peak: resident memory of a process of its own above its imports, from loading the weights "
+        f"to the last of {len(session.texts)} texts.\n"
+        "Difference and cosine: every vector of length 1 against stock fp32.",
+        style="dim",
+    )
+
+    console.print()
+    console.rule("Nearest texts, found by the optimized bf16 model", align="left", characters="-")
+    for query, found in session.nearest.items():
+        console.print(f"{query}", style="bold", markup=False)
+        for similarity, row in found[OPTIMIZED_BF16.name]:
+            line = shorten(session.texts[row], console.width - 8)
+            console.print(f"  {similarity:.2f}  {line}", markup=False)
+    console.print(f"\n{agreement(session)}")
+
+    fp32 = next(row for row in session.rows if row.name == OPTIMIZED.name)
+    verdict = "the same answers as" if session.faithful else "NOT the same answers as"
+    console.print(
+        f"Optimized fp32 gives {verdict} stock: largest difference {fp32.difference:.1e}, "
+        f"allowed {TOLERANCE:.0e}.",
+        style="bold green" if session.faithful else "bold red",
+    )
+    console.print('Next: your own text: oxytorch demo --text FILE --query "..."')
+
+
+def agreement(session: Session) -> str:
+    """One sentence on whether the models find the same texts."""
+    other = [
+        f'{name} for "{query}"'
+        for query, found in session.nearest.items()
+        for name, rows in found.items()
+        if {row for _, row in rows} != {row for _, row in found[STOCK.name]}
+    ]
+    if not other:
+        return "All four models find the same texts for every question."
+    return f"Stock fp32 finds another set of texts than: {', '.join(other)}."
