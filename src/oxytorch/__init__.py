@@ -14,5 +14,6 @@ if (_library.PATH.parents[1] / "optimize" / "__init__.py").exists():
     from .optimize import explain, optimize, undo  # noqa: F401
 
 _library.warn_if_missing()
+isa.apply_environment()
 
 __all__ = ["__version__", "config", "isa", "ops"]

@@ -1,6 +1,281 @@
-// The only file that includes torch: the stable ABI, and nothing else of it.
+// The only file that includes torch: its stable ABI, wrapped so thinly that a call stays cheap.
+//
+// torch::stable::Tensor allocates a shared pointer per argument and reads strings through a leaking
+// copy, so arguments are unboxed here.
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+// Exists in torch 2.13 and later.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+
+namespace oxytorch {
+
+using Shape = std::vector<std::int64_t>;
+
+// Throws if a call into torch reported a failure.
+inline void check_call(AOTITorchError error, const char* what) {
+  if (error == AOTI_TORCH_SUCCESS) return;
+  const char* text = torch_exception_get_what_without_backtrace
+                         ? torch_exception_get_what_without_backtrace()
+                         : nullptr;
+  throw std::runtime_error(text ? text : std::string(what) + " failed inside torch");
+}
+
+// A span of sizes or strides that torch owns.
+struct Extents {
+  const std::int64_t* values;
+  std::int64_t count;
+
+  std::int64_t operator[](std::int64_t i) const { return values[i < 0 ? count + i : i]; }
+  const std::int64_t* begin() const { return values; }
+  const std::int64_t* end() const { return values + count; }
+};
+
+// Owns one reference to a tensor. Move-only; metadata is read once.
+class Tensor {
+ public:
+  Tensor() = default;
+  explicit Tensor(AtenTensorHandle handle) : handle_(handle) {
+    std::int64_t dim = 0;
+    std::int64_t* sizes = nullptr;
+    std::int64_t* strides = nullptr;
+    check_call(aoti_torch_get_dim(handle, &dim), "get_dim");
+    check_call(aoti_torch_get_sizes(handle, &sizes), "get_sizes");
+    check_call(aoti_torch_get_strides(handle, &strides), "get_strides");
+    check_call(aoti_torch_get_dtype(handle, &dtype_), "get_dtype");
+    sizes_ = {sizes, dim};
+    strides_ = {strides, dim};
+  }
+  Tensor(Tensor&& other) noexcept { *this = std::move(other); }
+  Tensor& operator=(Tensor&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    std::swap(sizes_, other.sizes_);
+    std::swap(strides_, other.strides_);
+    std::swap(dtype_, other.dtype_);
+    return *this;
+  }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+  ~Tensor() {
+    if (handle_) aoti_torch_delete_tensor_object(handle_);
+  }
+
+  AtenTensorHandle handle() const { return handle_; }
+  AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
+  std::int64_t dim() const { return sizes_.count; }
+  const Extents& sizes() const { return sizes_; }
+  const Extents& strides() const { return strides_; }
+  std::int64_t size(std::int64_t i) const { return sizes_[i]; }
+  std::int64_t stride(std::int64_t i) const { return strides_[i]; }
+  // torch's own code of the dtype.
+  std::int32_t dtype_code() const { return dtype_; }
+  std::int64_t numel() const {
+    std::int64_t product = 1;
+    for (std::int64_t size : sizes_) product *= size;
+    return product;
+  }
+  bool is_contiguous() const {
+    std::int64_t expected = 1;
+    for (std::int64_t i = dim() - 1; i >= 0; --i) {
+      if (sizes_[i] == 0) return true;
+      if (sizes_[i] != 1 && strides_[i] != expected) return false;
+      expected *= sizes_[i];
+    }
+    return true;
+  }
+  const void* data() const {
+    const void* pointer = nullptr;
+    check_call(torch_get_const_data_ptr(handle_, &pointer), "const_data_ptr");
+    return pointer;
+  }
+  void* mutable_data() const {
+    void* pointer = nullptr;
+    check_call(torch_get_mutable_data_ptr(handle_, &pointer), "mutable_data_ptr");
+    return pointer;
+  }
+  std::int32_t device_type() const {
+    std::int32_t type = 0;
+    check_call(aoti_torch_get_device_type(handle_, &type), "get_device_type");
+    return type;
+  }
+
+ private:
+  AtenTensorHandle handle_ = nullptr;
+  Extents sizes_{nullptr, 0};
+  Extents strides_{nullptr, 0};
+  std::int32_t dtype_ = 0;
+};
+
+// A new uninitialized contiguous tensor on the CPU.
+inline Tensor empty(const std::int64_t* sizes, std::int64_t dim, std::int32_t dtype_code) {
+  constexpr std::int64_t kMaxDim = 64;
+  if (dim > kMaxDim) throw std::runtime_error("more than 64 dimensions");
+  std::int64_t strides[kMaxDim];
+  std::int64_t step = 1;
+  for (std::int64_t i = dim - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= sizes[i] > 1 ? sizes[i] : 1;
+  }
+  static const std::int32_t cpu = aoti_torch_device_type_cpu();
+  AtenTensorHandle handle = nullptr;
+  check_call(aoti_torch_empty_strided(dim, sizes, strides, dtype_code, cpu, 0, &handle), "empty");
+  return Tensor(handle);
+}
+
+inline Tensor empty(const Extents& sizes, std::int32_t dtype_code) {
+  return empty(sizes.values, sizes.count, dtype_code);
+}
+
+// Calls an operator by name; `stack` holds the arguments and then the results.
+inline void call_operator(const char* name, const char* overload, StableIValue* stack) {
+  check_call(torch_call_dispatcher(name, overload, stack, TORCH_ABI_VERSION), name);
+}
+
+namespace unboxing {
+
+template <class T>
+struct Take;
+
+template <>
+struct Take<Tensor> {
+  static Tensor from(StableIValue value) {
+    return Tensor(reinterpret_cast<AtenTensorHandle>(value));
+  }
+};
+
+template <>
+struct Take<double> {
+  static double from(StableIValue value) { return torch::stable::detail::to<double>(value); }
+};
+
+template <>
+struct Take<std::int64_t> {
+  static std::int64_t from(StableIValue value) { return static_cast<std::int64_t>(value); }
+};
+
+template <>
+struct Take<bool> {
+  static bool from(StableIValue value) { return torch::stable::detail::to<bool>(value); }
+};
+
+template <>
+struct Take<std::string> {
+  static std::string from(StableIValue value) {
+    const StringHandle handle = reinterpret_cast<StringHandle>(value);
+    const char* text = nullptr;
+    std::size_t length = 0;
+    check_call(torch_string_length(handle, &length), "string_length");
+    check_call(torch_string_c_str(handle, &text), "string_c_str");
+    std::string result(text, length);
+    check_call(torch_delete_string(handle), "delete_string");
+    return result;
+  }
+};
+
+template <class T>
+struct Take<std::optional<T>> {
+  static std::optional<T> from(StableIValue value) {
+    // Under target 2.10 the box of an optional belongs to the callee.
+    auto* box = reinterpret_cast<StableIValue*>(value);
+    if (!box) return std::nullopt;
+    std::optional<T> result(Take<T>::from(*box));
+    delete box;
+    return result;
+  }
+};
+
+template <class T>
+struct Take<std::vector<T>> {
+  static std::vector<T> from(StableIValue value) {
+    const StableListHandle list = reinterpret_cast<StableListHandle>(value);
+    std::size_t size = 0;
+    check_call(torch_list_size(list, &size), "list_size");
+    std::vector<T> result;
+    result.reserve(size);
+    for (std::size_t i = 0; i < size; ++i) {
+      StableIValue element = 0;
+      check_call(torch_list_get_item(list, i, &element), "list_get_item");
+      result.push_back(Take<T>::from(element));
+    }
+    check_call(torch_delete_list(list), "delete_list");
+    return result;
+  }
+};
+
+inline StableIValue box(Tensor& tensor) {
+  return reinterpret_cast<StableIValue>(tensor.release());
+}
+
+// Also reads the first tensor of a list, whose handle has to be given back.
+inline std::int32_t first_dtype(const StableIValue* stack, bool list) {
+  std::int32_t dtype = -1;
+  if (!list) {
+    aoti_torch_get_dtype(reinterpret_cast<AtenTensorHandle>(stack[0]), &dtype);
+    return dtype;
+  }
+  const StableListHandle handle = reinterpret_cast<StableListHandle>(stack[0]);
+  std::size_t size = 0;
+  check_call(torch_list_size(handle, &size), "list_size");
+  if (size == 0) return dtype;
+  StableIValue element = 0;
+  check_call(torch_list_get_item(handle, 0, &element), "list_get_item");
+  return Tensor(reinterpret_cast<AtenTensorHandle>(element)).dtype_code();
+}
+
+template <class Result, class... Arguments, std::size_t... I>
+void call(Result (*function)(Arguments...), StableIValue* stack, std::index_sequence<I...>) {
+  // Braces fix the order; every argument is taken before the results overwrite the stack.
+  std::tuple<std::decay_t<Arguments>...> arguments{Take<std::decay_t<Arguments>>::from(stack[I])...};
+  Result result = function(std::get<I>(arguments)...);
+  if constexpr (std::is_same_v<Result, Tensor>) {
+    stack[0] = box(result);
+  } else {
+    for (std::size_t i = 0; i < result.size(); ++i) stack[i] = box(result[i]);
+  }
+}
+
+template <class Function>
+struct Signature;
+
+template <class Result, class First, class... Rest>
+struct Signature<Result (*)(First, Rest...)> {
+  static constexpr bool first_is_list = !std::is_same_v<std::decay_t<First>, Tensor>;
+  using Indices = std::make_index_sequence<1 + sizeof...(Rest)>;
+};
+
+}  // namespace unboxing
+
+// The boxed form of `function`. float64 goes to the op's overload `reference`, plain PyTorch.
+template <auto function, const char* const& name>
+void boxed(StableIValue* stack, uint64_t, uint64_t) {
+  using Signature = unboxing::Signature<decltype(function)>;
+  static const std::int32_t float64 = aoti_torch_dtype_float64();
+  if (unboxing::first_dtype(stack, Signature::first_is_list) == float64) {
+    call_operator(name, "reference", stack);
+    return;
+  }
+  unboxing::call(function, stack, typename Signature::Indices{});
+}
+
+}  // namespace oxytorch
+
+// Defines op `name` with the rest of its schema, its overload `reference`, and its CPU kernel.
+#define OXY_OP(name, schema, function)                                               \
+  static constexpr const char* name##_qualified = "oxytorch::" #name;                \
+  STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {                                 \
+    library.def(#name schema);                                                       \
+    library.def(#name ".reference" schema);                                          \
+  }                                                                                  \
+  STABLE_TORCH_LIBRARY_IMPL(oxytorch, CPU, library) {                                \
+    library.impl(#name, &oxytorch::boxed<&function, name##_qualified>);              \
+  }

@@ -1,0 +1,117 @@
+# THE list of instruction-set levels. Flags, detection and dispatch table are generated from it.
+#
+#   oxytorch_level(NAME <name> IMPLIES <levels> FEATURES <cpuid names> FLAGS <compiler flags>)
+#
+# A processor supports a level if it has the level's features and those of every level it implies.
+# Levels are tried from last to first. Feature names are those of core/probe.cpp.
+set(oxytorch_levels "")
+
+function(oxytorch_level)
+  cmake_parse_arguments(row "" "NAME" "IMPLIES;FEATURES;FLAGS" ${ARGN})
+  list(APPEND oxytorch_levels ${row_NAME})
+  set(oxytorch_levels "${oxytorch_levels}" PARENT_SCOPE)
+  set(all_features ${row_FEATURES})
+  set(all_flags "")
+  set(all_implied "")
+  foreach(implied IN LISTS row_IMPLIES)
+    list(APPEND all_features ${oxytorch_${implied}_features})
+    list(APPEND all_flags ${oxytorch_${implied}_flags})
+    list(APPEND all_implied ${implied} ${oxytorch_${implied}_implied})
+  endforeach()
+  list(APPEND all_flags ${row_FLAGS})
+  list(REMOVE_DUPLICATES all_features)
+  list(REMOVE_DUPLICATES all_flags)
+  list(REMOVE_DUPLICATES all_implied)
+  set(oxytorch_${row_NAME}_features "${all_features}" PARENT_SCOPE)
+  set(oxytorch_${row_NAME}_flags "${all_flags}" PARENT_SCOPE)
+  set(oxytorch_${row_NAME}_implied "${all_implied}" PARENT_SCOPE)
+endfunction()
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  oxytorch_level(NAME generic FLAGS -march=x86-64-v2
+    FEATURES sse3 ssse3 sse4_1 sse4_2 popcnt cx16)
+  oxytorch_level(NAME avx2 IMPLIES generic FLAGS -march=x86-64-v3
+    FEATURES os_avx avx avx2 fma f16c bmi1 bmi2 movbe lzcnt)
+  oxytorch_level(NAME avx2_vnni IMPLIES avx2 FLAGS -mavxvnni
+    FEATURES avx_vnni)
+  oxytorch_level(NAME avx512 IMPLIES avx2 FLAGS -march=x86-64-v4 -mprefer-vector-width=512
+    FEATURES os_avx512 avx512f avx512bw avx512dq avx512vl avx512cd)
+  oxytorch_level(NAME avx512_vnni IMPLIES avx512 FLAGS -mavx512vnni
+    FEATURES avx512_vnni)
+  oxytorch_level(NAME avx512_bf16 IMPLIES avx512_vnni FLAGS -mavx512bf16
+    FEATURES avx512_bf16)
+  oxytorch_level(NAME avx512_fp16 IMPLIES avx512_bf16 FLAGS -mavx512fp16
+    FEATURES avx512_fp16)
+  oxytorch_level(NAME amx IMPLIES avx512_bf16 FLAGS -mamx-tile -mamx-int8 -mamx-bf16
+    FEATURES os_amx amx_tile amx_int8 amx_bf16)
+else()
+  oxytorch_level(NAME generic)
+endif()
+
+# A compiler that lacks a level's flags builds without that level and says so.
+include(CheckCXXCompilerFlag)
+foreach(level IN LISTS oxytorch_levels)
+  string(REPLACE ";" " " joined "${oxytorch_${level}_flags}")
+  if(joined)
+    set(CMAKE_REQUIRED_QUIET ON)
+    check_cxx_compiler_flag("${joined}" oxytorch_has_${level})
+    if(NOT oxytorch_has_${level})
+      message(WARNING "oxytorch: the compiler lacks '${joined}'; level ${level} is left out")
+      list(REMOVE_ITEM oxytorch_levels ${level})
+    endif()
+  endif()
+endforeach()
+
+# The generated header: the levels by name, and what each needs.
+set(each "")
+set(rows "")
+foreach(level IN LISTS oxytorch_levels)
+  string(APPEND each " \\\n  MACRO(${level}, __VA_ARGS__)")
+  set(features "")
+  foreach(feature IN LISTS oxytorch_${level}_features)
+    string(APPEND features " FEATURE(${feature})")
+  endforeach()
+  set(implied "")
+  foreach(other IN LISTS oxytorch_${level}_implied)
+    if(other IN_LIST oxytorch_levels)
+      list(FIND oxytorch_levels ${other} index)
+      string(APPEND implied " | 1u << ${index}")
+    endif()
+  endforeach()
+  string(APPEND rows " \\\n  LEVEL(${level}, (0u${implied}),${features})")
+endforeach()
+list(LENGTH oxytorch_levels count)
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/oxytorch_levels.h CONTENT
+"// Written by cmake/isa.cmake.
+#pragma once
+
+#define OXY_LEVEL_COUNT ${count}
+
+// MACRO(level, ...) for every level that is built.
+#define OXY_FOR_EACH_LEVEL(MACRO, ...)${each}
+
+// LEVEL(level, mask of implied levels, FEATURE(feature)...) for every level that is built.
+#define OXY_LEVEL_TABLE(LEVEL, FEATURE)${rows}
+" @ONLY)
+
+# One object library per level over every kernel; a kernel that lacks a level is a link error.
+function(oxytorch_add_kernels target)
+  foreach(level IN LISTS oxytorch_levels)
+    list(FIND oxytorch_levels ${level} index)
+    set(objects ${target}_${level})
+    add_library(${objects} OBJECT ${ARGN})
+    target_include_directories(${objects} PRIVATE src/oxytorch ${CMAKE_BINARY_DIR}/generated)
+    target_compile_definitions(${objects} PRIVATE OXY_LEVEL=${level} OXY_LEVEL_INDEX=${index})
+    target_compile_options(${objects} PRIVATE -Wall -Werror)
+    # GCC 12 takes the "undefined" operands inside its own intrinsics for uninitialized variables.
+    target_compile_options(${objects} PRIVATE
+      $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized -Wno-maybe-uninitialized>
+      -Wno-psabi -O3 -fno-math-errno -fno-trapping-math -fno-exceptions -fno-rtti
+      -fno-threadsafe-statics -fno-lto ${oxytorch_${level}_flags})
+    target_link_libraries(${target} PRIVATE ${objects})
+    # Code outside the level's namespace could be shared by the linker and crash an older processor.
+    add_custom_command(TARGET ${target} PRE_LINK COMMAND_EXPAND_LISTS VERBATIM
+      COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tools/check_objects.py
+        --nm ${CMAKE_NM} --level ${level} $<TARGET_OBJECTS:${objects}>)
+  endforeach()
+endfunction()

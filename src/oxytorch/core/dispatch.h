@@ -1,0 +1,49 @@
+// How a kernel is declared once and called at the active level.
+#pragma once
+
+#include <cstdint>
+
+#include "oxytorch_levels.h"
+
+namespace oxytorch {
+
+// Works on the items [begin, end) of a call described by Args; items are independent.
+template <class Args>
+using Kernel = void (*)(const Args&, std::int64_t begin, std::int64_t end);
+
+// Index of the level whose code ran last in this process; tests read it.
+extern int last_level;
+
+}  // namespace oxytorch
+
+#if defined(OXY_LEVEL)
+
+// In a kernel.cpp: declares the kernel to be defined there, and the entry that the table points to.
+#define OXY_KERNEL(name, Args)                                                     \
+  namespace oxytorch::OXY_LEVEL {                                                  \
+  static void name(const Args&, std::int64_t, std::int64_t);                       \
+  void name##_at_level(const Args& args, std::int64_t begin, std::int64_t end) {   \
+    if (__atomic_load_n(&last_level, __ATOMIC_RELAXED) != OXY_LEVEL_INDEX) {       \
+      __atomic_store_n(&last_level, OXY_LEVEL_INDEX, __ATOMIC_RELAXED);            \
+    }                                                                              \
+    name(args, begin, end);                                                        \
+  }                                                                                \
+  }
+
+#else
+
+#define OXY_DECLARE_COPY(level, name, Args)                                        \
+  namespace oxytorch::level {                                                      \
+  void name##_at_level(const Args&, std::int64_t, std::int64_t);                   \
+  }
+#define OXY_LIST_COPY(level, name, Args) level::name##_at_level,
+
+// Elsewhere: declares every level's copy and the table `name_copies` that is indexed by level.
+#define OXY_KERNEL(name, Args)                                                     \
+  OXY_FOR_EACH_LEVEL(OXY_DECLARE_COPY, name, Args)                                 \
+  namespace oxytorch {                                                             \
+  inline constexpr Kernel<Args> name##_copies[] = {                                \
+      OXY_FOR_EACH_LEVEL(OXY_LIST_COPY, name, Args)};                              \
+  }
+
+#endif

@@ -1,0 +1,41 @@
+// Which levels are built and supported, and which one is active.
+#pragma once
+
+#include <cstdint>
+
+namespace oxytorch {
+
+// Bit i is set if this processor and its operating system run level i.
+std::uint32_t supported_levels();
+
+// Index of the level that kernels run at; chosen at the first call.
+int active_level();
+
+// Size of the last-level cache in bytes, as the operating system reports it.
+std::int64_t last_level_cache();
+
+namespace probe {
+
+// Bit i is set if the processor has the features of level i and the system saves its registers.
+std::uint32_t supported_levels();
+
+// Asks Linux to let this process use the AMX tile registers; false if it refuses.
+bool request_tiles();
+
+}  // namespace probe
+
+}  // namespace oxytorch
+
+// The same for programs without C++ (the Python package calls these through ctypes).
+extern "C" {
+int oxytorch_level_count();
+const char* oxytorch_level_name(int level);
+std::uint32_t oxytorch_level_implies(int level);
+std::uint32_t oxytorch_supported_levels();
+int oxytorch_active_level();
+// Makes `level` the active one; returns 0, or -1 if it is not supported.
+int oxytorch_activate_level(int level);
+// Index of the level whose code ran last, -1 since `oxytorch_forget_last_level`.
+int oxytorch_last_level();
+void oxytorch_forget_last_level();
+}

@@ -1,0 +1,46 @@
+// Runs a kernel at the active level over all items of a call, on torch's own threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dispatch.h"
+#include "core/levels.h"
+#include "core/torch_api.h"
+
+namespace oxytorch {
+
+// Work below this stays on one thread: waking the others costs as long as moving these bytes.
+inline constexpr std::int64_t kBytesPerThread = 64 << 10;
+
+// `bytes_per_item`: memory traffic of one item, or its arithmetic counted in such bytes.
+template <class Args, std::size_t count>
+void run(const Kernel<Args> (&copies)[count], const Args& args, std::int64_t items,
+         std::int64_t bytes_per_item) {
+  static_assert(count == OXY_LEVEL_COUNT);
+  if (items <= 0) return;
+  const Kernel<Args> kernel = copies[active_level()];
+  const std::int64_t grain = bytes_per_item >= kBytesPerThread
+                                 ? 1
+                                 : kBytesPerThread / (bytes_per_item > 0 ? bytes_per_item : 1);
+  if (items <= grain) {
+    kernel(args, 0, items);
+    return;
+  }
+  struct Context {
+    Kernel<Args> kernel;
+    const Args* args;
+  } context{kernel, &args};
+  const auto piece = [](std::int64_t begin, std::int64_t end, void* data) {
+    const auto* call = static_cast<const Context*>(data);
+    call->kernel(*call->args, begin, end);
+  };
+  check_call(torch_parallel_for(0, items, grain, piece, &context), "parallel_for");
+}
+
+// Whether an output of this size should bypass the caches: it would not stay in them anyway.
+inline bool should_stream(std::int64_t output_bytes) {
+  return output_bytes >= last_level_cache() / 2;
+}
+
+}  // namespace oxytorch

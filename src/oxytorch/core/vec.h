@@ -1,0 +1,326 @@
+// Vectors of float32 in the widest registers of the level, and the conversions and functions that
+// kernels need. Everything lies in the level's namespace, so that the linker cannot share it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "core/dtype.h"
+
+namespace oxytorch::OXY_LEVEL {
+
+#define OXY_INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+#else
+inline constexpr int kVectorBytes = 16;
+#endif
+
+// Number of float32 values in a vector.
+inline constexpr int kLanes = kVectorBytes / 4;
+
+typedef float f32v __attribute__((vector_size(kVectorBytes)));
+typedef std::int32_t i32v __attribute__((vector_size(kVectorBytes)));
+typedef std::uint32_t u32v __attribute__((vector_size(kVectorBytes)));
+typedef std::uint16_t u16v __attribute__((vector_size(kVectorBytes / 2)));
+
+OXY_INLINE f32v splat(float value) { return f32v{} + value; }
+OXY_INLINE u32v bits_of(f32v v) { return reinterpret_cast<u32v>(v); }
+OXY_INLINE f32v from_bits(u32v v) { return reinterpret_cast<f32v>(v); }
+
+// Conversions of a whole vector. To 16 bits: round to nearest, ties to even; NaN stays NaN.
+
+OXY_INLINE f32v widen(u16v v, bf16) { return from_bits(__builtin_convertvector(v, u32v) << 16); }
+
+OXY_INLINE u16v narrow(f32v v, bf16) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<u16v>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(v)));
+#else
+  const u32v bits = bits_of(v);
+  const u32v rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const u32v quiet = bits >> 16 | 0x40;
+  return __builtin_convertvector(v == v ? rounded : quiet, u16v);
+#endif
+}
+
+OXY_INLINE f32v widen(u16v v, f16) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32v>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(v)));
+#elif defined(__F16C__)
+  return reinterpret_cast<f32v>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(v)));
+#else
+  // Exponent and mantissa moved into place are the value times 2^-112, subnormals included.
+  const u32v wide = __builtin_convertvector(v, u32v);
+  const u32v magnitude = (wide & 0x7fff) << 13;
+  const f32v scaled = from_bits(magnitude) * splat(0x1p112f);
+  const u32v special = magnitude | 0x7f800000;
+  const u32v bits = magnitude >= 0x7c00u << 13 ? special : bits_of(scaled);
+  return from_bits(bits | (wide & 0x8000) << 16);
+#endif
+}
+
+OXY_INLINE u16v narrow(f32v v, f16) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<u16v>(
+      _mm512_cvtps_ph(reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__F16C__)
+  return reinterpret_cast<u16v>(
+      _mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+#else
+  const u32v sign = bits_of(v) >> 16 & 0x8000;
+  const u32v magnitude = bits_of(v) & 0x7fffffff;
+  // Normal: rebias the exponent by 15 - 127, then round the 13 bits that are cut off.
+  const u32v normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  // Subnormal: adding 0.5 leaves the result, rounded by the addition, in the low bits.
+  const u32v subnormal = bits_of(from_bits(magnitude) + 0.5f) - 0x3f000000;
+  u32v result = magnitude < 113u << 23 ? subnormal : normal;
+  // 65520 and above round to infinity; NaN stays NaN.
+  result = magnitude >= 0x477ff000u ? u32v{} + 0x7c00 : result;
+  result = magnitude > 0x7f800000u ? u32v{} + 0x7e00 : result;
+  return __builtin_convertvector(result | sign, u16v);
+#endif
+}
+
+// Loads and stores; memory may be misaligned. 16-bit values are widened and narrowed.
+
+OXY_INLINE f32v load(const float* p) {
+  f32v v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+OXY_INLINE void store(float* p, f32v v) { std::memcpy(p, &v, sizeof v); }
+
+template <class T>
+OXY_INLINE f32v load(const T* p) {
+  u16v v;
+  std::memcpy(&v, p, sizeof v);
+  return widen(v, T{});
+}
+
+template <class T>
+OXY_INLINE void store(T* p, f32v v) {
+  const u16v narrowed = narrow(v, T{});
+  std::memcpy(p, &narrowed, sizeof narrowed);
+}
+
+// The first `count` elements, 0 < count < kLanes; nothing beyond them is read or written.
+// Lanes beyond `count` are zero after a load.
+
+#if defined(__AVX512F__)
+
+OXY_INLINE f32v load(const float* p, std::int64_t count) {
+  return reinterpret_cast<f32v>(_mm512_maskz_loadu_ps((1u << count) - 1, p));
+}
+
+OXY_INLINE void store(float* p, f32v v, std::int64_t count) {
+  _mm512_mask_storeu_ps(p, (1u << count) - 1, reinterpret_cast<__m512>(v));
+}
+
+template <class T>
+OXY_INLINE f32v load(const T* p, std::int64_t count) {
+  return widen(reinterpret_cast<u16v>(_mm256_maskz_loadu_epi16((1u << count) - 1, p)), T{});
+}
+
+template <class T>
+OXY_INLINE void store(T* p, f32v v, std::int64_t count) {
+  _mm256_mask_storeu_epi16(p, (1u << count) - 1, reinterpret_cast<__m256i>(narrow(v, T{})));
+}
+
+#else
+
+template <class T>
+OXY_INLINE f32v load(const T* p, std::int64_t count) {
+  T values[kLanes] = {};
+  for (std::int64_t i = 0; i < count; ++i) values[i] = p[i];
+  return load(values);
+}
+
+template <class T>
+OXY_INLINE void store(T* p, f32v v, std::int64_t count) {
+  T values[kLanes];
+  store(values, v);
+  for (std::int64_t i = 0; i < count; ++i) p[i] = values[i];
+}
+
+#endif
+
+// One body for whole vectors and the tail: f(i, Whole{}) and once f(i, elements left).
+
+struct Whole {};
+
+template <class T>
+OXY_INLINE f32v load(const T* p, Whole) {
+  return load(p);
+}
+
+template <class T>
+OXY_INLINE void store(T* p, f32v v, Whole) {
+  store(p, v);
+}
+
+template <class Body>
+OXY_INLINE void sweep(std::int64_t begin, std::int64_t end, Body body) {
+  std::int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) body(i, Whole{});
+  if (i < end) body(i, end - i);
+}
+
+// Stores past the caches. p has to be aligned to the stored size.
+
+OXY_INLINE void stream(float* p, f32v v) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(p, reinterpret_cast<__m512>(v));
+#elif defined(__AVX2__)
+  _mm256_stream_ps(p, reinterpret_cast<__m256>(v));
+#elif defined(__SSE2__)
+  _mm_stream_ps(p, reinterpret_cast<__m128>(v));
+#else
+  store(p, v);
+#endif
+}
+
+template <class T>
+OXY_INLINE void stream(T* p, f32v v) {
+  const u16v narrowed = narrow(v, T{});
+#if defined(__AVX512F__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(narrowed));
+#elif defined(__AVX2__)
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), reinterpret_cast<__m128i>(narrowed));
+#elif defined(__SSE2__)
+  long long half;
+  std::memcpy(&half, &narrowed, sizeof half);
+  _mm_stream_si64(reinterpret_cast<long long*>(p), half);
+#else
+  std::memcpy(p, &narrowed, sizeof narrowed);
+#endif
+}
+
+// Orders streamed stores before whatever other threads do next.
+OXY_INLINE void stream_end() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+OXY_INLINE bool is_aligned(const void* p, std::int64_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(p) % static_cast<std::uintptr_t>(bytes) == 0;
+}
+
+// Lanes. maximum() returns NaN where either side is NaN.
+
+OXY_INLINE f32v maximum(f32v a, f32v b) { return (a > b) | (a != a) ? a : b; }
+
+OXY_INLINE f32v square_root(f32v v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32v>(_mm512_sqrt_ps(reinterpret_cast<__m512>(v)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<f32v>(_mm256_sqrt_ps(reinterpret_cast<__m256>(v)));
+#else
+  for (int i = 0; i < kLanes; ++i) v[i] = __builtin_sqrtf(v[i]);
+  return v;
+#endif
+}
+
+OXY_INLINE float sum(f32v v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));
+#else
+  float pairs[kLanes];
+  store(pairs, v);
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) pairs[i] += pairs[i + step];
+  }
+  return pairs[0];
+#endif
+}
+
+OXY_INLINE float maximum(f32v v) {
+  float values[kLanes];
+  store(values, v);
+  float result = values[0];
+  for (int i = 1; i < kLanes; ++i) {
+    result = result > values[i] || result != result ? result : values[i];
+  }
+  return result;
+}
+
+// exp(x), within 2 units in the last place; subnormal results may be zero. Infinities and NaN as in
+// C. 2^n exp(r) with x = n log(2) + r (Cody and Waite, Software Manual for the Elementary
+// Functions, 1980). Coefficients: tools/fit_polynomials.py.
+OXY_INLINE f32v exponential(f32v x) {
+  constexpr float kRound = 0x1.8p23f;
+  const f32v low = splat(-104.0f);
+  const f32v high = splat(89.0f);
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  const f32v n = (x * 1.44269504f + kRound) - kRound;
+  f32v r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  f32v p = splat(1.392618181e-03f);
+  p = p * r + 8.363177630e-03f;
+  p = p * r + 4.166655463e-02f;
+  p = p * r + 1.666657700e-01f;
+  p = p * r + 5.000000000e-01f;
+  p = p * (r * r) + r + 1.0f;
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32v>(
+      _mm512_scalef_ps(reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
+#else
+  // Two factors, because 2^n alone leaves the range of float32.
+  const i32v whole = __builtin_convertvector(n == n ? n : f32v{}, i32v);
+  const i32v half = whole >> 1;
+  const f32v first = reinterpret_cast<f32v>((half + 127) << 23);
+  const f32v second = reinterpret_cast<f32v>((whole - half + 127) << 23);
+  return p * first * second;
+#endif
+}
+
+// tanh(x), within 3 units in the last place.
+OXY_INLINE f32v hyperbolic_tangent(f32v x) {
+  const f32v magnitude = x < 0.0f ? -x : x;
+  const f32v s = x * x;
+  f32v p = splat(-6.131257029e-03f);
+  p = p * s + 2.102072589e-02f;
+  p = p * s + -5.385583207e-02f;
+  p = p * s + 1.333280185e-01f;
+  p = p * s + -3.333332926e-01f;
+  const f32v small = x + x * s * p;
+  const f32v large = 1.0f - 2.0f / (exponential(magnitude + magnitude) + 1.0f);
+  return magnitude < 0.62f ? small : x < 0.0f ? -large : large;
+}
+
+// erf(x), within 2 units in the last place: x p(x^2) below 1, 1 - exp(p(|x|)) above.
+OXY_INLINE f32v error_function(f32v x) {
+  const f32v magnitude = x < 0.0f ? -x : x;
+  const f32v s = x * x;
+  f32v p = splat(7.875875063e-05f);
+  p = p * s + -8.016864287e-04f;
+  p = p * s + 5.189087423e-03f;
+  p = p * s + -2.685421201e-02f;
+  p = p * s + 1.128359472e-01f;
+  p = p * s + -3.761262667e-01f;
+  p = p * s + 1.128379166e+00f;
+  const f32v small = x * p;
+  const f32v bounded = magnitude > 3.95f ? splat(3.95f) : magnitude;
+  f32v q = splat(1.658320522e-06f);
+  q = q * bounded + -4.645992365e-05f;
+  q = q * bounded + 6.000554790e-04f;
+  q = q * bounded + -4.774191028e-03f;
+  q = q * bounded + 2.646087915e-02f;
+  q = q * bounded + -1.101471795e-01f;
+  q = q * bounded + -6.317575505e-01f;
+  q = q * bounded + -1.130272075e+00f;
+  q = q * bounded + 3.293570892e-04f;
+  const f32v large = 1.0f - exponential(q);
+  return magnitude < 1.0f ? small : x < 0.0f ? -large : large;
+}
+
+}  // namespace oxytorch::OXY_LEVEL
