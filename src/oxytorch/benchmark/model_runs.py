@@ -1,0 +1,180 @@
+"""One model in one dtype: build the peers, check their answers, time them in turns."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oxytorch.benchmark.models import CASES, ModelCase, call_model, output_tensors
+from oxytorch.benchmark.peers import PEERS, Absent, Peer, Runner, Task, first_line
+from oxytorch.benchmark.results import PeerRecord, measured, refuse, spread_record
+from oxytorch.benchmark.rounds import interleave, paired_ratio, spread
+
+LEAST_ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+"""Relative difference that is always allowed; else twice that of stock PyTorch in the dtype."""
+
+STOCK = ("eager", "eager_cast")
+
+Progress = Callable[[str, str], None]
+"""(peer, stage): called before each stage, so that a crash can be laid at a peer's door."""
+
+
+def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Largest |output - expected| relative to the largest |expected|, over all tensors.
+
+    Infinite for a missing tensor, another shape or a value that is not finite.
+    """
+    if len(outputs) != len(expected):
+        return float("inf")
+    largest = 0.0
+    for output, reference in zip(outputs, expected, strict=True):
+        if output.shape != reference.shape or not bool(output.isfinite().all()):
+            return float("inf")
+        scale = float(reference.abs().max())
+        difference = float((output.float() - reference.float()).abs().max())
+        largest = max(largest, difference / scale if scale > 0 else difference)
+    return largest
+
+
+def _prepare(peer: Peer, task: Task, record: PeerRecord) -> Runner | None:
+    """The peer's runner; or None, with status and reason in the record."""
+    start = time.perf_counter()
+    try:
+        runner = peer.prepare(task)
+    except Absent as absent:
+        refuse(record, "absent", str(absent))
+        return None
+    except Exception as error:  # any failure of a peer is a result, with its reason
+        refuse(record, "failed", first_line(error))
+        return None
+    record["prepare_seconds"] = time.perf_counter() - start
+    record["notes"] = runner.notes
+    return runner
+
+
+def _check(runner: Runner, expected: Sequence[Tensor], record: PeerRecord) -> bool:
+    """Compare the peer's answer with eager fp32; False with the reason if it cannot be had."""
+    try:
+        difference = largest_difference(runner.tensors(runner.call()), expected)
+    except Exception as error:  # any failure of a peer is a result, with its reason
+        refuse(record, "failed", first_line(error))
+        return False
+    record["difference"] = difference
+    return True
+
+
+def _judge(records: Sequence[PeerRecord], dtype: torch.dtype) -> None:
+    """Give peers with a wrong answer their status; stock PyTorch's own error is the yardstick."""
+    stock = [r["difference"] for r in records if r["peer"] in STOCK and "difference" in r]
+    allowed = max([LEAST_ALLOWED[dtype], *(2 * value for value in stock)])
+    for record in records:
+        if "difference" not in record:
+            continue
+        record["allowed_difference"] = allowed
+        if record["difference"] > allowed:
+            refuse(
+                record,
+                "wrong",
+                f"relative difference {record['difference']:.2g} > {allowed:.2g} allowed",
+            )
+        else:
+            record["status"] = "measured"
+
+
+def _time_alone(task: Task, rounds: int) -> float:
+    """Seconds of the eager model before any other peer is loaded in this process."""
+    runner = PEERS["eager"].prepare(task)
+    return spread(interleave({"eager": runner.call}, rounds=rounds)["eager"]).median
+
+
+def run_model(
+    case: ModelCase,
+    dtype: torch.dtype,
+    *,
+    peers: Sequence[str],
+    batch: int,
+    rounds: int,
+    threads: int,
+    progress: Progress = lambda peer, stage: None,
+) -> dict[str, Any]:
+    """Measure one model in one dtype with the named peers; the result as a JSON dictionary.
+
+    `eager` always takes part: it gives the right answer and is the base of the ratios.
+    """
+    torch.set_num_threads(threads)
+    names = ["eager", *(name for name in peers if name != "eager")]
+    with torch.no_grad():
+        progress("eager", "build")
+        model, inputs = case.build(batch)
+        expected = [tensor.clone() for tensor in output_tensors(call_model(model, inputs))]
+        task = Task(model, inputs, dtype, threads)
+        progress("eager", "alone")
+        alone = _time_alone(task, max(1, rounds // 2))
+        records: list[PeerRecord] = []
+        runners: dict[str, Runner] = {}
+        for name in names:
+            record: PeerRecord = {"peer": name, "label": PEERS[name].label, "status": "failed"}
+            records.append(record)
+            progress(name, "prepare")
+            runner = _prepare(PEERS[name], task, record)
+            if runner is not None:
+                progress(name, "check")
+                if _check(runner, expected, record):
+                    runners[name] = runner
+            del runner
+            gc.collect()
+        _judge(records, dtype)
+        _time_together(records, runners, rounds, progress)
+    eager = records[0]
+    return {
+        "model": case.name,
+        "title": case.title,
+        "dtype": str(dtype).removeprefix("torch."),
+        "batch": batch,
+        "threads": threads,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "eager_alone_seconds": alone,
+        "eager_interleaved_over_alone": eager["seconds"]["median"] / alone,
+        "peers": records,
+    }
+
+
+def _time_together(
+    records: Sequence[PeerRecord],
+    runners: dict[str, Runner],
+    rounds: int,
+    progress: Progress,
+) -> None:
+    """Interleaved rounds of every peer whose answer is right; the rest is let go before."""
+    contestants = [record for record in records if measured(record)]
+    calls = {record["peer"]: runners[record["peer"]].call for record in contestants}
+    runners.clear()
+    gc.collect()
+    progress("", "warm-up")
+    series = interleave(
+        calls, rounds=rounds, on_round=lambda index: progress("", f"round {index}/{rounds}")
+    )
+    for record in contestants:
+        values = series[record["peer"]]
+        record["rounds"] = values
+        record["seconds"] = spread_record(spread(values))
+        record["speedup"] = spread_record(paired_ratio(series["eager"], values))
+
+
+def run_job(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """`run_model` for the worker process: every argument comes as JSON."""
+    case = CASES[job["model"]]
+    return run_model(
+        case,
+        getattr(torch, job["dtype"]),
+        peers=job["peers"],
+        batch=job["batch"],
+        rounds=job["rounds"],
+        threads=job["threads"],
+        progress=progress,
+    )
