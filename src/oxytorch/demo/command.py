@@ -14,6 +14,10 @@ QUERIES = (
     "pick random elements, some more likely than others",
     "how much free space is left on the disk?",
 )
+DESCRIPTION = """\
+Runs a real sentence-embedding model over real text: stock PyTorch next to oxytorch, in float32
+and bfloat16. Shows what `optimize` did, speed, memory, how far the answers differ from stock,
+and the texts nearest to a question."""
 EPILOG = """\
 examples:
   oxytorch demo
@@ -28,9 +32,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="a real model, stock and optimized, side by side",
-        description="Runs a real sentence-embedding model over real text: stock PyTorch next to "
-        "oxytorch in fp32 and bf16. Shows what `optimize` did, speed, memory, how far the answers "
-        "differ, and the texts nearest to a question.",
+        description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
