@@ -16,39 +16,46 @@ _MKLDNN = torch.ops.mkldnn
 
 
 class PackedLinearWeight(PackedTensor):
-    """A weight [out_features, in_features] in oneDNN's blocked order.
+    """A weight in oneDNN's blocked order: [out_features, in_features], or transposed.
 
     The order suits every number of rows (measured from 1 to 512), so one copy is enough.
+
+    weight: the values; dtype: that of the stored values, by default the weight's.
+    transposed: the weight is [in_features, out_features], as in GPT-2's Conv1D.
+    scale: see `PackedTensor`; float32 [out_features].
     """
 
-    def __new__(cls, weight: torch.Tensor) -> PackedLinearWeight:
-        return PackedTensor._wrap(cls, weight)
+    transposed: bool = False
+    _shared_fields = (*PackedTensor._shared_fields, "transposed")
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.repack(weight)
-
-    def repack(self, values: torch.Tensor) -> None:
-        self.packed = _MKLDNN._reorder_linear_weight.default(values.detach().contiguous(), None)
-
-    def dense(self) -> torch.Tensor:
-        result: torch.Tensor = self.packed.to_dense()
+    def __new__(
+        cls,
+        weight: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        transposed: bool = False,
+        scale: torch.Tensor | None = None,
+    ) -> PackedLinearWeight:
+        result = PackedTensor._wrap(cls, weight, dtype)
+        result.transposed, result.scale = transposed, scale
+        result.repack(weight)
         return result
 
-    def share(self) -> PackedLinearWeight:
-        result = PackedTensor._wrap(PackedLinearWeight, self)
-        result.packed = self.packed
-        return result
+    @property
+    def out_features(self) -> int:
+        return self.shape[1 if self.transposed else 0]
 
-    def nbytes_packed(self) -> int:
-        return int(_MKLDNN._nbytes.default(self.packed))
+    def _pack(self, stored: torch.Tensor) -> torch.Tensor:
+        plain = stored.t().contiguous() if self.transposed else stored
+        packed: torch.Tensor = _MKLDNN._reorder_linear_weight.default(plain, None)
+        return packed
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (self.dense(), isinstance(self, torch.nn.Parameter), self.requires_grad)
+    def _unpack(self) -> torch.Tensor:
+        plain: torch.Tensor = self.packed.to_dense()
+        return plain.t().contiguous() if self.transposed else plain
 
-
-def _rebuild(values: torch.Tensor, parameter: bool, requires_grad: bool) -> torch.Tensor:
-    weight = PackedLinearWeight(values)
-    return torch.nn.Parameter(weight, requires_grad) if parameter else weight
+    def _column(self, scale: torch.Tensor) -> torch.Tensor:
+        return scale if self.transposed else scale[:, None]
 
 
 def supports(dtype: torch.dtype) -> str | None:
@@ -76,7 +83,7 @@ def linear(
     """Compute post_op(x @ weight.T + bias).
 
     x: [..., in_features]; another floating dtype than the weight's is cast to it.
-    weight: [out_features, in_features]; packed (`PackedLinearWeight`) or plain.
+    weight: packed (`PackedLinearWeight`), or plain [out_features, in_features].
     bias: [out_features]. other: the second operand of `post_op.binary`, [..., out_features]; one
     that the product cannot take in its own sweep (another shape or dtype) is combined afterwards.
     Returns [..., out_features] in the weight's dtype. Products are accumulated in float32.
@@ -115,7 +122,7 @@ def _packed_linear(
         and other.dtype == x.dtype
         and other.dim() == x.dim()
         and other.shape[:-1] == x.shape[:-1]
-        and other.shape[-1] == weight.shape[0]
+        and other.shape[-1] == weight.out_features
         and x.numel() != 0
     ):
         result = _MKLDNN._linear_pointwise.binary(
@@ -156,12 +163,14 @@ class _LinearWithGradient(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, bias, other = ctx.saved_tensors
         needed = (*ctx.needs_input_grad[:3], ctx.needs_input_grad[4])
+        weight = ctx.weight
         values = [
             None if value is None else value.detach().requires_grad_(need)
-            for value, need in zip((x, ctx.weight.dense(), bias, other), needed, strict=True)
+            for value, need in zip((x, weight.dense(), bias, other), needed, strict=True)
         ]
         with torch.enable_grad():
-            result = reference(values[0], values[1], values[2], ctx.post_op, values[3])  # type: ignore[arg-type]
+            plain = values[1].t() if weight.transposed else values[1]  # type: ignore[union-attr]
+            result = reference(values[0], plain, values[2], ctx.post_op, values[3])  # type: ignore[arg-type]
         wanted = [v for v, need in zip(values, needed, strict=True) if v is not None and need]
         found = iter(torch.autograd.grad(result, wanted, gradients))
         x_, weight_, bias_, other_ = (

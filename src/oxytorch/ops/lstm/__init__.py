@@ -1,0 +1,116 @@
+"""Long short-term memory layer with weights packed once, computed by oneDNN inside torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core.packed import PackedTensor
+
+_GATES = 4
+_LSTM_MODE = 2  # torch's number for LSTM in its rnn operators
+
+
+class PackedLstmWeight(PackedTensor):
+    """weight_ih [4 * hidden, input] or weight_hh [4 * hidden, hidden] in oneDNN's order.
+
+    kind: "input" for weight_ih, "hidden" for weight_hh. reverse: of the backward direction.
+    """
+
+    kind: str = "input"
+    reverse: bool = False
+    has_bias: bool = True
+    _shared_fields = (*PackedTensor._shared_fields, "kind", "reverse", "has_bias")
+
+    def __new__(
+        cls,
+        weight: torch.Tensor,
+        *,
+        kind: str,
+        reverse: bool,
+        has_bias: bool,
+        dtype: torch.dtype | None = None,
+    ) -> PackedLstmWeight:
+        if kind not in ("input", "hidden"):
+            raise ValueError(f"PackedLstmWeight: expected kind 'input' or 'hidden', got {kind!r}")
+        result = PackedTensor._wrap(cls, weight, dtype)
+        result.kind, result.reverse, result.has_bias = kind, reverse, has_bias
+        result.repack(weight)
+        return result
+
+    def _pack(self, stored: torch.Tensor) -> torch.Tensor:
+        hidden = stored.shape[0] // _GATES
+        other = stored.new_zeros(stored.shape[0], hidden)
+        pair = (stored, other) if self.kind == "input" else (other, stored)
+        both = torch.ops.mkldnn._reorder_mkldnn_rnn_layer_weight.default(
+            *pair, hidden, self.reverse, self.has_bias, False, None
+        )
+        packed: torch.Tensor = both[0 if self.kind == "input" else 1]
+        return packed
+
+    def _unpack(self) -> torch.Tensor:
+        plain = self.packed.to_dense()  # [1, 1, input, gates, hidden]
+        return plain.squeeze(1).squeeze(0).permute(1, 2, 0).reshape(self.shape).contiguous()
+
+
+def lstm(
+    x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor] | None, module: nn.LSTM
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Run all layers and directions of an `nn.LSTM` whose weights are packed.
+
+    x: [sequence, batch, input], or [batch, sequence, input] with batch_first, or without the batch
+    dimension; state: (h, c), each [layers * directions, batch, hidden], zeros where None.
+    Returns (output, (h, c)) as `nn.LSTM` does, in the weights' dtype. Inference only.
+    Formula: torch.nn.LSTM's documentation (no projections, no peepholes).
+    """
+    parameters = module._parameters
+    dtype = parameters["weight_ih_l0"].dtype  # type: ignore[union-attr]
+    x = x.to(dtype)
+    batched = x.dim() == 3
+    if not batched:
+        x = x.unsqueeze(0 if module.batch_first else 1)
+    if module.batch_first:
+        x = x.transpose(0, 1)
+    directions = 2 if module.bidirectional else 1
+    if state is None:
+        h = c = x.new_zeros(module.num_layers * directions, x.shape[1], module.hidden_size)
+    else:
+        h, c = (s.to(dtype) if batched else s.to(dtype).unsqueeze(1) for s in state)
+    h_out, c_out = [], []
+    layer_input = x.contiguous()
+    for layer in range(module.num_layers):
+        outputs = []
+        for direction in range(directions):
+            suffix = f"_l{layer}" + ("_reverse" if direction else "")
+            row = layer * directions + direction
+            out, h_n, c_n = _one(layer_input, h[row : row + 1], c[row : row + 1], module, suffix)
+            outputs.append(out)
+            h_out.append(h_n)
+            c_out.append(c_n)
+        layer_input = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+    output = layer_input.transpose(0, 1) if module.batch_first else layer_input
+    h_n, c_n = torch.cat(h_out, 0), torch.cat(c_out, 0)
+    if not batched:
+        return output.squeeze(0 if module.batch_first else 1), (h_n.squeeze(1), c_n.squeeze(1))
+    return output, (h_n, c_n)
+
+
+def _one(
+    x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, module: nn.LSTM, suffix: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    parameters: Any = module._parameters
+    weight_ih, weight_hh = parameters["weight_ih" + suffix], parameters["weight_hh" + suffix]
+    if module.bias:
+        biases = parameters["bias_ih" + suffix], parameters["bias_hh" + suffix]
+    else:
+        zeros = x.new_zeros(weight_ih.shape[0])
+        biases = zeros, zeros
+    out, h_n, c_n, _ = torch.ops.aten.mkldnn_rnn_layer.default(
+        x, weight_ih.packed, weight_hh.packed, *biases, h.contiguous(), c.contiguous(),
+        suffix.endswith("_reverse"), [], _LSTM_MODE, module.hidden_size, 1, module.bias,
+        False, False, False,
+    )  # fmt: skip
+    shape = (1, x.shape[1], module.hidden_size)
+    return out, h_n.reshape(shape), c_n.reshape(shape)

@@ -1,0 +1,248 @@
+"""Make a model faster, say what was done, and take it back."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ..core.packed import PackedTensor
+from .context import Context, observe, run_sample
+from .passes import DEFAULT, PASSES
+from .passes.cast import dtypes
+from .record import ATTRIBUTE, Record, record_of
+from .report import Entry, Report
+
+_Model = TypeVar("_Model", bound=nn.Module)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def optimize(
+    model: _Model,
+    *,
+    dtype: torch.dtype | Mapping[Any, torch.dtype] | None = None,
+    sample_input: Any = None,
+    inplace: bool = False,
+    verify: bool = False,
+    tune: bool = False,
+    passes: Iterable[str] | None = None,
+) -> _Model:
+    """Return `model` rewritten for fast inference on this machine's CPU, with the same answers.
+
+    model: in evaluation mode. What cannot be improved is left as it is; `explain` names it.
+    dtype: torch.bfloat16 or torch.float16 convert weights, and with them what flows through the
+        model, by the type of module (see `passes/cast.py`); a mapping sets it per module:
+        {"": torch.bfloat16, "classifier": torch.float32, nn.Embedding: torch.float32}; keys are ""
+        (all listed types), paths (a module and all below) or types; the most particular key wins.
+        None leaves dtypes alone.
+    sample_input: what the model is called with: a tensor, a tuple of positional arguments or a
+        mapping of keyword arguments. With it the model is run once to see how its modules are
+        called; `verify` and `tune` need it.
+    inplace: change `model` itself. Otherwise it stays untouched and a copy is returned.
+    verify: run both models on `sample_input`, module by module and as a whole; raise
+        VerificationError naming the first module that differs beyond the tolerance.
+    tune: time the passes on `sample_input` and keep those that win; where nothing wins the model
+        is returned unchanged, so it is never slower than it was.
+    passes: names of the passes to run, from `oxytorch.optimize.PASSES`; None runs the default ones.
+
+    state_dict() of the result has the same keys and plain values (in the dtype asked for);
+    load_state_dict() packs again. Raises TypeError or ValueError for arguments that do not fit,
+    before anything is changed.
+    """
+    _check(model, dtype, passes)
+    if (verify or tune) and sample_input is None:
+        wanted = "verify" if verify else "tune"
+        raise ValueError(
+            f"optimize: {wanted}=True expected a sample_input to run the model on, got None"
+        )
+    names = tuple(DEFAULT if passes is None else passes)
+    original_format = None
+    if sample_input is not None:
+        run_sample(model, sample_input)
+    if tune:
+        from .tune import choose
+
+        if passes is None:
+            names = tuple(PASSES)
+        names, original_format = choose(model, dtype, sample_input, names)
+    reference = model
+    if verify and inplace:
+        reference = _copied(model)
+    result = model if inplace else _copied(model)
+    try:
+        _optimize_in_place(result, dtype, sample_input, names)
+        report = explain(result)
+        report.tuned = original_format
+        if verify:
+            from .verify import compare
+
+            report.verified = compare(reference, result, sample_input, report)
+        if not inplace:
+            _separate(result, model)
+    except BaseException:
+        if inplace and record_of(result) is not None:
+            undo(result)
+        raise
+    report.bytes_after = _nbytes(result)
+    return result
+
+
+def explain(model: nn.Module) -> Report:
+    """Return the report of the `optimize` call that made this model; `str()` of it is text.
+
+    Raises ValueError where the model was not optimized.
+    """
+    return _record(model, "explain").report
+
+
+def undo(model: _Model) -> _Model:
+    """Take back what `optimize` did to this very model and return it.
+
+    Forwards, dtypes and plain weights come back. Weights that were converted to a narrower dtype
+    keep the values that they had in it. Raises ValueError where the model was not optimized.
+    """
+    _record(model, "undo").undo()
+    delattr(model, ATTRIBUTE)
+    return model
+
+
+def _record(model: nn.Module, caller: str) -> Record:
+    record = record_of(model)
+    if record is None:
+        raise ValueError(
+            f"{caller}: expected a model returned by oxytorch.optimize, got a "
+            f"{type(model).__name__} that it has not seen"
+        )
+    return record
+
+
+def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "optimize: expected model to be a torch.nn.Module before scripting, got a "
+            f"{type(model).__name__}; optimize first, then trace or script"
+        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"optimize: expected model to be a torch.nn.Module, got {_kind(model)}")
+    if model.training:
+        raise ValueError(
+            "optimize: expected model in evaluation mode, got one in training mode; "
+            "call model.eval() first"
+        )
+    if record_of(model) is not None:
+        raise ValueError(
+            "optimize: expected a model that is not optimized yet, got an optimized one; "
+            "call oxytorch.undo(model) first"
+        )
+    given = [*dtype.values()] if isinstance(dtype, Mapping) else [dtype]
+    for value in given:
+        if value is not None and value not in _DTYPES:
+            names = ", ".join(str(d) for d in _DTYPES)
+            raise ValueError(f"optimize: expected dtype to be one of {names}, got {value!r}")
+    if isinstance(dtype, Mapping):
+        paths = {path for path, _ in model.named_modules()}
+        for key in dtype:
+            if isinstance(key, str) and key and key not in paths:
+                raise ValueError(f"optimize: expected dtype keys to be modules, got {key!r}")
+    if isinstance(passes, str):
+        raise TypeError(f"optimize: expected passes to be a list of names, got {passes!r}")
+    for name in passes or ():
+        if name not in PASSES:
+            raise ValueError(f"optimize: expected passes from {', '.join(PASSES)}, got {name!r}")
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _optimize_in_place(
+    model: nn.Module, dtype: Any, sample_input: Any, names: tuple[str, ...]
+) -> None:
+    began = time.perf_counter()
+    wanted = {} if dtype is None else dtypes(model, dtype)
+    distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
+    report = Report(type(model).__name__, "/".join(distinct) or "dtypes as they are", list(names))
+    report.bytes_before = _nbytes(model)
+    record = Record(report)
+    model.__dict__[ATTRIBUTE] = record
+    context = Context(model, wanted if "cast" in names else {}, record, names)
+    try:
+        if sample_input is not None:
+            observe(context, sample_input)
+        for run in dict.fromkeys(PASSES[name][1] or PASSES["fuse"][1] for name in _ordered(names)):
+            assert run is not None
+            context.index()
+            run(context)
+    except BaseException:
+        undo(model)
+        raise
+    _name_the_rest(context)
+    report.seconds = time.perf_counter() - began
+    report.bytes_after = _nbytes(model)
+
+
+def _ordered(names: tuple[str, ...]) -> list[str]:
+    return [name for name in PASSES if name in names]
+
+
+def _name_the_rest(context: Context) -> None:
+    """Name the layers that no pass touched."""
+    touched = {entry.module for entry in context.record.report.entries}
+    fused = set(context.fused_layers)
+    for module, path in context.paths.items():
+        if path in touched or module in fused:
+            continue
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Identity)):
+            continue
+        reads_itself = module in context.closed
+        if [*module.children()] and not reads_itself:
+            continue
+        if reads_itself and [*module.children()]:
+            context.left("-", module, f"{type(module).__name__}: reads its parts' weights itself")
+        elif any(True for _ in module.parameters()) and not reads_itself:
+            context.left("-", module, f"{type(module).__name__}: nothing faster known")
+
+
+def _nbytes(model: nn.Module) -> int:
+    return sum(
+        p.nbytes_packed() if isinstance(p, PackedTensor) else p.nbytes
+        for p in model.parameters()
+        if p.device.type != "meta"
+    )
+
+
+def _copied(model: _Model) -> _Model:
+    """Copy a model's structure; parameters and buffers are shared with it for now."""
+    tensors = [*model.parameters(), *model.buffers()]
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise ValueError(
+            f"optimize: model {type(model).__name__} cannot be copied "
+            f"({type(error).__name__}: {error}); pass inplace=True to change it itself"
+        ) from error
+
+
+def _separate(result: nn.Module, original: nn.Module) -> None:
+    """Give the copy its own tensors where it still shares the original's."""
+    theirs = {id(t) for t in (*original.parameters(), *original.buffers())}
+    own: dict[int, Any] = {}
+    for module in result.modules():
+        for name, parameter in [*module._parameters.items()]:
+            if parameter is not None and id(parameter) in theirs:
+                if id(parameter) not in own:
+                    own[id(parameter)] = nn.Parameter(
+                        parameter.detach().clone(), parameter.requires_grad
+                    )
+                setattr(module, name, own[id(parameter)])
+        for name, buffer in [*module._buffers.items()]:
+            if buffer is not None and id(buffer) in theirs:
+                module._buffers[name] = own.setdefault(id(buffer), buffer.clone())
+
+
+__all__ = ["DEFAULT", "PASSES", "Entry", "Report", "explain", "optimize", "undo"]

@@ -1,0 +1,26 @@
+"""The passes, in the order in which they run. Each is one file with `run(context)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..context import Context
+from . import cast, channels_last, join, kernels, lstm, pack, rewrite
+
+PASSES: dict[str, tuple[str, Callable[[Context], None] | None]] = {
+    "dropout": ("remove dropout and identity layers in evaluation mode", None),
+    "fold": ("fold batch normalization into the convolution or linear layer before it", None),
+    "fuse": ("give layers their activation and residual addition in the same sweep", rewrite.run),
+    "cast": ("convert weights to the dtype asked for", cast.run),
+    "kernels": ("run normalizations, activations and embedding bags in our kernels", kernels.run),
+    "lstm": ("pack the weights of LSTM layers", lstm.run),
+    "join": ("compute linear layers that share an input as one (needs sample_input)", join.run),
+    "pack": ("store weights in the order that the kernels want", pack.run),
+    "channels_last": ("store the other convolution weights in channels-last order",
+                      channels_last.run),
+}  # fmt: skip
+"""Name -> (what it does, function). "dropout", "fold" and "fuse" are one rewriting of graphs."""
+
+DEFAULT = tuple(name for name in PASSES if name != "join")
+
+__all__ = ["DEFAULT", "PASSES"]

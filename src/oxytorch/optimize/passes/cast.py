@@ -1,0 +1,168 @@
+"""Pass `cast`: weights to the dtype asked for, by the type of the module that holds them.
+
+Which types: those that the predecessor casts for inference (convolutions, linear layers,
+embeddings, LSTM, parameter lists) and, beyond it, embedding bags, 1-D convolutions, linear layers
+written by the model's author, and parameters held by a model's own classes. Normalizations keep
+their float32 parameters: they cost nothing and their kernels take both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...graph.recognize import Recognizer
+from ..context import Context
+
+CAST_TYPES = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Linear,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.LSTM,
+    nn.ParameterList,
+)
+_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
+
+def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
+    """Return the dtype wanted for each module's own parameters, for the modules to be cast.
+
+    dtype: a torch.dtype, or a mapping whose keys are "" (all modules of the list), module paths
+    (the module and all below it) or module types; the most particular key wins.
+    """
+    rules: Mapping[Any, torch.dtype] = dtype if isinstance(dtype, Mapping) else {"": dtype}
+    recognizer = Recognizer()
+    wanted = {}
+    for path, module in model.named_modules():
+        if not any(p is not None and p.is_floating_point() for p in module._parameters.values()):
+            continue
+        by_path = max(
+            (key for key in rules if isinstance(key, str) and key and _below(path, key)),
+            key=len,
+            default=None,
+        )
+        if by_path is not None:
+            wanted[module] = rules[by_path]
+        elif type(module) in rules:
+            wanted[module] = rules[type(module)]
+        elif "" in rules and _listed(module, recognizer):
+            wanted[module] = rules[""]
+    return wanted
+
+
+def _below(path: str, key: str) -> bool:
+    return path == key or path.startswith(key + ".")
+
+
+def _listed(module: nn.Module, recognizer: Recognizer) -> bool:
+    if type(module) in CAST_TYPES:
+        return True
+    return not type(module).__module__.startswith("torch.nn") and recognizer.norm(module) is None
+
+
+def run(context: Context) -> None:
+    for module in context.open_modules():
+        names = [
+            name
+            for name, parameter in module._parameters.items()
+            if parameter is not None and parameter.is_floating_point()
+        ]
+        if not names:
+            continue
+        dtype = context.dtype_of.get(module)
+        own = module._parameters[names[0]].dtype  # type: ignore[union-attr]
+        if dtype is None or dtype == own:
+            _keep(context, module, own)
+            continue
+        shared = _shared_with_uncast(context, module, names, dtype)
+        if shared is not None:
+            context.left("cast", module, f"shares its weight with {shared}, which is not cast")
+            context.dtype_of = {m: d for m, d in context.dtype_of.items() if m is not module}
+            _keep(context, module, own)
+            continue
+        if _packed_later(context, module):
+            continue
+        for name in names:
+            before = module._parameters[name]
+            assert before is not None
+            if before.dtype == dtype:  # shared with a module that has been cast already
+                continue
+            converted = nn.Parameter(before.detach().to(dtype), before.requires_grad)
+            for owner, its_name in context.owners[id(before)]:
+                context.set_parameter(owner, its_name, converted)
+        context.did("cast", module, f"{type(module).__name__} to {_short(dtype)}")
+        if type(module) not in (nn.Embedding, nn.EmbeddingBag) and _is_layer(module):
+            context.set_forward(module, CastInput(module, dtype))
+
+
+def _keep(context: Context, module: nn.Module, own: torch.dtype) -> None:
+    """A layer that keeps its dtype amid cast ones has to be given inputs of that dtype."""
+    mixed = any(dtype != own for dtype in context.dtype_of.values())
+    if mixed and _is_layer(module) and type(module) not in (*_NORMS, nn.Embedding, nn.EmbeddingBag):
+        if not _packed_later(context, module):
+            context.set_forward(module, CastInput(module, own))
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn")
+
+
+def _packed_later(context: Context, module: nn.Module) -> bool:
+    """Whether `pack` or `lstm` will convert this module's weight, without a copy in between."""
+    from .lstm import refusal as lstm_refusal
+    from .pack import refusal
+
+    if type(module) is nn.LSTM:
+        return "lstm" in context.passes and lstm_refusal(context, module) is None
+    return "pack" in context.passes and refusal(context, module) is None
+
+
+def _shared_with_uncast(
+    context: Context, module: nn.Module, names: list[str], dtype: torch.dtype
+) -> str | None:
+    for name in names:
+        for owner, _ in context.owners.get(id(module._parameters[name]), []):
+            if context.dtype_of.get(owner) != dtype:
+                return context.paths[owner]
+    return None
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class CastInput:
+    """A layer's own forward on inputs converted to its dtype."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        self.module = module
+        self.dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(self._converted(a) for a in args)
+        kwargs = {k: self._converted(v) for k, v in kwargs.items()}
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def _converted(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.to(self.dtype)
+        return tuple(self._converted(v) for v in value) if type(value) is tuple else value

@@ -1,0 +1,187 @@
+"""Pass `join`: linear layers called with one and the same tensor are computed as one product.
+
+Which layers share an input is seen in the run on the sample input, so the pass needs one. The
+first layer called computes the joined product and keeps the others' parts for their calls; a layer
+called with another tensor computes its own part alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core.packed import PackedTensor
+from ...ops.linear import PackedLinearWeight, linear
+from ..context import Context
+from .pack import _keep_plain_state, refusal
+
+
+class Joined:
+    """Several weights [out_i, in] as one packed [sum of out_i, in]."""
+
+    def __init__(self, weights: list[torch.Tensor], dtype: torch.dtype) -> None:
+        stops = torch.tensor([w.shape[0] for w in weights]).cumsum(0).tolist()
+        self.bounds = list(zip([0, *stops[:-1]], stops, strict=True))
+        self.weight = PackedLinearWeight(torch.cat([w.to(dtype) for w in weights]))
+
+    def part(self, index: int) -> torch.Tensor:
+        start, stop = self.bounds[index]
+        return self.weight.dense()[start:stop].clone()
+
+    def set_part(self, index: int, values: torch.Tensor) -> None:
+        start, stop = self.bounds[index]
+        everything = self.weight.dense()
+        everything[start:stop] = values
+        self.weight.repack(everything)
+
+
+class JoinedPart(PackedTensor):
+    """One layer's weight within a joined one."""
+
+    index: int
+    _shared_fields = (*PackedTensor._shared_fields, "index")
+
+    def __new__(cls, weight: torch.Tensor, joined: Joined, index: int) -> JoinedPart:
+        result = PackedTensor._wrap(cls, weight, joined.weight.dtype)
+        result.packed, result.index = joined, index
+        return result
+
+    def repack(self, values: torch.Tensor) -> None:
+        self.packed.set_part(self.index, values.detach().to(self.dtype))
+
+    def dense(self) -> torch.Tensor:
+        part: torch.Tensor = self.packed.part(self.index)
+        return part
+
+    def copy(self) -> PackedLinearWeight:  # type: ignore[override]
+        return PackedLinearWeight(self.dense())
+
+    def nbytes_packed(self) -> int:
+        return self.numel() * self.element_size()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        import copy
+
+        if id(self) not in memo:
+            joined = copy.deepcopy(self.packed, memo)
+            part = JoinedPart(self, joined, self.index)
+            memo[id(self)] = nn.Parameter(part, self.requires_grad)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild_part, (
+            tuple(self.shape), self.packed, self.index, self.requires_grad,
+        )  # fmt: skip
+
+
+def _rebuild_part(
+    shape: tuple[int, ...], joined: Joined, index: int, requires_grad: bool
+) -> nn.Parameter:
+    like = torch.empty(shape, dtype=joined.weight.dtype)
+    return nn.Parameter(JoinedPart(like, joined, index), requires_grad)
+
+
+class JoinedForward:
+    """The forward of one of several layers that are computed together."""
+
+    def __init__(self, module: nn.Module, index: int, group: Group) -> None:
+        self.module = module
+        self.index = index
+        self.group = group
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.module._parameters["weight"]
+        if type(weight) is JoinedPart and weight.packed is self.group.joined:
+            if not (torch.is_grad_enabled() and self.group.wants_gradient(x)):
+                return self.group.part(x, self.index)
+        if x.dtype != weight.dtype:  # type: ignore[union-attr]
+            x = x.to(weight.dtype)  # type: ignore[union-attr]
+        return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
+
+
+class Group:
+    """The layers computed together, and what the last product left for those not yet called."""
+
+    def __init__(self, joined: Joined, modules: list[nn.Module]) -> None:
+        self.joined = joined
+        self.modules = modules
+        self._waiting = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_waiting"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._waiting = threading.local()
+
+    def wants_gradient(self, x: torch.Tensor) -> bool:
+        return x.requires_grad or any(
+            p.requires_grad for m in self.modules for p in m._parameters.values() if p is not None
+        )
+
+    def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        waiting = self._waiting.__dict__
+        if waiting.get("x") is x and index in waiting["parts"] and waiting["version"] == _version(x):
+            part: torch.Tensor = waiting["parts"].pop(index)
+            if not waiting["parts"]:
+                waiting.clear()
+            return part
+        biases = [m._parameters["bias"] for m in self.modules]
+        bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
+        result = linear(x, self.joined.weight, bias)
+        sizes = [stop - start for start, stop in self.joined.bounds]
+        parts = dict(enumerate(result.split(sizes, -1)))
+        part = parts.pop(index)
+        waiting.update(x=x, version=_version(x), parts=parts)
+        return part
+
+
+def _version(x: torch.Tensor) -> int:
+    return 0 if x.is_inference() else x._version
+
+
+def run(context: Context) -> None:
+    if not context.observed.forms:
+        context.left("join", context.model, "needs sample_input to see which layers share an input")
+        return
+    for modules in context.observed.shared_inputs:
+        reason = _refusal(context, modules)
+        if reason is not None:
+            context.left("join", modules[0], reason)
+            continue
+        weights = [m._parameters["weight"] for m in modules]
+        dtype = context.target_dtype(modules[0], weights[0])  # type: ignore[arg-type]
+        joined = Joined([w.detach() for w in weights if w is not None], dtype)
+        group = Group(joined, list(modules))
+        for index, module in enumerate(modules):
+            weight, bias = module._parameters["weight"], module._parameters["bias"]
+            assert weight is not None
+            part = nn.Parameter(JoinedPart(weight, joined, index), weight.requires_grad)
+            context.set_parameter(module, "weight", part)
+            if bias is not None and bias.dtype != dtype:
+                converted = nn.Parameter(bias.detach().to(dtype), bias.requires_grad)
+                context.set_parameter(module, "bias", converted)
+            context.set_forward(module, JoinedForward(module, index, group))
+            _keep_plain_state(context, module)
+            context.did("join", module, f"one of {len(modules)} layers computed together")
+
+
+def _refusal(context: Context, modules: tuple[nn.Module, ...]) -> str | None:
+    for module in modules:
+        if type(module) is not nn.Linear or module in context.closed:
+            return "shares its input, but is no plain linear layer"
+        if module in context.fused_layers:
+            return "shares its input, but is fused with what follows it"
+        reason = refusal(context, module)
+        if reason is not None:
+            return reason
+        if len(context.owners[id(module._parameters["weight"])]) > 1:
+            return "shares its input, but also its weight"
+    if len({module._parameters["bias"] is None for module in modules}) > 1:
+        return "shares its input, but only some of the layers have a bias"
+    first = modules[0]._parameters["weight"]
+    dtypes = {context.target_dtype(m, first) for m in modules}  # type: ignore[arg-type]
+    return None if len(dtypes) == 1 else "shares its input, but not its dtype"

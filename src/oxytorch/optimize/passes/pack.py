@@ -1,0 +1,161 @@
+"""Pass `pack`: linear and convolution weights in oneDNN's blocked order, once and for all.
+
+The plain copy is dropped: the parameter itself becomes a packed tensor, which looks like the plain
+one to everything but the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core.packed import PackedTensor
+from ...graph.patterns import is_packable_convolution
+from ...ops._post_op import NO_POST_OP
+from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution
+from ...ops.linear import PackedLinearWeight, linear, supports
+from ..context import Context
+
+
+def refusal(context: Context, module: nn.Module) -> str | None:
+    """Return why a module's weight cannot be packed, or None if it can."""
+    if not (is_packable_convolution(module) or context.recognizer.linear(module) is not None):
+        return "has no packed form"
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return "its weight is made anew at each call (a parametrization)"
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__name__}"
+    if weight.device.type != "cpu":
+        return f"its weight is on {weight.device}"
+    if weight.numel() == 0:
+        return "its weight is empty"
+    for owner, name in context.owners.get(id(weight), []):
+        if owner is not module and (type(owner) is not type(module) or name != "weight"):
+            return f"its weight is shared with {context.paths[owner]}, which is no such layer"
+    return supports(context.target_dtype(module, weight))
+
+
+def run(context: Context) -> None:
+    for module in context.open_modules():
+        if not (is_packable_convolution(module) or context.recognizer.linear(module) is not None):
+            continue
+        reason = refusal(context, module)
+        if reason is not None:
+            if not _is_packed(module):
+                context.left("pack", module, f"{type(module).__name__}: {reason}")
+            continue
+        _pack(context, module)
+
+
+def _is_packed(module: nn.Module) -> bool:
+    return isinstance(module._parameters.get("weight"), PackedTensor)
+
+
+def _pack(context: Context, module: nn.Module) -> None:
+    weight, bias = module._parameters["weight"], module._parameters.get("bias")
+    assert weight is not None
+    dtype = context.target_dtype(module, weight)
+    folds = context.folds.get(module, [])
+    packed = nn.Parameter(
+        _packed_weight(context, module, weight.detach(), dtype, folds), weight.requires_grad
+    )
+    for owner, name in context.owners[id(weight)]:
+        context.set_parameter(owner, name, packed)
+        _keep_plain_state(context, owner)
+        if bias is not None and owner._parameters["bias"].dtype != dtype:  # type: ignore[union-attr]
+            _cast_bias(context, owner, dtype)
+        if not folds:
+            context.set_forward(owner, LinearForward(owner) if _is_linear(packed)
+                                else ConvolutionForward(owner))  # fmt: skip
+    for folded in folds:
+        folded.bias = folded.bias.to(dtype)
+        for part in (folded.layer, folded.norm):
+            handle = part.register_load_state_dict_post_hook(Refresh(folded))
+            context.add_hook(part, "_load_state_dict_post_hooks", handle)
+    cast = "" if dtype == weight.dtype else f" as {str(dtype).removeprefix('torch.')}"
+    context.did("pack", module, f"{type(module).__name__}{cast}")
+
+
+def _packed_weight(
+    context: Context,
+    module: nn.Module,
+    weight: torch.Tensor,
+    dtype: torch.dtype,
+    folds: list[Any],
+) -> PackedTensor:
+    scale = folds[0].scale if folds else None
+    form = context.recognizer.linear(module)
+    if form is not None:
+        return PackedLinearWeight(weight, dtype=dtype, transposed=form.transposed, scale=scale)
+    geometry = Geometry(module.stride, module.padding, module.dilation, module.groups)  # type: ignore[arg-type]
+    size = context.observed.input_sizes.get(module)
+    if size is not None and len(size) != weight.dim():
+        size = None
+    return PackedConvolutionWeight(weight, geometry, dtype=dtype, scale=scale, input_size=size)
+
+
+def _cast_bias(context: Context, module: nn.Module, dtype: torch.dtype) -> None:
+    bias = module._parameters["bias"]
+    assert bias is not None
+    context.set_parameter(
+        module, "bias", nn.Parameter(bias.detach().to(dtype), bias.requires_grad)
+    )
+
+
+def _is_linear(packed: nn.Parameter) -> bool:
+    return isinstance(packed, PackedLinearWeight)
+
+
+def _keep_plain_state(context: Context, module: nn.Module) -> None:
+    handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
+    context.add_hook(module, "_state_dict_hooks", handle)
+
+
+def plain_state(
+    module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """Give the state dictionary plain tensors where the module holds packed ones."""
+    for name, parameter in module._parameters.items():
+        if isinstance(parameter, PackedTensor) and prefix + name in state:
+            state[prefix + name] = parameter.dense()
+
+
+class Refresh:
+    """After new values were loaded, folds the normalization again."""
+
+    def __init__(self, folded: Any) -> None:
+        self.folded = folded
+
+    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+        self.folded.refresh()
+
+
+class LinearForward:
+    """The forward of a linear layer with a packed weight."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        parameters = self.module._parameters
+        weight = parameters["weight"]
+        if type(weight) is PackedLinearWeight:
+            return linear(x, weight, parameters["bias"])
+        return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
+
+
+class ConvolutionForward:
+    """The forward of a convolution with a packed weight."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        parameters = self.module._parameters
+        weight = parameters["weight"]
+        if type(weight) is PackedConvolutionWeight:
+            return convolution(x, weight, parameters["bias"], NO_POST_OP)
+        return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]

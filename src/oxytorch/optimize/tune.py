@@ -1,0 +1,95 @@
+"""Time the passes on the user's own input and keep those that win."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .context import normalized_sample
+
+ROUNDS = 9
+"""Paired rounds per comparison; the median of their ratios decides."""
+GAIN = 0.98
+"""A pass is dropped only where the model without it takes at most this fraction of the time."""
+
+
+def choose(
+    model: nn.Module, dtype: Any, sample_input: Any, names: tuple[str, ...]
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the passes worth running, and the times that say so.
+
+    Starts from all passes together, since some pay only in company, then tries to do without each;
+    at last the winner meets the original. `join` is tried the other way round: it is added where
+    it wins. Weights are shared between the candidates as far as they are not packed.
+    """
+    from . import _copied, _optimize_in_place
+
+    def build(chosen: tuple[str, ...]) -> nn.Module:
+        candidate = _copied(model)
+        _optimize_in_place(candidate, dtype, sample_input, chosen)
+        return candidate
+
+    lines: list[tuple[str, str]] = []
+    chosen = tuple(name for name in names if name != "join")
+    best = build(chosen)
+    for name in names:
+        if name == "cast" and dtype is None:
+            continue
+        other = (*chosen, name) if name == "join" else tuple(n for n in chosen if n != name)
+        if not _differs(best, name) and name != "join":
+            continue
+        candidate = build(other)
+        ratio, before, after = _paired(best, candidate, sample_input)
+        keep = ratio <= GAIN
+        lines.append((
+            f"{'with' if name == 'join' else 'without'} {name}",
+            f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: "
+            + ("taken" if keep else "not taken"),
+        ))  # fmt: skip
+        if keep:
+            best, chosen = candidate, other
+        del candidate
+    ratio, before, after = _paired(model, best, sample_input)
+    lines.append(("original -> optimized", f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms"))
+    if ratio > 1.0:
+        lines.append(("kept the original", f"ratio {ratio:.3f}: nothing won"))
+        chosen = ()
+    return chosen, {"passes": list(chosen), "ratio": ratio, "lines": lines}
+
+
+def _differs(model: nn.Module, name: str) -> bool:
+    """Whether a pass did anything to the model."""
+    from . import explain
+
+    kinds = {"fold": ("fuse", "folded batch norm")}
+    wanted, text = kinds.get(name, (name, ""))
+    return any(e.pass_name == wanted and text in e.detail for e in explain(model).done)
+
+
+def _paired(
+    first: nn.Module, second: nn.Module, sample_input: Any
+) -> tuple[float, float, float]:
+    """Median ratio second / first over paired rounds, and both median times in seconds."""
+    args, kwargs = normalized_sample(sample_input)
+
+    def call(model: nn.Module) -> Callable[[], Any]:
+        return lambda: model(*args, **kwargs)
+
+    runs = (call(first), call(second))
+    with torch.inference_mode():
+        for run in (*runs, *runs):
+            run()
+        pairs = [(_seconds(runs[0]), _seconds(runs[1])) for _ in range(ROUNDS)]
+    ratio = statistics.median(b / a for a, b in pairs)
+    return ratio, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
