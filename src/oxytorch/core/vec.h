@@ -35,9 +35,38 @@ OXY_INLINE f32v splat(float value) { return f32v{} + value; }
 OXY_INLINE u32v bits_of(f32v v) { return reinterpret_cast<u32v>(v); }
 OXY_INLINE f32v from_bits(u32v v) { return reinterpret_cast<f32v>(v); }
 
+// GCC 12 splits a vector in two for these when they are written as __builtin_convertvector.
+
+OXY_INLINE u32v zero_extend(u16v v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<u32v>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(v)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<u32v>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(v)));
+#elif defined(__SSE4_1__)
+  return reinterpret_cast<u32v>(_mm_unpacklo_epi16(_mm_cvtsi64_si128(reinterpret_cast<long long>(v)), __m128i{}));
+#else
+  return __builtin_convertvector(v, u32v);
+#endif
+}
+
+// Every lane has to be below 2^16.
+OXY_INLINE u16v truncate(u32v v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<u16v>(_mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(v)));
+#elif defined(__AVX2__)
+  const __m256i packed = _mm256_packus_epi32(reinterpret_cast<__m256i>(v), __m256i{});
+  return reinterpret_cast<u16v>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+#elif defined(__SSE4_1__)
+  const __m128i packed = _mm_packus_epi32(reinterpret_cast<__m128i>(v), __m128i{});
+  return reinterpret_cast<u16v>(_mm_cvtsi128_si64(packed));
+#else
+  return __builtin_convertvector(v, u16v);
+#endif
+}
+
 // Conversions of a whole vector. To 16 bits: round to nearest, ties to even; NaN stays NaN.
 
-OXY_INLINE f32v widen(u16v v, bf16) { return from_bits(__builtin_convertvector(v, u32v) << 16); }
+OXY_INLINE f32v widen(u16v v, bf16) { return from_bits(zero_extend(v) << 16); }
 
 OXY_INLINE u16v narrow(f32v v, bf16) {
 #if defined(__AVX512BF16__)
@@ -46,7 +75,7 @@ OXY_INLINE u16v narrow(f32v v, bf16) {
   const u32v bits = bits_of(v);
   const u32v rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   const u32v quiet = bits >> 16 | 0x40;
-  return __builtin_convertvector(v == v ? rounded : quiet, u16v);
+  return truncate(v == v ? rounded : quiet);
 #endif
 }
 
@@ -57,7 +86,7 @@ OXY_INLINE f32v widen(u16v v, f16) {
   return reinterpret_cast<f32v>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(v)));
 #else
   // Exponent and mantissa moved into place are the value times 2^-112, subnormals included.
-  const u32v wide = __builtin_convertvector(v, u32v);
+  const u32v wide = zero_extend(v);
   const u32v magnitude = (wide & 0x7fff) << 13;
   const f32v scaled = from_bits(magnitude) * splat(0x1p112f);
   const u32v special = magnitude | 0x7f800000;
@@ -84,7 +113,7 @@ OXY_INLINE u16v narrow(f32v v, f16) {
   // 65520 and above round to infinity; NaN stays NaN.
   result = magnitude >= 0x477ff000u ? u32v{} + 0x7c00 : result;
   result = magnitude > 0x7f800000u ? u32v{} + 0x7e00 : result;
-  return __builtin_convertvector(result | sign, u16v);
+  return truncate(result | sign);
 #endif
 }
 

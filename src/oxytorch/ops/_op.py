@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import _library
+from ._binding import bind
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Op:
     reference: plain PyTorch with the same signature; also runs in float64.
     samples: called with a dtype and a size ("test", "cache" or "memory"), yields calls.
     cost: called with a sample's arguments, returns the least work of that call.
-    backward: gradient formula; None means the vector-Jacobian product of the reference.
+    backward: called with the list of inputs, the tuple of output gradients and which inputs need one;
+        returns one gradient per input. None means the vector-Jacobian product of the reference.
     spellings: other ways in which models write the same formula.
     """
 
@@ -65,16 +66,9 @@ def registry() -> dict[str, Op]:
 
 
 def register(op: Op) -> Op:
-    """Adds `op` to the registry and returns it."""
+    """Adds `op` to the registry, connects it with its compiled kernel, and returns it."""
     if op.name in _registry:
         raise ValueError(f"{op.name}: registered twice")
     _registry[op.name] = op
+    bind(op.name, op.reference, op.backward)
     return op
-
-
-def entry(name: str, reference: Callable[..., Any]) -> Callable[..., Any]:
-    """What the public function calls: the compiled op, or its reference where there is no library."""
-    if _library.loaded and hasattr(torch.ops.oxytorch, name):
-        overload: Callable[..., Any] = getattr(torch.ops.oxytorch, name).default
-        return overload
-    return reference

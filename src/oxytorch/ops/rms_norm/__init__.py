@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .._op import Cost, Op, Sample, entry, register
+from .._binding import entry
+from .._op import Cost, Op, Sample, register
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
@@ -28,7 +29,7 @@ def reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Ten
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight is not None:
         normed = normed * weight
-    return normed.to(x.dtype)
+    return normed.to(x.dtype).contiguous()
 
 
 def samples(dtype: torch.dtype, size: str) -> Iterable[Sample]:
