@@ -1,0 +1,88 @@
+"""What the pages say exists: links lead somewhere, commands are accepted, Python blocks run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from oxytorch.__main__ import build_parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")],
+    key=lambda page: page.relative_to(ROOT).as_posix(),
+)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def prose(page: Path) -> str:
+    """The page without its code blocks."""
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+def commands(page: Path, program: str) -> list[str]:
+    """Command lines of `program` in shell blocks and code spans, without what follows a pipe."""
+    text = page.read_text(encoding="utf-8")
+    lines = [
+        line for kind, body in BLOCK.findall(text) if kind == "sh" for line in body.split("\n")
+    ]
+    lines += re.findall(r"`([^`\n]+)`", prose(page))
+    parts = [part.strip() for line in lines for part in re.split(r"\s[|;#]\s|&&", line)]
+    return [part for part in parts if re.match(rf"(\.venv/bin/)?{program}(\s|$)", part)]
+
+
+PYTHON_BLOCKS = [
+    pytest.param(body, id=f"{name(page)}-{number}")
+    for page in PAGES
+    for number, (kind, body) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")))
+    if kind == "python"
+]
+MAKE_COMMANDS = sorted({command for page in PAGES for command in commands(page, "make")})
+OXYTORCH_COMMANDS = sorted({command for page in PAGES for command in commands(page, "oxytorch")})
+
+
+def test_readme_names_the_commands_that_a_newcomer_needs():
+    assert {"make demo", "make test"} <= set(commands(ROOT / "README.md", "make"))
+    assert "oxytorch info" in commands(ROOT / "README.md", "oxytorch")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_a_file(page):
+    for target in LINK.findall(prose(page)):
+        if "://" in target or target.startswith("#"):
+            continue
+        assert (page.parent / target.split("#")[0]).exists(), f"{name(page)} links to {target}"
+
+
+@pytest.mark.parametrize("command", MAKE_COMMANDS)
+def test_make_command_has_a_target(command):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in shlex.split(command)[1:]:
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("command", OXYTORCH_COMMANDS)
+def test_oxytorch_command_is_accepted(command, capsys):
+    """A mention such as `oxytorch bench` may leave required arguments out, but not invent any."""
+    words = shlex.split(command)[1:]
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    if chosen == "COMMAND":
+        return
+    try:
+        build_parser(chosen).parse_args(words)
+    except SystemExit as stopped:
+        complaint = capsys.readouterr().err
+        assert stopped.code == 0 or "arguments are required" in complaint, complaint
+
+
+@pytest.mark.parametrize("block", PYTHON_BLOCKS)
+def test_python_block_runs(block, capsys):
+    exec(compile(block, "<page>", "exec"), {"__name__": "__main__"})
