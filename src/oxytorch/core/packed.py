@@ -52,6 +52,11 @@ class PackedTensor(torch.Tensor):
     def _unpack(self) -> torch.Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not say how to restore its values")
 
+    @property
+    def keeps_plain(self) -> bool:
+        """Whether the values could not be restored exactly and are kept beside the packed ones."""
+        return self._kept is not None
+
     def nbytes_packed(self) -> int:
         """Bytes that the stored form takes."""
         extra = [t for t in (self._correction, self._kept, self.scale) if t is not None]

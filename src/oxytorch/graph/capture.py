@@ -20,14 +20,17 @@ _CONSTANT_TYPES = (type(None), bool, int, float, str)
 
 @dataclass(frozen=True)
 class Slot:
-    """One argument of a call: kind is "tensor", "object" (passed on unseen) or "constant"."""
+    """One argument of a call: kind is "tensor", "object" (passed on unseen) or "constant".
+
+    value: the constant, the object's type, or the tensor's shape where the form fixes it.
+    """
 
     kind: str
     value: Any = None
 
     def accepts(self, argument: Any) -> bool:
         if self.kind == "tensor":
-            return isinstance(argument, torch.Tensor)
+            return isinstance(argument, torch.Tensor) and self.value in (None, argument.shape)
         if self.kind == "object":
             return type(argument) is self.value
         return type(argument) is type(self.value) and bool(argument == self.value)
@@ -41,10 +44,11 @@ class CallForm:
     keywords: tuple[tuple[str, Slot], ...] = ()
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallForm:
-        """Return the form of one actual call."""
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any], shapes: bool = False) -> CallForm:
+        """Return the form of one actual call; with `shapes`, of calls with those very shapes."""
         return CallForm(
-            tuple(_slot(a) for a in args), tuple((k, _slot(v)) for k, v in kwargs.items())
+            tuple(_slot(a, shapes) for a in args),
+            tuple((k, _slot(v, shapes)) for k, v in kwargs.items()),
         )
 
     @staticmethod
@@ -65,6 +69,11 @@ class CallForm:
                 slots.append(Slot("tensor"))
         return CallForm(tuple(slots)) if slots else None
 
+    @property
+    def fixes_shapes(self) -> bool:
+        slots = (*self.positional, *(slot for _, slot in self.keywords))
+        return any(slot.kind == "tensor" and slot.value is not None for slot in slots)
+
     def matches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an actual call has this form."""
         if len(args) != len(self.positional) or len(kwargs) != len(self.keywords):
@@ -84,9 +93,9 @@ class CallForm:
         return found + [a for (_, slot), a in values if slot.kind != "constant"]
 
 
-def _slot(argument: Any) -> Slot:
+def _slot(argument: Any, shapes: bool) -> Slot:
     if isinstance(argument, torch.Tensor):
-        return Slot("tensor")
+        return Slot("tensor", argument.shape if shapes else None)
     if isinstance(argument, _CONSTANT_TYPES):
         return Slot("constant", argument)
     return Slot("object", type(argument))
@@ -99,6 +108,11 @@ class _Call(nn.Module):
         super().__init__()
         self.m = module
         self.form = form
+
+    def shapes(self) -> list[torch.Size | None]:
+        """The shape of each variable, None where the form leaves it open."""
+        slots = (*self.form.positional, *(slot for _, slot in self.form.keywords))
+        return [s.value if s.kind == "tensor" else None for s in slots if s.kind != "constant"]
 
     def bind(self, variables: Iterable[Any]) -> tuple[list[Any], dict[str, Any]]:
         rest = iter(variables)
@@ -129,15 +143,50 @@ class Capture:
     inlined: list[nn.Module] = field(default_factory=list)
 
 
+class _ShapedProxy(fx.Proxy):
+    """An argument whose shape is known: code that branches on it, or counts with it, can go on."""
+
+    def __init__(self, node: fx.Node, tracer: fx.Tracer, shape: torch.Size) -> None:
+        super().__init__(node, tracer)
+        self._known = shape
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._known
+
+    @property
+    def ndim(self) -> int:
+        return len(self._known)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self._known if dim is None else self._known[dim]
+
+    def dim(self) -> int:
+        return len(self._known)
+
+    def numel(self) -> int:
+        return self._known.numel()
+
+
 class _Tracer(fx.Tracer):
-    def __init__(self, is_leaf: Callable[[nn.Module], bool]) -> None:
+    def __init__(
+        self, is_leaf: Callable[[nn.Module], bool], shapes: list[torch.Size | None]
+    ) -> None:
         super().__init__()
+        self._shapes = shapes
         self.proxy_buffer_attributes = True
         self.stack: list[nn.Module] = []
         self.inlined: list[nn.Module] = []
         self.owner: dict[fx.Node, tuple[str, ...]] = {}
         self._is_leaf = is_leaf
         self._path: list[str] = []
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        if node.op == "placeholder":
+            shape = self._shapes[int(str(node.target)[1:])]
+            if shape is not None:
+                return _ShapedProxy(node, self, shape)
+        return super().proxy(node)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return self._is_leaf(m)
@@ -186,8 +235,8 @@ class Capturer:
         Raises CaptureError naming the reason.
         """
         while True:
-            tracer = _Tracer(lambda m: m is not module and self._is_leaf(m))
             root = _call_root(module, form)
+            tracer = _Tracer(lambda m: m is not module and self._is_leaf(m), root.shapes())
             try:
                 graph = tracer.trace(root)
             except Exception as error:  # whatever a user's forward raises on symbolic values

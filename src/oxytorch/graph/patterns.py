@@ -35,27 +35,37 @@ class Match:
     layers: tuple[nn.Module, ...] = ()
 
 
-@dataclass
-class Rewrite:
-    """A capture's graph after replacement: its matches and the objects that the graph calls."""
+@dataclass(frozen=True)
+class Choices:
+    """Which kinds of replacement are wanted."""
 
-    capture: Capture
-    recognizer: Recognizer
     fold: bool
     fuse: bool
     drop: bool
+
+
+@dataclass
+class Rewrite:
+    """A capture's graph after replacement: its matches and the objects that the graph calls.
+
+    folds: the normalizations folded, by the layer they were folded into.
+    """
+
+    capture: Capture
+    recognizer: Recognizer
+    choices: Choices
+    folds: dict[nn.Module, Folded] = field(default_factory=dict)
     matches: list[Match] = field(default_factory=list)
     fused: dict[str, Any] = field(default_factory=dict)
-    folded: list[Folded] = field(default_factory=list)
 
     def run(self) -> Rewrite:
         self.capture.graph.oxytorch_root = self.capture.module  # type: ignore[attr-defined]
-        if self.drop:
+        if self.choices.drop:
             self._drop_dropout()
         for node in list(self.capture.graph.nodes):
             if self._is_layer(node):
                 self._fuse_layer(node)
-        if self.fuse:
+        if self.choices.fuse:
             for node in list(self.capture.graph.nodes):
                 self._fuse_add_norm(node)
             for node in list(self.capture.graph.nodes):
@@ -86,15 +96,17 @@ class Rewrite:
         layer = self.module(node)
         assert layer is not None
         chain, folded, other = [node], None, None
+        norms: tuple[nn.Module, ...] = ()
         following = _only_user(node)
         norm = self.module(following) if following is not None else None
-        if self.fold and following is not None and _can_fold(layer, norm):
+        if self.choices.fold and following is not None and _can_fold(layer, norm):
             assert norm is not None
             chain.append(following)
-            folded = Folded(layer, norm)
+            norms = (norm,)
+            folded = self.folds.setdefault(layer, Folded(layer, norm))
             following = _only_user(following)
         post_op = PostOp()
-        if self.fuse and following is not None:
+        if self.choices.fuse and following is not None:
             post_op = self._activation(following) or post_op
             if post_op.name != "none":
                 chain.append(following)
@@ -117,9 +129,7 @@ class Rewrite:
         parts = [name, "folded batch norm" if folded else "", str(post_op)]
         call = FusedLayer(layer, post_op, folded)
         arguments = (node.args[0],) if other is None else (node.args[0], other)
-        self._replace(chain, call, arguments, " + ".join(p for p in parts if p), (layer,))
-        if folded is not None:
-            self.folded.append(folded)
+        self._replace(chain, call, arguments, " + ".join(p for p in parts if p), (layer, *norms))
 
     def _activation(self, node: fx.Node) -> PostOp | None:
         if not node.args or not isinstance(node.args[0], fx.Node):

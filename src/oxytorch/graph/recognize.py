@@ -206,10 +206,10 @@ def _try(module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
 
 
 class Recognizer:
-    """Remembers what each module was recognized as, within one optimization."""
+    """Remembers what each module was recognized as."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, int], Any] = {}
+        self._found: dict[nn.Module, dict[str, Any]] = {}
 
     def activation(self, module: nn.Module) -> PostOp | None:
         return self._once("activation", activation_of_module, module)
@@ -221,13 +221,18 @@ class Recognizer:
         return self._once("linear", linear_of_module, module)
 
     def _once(self, what: str, recognize: Callable[[nn.Module], Any], module: nn.Module) -> Any:
-        key = (what, id(module))
-        if key not in self._found:
-            self._found[key] = recognize(module)
-        return self._found[key]
+        found = self._found.setdefault(module, {})
+        if what not in found:
+            found[what] = recognize(module)
+        return found[what]
 
     def keeps_whole(self, module: nn.Module) -> bool:
         """Whether a graph should call this module instead of looking inside it."""
-        return any(found is not None for found in (
-            self.linear(module), self.norm(module), self.activation(module)
-        ))  # fmt: skip
+        kinds = (self.linear(module), self.norm(module), self.activation(module))
+        return any(kind is not None for kind in kinds)
+
+    def within(self, module: nn.Module) -> Recognizer:
+        """What is remembered of a module and those below it."""
+        part = Recognizer()
+        part._found = {m: self._found[m] for m in module.modules() if m in self._found}
+        return part

@@ -10,23 +10,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from .capture import Capture, CallForm
+from .capture import CallForm, CaptureError, Capturer
+from .patterns import Rewrite
 
 _GLOBAL_HOOKS = (
     torch.nn.modules.module._global_forward_hooks,
     torch.nn.modules.module._global_forward_pre_hooks,
 )
 
+MOST_VARIANTS = 16
+
 
 class Variant:
     """One rewritten graph: its call form, source text and the objects that the text names."""
 
-    def __init__(self, capture: Capture, fused: dict[str, Any], needs_no_gradient: bool) -> None:
+    def __init__(self, rewrite: Rewrite) -> None:
+        capture = rewrite.capture
         code = capture.graph.python_code("self")
         self.form = capture.form
         self.module = capture.module
-        self.fused = fused
-        self.needs_no_gradient = needs_no_gradient
+        self.fused = rewrite.fused
+        self.needs_no_gradient = bool(rewrite.folds)
         self.source = code.src
         self.globals = {k: v for k, v in code.globals.items() if not k.startswith("__")}
         self.m: nn.Module = capture.module
@@ -64,12 +68,18 @@ class Region:
 
     The guards: the module is in evaluation mode, no module whose code is inlined has a hook, the
     call has a captured form, and, where a normalization was folded, no gradient is asked for.
+    A form that fixes shapes is captured anew for other shapes, MOST_VARIANTS in all.
     """
 
-    def __init__(self, module: nn.Module, inlined: list[nn.Module]) -> None:
+    def __init__(self, module: nn.Module, rewrites: list[Rewrite]) -> None:
         self.module = module
-        self.variants: list[Variant] = []
-        self.inlined = inlined
+        self.recognizer = rewrites[0].recognizer.within(module)
+        self.choices = rewrites[0].choices
+        self.folds = {key: f for r in rewrites for key, f in r.folds.items()}
+        self.fixes_shapes = any(r.capture.form.fixes_shapes for r in rewrites)
+        self.refused: set[CallForm] = set()
+        self.inlined = [*dict.fromkeys(m for r in rewrites for m in r.capture.inlined)]
+        self.variants = [Variant(rewrite) for rewrite in rewrites]
         self._watch()
 
     def _watch(self) -> None:
@@ -81,13 +91,33 @@ class Region:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.module.training and not any(self._hooks):
-            for variant in self.variants:
-                if variant.form.matches(args, kwargs):
-                    if variant.needs_no_gradient and torch.is_grad_enabled():
-                        if _wants_gradient(self.module, args):
-                            break
-                    return variant.run(*variant.form.variables(args, kwargs))
+            variant = self._variant(args, kwargs)
+            if variant is not None and not (
+                variant.needs_no_gradient
+                and torch.is_grad_enabled()
+                and _wants_gradient(self.module, args)
+            ):
+                return variant.run(*variant.form.variables(args, kwargs))
         return type(self.module).forward(self.module, *args, **kwargs)
+
+    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | None:
+        for variant in self.variants:
+            if variant.form.matches(args, kwargs):
+                return variant
+        if not self.fixes_shapes or len(self.variants) >= MOST_VARIANTS:
+            return None
+        form = CallForm.of(args, kwargs, shapes=True)
+        if form in self.refused:
+            return None
+        try:
+            capture = Capturer(self.recognizer.keeps_whole).capture(self.module, form)
+        except CaptureError:
+            self.refused.add(form)
+            return None
+        self.variants.append(
+            Variant(Rewrite(capture, self.recognizer, self.choices, self.folds).run())
+        )
+        return self.variants[-1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_hooks"}
@@ -101,6 +131,3 @@ def _wants_gradient(module: nn.Module, args: tuple[Any, ...]) -> bool:
     return any(p.requires_grad for p in module.parameters()) or any(
         isinstance(a, torch.Tensor) and a.requires_grad for a in args
     )
-
-
-__all__ = ["CallForm", "Region", "Variant"]

@@ -192,9 +192,10 @@ def _ordered(names: tuple[str, ...]) -> list[str]:
 def _name_the_rest(context: Context) -> None:
     """Name the layers that no pass touched."""
     touched = {entry.module for entry in context.record.report.entries}
-    fused = set(context.fused_layers)
+    fused = context.fused_layers
+    absorbed = {folded.norm for folded in context.folds.values()}
     for module, path in context.paths.items():
-        if path in touched or module in fused:
+        if path in touched or module in fused or module in absorbed:
             continue
         if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Identity)):
             continue

@@ -27,11 +27,12 @@ CLOSED = (
 class Observed:
     """What one run of the model on the sample input showed.
 
-    forms: how each module was called. input_sizes: shape of its first tensor argument.
+    forms: how each module was called; shaped_forms: the same with the shapes. input_sizes: shape of its first tensor argument.
     shared_inputs: for each parent, groups of children called with one and the same tensor.
     """
 
     forms: dict[nn.Module, CallForm] = field(default_factory=dict)
+    shaped_forms: dict[nn.Module, CallForm] = field(default_factory=dict)
     input_sizes: dict[nn.Module, tuple[int, ...]] = field(default_factory=dict)
     shared_inputs: list[tuple[nn.Module, ...]] = field(default_factory=list)
 
@@ -46,7 +47,7 @@ class Context:
     passes: tuple[str, ...]
     observed: Observed = field(default_factory=Observed)
     recognizer: Recognizer = field(default_factory=Recognizer)
-    folds: dict[nn.Module, list[Folded]] = field(default_factory=dict)
+    folds: dict[nn.Module, Folded] = field(default_factory=dict)
     fused_layers: set[nn.Module] = field(default_factory=set)
     paths: dict[nn.Module, str] = field(default_factory=dict)
     closed: set[nn.Module] = field(default_factory=set)
@@ -129,6 +130,7 @@ def observe(context: Context, sample_input: Any) -> None:
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         observed.forms.setdefault(module, CallForm.of(args, kwargs))
+        observed.shaped_forms.setdefault(module, CallForm.of(args, kwargs, shapes=True))
         if args and isinstance(args[0], torch.Tensor):
             observed.input_sizes.setdefault(module, tuple(args[0].shape))
             if context.recognizer.linear(module) is not None:

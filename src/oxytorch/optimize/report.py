@@ -7,6 +7,9 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+SHOWN = 2
+"""Places named in one line of the text; `as_dict()` has them all."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -63,12 +66,15 @@ class Report:
 
 
 def _table(entries: list[Entry]) -> list[str]:
-    """Group entries that differ only in a number of the module's path, longest groups first."""
-    groups: dict[tuple[str, str, str], int] = defaultdict(int)
+    """One line for what differs only in the module; numbers in module paths become stars."""
+    places: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for entry in entries:
-        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", entry.module) or "(the model)"
-        groups[entry.pass_name, entry.detail, pattern] += 1
-    return [
-        f"  {name:<14}{count:>4} x {detail:<46} {pattern}".rstrip()
-        for (name, detail, pattern), count in groups.items()
-    ]
+        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", entry.module) or "(the model)"
+        places[entry.pass_name, entry.detail][pattern] += 1
+    lines = []
+    for (name, detail), patterns in places.items():
+        shown = [*patterns][:SHOWN]
+        more = f", and {len(patterns) - SHOWN} more" if len(patterns) > SHOWN else ""
+        count = sum(patterns.values())
+        lines.append(f"  {name:<14}{count:>4} x {detail:<44} {', '.join(shown)}{more}".rstrip())
+    return lines

@@ -58,19 +58,20 @@ def _pack(context: Context, module: nn.Module) -> None:
     weight, bias = module._parameters["weight"], module._parameters.get("bias")
     assert weight is not None
     dtype = context.target_dtype(module, weight)
-    folds = context.folds.get(module, [])
+    folded = context.folds.get(module)
+    scale = None if folded is None else folded.scale
     packed = nn.Parameter(
-        _packed_weight(context, module, weight.detach(), dtype, folds), weight.requires_grad
+        _packed_weight(context, module, weight.detach(), dtype, scale), weight.requires_grad
     )
     for owner, name in context.owners[id(weight)]:
         context.set_parameter(owner, name, packed)
         _keep_plain_state(context, owner)
         if bias is not None and owner._parameters["bias"].dtype != dtype:  # type: ignore[union-attr]
             _cast_bias(context, owner, dtype)
-        if not folds:
-            context.set_forward(owner, LinearForward(owner) if _is_linear(packed)
-                                else ConvolutionForward(owner))  # fmt: skip
-    for folded in folds:
+        context.set_forward(
+            owner, LinearForward(owner) if _is_linear(packed) else ConvolutionForward(owner)
+        )
+    if folded is not None:
         folded.bias = folded.bias.to(dtype)
         for part in (folded.layer, folded.norm):
             handle = part.register_load_state_dict_post_hook(Refresh(folded))
@@ -84,9 +85,8 @@ def _packed_weight(
     module: nn.Module,
     weight: torch.Tensor,
     dtype: torch.dtype,
-    folds: list[Any],
+    scale: torch.Tensor | None,
 ) -> PackedTensor:
-    scale = folds[0].scale if folds else None
     form = context.recognizer.linear(module)
     if form is not None:
         return PackedLinearWeight(weight, dtype=dtype, transposed=form.transposed, scale=scale)
@@ -141,9 +141,12 @@ class LinearForward:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         parameters = self.module._parameters
-        weight = parameters["weight"]
+        weight, bias = parameters["weight"], parameters["bias"]
         if type(weight) is PackedLinearWeight:
-            return linear(x, weight, parameters["bias"])
+            if weight.scale is None:
+                return linear(x, weight, bias)
+            if not weight.keeps_plain:
+                return _unscaled(linear(x, weight), weight.scale, bias, -1)
         return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
 
 
@@ -155,7 +158,23 @@ class ConvolutionForward:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         parameters = self.module._parameters
-        weight = parameters["weight"]
+        weight, bias = parameters["weight"], parameters["bias"]
         if type(weight) is PackedConvolutionWeight:
-            return convolution(x, weight, parameters["bias"], NO_POST_OP)
+            if weight.scale is None:
+                return convolution(x, weight, bias, NO_POST_OP)
+            if not weight.keeps_plain:
+                return _unscaled(convolution(x, weight), weight.scale, bias, 1 - weight.dim())
         return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
+
+
+def _unscaled(
+    result: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, dim: int
+) -> torch.Tensor:
+    """A layer's own result from the one with the normalization's factor in its weight.
+
+    Needed where the layer is called outside of the region that it was fused in. dim: the channel
+    dimension, counted from the end.
+    """
+    shape = [-1] + [1] * (-dim - 1)
+    plain = result / scale.reshape(shape).to(result.dtype)
+    return plain if bias is None else plain + bias.reshape(shape)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from ...graph.capture import Capture, CallForm, CaptureError, Capturer
-from ...graph.patterns import Rewrite
-from ...graph.region import Region, Variant
+from ...graph.capture import CallForm, CaptureError, Capturer
+from ...graph.patterns import Choices, Rewrite
+from ...graph.region import Region
 from ..context import Context
 
 
@@ -52,20 +52,16 @@ def _visit(
         for child in module.children():
             _visit(context, capturer, child, seen)
         return
-    inlined = {m for rewrite in rewrites for m in rewrite.capture.inlined}
-    region = Region(module, sorted(inlined, key=lambda m: context.paths[m]))
-    for rewrite in rewrites:
-        region.variants.append(
-            Variant(rewrite.capture, rewrite.fused, needs_no_gradient=bool(rewrite.folded))
-        )
-        for folded in rewrite.folded:
-            context.folds.setdefault(folded.layer, []).append(folded)
+    region = Region(module, rewrites)
+    for layer, folded in region.folds.items():
+        context.folds[layer] = folded
+        context.did("fold", folded.norm, f"{type(folded.norm).__name__} into its layer")
     for match in rewrites[0].matches:
         context.did("fuse", module, match.description)
         context.fused_layers.update(match.layers)
     context.set_forward(module, region)
     for child in module.modules():
-        if child is not module and child not in inlined:
+        if child is not module and child not in region.inlined:
             _visit(context, capturer, child, seen)
 
 
@@ -75,26 +71,30 @@ def _rewrites(context: Context, capturer: Capturer, module: nn.Module) -> list[R
     if hasattr(nn.Module, "_forward_unimplemented"):
         if type(module).forward is nn.Module._forward_unimplemented:
             return []
-    forms = dict.fromkeys(
-        form
-        for form in (context.observed.forms.get(module), CallForm.default(module))
-        if form is not None
+    forms = (
+        context.observed.forms.get(module),
+        CallForm.default(module),
+        context.observed.shaped_forms.get(module),
     )
-    found = []
-    for form in forms:
+    choices = Choices(
+        fold="fold" in context.passes and "pack" in context.passes,
+        fuse="fuse" in context.passes,
+        drop="dropout" in context.passes,
+    )
+    found: list[Rewrite] = []
+    captured = False
+    for form in dict.fromkeys(form for form in forms if form is not None):
+        if form.fixes_shapes and captured:
+            continue
         try:
-            capture: Capture = capturer.capture(module, form)
+            capture = capturer.capture(module, form)
         except CaptureError:
             continue
+        captured = True
         if any(m.training for m in (module, *capture.inlined)):
             continue
-        rewrite = Rewrite(
-            capture,
-            context.recognizer,
-            fold="fold" in context.passes and "pack" in context.passes,
-            fuse="fuse" in context.passes,
-            drop="dropout" in context.passes,
-        ).run()
+        folds = found[0].folds if found else {}
+        rewrite = Rewrite(capture, context.recognizer, choices, folds).run()
         if any(match.at_root for match in rewrite.matches):
             found.append(rewrite)
     return found
