@@ -1,4 +1,4 @@
-"""Prints the polynomial coefficients of core/vec.h (exp, tanh, erf): near-minimax fits.
+"""Prints the polynomial coefficients of the kernels: near-minimax fits.
 
 Interpolation at Chebyshev nodes in 60-digit arithmetic is within a small factor of the best
 polynomial of the same degree; the residual printed beside each fit is measured, not assumed.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpmath import cos, erf, erfc, expm1, linspace, log, lu_solve, matrix, mp, mpf, pi, sqrt, tanh
+from mpmath import cos, erfc, exp, expm1, linspace, lu_solve, matrix, mp, mpf, pi, sqrt
 
 mp.dps = 60
 
@@ -41,9 +41,9 @@ if __name__ == "__main__":
     tiny = mpf("1e-20")
     # exp(r) = 1 + r + r^2 p(r)
     show("exp", lambda r: (expm1(r + tiny) - (r + tiny)) / (r + tiny) ** 2, -0.3466, 0.3466, 4)
-    # tanh(x) = x + x^3 p(x^2)
-    show("tanh", lambda s: (tanh(sqrt(s + tiny)) / sqrt(s + tiny) - 1) / (s + tiny), 0, 0.3844, 4)
-    # erf(x) = x p(x^2)
-    show("erf, small", lambda s: erf(sqrt(s + tiny)) / sqrt(s + tiny), 0, 1.0, 6)
-    # 1 - erf(x) = exp(p(x))
-    show("erf, large", lambda x: log(erfc(x)), 1.0, 3.95, 8)
+    # P(Z < -t) = exp(-t^2 / 2) u p(u) for a standard normal Z, with u = 1 / (1 + 0.3 t)
+    def tail(u: mpf) -> mpf:
+        t = (1 / u - 1) / mpf("0.3")
+        return erfc(t / sqrt(mpf(2))) / 2 * exp(t * t / 2) / u
+
+    show("normal tail", tail, 1 / (1 + 0.3 * 14), 1.0, 7)

@@ -72,12 +72,13 @@ DType check_weight_dtype(const char* op, const char* argument, const Tensor& ten
   if (code == codes().float32) return DType::float32;
   if (code == codes().bfloat16 && x == DType::bfloat16) return x;
   if (code == codes().float16 && x == DType::float16) return x;
-  const char* own = x == DType::bfloat16 ? "bfloat16 or " : x == DType::float16 ? "float16 or " : "";
+  const char* own = x == DType::bfloat16  ? "bfloat16 or "
+                    : x == DType::float16 ? "float16 or "
+                                          : "";
   fail(op, argument, std::string("of dtype ") + own + "float32", dtype_name(code));
 }
 
-void check_same_dtype(const char* op, const char* argument, const Tensor& tensor,
-                      const Tensor& x) {
+void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& x) {
   if (tensor.dtype_code() != x.dtype_code()) {
     fail(op, argument, "of dtype " + dtype_name(x.dtype_code()), dtype_name(tensor.dtype_code()));
   }
@@ -90,8 +91,7 @@ void check_shape(const char* op, const char* argument, const Tensor& tensor,
   if (!same) fail(op, argument, "of shape " + describe(wanted), describe(tensor.sizes()));
 }
 
-void check_vector(const char* op, const char* argument, const Tensor& tensor,
-                  std::int64_t length) {
+void check_vector(const char* op, const char* argument, const Tensor& tensor, std::int64_t length) {
   check_shape(op, argument, tensor, Extents{&length, 1});
 }
 

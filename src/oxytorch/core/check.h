@@ -22,10 +22,8 @@ DType check_dtype(const char* op, const char* argument, const Tensor& tensor);
 // The dtype of a weight: that of the activation, or float32.
 DType check_weight_dtype(const char* op, const char* argument, const Tensor& tensor, DType x);
 
-void check_same_dtype(const char* op, const char* argument, const Tensor& tensor,
-                      const Tensor& x);
-void check_shape(const char* op, const char* argument, const Tensor& tensor,
-                 const Extents& wanted);
+void check_same_dtype(const char* op, const char* argument, const Tensor& tensor, const Tensor& x);
+void check_shape(const char* op, const char* argument, const Tensor& tensor, const Extents& wanted);
 void check_vector(const char* op, const char* argument, const Tensor& tensor, std::int64_t length);
 void check_minimum_dim(const char* op, const char* argument, const Tensor& tensor,
                        std::int64_t dim);

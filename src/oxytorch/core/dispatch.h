@@ -19,31 +19,30 @@ extern int last_level;
 #if defined(OXY_LEVEL)
 
 // In a kernel.cpp: declares the kernel to be defined there, and the entry that the table points to.
-#define OXY_KERNEL(name, Args)                                                     \
-  namespace oxytorch::OXY_LEVEL {                                                  \
-  static void name(const Args&, std::int64_t, std::int64_t);                       \
-  void name##_at_level(const Args& args, std::int64_t begin, std::int64_t end) {   \
-    if (__atomic_load_n(&last_level, __ATOMIC_RELAXED) != OXY_LEVEL_INDEX) {       \
-      __atomic_store_n(&last_level, OXY_LEVEL_INDEX, __ATOMIC_RELAXED);            \
-    }                                                                              \
-    name(args, begin, end);                                                        \
-  }                                                                                \
+#define OXY_KERNEL(name, Args)                                                   \
+  namespace oxytorch::OXY_LEVEL {                                                \
+  static void name(const Args&, std::int64_t, std::int64_t);                     \
+  void name##_at_level(const Args& args, std::int64_t begin, std::int64_t end) { \
+    if (__atomic_load_n(&last_level, __ATOMIC_RELAXED) != OXY_LEVEL_INDEX) {     \
+      __atomic_store_n(&last_level, OXY_LEVEL_INDEX, __ATOMIC_RELAXED);          \
+    }                                                                            \
+    name(args, begin, end);                                                      \
+  }                                                                              \
   }
 
 #else
 
-#define OXY_DECLARE_COPY(level, name, Args)                                        \
-  namespace oxytorch::level {                                                      \
-  void name##_at_level(const Args&, std::int64_t, std::int64_t);                   \
+#define OXY_DECLARE_COPY(level, name, Args)                      \
+  namespace oxytorch::level {                                    \
+  void name##_at_level(const Args&, std::int64_t, std::int64_t); \
   }
 #define OXY_LIST_COPY(level, name, Args) level::name##_at_level,
 
 // Elsewhere: declares every level's copy and the table `name_copies` that is indexed by level.
-#define OXY_KERNEL(name, Args)                                                     \
-  OXY_FOR_EACH_LEVEL(OXY_DECLARE_COPY, name, Args)                                 \
-  namespace oxytorch {                                                             \
-  inline constexpr Kernel<Args> name##_copies[] = {                                \
-      OXY_FOR_EACH_LEVEL(OXY_LIST_COPY, name, Args)};                              \
+#define OXY_KERNEL(name, Args)                                                                     \
+  OXY_FOR_EACH_LEVEL(OXY_DECLARE_COPY, name, Args)                                                 \
+  namespace oxytorch {                                                                             \
+  inline constexpr Kernel<Args> name##_copies[] = {OXY_FOR_EACH_LEVEL(OXY_LIST_COPY, name, Args)}; \
   }
 
 #endif

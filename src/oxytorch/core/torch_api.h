@@ -212,9 +212,7 @@ struct Take<std::vector<T>> {
   }
 };
 
-inline StableIValue box(Tensor& tensor) {
-  return reinterpret_cast<StableIValue>(tensor.release());
-}
+inline StableIValue box(Tensor& tensor) { return reinterpret_cast<StableIValue>(tensor.release()); }
 
 // Also reads the first tensor of a list, whose handle has to be given back.
 inline std::int32_t first_dtype(const StableIValue* stack, bool list) {
@@ -235,7 +233,8 @@ inline std::int32_t first_dtype(const StableIValue* stack, bool list) {
 template <class Result, class... Arguments, std::size_t... I>
 void call(Result (*function)(Arguments...), StableIValue* stack, std::index_sequence<I...>) {
   // Braces fix the order; every argument is taken before the results overwrite the stack.
-  std::tuple<std::decay_t<Arguments>...> arguments{Take<std::decay_t<Arguments>>::from(stack[I])...};
+  std::tuple<std::decay_t<Arguments>...> arguments{
+      Take<std::decay_t<Arguments>>::from(stack[I])...};
   Result result = function(std::get<I>(arguments)...);
   if constexpr (std::is_same_v<Result, Tensor>) {
     stack[0] = box(result);
@@ -270,12 +269,12 @@ void boxed(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace oxytorch
 
 // Defines op `name` with the rest of its schema, its overload `reference`, and its CPU kernel.
-#define OXY_OP(name, schema, function)                                               \
-  static constexpr const char* name##_qualified = "oxytorch::" #name;                \
-  STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {                                 \
-    library.def(#name schema);                                                       \
-    library.def(#name ".reference" schema);                                          \
-  }                                                                                  \
-  STABLE_TORCH_LIBRARY_IMPL(oxytorch, CPU, library) {                                \
-    library.impl(#name, &oxytorch::boxed<&function, name##_qualified>);              \
+#define OXY_OP(name, schema, function)                                  \
+  static constexpr const char* name##_qualified = "oxytorch::" #name;   \
+  STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {                    \
+    library.def(#name schema);                                          \
+    library.def(#name ".reference" schema);                             \
+  }                                                                     \
+  STABLE_TORCH_LIBRARY_IMPL(oxytorch, CPU, library) {                   \
+    library.impl(#name, &oxytorch::boxed<&function, name##_qualified>); \
   }

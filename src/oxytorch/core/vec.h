@@ -43,7 +43,8 @@ OXY_INLINE u32v zero_extend(u16v v) {
 #elif defined(__AVX2__)
   return reinterpret_cast<u32v>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(v)));
 #elif defined(__SSE4_1__)
-  return reinterpret_cast<u32v>(_mm_unpacklo_epi16(_mm_cvtsi64_si128(reinterpret_cast<long long>(v)), __m128i{}));
+  return reinterpret_cast<u32v>(
+      _mm_unpacklo_epi16(_mm_cvtsi64_si128(reinterpret_cast<long long>(v)), __m128i{}));
 #else
   return __builtin_convertvector(v, u32v);
 #endif
@@ -127,6 +128,14 @@ OXY_INLINE f32v load(const float* p) {
 
 OXY_INLINE void store(float* p, f32v v) { std::memcpy(p, &v, sizeof v); }
 
+// The value after it was stored as T.
+OXY_INLINE f32v rounded(f32v v, float) { return v; }
+
+template <class T>
+OXY_INLINE f32v rounded(f32v v, T) {
+  return widen(narrow(v, T{}), T{});
+}
+
 template <class T>
 OXY_INLINE f32v load(const T* p) {
   u16v v;
@@ -181,7 +190,7 @@ OXY_INLINE void store(T* p, f32v v, std::int64_t count) {
 
 #endif
 
-// One body for whole vectors and the tail: f(i, Whole{}) and once f(i, elements left).
+// One body for whole vectors and the tail: body(i, Whole{}) and once body(i, elements left).
 
 struct Whole {};
 
@@ -195,11 +204,45 @@ OXY_INLINE void store(T* p, f32v v, Whole) {
   store(p, v);
 }
 
+// Sets the lanes beyond `count` to `value`.
+OXY_INLINE f32v fill_tail(f32v v, Whole, float) { return v; }
+
+OXY_INLINE f32v fill_tail(f32v v, std::int64_t count, float value) {
+  i32v lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return lane < static_cast<std::int32_t>(count) ? v : splat(value);
+}
+
 template <class Body>
 OXY_INLINE void sweep(std::int64_t begin, std::int64_t end, Body body) {
   std::int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) body(i, Whole{});
   if (i < end) body(i, end - i);
+}
+
+// The sum of term(i, count) over the vectors of [0, end), in four chains.
+template <class Term>
+OXY_INLINE f32v accumulate(std::int64_t end, Term term) {
+  f32v total[4] = {};
+  std::int64_t i = 0;
+  for (; i + 4 * kLanes <= end; i += 4 * kLanes) {
+    for (int k = 0; k < 4; ++k) total[k] += term(i + k * kLanes, Whole{});
+  }
+  sweep(i, end, [&](std::int64_t j, auto count) { total[0] += term(j, count); });
+  return (total[0] + total[1]) + (total[2] + total[3]);
+}
+
+// Calls body(T{}) with T the element type.
+template <class Body>
+OXY_INLINE void with_type(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::float32:
+      return body(float{});
+    case DType::bfloat16:
+      return body(bf16{});
+    case DType::float16:
+      return body(f16{});
+  }
 }
 
 // Stores past the caches. p has to be aligned to the stored size.
@@ -243,18 +286,16 @@ OXY_INLINE bool is_aligned(const void* p, std::int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(p) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-// Lanes. maximum() returns NaN where either side is NaN.
-
-OXY_INLINE f32v maximum(f32v a, f32v b) { return (a > b) | (a != a) ? a : b; }
-
-OXY_INLINE f32v square_root(f32v v) {
+// Where a is NaN the result is b.
+OXY_INLINE f32v maximum(f32v a, f32v b) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<f32v>(_mm512_sqrt_ps(reinterpret_cast<__m512>(v)));
+  return reinterpret_cast<f32v>(
+      _mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
 #elif defined(__AVX2__)
-  return reinterpret_cast<f32v>(_mm256_sqrt_ps(reinterpret_cast<__m256>(v)));
+  return reinterpret_cast<f32v>(
+      _mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
 #else
-  for (int i = 0; i < kLanes; ++i) v[i] = __builtin_sqrtf(v[i]);
-  return v;
+  return a > b ? a : b;
 #endif
 }
 
@@ -272,13 +313,15 @@ OXY_INLINE float sum(f32v v) {
 }
 
 OXY_INLINE float maximum(f32v v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
+#else
   float values[kLanes];
   store(values, v);
   float result = values[0];
-  for (int i = 1; i < kLanes; ++i) {
-    result = result > values[i] || result != result ? result : values[i];
-  }
+  for (int i = 1; i < kLanes; ++i) result = result > values[i] ? result : values[i];
   return result;
+#endif
 }
 
 // exp(x), within 2 units in the last place; subnormal results may be zero. Infinities and NaN as in
@@ -310,46 +353,6 @@ OXY_INLINE f32v exponential(f32v x) {
   const f32v second = reinterpret_cast<f32v>((whole - half + 127) << 23);
   return p * first * second;
 #endif
-}
-
-// tanh(x), within 3 units in the last place.
-OXY_INLINE f32v hyperbolic_tangent(f32v x) {
-  const f32v magnitude = x < 0.0f ? -x : x;
-  const f32v s = x * x;
-  f32v p = splat(-6.131257029e-03f);
-  p = p * s + 2.102072589e-02f;
-  p = p * s + -5.385583207e-02f;
-  p = p * s + 1.333280185e-01f;
-  p = p * s + -3.333332926e-01f;
-  const f32v small = x + x * s * p;
-  const f32v large = 1.0f - 2.0f / (exponential(magnitude + magnitude) + 1.0f);
-  return magnitude < 0.62f ? small : x < 0.0f ? -large : large;
-}
-
-// erf(x), within 2 units in the last place: x p(x^2) below 1, 1 - exp(p(|x|)) above.
-OXY_INLINE f32v error_function(f32v x) {
-  const f32v magnitude = x < 0.0f ? -x : x;
-  const f32v s = x * x;
-  f32v p = splat(7.875875063e-05f);
-  p = p * s + -8.016864287e-04f;
-  p = p * s + 5.189087423e-03f;
-  p = p * s + -2.685421201e-02f;
-  p = p * s + 1.128359472e-01f;
-  p = p * s + -3.761262667e-01f;
-  p = p * s + 1.128379166e+00f;
-  const f32v small = x * p;
-  const f32v bounded = magnitude > 3.95f ? splat(3.95f) : magnitude;
-  f32v q = splat(1.658320522e-06f);
-  q = q * bounded + -4.645992365e-05f;
-  q = q * bounded + 6.000554790e-04f;
-  q = q * bounded + -4.774191028e-03f;
-  q = q * bounded + 2.646087915e-02f;
-  q = q * bounded + -1.101471795e-01f;
-  q = q * bounded + -6.317575505e-01f;
-  q = q * bounded + -1.130272075e+00f;
-  q = q * bounded + 3.293570892e-04f;
-  const f32v large = 1.0f - exponential(q);
-  return magnitude < 1.0f ? small : x < 0.0f ? -large : large;
 }
 
 }  // namespace oxytorch::OXY_LEVEL

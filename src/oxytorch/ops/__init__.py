@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from ._op import Cost, Op, Sample, registry
+from .add_layer_norm import add_layer_norm
+from .add_rms_norm import add_rms_norm
+from .layer_norm import layer_norm
 from .rms_norm import rms_norm
 
-__all__ = ["Cost", "Op", "Sample", "registry", "rms_norm"]
+__all__ = [
+    "Cost",
+    "Op",
+    "Sample",
+    "add_layer_norm",
+    "add_rms_norm",
+    "layer_norm",
+    "registry",
+    "rms_norm",
+]

@@ -124,7 +124,7 @@ def _pull_back(
         for output, gradient in zip(
             outputs if isinstance(outputs, (list, tuple)) else (outputs,), gradients, strict=True
         )
-        if gradient is not None
+        if gradient is not None and output.requires_grad
     ]
     found = iter(
         torch.autograd.grad(

@@ -65,10 +65,14 @@ def registry() -> dict[str, Op]:
     return dict(sorted(_registry.items()))
 
 
-def register(op: Op) -> Op:
-    """Adds `op` to the registry, connects it with its compiled kernel, and returns it."""
+def register(op: Op, schema_reference: Callable[..., Any] | None = None) -> Op:
+    """Adds `op` to the registry, connects it with its compiled kernel, and returns it.
+
+    schema_reference: the reference with the results of the schema, where the public function's
+    results differ from them.
+    """
     if op.name in _registry:
         raise ValueError(f"{op.name}: registered twice")
     _registry[op.name] = op
-    bind(op.name, op.reference, op.backward)
+    bind(op.name, schema_reference or op.reference, op.backward)
     return op

@@ -1,0 +1,100 @@
+"""Residual sum and layer normalization in one sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .. import _norm
+from .._binding import entry
+from .._op import Cost, Op, Sample, register
+from .._samples import shape_name, values
+from ..layer_norm import reference as norm_reference
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    return_total: bool = True,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Returns (layer_norm(total, weight, bias, eps), total), total = x + residual, or only the norm.
+
+    x, residual: [..., n], float32, bfloat16 or float16. weight, bias: [n], both the dtype of x or
+    float32. The total is rounded to x's dtype and the norm is that of the rounded total, so the
+    result equals that of the two steps. With return_total=False (models that normalize after the
+    sum, such as BERT) the total is not written to memory.
+    New contiguous tensors of x's shape and dtype. Accumulates in float32.
+    float64 and other devices run `reference`.
+    Raises RuntimeError if a shape, dtype or device does not fit.
+    """
+    normed, total = _call(x, residual, weight, bias, eps, return_total)
+    return (normed, total) if return_total else normed
+
+
+def reference(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    return_total: bool = True,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The same in plain PyTorch."""
+    total = (x + residual).contiguous()
+    normed = norm_reference(total, weight, bias, eps)
+    return (normed, total) if return_total else normed
+
+
+def _pair(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    return_total: bool,
+) -> tuple[Tensor, Tensor]:
+    """The reference as the schema has it: without a total the second result is empty."""
+    result = reference(x, residual, weight, bias, eps, return_total)
+    return result if isinstance(result, tuple) else (result, x.new_empty(0))
+
+
+def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
+    """Calls for tests ("test") and benchmarks ("cache", "memory")."""
+    for shape in _norm.shapes(dtype, size, tensors=4):
+        x, residual = values(*shape, dtype=dtype), values(*shape, dtype=dtype)
+        weight, bias = values(*shape[-1:], dtype=dtype), values(*shape[-1:], dtype=dtype)
+        yield Sample(shape_name(shape), (x, residual, weight, bias))
+        if size == "test":
+            yield Sample(
+                shape_name(shape) + "-no_total",
+                (x, residual, weight, bias),
+                {"return_total": False},
+            )
+    if size == "test":
+        x, residual = values(3, 33, dtype=dtype), values(3, 33, dtype=dtype)
+        yield Sample("3x33-plain", (x, residual))
+        wide = (torch.randn(33), torch.randn(33))
+        yield Sample("3x33-wide_weight", (x, residual, *wide), {"eps": 0.5})
+
+
+def cost(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    return_total: bool = True,
+) -> Cost:
+    """Reads x, residual, weight and bias, writes the norm and perhaps the total."""
+    vectors = sum(tensor.nbytes for tensor in (weight, bias) if tensor is not None)
+    return Cost((4 if return_total else 3) * x.nbytes + vectors, 8 * x.numel())
+
+
+_call = entry("add_layer_norm", _pair)
+
+op = register(Op(add_layer_norm, reference, samples, cost), schema_reference=_pair)

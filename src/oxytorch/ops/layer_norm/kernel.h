@@ -1,0 +1,5 @@
+#pragma once
+
+#include "ops/_norm/args.h"
+
+OXY_KERNEL(layer_norm, NormArgs)
