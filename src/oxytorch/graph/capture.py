@@ -246,6 +246,9 @@ class Capturer:
                     raise CaptureError(f"{type(culprit).__name__}.forward: {reason}") from error
                 self._opaque[type(culprit)] = reason
                 continue
+            for node in graph.nodes:
+                if node.op == "get_attr" and not str(node.target).startswith("m."):
+                    raise CaptureError(f"{type(module).__name__}.forward makes a constant tensor")
             return Capture(module, form, graph, tracer.owner, tracer.inlined)
 
     def _is_leaf(self, module: nn.Module) -> bool:

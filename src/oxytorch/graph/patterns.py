@@ -19,6 +19,12 @@ from ..ops._post_op import PostOp
 from .capture import Capture
 from .fused import BatchNorm, Folded, FusedAddNorm, FusedGate, FusedLayer
 from .recognize import Norm, Recognizer, activation_of_function
+from .recommendation import (
+    FusedEmbeddingBags,
+    FusedInteraction,
+    find_embedding_bags,
+    find_interaction,
+)
 
 _ADD = (operator.add, operator.iadd, torch.add)
 _MULTIPLY = (operator.mul, torch.mul)
@@ -70,6 +76,10 @@ class Rewrite:
                 self._fuse_add_norm(node)
             for node in list(self.capture.graph.nodes):
                 self._fuse_gate(node)
+            for node in list(self.capture.graph.nodes):
+                self._fuse_embedding_bags(node)
+            for node in list(self.capture.graph.nodes):
+                self._fuse_interaction(node)
         return self
 
     def module(self, node: fx.Node) -> nn.Module | None:
@@ -202,6 +212,35 @@ class Rewrite:
             call = FusedGate(post_op)
             self._replace([gate, node], call, (gate.args[0], up), f"{post_op} * up", ())
             return
+
+    def _fuse_embedding_bags(self, node: fx.Node) -> None:
+        if node.target not in (torch.stack, torch.cat) or not isinstance(node.args[0], (list, tuple)):
+            return
+        found = find_embedding_bags(self.capture, list(node.args[0]))
+        if found is None:
+            return
+        bags, modules = found
+        graph = self.capture.graph
+        last = max(bags, key=list(graph.nodes).index)
+        if any(list(bag.users) != [node] for bag in bags):
+            return
+        with graph.inserting_after(last):
+            columns = zip(*(bag.args for bag in bags), strict=True)
+            arguments = tuple(list(column) for column in columns)
+            merged = graph.call_module(self._named(FusedEmbeddingBags(modules)), arguments)
+        with graph.inserting_after(merged):
+            picked = [graph.call_function(operator.getitem, (merged, i)) for i in range(len(bags))]
+        self._record(f"{len(bags)} embedding bags in one", bags, tuple(modules), (merged, *picked))
+        for bag, pick in zip(bags, picked, strict=True):
+            bag.replace_all_uses_with(pick)
+            graph.erase_node(bag)
+
+    def _fuse_interaction(self, node: fx.Node) -> None:
+        found = find_interaction(self.capture, node)
+        if found is not None:
+            dense, sparse, chain = found
+            call = FusedInteraction()
+            self._replace(chain, call, (dense, sparse), "pairwise interaction", ())
 
     def _replace(
         self,

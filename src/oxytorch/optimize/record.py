@@ -16,8 +16,8 @@ ATTRIBUTE = "_oxytorch"
 class Change:
     """One change to one module."""
 
-    def undo(self, restored: dict[int, nn.Parameter]) -> None:
-        """Take the change back. restored: parameters already restored, by the id of the packed."""
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        """Take the change back. restored: what parameters have become, so that shared ones stay so."""
         raise NotImplementedError
 
 
@@ -29,7 +29,7 @@ class ForwardSet(Change):
         self.before = module.__dict__.get("forward")
         module.__dict__["forward"] = forward
 
-    def undo(self, restored: dict[int, nn.Parameter]) -> None:
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
         del self.module.__dict__["forward"]
         if self.before is not None:
             self.module.__dict__["forward"] = self.before
@@ -47,15 +47,16 @@ class ParameterSet(Change):
         self.memory_format = _memory_format(before)
         setattr(module, name, parameter)
 
-    def undo(self, restored: dict[int, nn.Parameter]) -> None:
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
         now = self.module._parameters[self.name]
         if now is None:
             return
-        if id(now) not in restored:
+        if now not in restored:
             values = now.dense() if isinstance(now, PackedTensor) else now.detach()
-            values = values.to(self.dtype).contiguous(memory_format=self.memory_format)
-            restored[id(now)] = nn.Parameter(values, now.requires_grad)
-        setattr(self.module, self.name, restored[id(now)])
+            memory_format = getattr(torch, self.memory_format)
+            values = values.to(self.dtype).contiguous(memory_format=memory_format)
+            restored[now] = nn.Parameter(values, now.requires_grad)
+        setattr(self.module, self.name, restored[now])
 
 
 class HookAdded(Change):
@@ -66,16 +67,17 @@ class HookAdded(Change):
         self.registry = registry
         self.key = key
 
-    def undo(self, restored: dict[int, nn.Parameter]) -> None:
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
         getattr(self.module, self.registry).pop(self.key, None)
 
 
-def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
-    for dim, format_ in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+def _memory_format(tensor: torch.Tensor) -> str:
+    """The name of a tensor's memory format (the format itself cannot be pickled)."""
+    for dim, name in ((4, "channels_last"), (5, "channels_last_3d")):
         if tensor.dim() == dim and not tensor.is_contiguous():
-            if tensor.is_contiguous(memory_format=format_):
-                return format_
-    return torch.contiguous_format
+            if tensor.is_contiguous(memory_format=getattr(torch, name)):
+                return name
+    return "contiguous_format"
 
 
 class Record:
@@ -86,7 +88,7 @@ class Record:
         self.changes: list[Change] = []
 
     def undo(self) -> None:
-        restored: dict[int, nn.Parameter] = {}
+        restored: dict[nn.Parameter, nn.Parameter] = {}
         for change in reversed(self.changes):
             change.undo(restored)
         self.changes.clear()

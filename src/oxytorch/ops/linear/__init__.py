@@ -57,6 +57,13 @@ class PackedLinearWeight(PackedTensor):
     def _column(self, scale: torch.Tensor) -> torch.Tensor:
         return scale if self.transposed else scale[:, None]
 
+    def as_multiplied(self, values: torch.Tensor | None) -> torch.Tensor:
+        """Plain values of this weight as the product uses them: [out, in], scaled if folded."""
+        assert values is not None
+        if self.scale is not None:
+            values = (values * self._column(self.scale)).to(self.dtype)
+        return values.t() if self.transposed else values
+
 
 def supports(dtype: torch.dtype) -> str | None:
     """Return None where oneDNN multiplies this dtype well on this CPU, else the reason why not."""
@@ -80,7 +87,7 @@ def linear(
     post_op: PostOp = NO_POST_OP,
     other: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute post_op(x @ weight.T + bias).
+    """Compute post_op(x @ weight.T + bias), with a packed weight's scale, if any, applied.
 
     x: [..., in_features]; another floating dtype than the weight's is cast to it.
     weight: packed (`PackedLinearWeight`), or plain [out_features, in_features].
@@ -169,7 +176,7 @@ class _LinearWithGradient(torch.autograd.Function):
             for value, need in zip((x, weight.dense(), bias, other), needed, strict=True)
         ]
         with torch.enable_grad():
-            plain = values[1].t() if weight.transposed else values[1]  # type: ignore[union-attr]
+            plain = weight.as_multiplied(values[1])
             result = reference(values[0], plain, values[2], ctx.post_op, values[3])  # type: ignore[arg-type]
         wanted = [v for v, need in zip(values, needed, strict=True) if v is not None and need]
         found = iter(torch.autograd.grad(result, wanted, gradients))

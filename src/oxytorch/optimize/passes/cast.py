@@ -90,7 +90,7 @@ def run(context: Context) -> None:
             continue
         dtype = context.dtype_of.get(module)
         own = module._parameters[names[0]].dtype  # type: ignore[union-attr]
-        if dtype is None or dtype == own:
+        if dtype is None or all(module._parameters[n].dtype == dtype for n in names):  # type: ignore[union-attr]
             _keep(context, module, own)
             continue
         shared = _shared_with_uncast(context, module, names, dtype)

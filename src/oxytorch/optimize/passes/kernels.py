@@ -9,6 +9,7 @@ from torch import nn
 
 from ... import ops
 from ...graph.recognize import Norm
+from ...graph.recommendation import is_plain_bag
 from ...ops._post_op import PostOp
 from ..context import Context
 
@@ -24,7 +25,7 @@ def run(context: Context) -> None:
             context.set_forward(module, NormForward(module, norm))
             context.did("kernels", module, f"{type(module).__name__} -> ops.{norm.kind}")
             continue
-        if type(module) is nn.EmbeddingBag and EmbeddingBagForward.fits(module):
+        if type(module) is nn.EmbeddingBag and is_plain_bag(module):
             context.set_forward(module, EmbeddingBagForward(module))
             context.did("kernels", module, "EmbeddingBag -> ops.embedding_bag")
             continue
@@ -66,15 +67,6 @@ class EmbeddingBagForward:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-
-    @staticmethod
-    def fits(module: nn.Module) -> bool:
-        return (
-            module.mode in ("sum", "mean")
-            and module.max_norm is None
-            and module.padding_idx is None
-            and not module.sparse
-        )
 
     def __call__(
         self,

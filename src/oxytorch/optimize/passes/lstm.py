@@ -47,7 +47,8 @@ def run(context: Context) -> None:
                 values = PackedLstmWeight(
                     values, kind=kind, reverse=name.endswith("_reverse"), has_bias=module.bias
                 )
-            context.set_parameter(module, name, nn.Parameter(values, parameter.requires_grad))
+            if name.startswith("weight") or dtype != parameter.dtype:
+                context.set_parameter(module, name, nn.Parameter(values, parameter.requires_grad))
         _keep_plain_state(context, module)
         context.set_forward(module, LstmForward(module))
         context.did("lstm", module, "LSTM with packed weights")
