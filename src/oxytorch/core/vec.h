@@ -65,6 +65,8 @@ OXY_INLINE u16v truncate(u32v v) {
 #endif
 }
 
+OXY_INLINE f32v magnitude(f32v v) { return from_bits(bits_of(v) & 0x7fffffff); }
+
 // Conversions of a whole vector. To 16 bits: round to nearest, ties to even; NaN stays NaN.
 
 OXY_INLINE f32v widen(u16v v, bf16) { return from_bits(zero_extend(v) << 16); }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ._op import Cost, Op, Sample, registry
 from .add_layer_norm import add_layer_norm
 from .add_rms_norm import add_rms_norm
+from .gelu_mul import gelu_mul
+from .silu_mul import silu_mul
 from .layer_norm import layer_norm
 from .rms_norm import rms_norm
 
@@ -14,6 +16,8 @@ __all__ = [
     "Sample",
     "add_layer_norm",
     "add_rms_norm",
+    "gelu_mul",
+    "silu_mul",
     "layer_norm",
     "registry",
     "rms_norm",

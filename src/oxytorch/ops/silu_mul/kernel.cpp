@@ -1,0 +1,11 @@
+#include "ops/silu_mul/kernel.h"
+
+#include "ops/_gated/rows.h"
+
+namespace oxytorch::OXY_LEVEL {
+
+static void silu_mul(const GatedArgs& args, std::int64_t begin, std::int64_t end) {
+  gated(args, begin, end, [](f32v v) { return v / (1.0f + exponential(-v)); });
+}
+
+}  // namespace oxytorch::OXY_LEVEL

@@ -1,0 +1,5 @@
+#pragma once
+
+#include "ops/_gated/args.h"
+
+OXY_KERNEL(silu_mul, GatedArgs)
