@@ -29,6 +29,8 @@ from .recommendation import (
 _ADD = (operator.add, operator.iadd, torch.add)
 _MULTIPLY = (operator.mul, torch.mul)
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity)
+MODAL = (*_DROPOUT[:-1], *BatchNorm)
+"""Layers that compute something else in training mode."""
 _CONVOLUTION = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 
 
@@ -55,6 +57,7 @@ class Rewrite:
     """A capture's graph after replacement: its matches and the objects that the graph calls.
 
     folds: the normalizations folded, by the layer they were folded into.
+    consumed: the modules that the graph no longer calls.
     """
 
     capture: Capture
@@ -63,6 +66,7 @@ class Rewrite:
     folds: dict[nn.Module, Folded] = field(default_factory=dict)
     matches: list[Match] = field(default_factory=list)
     fused: dict[str, Any] = field(default_factory=dict)
+    consumed: list[nn.Module] = field(default_factory=list)
 
     def run(self) -> Rewrite:
         self.capture.graph.oxytorch_root = self.capture.module  # type: ignore[attr-defined]
@@ -83,18 +87,26 @@ class Rewrite:
         return self
 
     def module(self, node: fx.Node) -> nn.Module | None:
-        """The module that a node calls, if it calls one of the captured module's."""
+        """The module that a node calls, if it calls one that has no hooks."""
         if node.op != "call_module" or not str(node.target).startswith("m."):
             return None
-        return self.capture.module.get_submodule(str(node.target)[2:])
+        module = self.capture.module.get_submodule(str(node.target)[2:])
+        return None if module._forward_hooks or module._forward_pre_hooks else module
+
+    def _erase(self, node: fx.Node) -> None:
+        module = self.module(node)
+        if module is not None:
+            self.consumed.append(module)
+        self.capture.graph.erase_node(node)
 
     def _drop_dropout(self) -> None:
         for node in list(self.capture.graph.nodes):
             module = self.module(node)
-            if type(module) in _DROPOUT or (node.target is F.dropout and not _training(node)):
+            dropped = module is not None and type(module) in _DROPOUT and not module.training
+            if dropped or (node.target is F.dropout and not _training(node)):
                 if isinstance(node.args[0], fx.Node):
                     node.replace_all_uses_with(node.args[0])
-                    self.capture.graph.erase_node(node)
+                    self._erase(node)
 
     def _is_layer(self, node: fx.Node) -> bool:
         module = self.module(node)
@@ -196,9 +208,9 @@ class Rewrite:
             total = graph.call_function(operator.getitem, (pair, 1))
         self._record(name, [add, node], (module,), (pair, normed, total))
         node.replace_all_uses_with(normed)
-        graph.erase_node(node)
+        self._erase(node)
         add.replace_all_uses_with(total)
-        graph.erase_node(add)
+        self._erase(add)
 
     def _fuse_gate(self, node: fx.Node) -> None:
         if node.target not in _MULTIPLY or node.kwargs or len(node.args) != 2:
@@ -233,7 +245,7 @@ class Rewrite:
         self._record(f"{len(bags)} embedding bags in one", bags, tuple(modules), (merged, *picked))
         for bag, pick in zip(bags, picked, strict=True):
             bag.replace_all_uses_with(pick)
-            graph.erase_node(bag)
+            self._erase(bag)
 
     def _fuse_interaction(self, node: fx.Node) -> None:
         found = find_interaction(self.capture, node)
@@ -256,7 +268,7 @@ class Rewrite:
         self._record(description, chain, layers, (fused,))
         last.replace_all_uses_with(fused)
         for node in reversed(chain):
-            graph.erase_node(node)
+            self._erase(node)
 
     def _named(self, call: Any) -> str:
         name = f"fused_{len(self.fused)}"

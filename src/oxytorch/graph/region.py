@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .capture import CallForm, CaptureError, Capturer
-from .patterns import Rewrite
+from .patterns import MODAL, Rewrite
 
 _GLOBAL_HOOKS = (
     torch.nn.modules.module._global_forward_hooks,
@@ -66,8 +66,9 @@ def _resolved(named: tuple[str, Any]) -> Any:
 class Region:
     """Stands in for `module.forward`; runs a variant where its guards hold, else the original.
 
-    The guards: the module is in evaluation mode, no module whose code is inlined has a hook, the
-    call has a captured form, and, where a normalization was folded, no gradient is asked for.
+    The guards: it and the dropout and normalization layers that it goes past are in evaluation
+    mode, no module that it goes past has a hook, the call has a captured form, and, where a
+    normalization was folded, no gradient is asked for.
     A form that fixes shapes is captured anew for other shapes, MOST_VARIANTS in all.
     """
 
@@ -79,18 +80,20 @@ class Region:
         self.fixes_shapes = any(r.capture.form.fixes_shapes for r in rewrites)
         self.refused: set[CallForm] = set()
         self.inlined = [*dict.fromkeys(m for r in rewrites for m in r.capture.inlined)]
+        self.bypassed = [*self.inlined, *dict.fromkeys(m for r in rewrites for m in r.consumed)]
         self.variants = [Variant(rewrite) for rewrite in rewrites]
         self._watch()
 
     def _watch(self) -> None:
+        self._modal = [self.module, *(m for m in self.bypassed if type(m) in MODAL)]
         self._hooks = (
             *_GLOBAL_HOOKS,
-            *(m._forward_hooks for m in self.inlined),
-            *(m._forward_pre_hooks for m in self.inlined),
+            *(m._forward_hooks for m in self.bypassed),
+            *(m._forward_pre_hooks for m in self.bypassed),
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.module.training and not any(self._hooks):
+        if not any(self._hooks) and not any([m.training for m in self._modal]):
             variant = self._variant(args, kwargs)
             if variant is not None and not (
                 variant.needs_no_gradient
@@ -120,7 +123,7 @@ class Region:
         return self.variants[-1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_hooks"}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_hooks", "_modal")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -51,12 +51,14 @@ class Context:
     fused_layers: set[nn.Module] = field(default_factory=set)
     paths: dict[nn.Module, str] = field(default_factory=dict)
     closed: set[nn.Module] = field(default_factory=set)
+    closed_roots: list[nn.Module] = field(default_factory=list)
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for path, module in self.model.named_modules():
             self.paths[module] = path
-            if isinstance(module, CLOSED):
+            if isinstance(module, CLOSED) and module not in self.closed:
+                self.closed_roots.append(module)
                 self.closed.update(module.modules())
         self.index()
 

@@ -114,10 +114,19 @@ def run(context: Context) -> None:
             context.set_forward(module, CastInput(module, dtype))
 
 
+    for module in context.closed_roots:
+        parameter = next(module.parameters(), None)
+        if parameter is not None and _is_mixed(context, parameter.dtype):
+            context.set_forward(module, CastInput(module, parameter.dtype))
+
+
+def _is_mixed(context: Context, own: torch.dtype) -> bool:
+    return any(dtype != own for dtype in context.dtype_of.values())
+
+
 def _keep(context: Context, module: nn.Module, own: torch.dtype) -> None:
     """A layer that keeps its dtype amid cast ones has to be given inputs of that dtype."""
-    mixed = any(dtype != own for dtype in context.dtype_of.values())
-    if mixed and _is_layer(module) and type(module) not in (*_NORMS, nn.Embedding, nn.EmbeddingBag):
+    if _is_mixed(context, own) and _is_layer(module) and type(module) not in (*_NORMS, nn.Embedding, nn.EmbeddingBag):
         if not _packed_later(context, module):
             context.set_forward(module, CastInput(module, own))
 

@@ -1,0 +1,489 @@
+"""What `optimize` promises about hooks, dtypes, memory, verification, tuning and bad arguments."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from zoo import CASES, Attention, Classifier, build, call
+
+import oxytorch
+from oxytorch.core.packed import PackedTensor
+from oxytorch.optimize import PASSES
+from oxytorch.optimize.verify import VerificationError
+
+
+def _details(model: nn.Module) -> str:
+    return " | ".join(e.detail for e in oxytorch.explain(model).done)
+
+
+def _block() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4), nn.GELU()
+    ).eval()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["forward", "pre"])
+@pytest.mark.parametrize("name", ["resnet", "bert", "gated", "recommender", "gpt2"])
+def test_hooks_survive(name: str, kind: str, when: str) -> None:
+    model, sample = build(name)
+    with torch.no_grad():
+        expected = call(model, sample)
+    called: list[str] = []
+
+    def hook(module: nn.Module, *rest: Any) -> None:
+        called.append(type(module).__name__)
+
+    def add(to: nn.Module) -> None:
+        for module in to.modules():
+            if kind == "forward":
+                module.register_forward_hook(hook)
+            else:
+                module.register_forward_pre_hook(hook)
+
+    if when == "before":
+        add(model)
+    optimized = oxytorch.optimize(model, sample_input=sample)
+    if when == "after":
+        add(optimized)
+        add(model)
+    called.clear()
+    with torch.no_grad():
+        found = call(optimized, sample)
+    ours = [*called]
+    called.clear()
+    with torch.no_grad():
+        call(model, sample)
+    assert ours == called
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_hook_that_changes_the_output_of_a_fused_layer_is_obeyed() -> None:
+    model = _block()
+    optimized = oxytorch.optimize(model)
+    assert "linear + relu" in _details(optimized)
+    x = torch.randn(3, 8)
+    handle = optimized[0].register_forward_hook(lambda m, a, out: out * 0)
+    with torch.no_grad():
+        zeros = optimized(x)
+        handle.remove()
+        assert not torch.equal(optimized(x), zeros)
+        assert torch.allclose(zeros, model[1:](torch.zeros(3, 16)), atol=1e-6)
+
+
+def test_output_hidden_states_of_transformers() -> None:
+    model, sample = build("bert")
+    optimized = oxytorch.optimize(model, sample_input=sample)
+    with torch.no_grad():
+        expected = model(**sample, output_hidden_states=True).hidden_states
+        found = optimized(**sample, output_hidden_states=True).hidden_states
+    assert len(found) == len(expected) == 3
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_training_mode_after_optimize_runs_the_original() -> None:
+    model = _block()
+    optimized = oxytorch.optimize(model).train()
+    x = torch.ones(64, 8)
+    torch.manual_seed(1)
+    found = optimized(x)
+    torch.manual_seed(1)
+    assert torch.allclose(found, model.train()(x), atol=1e-6)
+    assert not torch.allclose(found, optimized(x))  # dropout is at work
+
+
+def test_batch_norm_in_training_mode_is_not_folded() -> None:
+    model, sample = build("resnet")
+    norm = next(m for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    norm.train()
+    optimized = oxytorch.optimize(copy.deepcopy(model), sample_input=sample)
+    with torch.no_grad():
+        assert torch.allclose(call(optimized, sample), call(model, sample), atol=1e-4)
+
+
+def test_folding_with_zero_factors_is_exact_in_the_state() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    model[1].weight.data[1] = 0
+    model[1].weight.data[2] = 1e-30
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    x = torch.randn(1, 3, 6, 6)
+    with torch.no_grad():
+        expected = model(x)
+        optimized = oxytorch.optimize(model)
+        assert "folded batch norm" in _details(optimized)
+        assert torch.allclose(optimized(x), expected, atol=1e-5)
+        assert torch.allclose(optimized[0](x), model[0](x), atol=1e-5)
+    assert all(torch.equal(v, before[k]) for k, v in optimized.state_dict().items())
+
+
+def test_a_folded_layer_called_on_its_own_gives_its_own_result() -> None:
+    model, sample = build("resnet")
+    optimized = oxytorch.optimize(model, sample_input=sample)
+    layer, original = optimized.embedder.embedder.convolution, model.embedder.embedder.convolution
+    x = torch.randn(1, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.allclose(layer(x), original(x), atol=1e-5)
+
+
+def test_shared_weights_stay_shared() -> None:
+    model, sample = build("tied")
+    optimized = oxytorch.optimize(model, sample_input=sample)
+    assert optimized.first.weight is optimized.second.weight
+    assert isinstance(optimized.first.weight, PackedTensor)
+    assert optimized.head.weight is optimized.embedding.weight
+    assert not isinstance(optimized.head.weight, PackedTensor)
+    left = {e.module: e.detail for e in oxytorch.explain(optimized).left}
+    assert "shared with embedding" in left["head"]
+    half = oxytorch.optimize(model, dtype=torch.bfloat16, sample_input=sample)
+    assert half.head.weight is half.embedding.weight
+    assert half.head.weight.dtype == torch.bfloat16
+
+
+def test_layers_that_share_an_input_are_joined() -> None:
+    torch.manual_seed(0)
+    model, x = Attention().eval(), torch.randn(2, 5, 32)
+    optimized = oxytorch.optimize(model, sample_input=x, passes=[*PASSES])
+    assert sum(e.pass_name == "join" for e in oxytorch.explain(optimized).done) == 3
+    with torch.no_grad():
+        expected = model(x)
+        for _ in range(3):
+            assert torch.allclose(optimized(x), expected, atol=1e-6)
+        other = torch.randn(2, 5, 32)
+        for name in ("key", "query", "value"):  # another order, other tensors in between
+            ours, theirs = getattr(optimized, name), getattr(model, name)
+            assert torch.allclose(ours(x), theirs(x), atol=1e-6)
+            assert torch.allclose(ours(other), theirs(other), atol=1e-6)
+        x.mul_(2)  # the same tensor object with other values
+        assert torch.allclose(optimized(x), model(x), atol=1e-5)
+
+
+def test_two_threads_share_a_joined_model() -> None:
+    torch.manual_seed(0)
+    model = Attention().eval()
+    optimized = oxytorch.optimize(model, sample_input=torch.randn(2, 5, 32), passes=[*PASSES])
+    wrong: list[float] = []
+
+    def work(seed: int) -> None:
+        x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            expected = model(x)
+            for _ in range(50):
+                gap = float((optimized(x) - expected).abs().max())
+                if gap > 1e-5:
+                    wrong.append(gap)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_dtype_may_differ_by_path_and_type() -> None:
+    model, sample = build("bert")
+    dtype = {"": torch.bfloat16, "encoder.layer.1": torch.float32, nn.Embedding: torch.float32}
+    optimized = oxytorch.optimize(model, dtype=dtype, sample_input=sample)
+    assert optimized.encoder.layer[0].output.dense.weight.dtype == torch.bfloat16
+    assert optimized.encoder.layer[1].output.dense.weight.dtype == torch.float32
+    assert optimized.embeddings.word_embeddings.weight.dtype == torch.float32
+    assert optimized.embeddings.LayerNorm.weight.dtype == torch.float32
+    with torch.no_grad():
+        gap = (call(optimized, sample).float() - call(model, sample)).abs().max()
+    assert gap < 0.05
+
+
+def test_modules_that_read_their_childrens_weights_are_left_alone() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.Sequential(nn.Linear(16, 16), layer).eval()
+    x = torch.randn(2, 5, 16)
+    for dtype in (None, torch.bfloat16):
+        optimized = oxytorch.optimize(model, dtype=dtype)
+        with torch.no_grad():
+            gap = (optimized(x).float() - model(x)).abs().max()
+        assert gap < (1e-5 if dtype is None else 0.1)
+        left = {e.module: e.detail for e in oxytorch.explain(optimized).left}
+        assert "TransformerEncoderLayer" in left["1"]
+
+
+def test_parametrized_weights_are_left_alone() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4)
+    ).eval()
+    optimized = oxytorch.optimize(model, inplace=True)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        first = optimized(x)
+        oxytorch.undo(optimized)
+        assert torch.allclose(first, optimized(x), atol=1e-6)
+
+
+def test_a_model_that_fx_cannot_trace_keeps_its_packed_layers() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) if x.sum() > 0 else -self.layer(x)
+
+    model = Branching().eval()
+    optimized = oxytorch.optimize(model)
+    assert isinstance(optimized.layer.weight, PackedTensor)
+    with torch.no_grad():
+        for x in (torch.ones(2, 8), -torch.ones(2, 8)):
+            assert torch.allclose(optimized(x), model(x), atol=1e-6)
+
+
+def test_the_plain_weight_is_dropped() -> None:
+    code = """
+import json, resource, torch
+import oxytorch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(40))).eval()
+size = sum(p.nbytes for p in model.parameters())
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+oxytorch.optimize(torch.nn.Sequential(torch.nn.Linear(1024, 1024)).eval())
+before = resident()
+oxytorch.optimize(model, inplace=True)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([(resident() - before) / size, (peak - before) / size]))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    grown, peak = json.loads(run.stdout)
+    assert grown < 0.15
+    assert peak < 0.3
+
+
+def test_verify_passes_and_reports() -> None:
+    model, sample = build("resnet")
+    for dtype in (None, torch.bfloat16):
+        optimized = oxytorch.optimize(model, dtype=dtype, sample_input=sample, verify=True)
+        verified = oxytorch.explain(optimized).verified
+        assert verified is not None
+        assert verified["difference"] <= verified["allowed"]
+        assert verified["modules"] >= 10
+        assert "verified" in str(oxytorch.explain(optimized))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_verify_names_the_first_module_that_differs(
+    inplace: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oxytorch.optimize.passes import pack
+
+    model, sample = build("bert")
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    real = pack.LinearForward.__call__
+
+    def wrong(self: Any, x: torch.Tensor) -> torch.Tensor:
+        result = real(self, x)
+        return result + 1 if self.module.out_features == 32 else result
+
+    monkeypatch.setattr(pack.LinearForward, "__call__", wrong)
+    with pytest.raises(VerificationError, match=r"encoder\.layer\.0\.attention\.self\.query"):
+        oxytorch.optimize(model, sample_input=sample, verify=True, inplace=inplace)
+    assert not any("forward" in m.__dict__ for m in model.modules())
+    assert "_oxytorch" not in model.__dict__
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_tune_keeps_what_wins_and_says_so() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).eval()
+    x = torch.randn(16, 256)
+    optimized = oxytorch.optimize(model, sample_input=x, tune=True)
+    report = oxytorch.explain(optimized)
+    assert report.tuned is not None
+    assert report.tuned["passes"] == report.passes
+    assert any("original" in name for name, _ in report.tuned["lines"])
+    with torch.no_grad():
+        assert torch.allclose(optimized(x), model(x), atol=1e-5)
+
+
+def test_tune_returns_the_original_where_nothing_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oxytorch.optimize import tune
+
+    monkeypatch.setattr(tune, "_paired", lambda first, second, sample: (1.5, 1.0, 1.5))
+    model = _block()
+    optimized = oxytorch.optimize(model, sample_input=torch.randn(2, 8), tune=True)
+    assert oxytorch.explain(optimized).passes == []
+    assert not any("forward" in m.__dict__ for m in optimized.modules())
+    assert "kept the original" in str(oxytorch.explain(optimized))
+
+
+def test_report_is_text_and_data() -> None:
+    model, sample = build("bert")
+    report = oxytorch.explain(oxytorch.optimize(model, sample_input=sample))
+    data = json.loads(json.dumps(report.as_dict()))
+    assert data["model"] == "BertModel"
+    assert {"pass_name", "module", "done", "detail"} == set(data["entries"][0])
+    text = str(report)
+    assert "linear + gelu" in text
+    assert "encoder.layer.*.intermediate" in text
+    assert "left alone" in text
+    assert "Embedding" in text
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_inplace_says_which_model_changes(inplace: bool) -> None:
+    model = _block()
+    optimized = oxytorch.optimize(model, inplace=inplace)
+    assert (optimized is model) == inplace
+    assert isinstance(model[0].weight, PackedTensor) == inplace
+
+
+def test_a_model_that_is_one_layer() -> None:
+    torch.manual_seed(0)
+    for model, x in (
+        (nn.Linear(4, 3), torch.randn(2, 4)),
+        (nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5)),
+        (nn.LayerNorm(6), torch.randn(2, 6)),
+        (nn.LSTM(4, 5), torch.randn(3, 2, 4)),
+    ):
+        model = model.eval()
+        optimized = oxytorch.optimize(model)
+        with torch.no_grad():
+            expected, found = model(x), optimized(x)
+        if isinstance(expected, tuple):
+            expected, found = expected[0], found[0]
+        assert torch.allclose(found, expected, atol=1e-5)
+        assert len(oxytorch.explain(optimized).done) == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (8,), (1, 8), (2, 3, 4, 8)])
+def test_linear_takes_every_shape_that_torch_takes(shape: tuple[int, ...]) -> None:
+    model = _block()
+    optimized = oxytorch.optimize(model)
+    x = torch.randn(shape)
+    with torch.no_grad():
+        assert optimized(x).shape == model(x).shape
+        assert torch.allclose(optimized(x), model(x), atol=1e-6)
+        strided = torch.randn(*shape, 2)[..., 0]
+        assert torch.allclose(optimized(strided), model(strided), atol=1e-6)
+
+
+def test_packed_sequence_and_states_of_an_lstm() -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(4, 5, 2, bidirectional=True).eval()
+    optimized = oxytorch.optimize(model)
+    x = torch.randn(6, 3, 4)
+    state = (torch.randn(4, 3, 5), torch.randn(4, 3, 5))
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 4, 2]))
+    with torch.no_grad():
+        for args in ((x,), (x, state), (x[:, 0],), (packed,), (packed, state)):
+            expected, (h, c) = model(*args)
+            found, (h_ours, c_ours) = optimized(*args)
+            if isinstance(expected, nn.utils.rnn.PackedSequence):
+                expected, found = expected.data, found.data
+            for ours, theirs in ((found, expected), (h_ours, h), (c_ours, c)):
+                assert ours.shape == theirs.shape
+                assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+class _Bad(nn.Module):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("this model holds a socket")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"model": 3}, TypeError, ["model", "torch.nn.Module", "int"]),
+        ({"model": _block().train()}, ValueError, ["training mode", "eval()"]),
+        ({"model": torch.jit.script(_block())}, TypeError, ["model", "before scripting"]),
+        ({"model": _Bad().eval()}, ValueError, ["_Bad", "socket", "inplace=True"]),
+        ({"dtype": torch.int8}, ValueError, ["dtype", "torch.bfloat16", "torch.int8"]),
+        ({"dtype": {"nowhere": torch.bfloat16}}, ValueError, ["dtype", "nowhere"]),
+        ({"passes": ["pack", "magic"]}, ValueError, ["passes", "channels_last", "magic"]),
+        ({"passes": "pack"}, TypeError, ["passes", "'pack'"]),
+        ({"verify": True}, ValueError, ["verify", "sample_input", "None"]),
+        ({"tune": True}, ValueError, ["tune", "sample_input", "None"]),
+        ({"sample_input": torch.randn(2, 9)}, ValueError, ["sample_input", "2x9"]),
+        ({"sample_input": {"z": torch.randn(2, 8)}}, ValueError, ["sample_input", "'z'"]),
+        ({"sample_input": (1, 2, 3)}, ValueError, ["sample_input", "Sequential"]),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_bad_arguments(
+    arguments: dict[str, Any], error: type[Exception], words: list[str], inplace: bool
+) -> None:
+    if "socket" in words and inplace:
+        pytest.skip("a model changed in place is not copied")
+    model = arguments.get("model", _block())
+    rest = {key: value for key, value in arguments.items() if key != "model"}
+    with pytest.raises(error) as caught:
+        oxytorch.optimize(model, inplace=inplace, **rest)
+    for word in ["optimize", *words]:
+        assert word in str(caught.value)
+    if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
+        assert not any("forward" in m.__dict__ for m in model.modules())
+        assert "_oxytorch" not in model.__dict__
+
+
+def test_optimizing_twice_is_refused() -> None:
+    optimized = oxytorch.optimize(_block())
+    with pytest.raises(ValueError, match="undo"):
+        oxytorch.optimize(optimized)
+    with pytest.raises(ValueError, match="explain"):
+        oxytorch.explain(_block())
+
+
+def test_a_pass_that_fails_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oxytorch.optimize.passes import pack
+
+    model = _block()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    calls = 0
+
+    def failing(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise MemoryError("no memory left")
+
+    monkeypatch.setattr(pack, "_keep_plain_state", failing)
+    with pytest.raises(MemoryError):
+        oxytorch.optimize(model, inplace=True)
+    assert not any("forward" in m.__dict__ for m in model.modules())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not any(isinstance(p, PackedTensor) for p in model.parameters())
+
+
+def test_sample_may_be_a_lone_tensor_or_a_list() -> None:
+    model = Classifier().eval()
+    x = CASES["classifier"].sample()[0]
+    for sample in (x, [x], {"x": x}):
+        assert "LSTM" in _details(oxytorch.optimize(model, sample_input=sample))
+
+
+def test_dropout_switched_on_alone_is_obeyed() -> None:
+    model, sample = build("bert")
+    optimized = oxytorch.optimize(model, sample_input=sample)
+    with torch.no_grad():
+        before = call(optimized, sample)
+        for module in optimized.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.5
+                module.train()
+        assert not torch.allclose(call(optimized, sample), before)
+        optimized.eval()
+        assert torch.equal(call(optimized, sample), before)
