@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
-LEAST_ROUNDS = 5
+LEAST_ROUNDS = 3
 
 
 def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
     """Median seconds of each call, over rounds in which every call has its turn.
 
-    One round warms up and is not counted; then at least five rounds, until `seconds` have passed.
+    One round warms up and is not counted; then at least three rounds, until `seconds` have passed.
     Each round starts with another call, so that no call always follows the same one.
     """
     names = list(calls)

@@ -81,7 +81,8 @@ def shorten(text: str, width: int) -> str:
 def report(session: Session, console: Console) -> None:
     """Prints the results of a finished session."""
     console.rule("What optimize did", align="left", characters="-")
-    console.print(session.explanation, markup=False)
+    for line in session.explanation.splitlines():
+        console.print(shorten(line, console.width), markup=False)
 
     console.print()
     console.rule("Speed, memory and answers", align="left", characters="-")
@@ -89,11 +90,11 @@ def report(session: Session, console: Console) -> None:
     console.print(
         f"\nall-MiniLM-L6-v2, {session.parameters / 1e6:.1f} M parameters; "
         f"{torch.get_num_threads()} threads, level {isa.active()}, torch {torch.__version__}.\n"
-        f"One text: {session.timed_tokens} tokens. Times are medians over rounds in which every "
-        "model has its turn, from tokens to vector.\n"
-        "Peak: resident memory of a process of its own above its imports, from loading the weights "
-        f"to the last of {len(session.texts)} texts.\n"
-        "Difference and cosine: every vector of length 1 against stock fp32.",
+        f"One text is {session.timed_tokens} tokens. Times are medians over rounds in which every "
+        "model has its turn,\nfrom tokens to vector.\n"
+        "Peak is the resident memory of a process of its own, above its imports: loading, "
+        "optimizing\nand two batches.\n"
+        f"Difference and cosine compare {len(session.texts)} vectors of length 1 with stock fp32.",
         style="dim",
     )
 

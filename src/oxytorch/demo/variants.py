@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,12 @@ class Variant:
     optimized: bool
     dtype: torch.dtype | None = None
 
-    def build(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model to run; `model` itself stays as it is."""
+    def build(self, model: torch.nn.Module, sample: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+        """The model to run; `model` itself stays as it is. sample: arguments of a typical call."""
         if self.optimized:
             import oxytorch
 
-            return oxytorch.optimize(model, dtype=self.dtype)
+            return oxytorch.optimize(model, dtype=self.dtype, sample_input=dict(sample))
         return model if self.dtype is None else copy.deepcopy(model).to(self.dtype)
 
 
