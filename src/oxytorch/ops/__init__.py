@@ -6,9 +6,11 @@ from ._op import Cost, Op, Sample, registry
 from .add_layer_norm import add_layer_norm
 from .add_rms_norm import add_rms_norm
 from .gelu_mul import gelu_mul
-from .silu_mul import silu_mul
 from .layer_norm import layer_norm
 from .rms_norm import rms_norm
+from .rotary_embedding import rotary_embedding
+from .silu_mul import silu_mul
+from .softmax import softmax
 
 __all__ = [
     "Cost",
@@ -17,8 +19,10 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "gelu_mul",
-    "silu_mul",
     "layer_norm",
     "registry",
     "rms_norm",
+    "rotary_embedding",
+    "silu_mul",
+    "softmax",
 ]

@@ -31,9 +31,8 @@ static void gated_rows(const GatedArgs& args, std::int64_t begin, std::int64_t e
 template <class Activation>
 static void gated(const GatedArgs& args, std::int64_t begin, std::int64_t end,
                   Activation activation) {
-  with_type(args.dtype, [&](auto element) {
-    gated_rows<decltype(element)>(args, begin, end, activation);
-  });
+  with_type(args.dtype,
+            [&](auto element) { gated_rows<decltype(element)>(args, begin, end, activation); });
 }
 
 }  // namespace oxytorch::OXY_LEVEL

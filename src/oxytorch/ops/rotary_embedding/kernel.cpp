@@ -1,0 +1,91 @@
+#include "ops/rotary_embedding/kernel.h"
+
+#include "core/vec.h"
+
+namespace oxytorch::OXY_LEVEL {
+
+// Pairs are (i, i + half): the second half is rotated against the first.
+template <class T, class Angle, class Put>
+OXY_INLINE void rotate_halves(const T* x, const Angle* cos, const Angle* sin, std::int64_t half,
+                              Put put) {
+  sweep(0, half, [&](std::int64_t i, auto count) {
+    const f32v first = load(x + i, count);
+    const f32v second = load(x + half + i, count);
+    put(i, first * load(cos + i, count) - second * load(sin + i, count), count);
+    put(half + i, second * load(cos + half + i, count) + first * load(sin + half + i, count),
+        count);
+  });
+}
+
+// Pairs are (2 i, 2 i + 1).
+template <class T, class Angle, class Put>
+OXY_INLINE void rotate_neighbours(const T* x, const Angle* cos, const Angle* sin, std::int64_t dim,
+                                  Put put) {
+  i32v swap;
+  f32v sign;
+  for (int i = 0; i < kLanes; ++i) {
+    swap[i] = i ^ 1;
+    sign[i] = i % 2 == 0 ? -1.0f : 1.0f;
+  }
+  sweep(0, dim, [&](std::int64_t i, auto count) {
+    const f32v v = load(x + i, count);
+    const f32v other = __builtin_shuffle(v, swap) * sign;
+    put(i, v * load(cos + i, count) + other * load(sin + i, count), count);
+  });
+}
+
+template <class T, class Angle>
+static void rotary_rows(const RotaryEmbeddingArgs& args, std::int64_t begin, std::int64_t end) {
+  const std::int64_t rotary = args.rotary_dim;
+  const std::int64_t half = rotary / 2;
+  std::int64_t position = begin % args.positions;
+  std::int64_t head = begin / args.positions % args.heads;
+  std::int64_t batch = begin / args.positions / args.heads;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(args.x) + batch * args.x_strides[0] +
+                 head * args.x_strides[1] + position * args.x_strides[2];
+    const Angle* cos = static_cast<const Angle*>(args.cos) + batch * args.cos_strides[0] +
+                       position * args.cos_strides[1];
+    const Angle* sin = static_cast<const Angle*>(args.sin) + batch * args.sin_strides[0] +
+                       position * args.sin_strides[1];
+    T* out = static_cast<T*>(args.out) + row * args.head_dim;
+    const auto put = [&](std::int64_t i, f32v v, auto count) { store(out + i, v, count); };
+    const auto put_streaming = [&](std::int64_t i, f32v v, auto) { stream(out + i, v); };
+    const bool streaming = args.stream && rotary == args.head_dim && half % kLanes == 0 &&
+                           is_aligned(out, kLanes * sizeof(T));
+    if (args.interleaved) {
+      if (streaming) {
+        rotate_neighbours(x, cos, sin, rotary, put_streaming);
+      } else {
+        rotate_neighbours(x, cos, sin, rotary, put);
+      }
+    } else if (streaming) {
+      rotate_halves(x, cos, sin, half, put_streaming);
+    } else {
+      rotate_halves(x, cos, sin, half, put);
+    }
+    std::memcpy(out + rotary, x + rotary, (args.head_dim - rotary) * sizeof(T));
+    if (++position == args.positions) {
+      position = 0;
+      if (++head == args.heads) {
+        head = 0;
+        ++batch;
+      }
+    }
+  }
+  if (args.stream) stream_end();
+}
+
+static void rotary_embedding(const RotaryEmbeddingArgs& args, std::int64_t begin,
+                             std::int64_t end) {
+  with_type(args.dtype, [&](auto element) {
+    using T = decltype(element);
+    if (args.angle_dtype == DType::float32) {
+      rotary_rows<T, float>(args, begin, end);
+    } else {
+      rotary_rows<T, T>(args, begin, end);
+    }
+  });
+}
+
+}  // namespace oxytorch::OXY_LEVEL
