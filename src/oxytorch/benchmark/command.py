@@ -3,94 +3,268 @@
 from __future__ import annotations
 
 import argparse
+import datetime
+import importlib
+import importlib.util
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+SUMMARY = "measure ops and whole models next to their peers"
+
+DESCRIPTION = """\
+Measure oxytorch next to its peers, in the same run, and next to this machine's own limits.
+
+Every contestant first has to give the right answer; then all take turns, round by round, with the
+same number of threads. A peer that is not installed, or fails, is named with its reason.
+Close other programs before you measure.
+"""
+
 EXAMPLES = """\
 examples:
-  oxytorch bench models                            every model, fp32 and bf16, all peers
-  oxytorch bench models --only bert,resnet50 --dtype bfloat16
+  oxytorch bench models                       every model in fp32 and bf16 with all peers (~25 min)
+  oxytorch bench models --only bert,resnet50 --dtype bfloat16 --peers eager,openvino,oxytorch
+  oxytorch bench models --output benchmarks/results          also write JSON and a plot there
+  oxytorch bench ops --only rms_norm --peers eager           one op against plain PyTorch
+  oxytorch bench ops --isa avx2,avx512_bf16 --size cache     kernels of several levels
+  oxytorch bench limits                       bandwidth and matrix products of this machine
+  oxytorch bench import-time                  what `import oxytorch` adds to `import torch`
+  oxytorch bench optimize-cost                time and peak memory of optimize(BERT-base)
+  oxytorch bench report benchmarks/results    tables from the files of earlier runs
+  oxytorch bench report benchmarks/results --into README.md
 """
+
+MODEL_DTYPES = ("float32", "bfloat16")
+OP_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `bench` to the subparsers of the `oxytorch` command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "bench", help="measure ops and whole models next to their peers"
-    )
+    parser: argparse.ArgumentParser = subparsers.add_parser("bench", help=SUMMARY)
     configure(parser)
     return parser
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
     """Give a parser the arguments of `oxytorch bench`."""
-    parser.description = "Measure ops and whole models next to their peers, in the same run."
-    parser.epilog = EXAMPLES
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    what = parser.add_subparsers(dest="what", required=True)
-    models = what.add_parser("models", help="whole models")
-    models.add_argument("--only", type=_words)
-    models.add_argument("--dtype", type=_words, default=["float32", "bfloat16"])
-    models.add_argument("--peers", type=_words)
-    models.add_argument("--batch", type=int)
-    models.add_argument("--rounds", type=int, default=15)
-    models.add_argument("--threads", type=int)
-    models.add_argument("--json", type=Path)
+    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+
+    models = what.add_parser("models", help="whole models with random weights")
+    _add_common(models, rounds=15)
+    _add_list(models, "--only", "models to measure (default: all)")
+    _add_list(models, "--dtype", "precisions (default: float32,bfloat16)", MODEL_DTYPES)
+    _add_list(models, "--peers", "contestants (default: all); eager always takes part")
+    models.add_argument("--batch", type=_positive, help="batch size (default: each model's own)")
+
+    ops = what.add_parser("ops", help="every op of the registry")
+    _add_common(ops, rounds=15)
+    _add_list(ops, "--only", "ops to measure (default: all)")
+    _add_list(ops, "--dtype", "dtypes (default: float32,bfloat16)", MODEL_DTYPES)
+    _add_list(ops, "--peers", "contestants (default: eager,compile,oxytorch)")
+    _add_list(ops, "--size", "samples (default: cache,memory)", ("cache", "memory"))
+    _add_list(ops, "--isa", "levels at which oxytorch runs (default: the active one)")
+
+    _add_common(what.add_parser("limits", help="bandwidth and matrix products"), rounds=10)
+    _add_common(what.add_parser("import-time", help="what `import oxytorch` adds"), rounds=1)
+    optimize = what.add_parser("optimize-cost", help="time and peak memory of optimize()")
+    _add_common(optimize, rounds=1)
+    _add_list(optimize, "--only", "models to optimize (default: bert)")
+    _add_list(optimize, "--dtype", "precisions (default: float32,bfloat16)", MODEL_DTYPES)
+
+    report = what.add_parser("report", help="Markdown tables from the files of earlier runs")
+    report.add_argument("paths", nargs="+", type=Path, help="results files, or folders of them")
+    report.add_argument("--into", type=Path, help="page whose <!-- bench:... --> blocks to fill")
+    report.add_argument("--plot", type=Path, help="plot to draw of the models (.svg or .png)")
+
+
+def _add_common(parser: argparse.ArgumentParser, rounds: int) -> None:
+    parser.add_argument(
+        "--rounds", type=_positive, default=rounds, help=f"rounds (default: {rounds})"
+    )
+    parser.add_argument("--threads", type=_positive, help="threads (default: what torch takes)")
+    parser.add_argument("--output", type=Path, help="folder for JSON and plot, one per machine")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--plot", type=Path, help="file for the plot (.svg or .png)")
+    parser.add_argument(
+        "--allocation",
+        choices=("reuse", "system"),
+        default="reuse",
+        help="reuse: freed memory stays in the process, for all contestants, so that nobody pays "
+        "page faults by chance; system: as the C library has it (default: reuse)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_positive,
+        default=300,
+        help="seconds without a sign of life after which a contestant is given up (default: 300)",
+    )
+
+
+def _add_list(
+    parser: argparse.ArgumentParser, name: str, text: str, default: Sequence[str] = ()
+) -> None:
+    parser.add_argument(name, type=_words, default=tuple(default), metavar="A,B,...", help=text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
+    return value
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what the arguments ask; the exit status."""
-    import torch
+    """Do what the arguments ask.
 
-    from oxytorch.benchmark.jobs import JobError, run_job
-    from oxytorch.benchmark.models import CASES
-    from oxytorch.benchmark.peers import PEERS
-    from oxytorch.benchmark.results import new_run, write_run
+    Returns:
+        0, 1 where something could not be measured, 2 for arguments that make no sense.
+    """
+    try:
+        if arguments.what == "report":
+            return _report(arguments)
+        return _measure(arguments)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"oxytorch {error}", file=sys.stderr)
+        return 2
 
-    run = new_run("models", "oxytorch " + shlex.join(sys.argv[1:]), {"rounds": arguments.rounds})
-    for name in arguments.only or CASES:
-        for dtype in arguments.dtype:
-            job = {
-                "kind": "model",
-                "model": name,
-                "dtype": dtype,
-                "peers": arguments.peers or list(PEERS),
-                "batch": arguments.batch or CASES[name].batch,
-                "rounds": arguments.rounds,
-                "threads": arguments.threads or torch.get_num_threads(),
-            }
-            try:
-                result = run_job(job, silence=300, on_stage=lambda peer, stage: None)
-            except JobError as error:
-                print(name, dtype, error)
-                continue
-            run["results"].append(result)
-            _print_result(result)
-            if arguments.json:
-                write_run(run, arguments.json)
+
+def _report(arguments: argparse.Namespace) -> int:
+    from oxytorch.benchmark.report import fill_page, report
+    from oxytorch.benchmark.results import read_runs
+
+    runs = read_runs(arguments.paths)
+    if arguments.plot is not None:
+        _draw(runs, arguments.plot)
+    if arguments.into is None:
+        print(report(runs), end="")
+        return 0
+    filled = fill_page(arguments.into, runs)
+    print(f"filled {', '.join(filled)} in {arguments.into}")
     return 0
 
 
-def _print_result(result: dict[str, Any]) -> None:
-    print(
-        f"{result['model']} {result['dtype']}: eager interleaved / alone "
-        f"{result['eager_interleaved_over_alone']:.2f}"
+def _measure(arguments: argparse.Namespace) -> int:
+    from oxytorch.benchmark import runs
+    from oxytorch.benchmark.report import provenance, tables_of
+    from oxytorch.benchmark.results import write_run
+    from oxytorch.benchmark.terminal import show_table
+
+    measure: dict[str, Callable[..., dict[str, Any]]] = {
+        "models": runs.run_models,
+        "ops": runs.run_ops,
+        "limits": runs.run_limits,
+        "import-time": runs.run_import_time,
+        "optimize-cost": runs.run_optimize_cost,
+    }
+    settings = _settings(arguments)
+    command = shlex.join(["oxytorch", "bench", *_words_after_bench(sys.argv)])
+    targets: list[Path] = [] if arguments.json is None else [arguments.json]
+
+    def keep(result: dict[str, Any]) -> None:
+        if arguments.output is not None and len(targets) == (arguments.json is not None):
+            targets.append(_free_path(arguments.output, result, arguments.what))
+        for target in targets:
+            write_run(result, target)
+
+    result = measure[arguments.what](settings, command, keep)
+    for table in tables_of(result):
+        show_table(table)
+    if result["results"]:
+        print(provenance(result))
+    plots = [] if arguments.plot is None else [arguments.plot]
+    if arguments.output is not None and arguments.what in ("models", "ops"):
+        plots.append(targets[-1].with_suffix(".svg"))
+    for plot in plots:
+        _draw([result], plot)
+    for path in [*targets, *plots]:
+        print(f"wrote {path}")
+    return 1 if result["failures"] else 0
+
+
+def _words_after_bench(argv: Sequence[str]) -> Sequence[str]:
+    """The arguments as typed, whether after `oxytorch bench` or a module's name."""
+    return argv[argv.index("bench") + 1 :] if "bench" in argv[:2] else argv[1:]
+
+
+def _free_path(folder: Path, run: dict[str, Any], what: str) -> Path:
+    """<folder>/<machine>/<date>-<what>.json, numbered from the second of a day on."""
+    from oxytorch.benchmark.machine import machine_name
+
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    base = folder / machine_name(run["machine"]) / f"{today}-{what}"
+    path, number = base.with_suffix(".json"), 2
+    while path.exists():
+        path = base.with_name(f"{base.name}-{number}").with_suffix(".json")
+        number += 1
+    return path
+
+
+def _draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw a plot of the runs; without matplotlib, say so and go on."""
+    if importlib.util.find_spec("matplotlib") is None:
+        print(
+            f"oxytorch bench: {path} not drawn: matplotlib is not installed "
+            f"(pip install 'oxytorch[bench]')",
+            file=sys.stderr,
+        )
+        return
+    from oxytorch.benchmark.plot import draw
+
+    draw(runs, path)
+
+
+def _settings(arguments: argparse.Namespace) -> Any:
+    """The options as settings; raises ValueError for a name that does not exist."""
+    import torch
+
+    from oxytorch.benchmark import op_runs
+    from oxytorch.benchmark.models import CASES
+    from oxytorch.benchmark.peers import PEERS
+    from oxytorch.benchmark.runs import Settings
+
+    of_ops = arguments.what == "ops"
+    chosen = vars(arguments)
+    if of_ops:
+        registry = importlib.import_module("oxytorch.ops").registry()
+        _check_names("--only", arguments.only, registry)
+        _check_names("--dtype", arguments.dtype, OP_DTYPES)
+        _check_names("--peers", arguments.peers, op_runs.PEERS)
+        _check_names("--size", arguments.size, op_runs.SIZES)
+        isa = importlib.import_module("oxytorch.isa")
+        levels = [level.name for level in isa.levels() if level.supported]
+        _check_names("--isa", arguments.isa, levels)
+    else:
+        _check_names("--only", chosen.get("only", ()), CASES)
+        _check_names("--dtype", chosen.get("dtype", ()), MODEL_DTYPES)
+        _check_names("--peers", chosen.get("peers", ()), PEERS)
+    return Settings(
+        only=chosen.get("only", ()),
+        dtypes=chosen.get("dtype", ()),
+        peers=chosen.get("peers", ()) or tuple(op_runs.PEERS if of_ops else PEERS),
+        rounds=arguments.rounds,
+        threads=arguments.threads or torch.get_num_threads(),
+        batch=chosen.get("batch"),
+        sizes=chosen.get("size", ()),
+        levels=chosen.get("isa", ()),
+        allocation=arguments.allocation,
+        silence=float(arguments.timeout),
     )
-    records: Sequence[Any] = result["peers"]
-    for record in records:
-        if record["status"] == "measured":
-            print(
-                f"  {record['peer']:12s} {record['seconds']['median'] * 1e3:9.2f} ms  "
-                f"{record['speedup']['median']:5.2f}x  difference {record['difference']:.1e}  "
-                f"{record['notes']}"
+
+
+def _check_names(option: str, names: Sequence[str], known: Any) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"bench: {option}: unknown name {name!r}; choices: {', '.join(known) or 'none'}"
             )
-        else:
-            print(f"  {record['peer']:12s} {record['status']}: {record['reason']}")
-    sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oxytorch.benchmark.models import Inputs, output_tensors
-from oxytorch.benchmark.peers import Absent, Runner, Task, require
+from oxytorch.benchmark.contest import Absent
+from oxytorch.benchmark.models import output_tensors
+from oxytorch.benchmark.peers import Runner, Task, require
 
 
 class PositionalModel(nn.Module):
@@ -30,10 +32,12 @@ class PositionalModel(nn.Module):
         return tuple(output_tensors(output))
 
 
-def _positional(model: nn.Module, inputs: Inputs) -> tuple[PositionalModel, tuple[Tensor, ...]]:
-    if isinstance(inputs, dict):
-        return PositionalModel(model, tuple(inputs)), tuple(inputs.values())
-    return PositionalModel(model, None), inputs
+def _positional(task: Task) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A copy of the task's model for an exporter, which may change what it is given."""
+    model = copy.deepcopy(task.model)
+    if isinstance(task.inputs, dict):
+        return PositionalModel(model, tuple(task.inputs)).eval(), tuple(task.inputs.values())
+    return PositionalModel(model, None).eval(), task.inputs
 
 
 def prepare_onnxruntime(task: Task) -> Runner:
@@ -42,7 +46,7 @@ def prepare_onnxruntime(task: Task) -> Runner:
         raise Absent("its CPU provider has no bfloat16 kernels for these models")
     onnxruntime = require("onnxruntime")
     require("onnx")
-    model, tensors = _positional(task.model, task.inputs)
+    model, tensors = _positional(task)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         torch.onnx.export(model, tensors, str(path), dynamo=False, opset_version=17)
@@ -63,7 +67,7 @@ def prepare_openvino(task: Task) -> Runner:
     """OpenVINO's CPU plug-in with latency hint, static shapes and the task's precision."""
     os.environ.setdefault("OPENVINO_TELEMETRY_OPT_OUT", "1")
     openvino = require("openvino")
-    model, tensors = _positional(task.model, task.inputs)
+    model, tensors = _positional(task)
     converted = openvino.convert_model(
         model, example_input=tensors, input=[tuple(tensor.shape) for tensor in tensors]
     )

@@ -14,13 +14,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from oxytorch.benchmark.contest import Progress, new_record, refuse
 from oxytorch.benchmark.peers import PEERS
-
-OnStage = Callable[[str, str], None]
 
 
 class JobError(RuntimeError):
@@ -31,11 +30,11 @@ class JobError(RuntimeError):
         self.peer = peer
 
 
-def _environment(cache: str) -> dict[str, str]:
-    """The user's environment, a fresh compile cache and no network access for model hubs."""
+def _environment(folder: str) -> dict[str, str]:
+    """The user's environment, a fresh compile cache, and no network for hubs and telemetry."""
     return {
         **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": cache,
+        "TORCHINDUCTOR_CACHE_DIR": folder,
         "HF_HUB_OFFLINE": "1",
         "OPENVINO_TELEMETRY_OPT_OUT": "1",
     }
@@ -62,7 +61,12 @@ def _cause_of_death(code: int, log: Path) -> str:
     return f"{cause}; last line: {lines[-1].strip()[:160]}" if lines else cause
 
 
-def _run_once(job: dict[str, Any], silence: float, on_stage: OnStage) -> dict[str, Any]:
+def run_once(job: dict[str, Any], silence: float, progress: Progress) -> list[dict[str, Any]]:
+    """Run a job in a new process; its results, with the allocation they were measured under.
+
+    Raises:
+        JobError: the process reported an error, died, or was silent for `silence` seconds.
+    """
     with tempfile.TemporaryDirectory(prefix="oxytorch-bench-") as folder:
         log = Path(folder) / "log.txt"
         with log.open("w") as errors:
@@ -82,11 +86,13 @@ def _run_once(job: dict[str, Any], silence: float, on_stage: OnStage) -> dict[st
             for line in _lines(process.stdout, silence):
                 event = json.loads(line)
                 if event["event"] == "result":
-                    return dict(event["result"])
+                    result = event["result"]
+                    results = result if isinstance(result, list) else [result]
+                    return [{**entry, "allocation": event["allocation"]} for entry in results]
                 if event["event"] == "error":
                     raise JobError(event["reason"], peer)
                 peer = event["peer"]
-                on_stage(peer, event["stage"])
+                progress(peer, event["stage"])
             raise JobError(_cause_of_death(process.wait(), log), peer)
         except queue.Empty:
             raise JobError(f"gave no sign of life for {silence:.0f} s", peer) from None
@@ -95,8 +101,8 @@ def _run_once(job: dict[str, Any], silence: float, on_stage: OnStage) -> dict[st
             process.wait()
 
 
-def run_job(job: dict[str, Any], *, silence: float, on_stage: OnStage) -> dict[str, Any]:
-    """The job's result; peers that took the process down are in it with status "failed".
+def run_contest(job: dict[str, Any], silence: float, progress: Progress) -> list[dict[str, Any]]:
+    """The job's results; peers that took the process down are in them with status "failed".
 
     Raises:
         JobError: the process failed in a part that belongs to no peer that could be left out.
@@ -105,16 +111,15 @@ def run_job(job: dict[str, Any], *, silence: float, on_stage: OnStage) -> dict[s
     while True:
         remaining = [peer for peer in job["peers"] if peer not in lost]
         try:
-            result = _run_once({**job, "peers": remaining}, silence, on_stage)
+            results = run_once({**job, "peers": remaining}, silence, progress)
         except JobError as error:
             if error.peer not in remaining or error.peer == "eager":
                 raise
             lost[error.peer] = str(error)
             continue
-        for peer, reason in lost.items():
-            result["peers"].append(
-                {"peer": peer, "label": PEERS[peer].label, "status": "failed", "reason": reason}
-            )
-        order = list(PEERS)
-        result["peers"].sort(key=lambda record: order.index(record["peer"]))
-        return result
+        for result in results:
+            for peer, reason in lost.items():
+                record = new_record(peer, PEERS[peer].label)
+                refuse(record, "failed", reason)
+                result["peers"].append(record)
+        return results

@@ -93,6 +93,7 @@ def describe_machine() -> dict[str, object]:
         "caches": _caches(),
         "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {platform.machine()}",
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "huge_pages": huge_pages.read_text().strip() if huge_pages.exists() else None,
         "torch_capability": torch.backends.cpu.get_cpu_capability(),
         "oxytorch_isa": _isa(),

@@ -17,12 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oxytorch.benchmark.contest import Absent, first_line
 from oxytorch.benchmark.models import Inputs, call_model, output_tensors
 from oxytorch.benchmark.rounds import Call
-
-
-class Absent(Exception):
-    """A peer that cannot take part; the text is the reason, for the table."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +163,6 @@ def prepare_predecessor(task: Task) -> Runner:
         except Exception as error:  # the predecessor's eager mode is the documented way back
             return Runner(eager, notes={"mode": f"eager; tracing failed: {first_line(error)}"})
     return Runner(_call_in_dtype(frozen, task), notes={"mode": "traced and frozen"})
-
-
-def first_line(error: BaseException) -> str:
-    """The error's type and the first line of its text that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def _prepare_onnxruntime(task: Task) -> Runner:

@@ -60,12 +60,6 @@ def spread_record(values: Spread) -> SpreadRecord:
     }
 
 
-def refuse(record: PeerRecord, status: Status, reason: str) -> None:
-    """Note that a peer has no speed, and why."""
-    record["status"] = status
-    record["reason"] = reason
-
-
 def measured(record: PeerRecord) -> bool:
     """Whether the peer ran with the right answer and has times."""
     return record["status"] == "measured"

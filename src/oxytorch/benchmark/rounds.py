@@ -6,10 +6,12 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 Call = Callable[[], object]
+Context = Callable[[], AbstractContextManager[Any]]
 
 SETTLE_SECONDS = 0.02
 """Pause before a contestant's turn: the idle OpenMP workers of the one before it still spin."""
@@ -61,6 +63,7 @@ def _burst_length(call: Call, warm_up: int, burst_seconds: float) -> int:
 def interleave(
     calls: Mapping[str, Call],
     *,
+    contexts: Mapping[str, Context] | None = None,
     rounds: int,
     warm_up: int = 3,
     burst_seconds: float = 0.05,
@@ -72,16 +75,22 @@ def interleave(
     nobody always follows the same neighbour. A turn is a short pause, one call that is not
     counted (it brings the contestant's weights back into the caches and lets workers of the
     contestant before it fall asleep) and a burst of timed calls, whose median is the value.
+    A contestant named in `contexts` has its turns inside a new context of that kind.
     """
     if rounds < 1:
         raise ValueError(f"interleave: expected rounds >= 1, got {rounds}")
-    lengths = {name: _burst_length(call, warm_up, burst_seconds) for name, call in calls.items()}
+    entered = {name: (contexts or {}).get(name, nullcontext) for name in calls}
+    lengths = {}
+    for name, call in calls.items():
+        with entered[name]():
+            lengths[name] = _burst_length(call, warm_up, burst_seconds)
     series: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     with _without_garbage_collection():
         for index in range(rounds):
             for name in order if index % 2 == 0 else reversed(order):
-                series[name].append(_turn(calls[name], lengths[name]))
+                with entered[name]():
+                    series[name].append(_turn(calls[name], lengths[name]))
             if on_round is not None:
                 on_round(index + 1)
     return series

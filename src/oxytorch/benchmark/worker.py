@@ -6,43 +6,47 @@ its standard output; whatever a library prints goes to standard error instead.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
+import traceback
 from typing import Any
 
-from oxytorch.benchmark.peers import first_line
-
-
-def _run(job: dict[str, Any], progress: Any) -> dict[str, Any]:
-    kind = job["kind"]
-    if kind == "model":
-        from oxytorch.benchmark.model_runs import run_job
-
-        return run_job(job, progress)
-    raise ValueError(f"worker: expected a job of kind 'model', got {kind!r}")
+JOBS = {
+    "model": "oxytorch.benchmark.model_runs",
+    "op": "oxytorch.benchmark.op_runs",
+    "limits": "oxytorch.benchmark.limits",
+    "optimize": "oxytorch.benchmark.costs",
+}
+"""Kind of job -> module with `run_job(job, progress)`."""
 
 
 def main() -> int:
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def send(event: dict[str, Any]) -> None:
+    def send(**event: Any) -> None:
         events.write(json.dumps(event) + "\n")
         events.flush()
 
     job = json.load(sys.stdin)
     try:
-        result = _run(
-            job, lambda peer, stage: send({"event": "stage", "peer": peer, "stage": stage})
+        allocation = "system"
+        if job["allocation"] == "reuse":
+            from oxytorch.benchmark.allocation import keep_freed_memory
+
+            allocation = keep_freed_memory()
+        result = importlib.import_module(JOBS[job["kind"]]).run_job(
+            job, lambda peer, stage: send(event="stage", peer=peer, stage=stage)
         )
     except Exception as error:
-        import traceback
+        from oxytorch.benchmark.contest import first_line
 
         traceback.print_exc()
-        send({"event": "error", "reason": first_line(error)})
+        send(event="error", reason=first_line(error))
         return 1
-    send({"event": "result", "result": result})
+    send(event="result", result=result, allocation=allocation)
     # Some peers' libraries crash while they are unloaded, after all the work is done.
     events.close()
     sys.stderr.flush()

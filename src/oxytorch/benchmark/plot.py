@@ -1,0 +1,274 @@
+"""Plots of results: speed-up of whole models, and ops next to the machine's limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from oxytorch.benchmark.report import DTYPES, Run, merge
+from oxytorch.benchmark.rounds import geometric_mean
+from oxytorch.benchmark.tables import (
+    Result,
+    is_measured,
+    label_of,
+    peer_names,
+    peer_record,
+)
+
+COLORS = {
+    "eager": "#9aa3ad",
+    "eager_cast": "#c3c9d0",
+    "compile": "#8d7fc0",
+    "onnxruntime": "#63b3a4",
+    "openvino": "#4a86c5",
+    "predecessor": "#c99ab4",
+    "oxytorch": "#e4572e",
+}
+OTHER_COLORS = ("#e4572e", "#f0955f", "#b83d1b", "#f7c59f", "#8a2c10", "#d97b66")
+REMARK = "; random weights; × no result, the table says why"
+INK = "#2b3036"
+FAINT = "#e3e6ea"
+
+SHORT_NAMES = {
+    "bert": "BERT-base",
+    "distilbert": "DistilBERT",
+    "gpt2": "GPT-2 prefill",
+    "resnet50": "ResNet-50",
+    "mobilenet_v2": "MobileNetV2",
+    "vit": "ViT-base",
+    "lstm": "LSTM",
+    "dlrm": "DLRM",
+}
+
+
+def draw(runs: Sequence[Run], path: Path) -> None:
+    """Draw the newest runs into a file; its suffix (.svg, .png) says in which format.
+
+    Models if there are any, else ops.
+
+    Raises:
+        ValueError: neither models nor ops were measured.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    kinds: dict[str, Run] = {}
+    for machine in merge(runs).values():
+        kinds.update(machine)
+    kind = next((k for k in DRAWERS if k in kinds and kinds[k]["results"]), None)
+    if kind is None:
+        raise ValueError(f"bench: {path} not drawn: the results hold neither models nor ops")
+    style: dict[Any, Any] = {
+        "font.size": 10,
+        "font.family": "sans-serif",
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": "#b8bec5",
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "svg.hashsalt": "oxytorch",
+    }
+    with plt.rc_context(style):
+        figure = DRAWERS[kind](plt, kinds[kind])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Without a date in its metadata, the same results give the same file.
+        metadata = {"Date": None} if path.suffix == ".svg" else {}
+        figure.savefig(path, dpi=150, bbox_inches="tight", facecolor="white", metadata=metadata)
+        plt.close(figure)
+
+
+def _machine_line(run: Run, remark: str) -> str:
+    machine, versions = run["machine"], run["versions"]
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores; torch {versions['torch']}; "
+        f"{run['date'][:10]}; medians of interleaved rounds{remark}"
+    )
+
+
+def _color(peer: str, peers: Sequence[str]) -> str:
+    if peer in COLORS:
+        return COLORS[peer]
+    unknown = [name for name in peers if name not in COLORS]
+    return OTHER_COLORS[unknown.index(peer) % len(OTHER_COLORS)]
+
+
+def _draw_models(plt: Any, run: Run) -> Any:
+    """A panel per dtype; in it a group of bars per model, rising or falling from eager = 1."""
+    dtypes = [d for d in DTYPES if any(r["dtype"] == d for r in run["results"])]
+    groups = max(sum(r["dtype"] == d for r in run["results"]) for d in dtypes) + 1
+    figure, panels = plt.subplots(
+        len(dtypes),
+        1,
+        figsize=(max(7.0, 1.0 + 1.35 * groups), 3.1 * len(dtypes) + 0.9),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    handles: dict[str, Any] = {}
+    for panel, dtype in zip(panels[:, 0], dtypes, strict=True):
+        results = [result for result in run["results"] if result["dtype"] == dtype]
+        _draw_speedups(panel, results, handles)
+        panel.set_title(f"{dtype}: times as fast as torch eager", loc="left", fontsize=11)
+    _set_ratio_axis(panels[0, 0], run["results"])
+    order = [peer for peer in COLORS if peer in handles]
+    figure.legend(
+        [handles[peer] for peer in order],
+        [label_of(run["results"], peer) for peer in order],
+        loc="outside upper left",
+        ncols=len(order),
+        frameon=False,
+        fontsize=10,
+    )
+    figure.supxlabel(_machine_line(run, REMARK), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    return figure
+
+
+def _draw_speedups(panel: Any, results: Sequence[Result], handles: dict[str, Any]) -> None:
+    peers = [peer for peer in peer_names(results) if peer != "eager"]
+    width = 0.82 / max(1, len(peers))
+    names = [SHORT_NAMES.get(result["model"], result["model"]) for result in results]
+    for index, peer in enumerate(peers):
+        offset = (index - (len(peers) - 1) / 2) * width
+        color = _color(peer, peers)
+        speedups = []
+        for group, result in enumerate(results):
+            record = peer_record(result, peer)
+            if not is_measured(record):
+                panel.text(group + offset, 1.03, "×", ha="center", color=color, fontsize=9)
+                continue
+            assert record is not None
+            speedups.append(record["speedup"]["median"])
+            handles[peer] = _bar(panel, group + offset, speedups[-1], width, color, peer)
+        if speedups:
+            _bar(panel, len(results) + offset, geometric_mean(speedups), width, color, peer)
+    panel.axhline(1, color=INK, linewidth=0.9)
+    panel.axvspan(len(results) - 0.5, len(results) + 0.5, color="#f4f5f7", zorder=0)
+    panel.set_xticks(range(len(results) + 1), [*names, "geometric\nmean"])
+    panel.set_xlim(-0.55, len(results) + 0.5)
+    _clean(panel, "y")
+
+
+def _set_ratio_axis(panel: Any, results: Sequence[Result]) -> None:
+    """A logarithmic axis: twice as fast is as far from the line as half as fast."""
+    speedups = [
+        record["speedup"]["median"]
+        for result in results
+        for record in result["peers"]
+        if is_measured(record)
+    ]
+    low, high = min([0.9, *speedups]) / 1.2, max([1.2, *speedups]) * 1.2
+    panel.set_yscale("log", base=2)
+    ticks = [tick for tick in (0.125, 0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 16) if low < tick < high]
+    panel.set_yticks(ticks, [f"{tick:g}×" for tick in ticks])
+    panel.yaxis.minorticks_off()
+    panel.set_ylim(low, high)
+
+
+def _bar(panel: Any, x: float, value: float, width: float, color: str, peer: str) -> Any:
+    """A bar between 1 and the value, so that slower hangs below the line."""
+    bars = panel.bar(x, value - 1, width * 0.92, bottom=1, color=color, zorder=2)
+    if peer == "oxytorch":
+        panel.annotate(
+            f"{value:.2f}",
+            (x, value),
+            textcoords="offset points",
+            xytext=(0, 2 if value >= 1 else -9),
+            ha="center",
+            fontsize=8,
+            fontweight="bold",
+            color=color,
+        )
+    return bars
+
+
+def _clean(panel: Any, grid_axis: str) -> None:
+    panel.grid(axis=grid_axis, color=FAINT, linewidth=0.8, zorder=0)
+    panel.set_axisbelow(True)
+    panel.tick_params(length=0)
+    for side in ("top", "right", "left" if grid_axis == "y" else "bottom"):
+        panel.spines[side].set_visible(False)
+
+
+def _draw_ops(plt: Any, run: Run) -> Any:
+    """Dots per op and dtype: left the fraction of the limit, right the speed-up over eager."""
+    panels_wanted: list[tuple[str, str, Callable[[Result], float]]] = []
+    sizes = {result["size"] for result in run["results"]}
+    if "memory" in sizes:
+        title = "beyond the caches: fraction of the machine's limit"
+        panels_wanted.append(("memory", title, lambda r: float(r["fraction_of_limit"]["median"])))
+    if "cache" in sizes:
+        title = "within the caches: times as fast as torch eager"
+        panels_wanted.append(("cache", title, lambda r: float(r["speedup"]["median"])))
+    peers = peer_names(run["results"])
+    rows = list(dict.fromkeys((r["op"], r["dtype"]) for r in run["results"]))
+    figure, panels = plt.subplots(
+        1,
+        len(panels_wanted),
+        figsize=(1.8 + 4.6 * len(panels_wanted), 1.3 + 0.27 * len(rows)),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    handles: dict[str, Any] = {}
+    for panel, (size, title, value) in zip(panels[0], panels_wanted, strict=True):
+        results = [result for result in run["results"] if result["size"] == size]
+        _draw_dots(panel, results, rows, peers, value, handles)
+        panel.set_title(title, loc="left", fontsize=10.5)
+        panel.axvline(1, color=INK, linewidth=0.9, zorder=1)
+        if size == "memory":
+            panel.set_xlim(left=0)
+            panel.xaxis.set_major_formatter(lambda number, position: f"{number:.0%}")
+        else:
+            panel.set_xscale("log", base=2)
+            panel.xaxis.set_major_formatter(lambda number, position: f"{number:g}×")
+        _clean(panel, "x")
+    panels[0][0].set_yticks(range(len(rows)), [f"{op}  {dtype}" for op, dtype in rows])
+    panels[0][0].invert_yaxis()
+    order = [peer for peer in peers if peer in handles]
+    figure.legend(
+        [handles[peer] for peer in order],
+        [label_of(run["results"], peer) for peer in order],
+        loc="outside upper left",
+        ncols=len(order),
+        frameon=False,
+    )
+    figure.supxlabel(_machine_line(run, ""), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    return figure
+
+
+def _draw_dots(
+    panel: Any,
+    results: Sequence[Result],
+    rows: Sequence[tuple[str, str]],
+    peers: Sequence[str],
+    value: Callable[[Result], float],
+    handles: dict[str, Any],
+) -> None:
+    """A row per op and dtype, a faint line through it, and a dot per peer."""
+    for index in range(0, len(rows), 2):
+        panel.axhspan(index - 0.5, index + 0.5, color="#f7f8f9", zorder=0)
+    for peer in peers:
+        xs, ys = [], []
+        for result in results:
+            record = peer_record(result, peer)
+            if record is not None and is_measured(record):
+                xs.append(value(record))
+                ys.append(rows.index((result["op"], result["dtype"])))
+        if xs:
+            ours = peer.startswith("oxytorch")
+            handles[peer] = panel.scatter(
+                xs,
+                ys,
+                s=52 if ours else 30,
+                color=_color(peer, peers),
+                zorder=4 if ours else 3,
+                linewidths=0,
+            )
+    panel.set_ylim(-0.5, len(rows) - 0.5)
+
+
+DRAWERS = {"models": _draw_models, "ops": _draw_ops}
+"""Kind of run -> its plot; the first kind of which there are results is drawn."""

@@ -1,0 +1,159 @@
+"""Tables from results files: what `oxytorch bench report` prints or writes into a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oxytorch.benchmark.machine import machine_name
+from oxytorch.benchmark.tables import (
+    Table,
+    costs_table,
+    limits_table,
+    models_table,
+    ops_cache_table,
+    ops_memory_table,
+    preparation_table,
+)
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+KEYS = {
+    "models": ("model", "dtype", "batch"),
+    "ops": ("op", "dtype", "size", "sample"),
+    "limits": (),
+    "costs": ("cost", "model", "dtype", "inplace"),
+}
+"""Kind of run -> fields that tell its results apart; a newer result replaces an older one."""
+
+Run = dict[str, Any]
+
+
+def merge(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
+    """Machine -> kind -> one run with the newest result of everything measured there.
+
+    The head of a merged run (date, versions, command) is that of its newest part.
+    """
+    machines: dict[str, dict[str, Run]] = {}
+    for run in sorted(runs, key=lambda run: str(run["date"])):
+        kinds = machines.setdefault(machine_name(run["machine"]), {})
+        older = kinds.get(run["kind"], {"results": [], "parts": 0})
+        results = {_key(run["kind"], result): result for result in older["results"]}
+        # Removing first moves a replaced result nowhere: dictionaries keep the first position.
+        results.update({_key(run["kind"], result): result for result in run["results"]})
+        kinds[run["kind"]] = {
+            **run,
+            "results": list(results.values()),
+            "parts": older["parts"] + 1,
+        }
+    return machines
+
+
+def _key(kind: str, result: dict[str, Any]) -> tuple[object, ...]:
+    return tuple(result.get(field) for field in KEYS[kind])
+
+
+def tables_of(run: Run) -> list[Table]:
+    """Every table of one run."""
+    results = run["results"]
+    if not results:
+        return []
+    if run["kind"] == "models":
+        tables = [
+            models_table(results, dtype)
+            for dtype in DTYPES
+            if any(result["dtype"] == dtype for result in results)
+        ]
+        return [*tables, preparation_table(results)]
+    if run["kind"] == "ops":
+        return [
+            make(results)
+            for make, size in ((ops_memory_table, "memory"), (ops_cache_table, "cache"))
+            if any(result["size"] == size for result in results)
+        ]
+    if run["kind"] == "limits":
+        return [limits_table(results[-1])]
+    return [costs_table(results)]
+
+
+def provenance(run: Run) -> str:
+    """Where, when, with what and by which command a run was measured."""
+    machine, versions = run["machine"], run["versions"]
+    caches = machine.get("caches", {})
+    parts = [f"{name} {size}" for name, size in caches.items() if name in ("L2", "L3")]
+    packages = [
+        f"{name} {version}"
+        for name, version in versions.items()
+        if version != "absent" and name in ("torch", "oxytorch", "onnxruntime", "openvino")
+    ]
+    threads = {result["threads"] for result in run["results"] if "threads" in result}
+    counted = f", {'/'.join(str(count) for count in sorted(threads))} threads" if threads else ""
+    level = machine.get("oxytorch_isa")
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores{counted} ({', '.join(parts)}; "
+        f"torch's capability {machine['torch_capability']}"
+        f"{f', oxytorch level {level}' if level else ''}); "
+        f"{run['date'][:10]}; {', '.join(packages)}; `{run['command']}`"
+        f"{'' if run.get('parts', 1) == 1 else ' (the newest of several runs)'}."
+    )
+
+
+def markdown(table: Table) -> str:
+    """The table in Markdown, with its notes as a list."""
+    lines = [
+        "| " + " | ".join(table.header) + " |",
+        "|" + "---|" * len(table.header),
+        *("| " + " | ".join(row) + " |" for row in table.rows),
+    ]
+    notes = [f"- {note}" for note in table.notes]
+    return "\n".join([f"**{table.title}**", "", *lines, *([""] if notes else []), *notes])
+
+
+def section(run: Run) -> str:
+    """All tables of a run in Markdown, headed by their provenance."""
+    return "\n\n".join([provenance(run), *(markdown(table) for table in tables_of(run))])
+
+
+def report(runs: Sequence[Run]) -> str:
+    """Everything in Markdown: a heading per machine, sections per kind of run."""
+    parts = []
+    for machine, kinds in merge(runs).items():
+        parts.append(f"## {machine}")
+        for kind in KEYS:
+            if kind in kinds and kinds[kind]["results"]:
+                parts += [f"### {kind}", section(kinds[kind])]
+    return "\n\n".join(parts) + "\n"
+
+
+def fill_page(page: Path, runs: Sequence[Run]) -> list[str]:
+    """Replace the marked blocks of a Markdown page by tables; the names of those replaced.
+
+    A block lies between `<!-- bench:models begin -->` and `<!-- bench:models end -->`, with
+    models, ops, limits or costs; with several machines the newest run of the kind is taken.
+
+    Raises:
+        ValueError: the page has no such block, or one that does not end.
+    """
+    text = page.read_text(encoding="utf-8")
+    machines = merge(runs)
+    filled = []
+    for kind in KEYS:
+        begin, end = f"<!-- bench:{kind} begin -->", f"<!-- bench:{kind} end -->"
+        candidates = [kinds[kind] for kinds in machines.values() if kind in kinds]
+        if begin not in text or not candidates:
+            continue
+        before, _, rest = text.partition(begin)
+        if end not in rest:
+            raise ValueError(f"bench report: {page}: expected {end} after {begin}, found none")
+        _, _, after = rest.partition(end)
+        newest = max(candidates, key=lambda run: str(run["date"]))
+        text = f"{before}{begin}\n{section(newest)}\n{end}{after}"
+        filled.append(kind)
+    if not filled:
+        raise ValueError(
+            f"bench report: {page}: expected a block such as <!-- bench:models begin --> for "
+            f"which there are results, found none"
+        )
+    page.write_text(text, encoding="utf-8")
+    return filled

@@ -1,0 +1,287 @@
+"""Results as tables: one content, shown as Markdown or in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from oxytorch.benchmark.peers import PEERS
+from oxytorch.benchmark.rounds import geometric_mean
+
+Result = dict[str, Any]
+
+
+@dataclass
+class Table:
+    """A table with a title and notes below it; cells marked with ** are the best of their row."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def milliseconds(seconds: float) -> str:
+    """Three significant digits in ms or us: `118 ms`, `7.9 ms`, `12.3 us`."""
+    if seconds < 1e-4:
+        return f"{seconds * 1e6:.3g} us"
+    value = seconds * 1e3
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def is_measured(record: Result | None) -> bool:
+    """Whether there is a record and it has times."""
+    return record is not None and record["status"] == "measured"
+
+
+def peer_record(result: Result, peer: str) -> Result | None:
+    """The record of a peer in a result, if it took part."""
+    return next((record for record in result["peers"] if record["peer"] == peer), None)
+
+
+def peer_names(results: Sequence[Result]) -> list[str]:
+    """Peers with times in at least one result: the known ones in their order, then others."""
+    found = {r["peer"] for result in results for r in result["peers"] if is_measured(r)}
+    known = [name for name in PEERS if name in found]
+    return known + sorted(found - set(known))
+
+
+def label_of(results: Sequence[Result], peer: str) -> str:
+    """What the peer is called in tables."""
+    for result in results:
+        record = peer_record(result, peer)
+        if record is not None:
+            return str(record["label"])
+    return peer
+
+
+def fastest_other(result: Result, peer: str = "oxytorch") -> Result | None:
+    """The fastest measured contestant whose name does not begin with `peer`."""
+    others = [r for r in result["peers"] if is_measured(r) and not r["peer"].startswith(peer)]
+    return min(others, key=lambda record: float(record["seconds"]["median"]), default=None)
+
+
+def over_fastest_other(result: Result) -> str:
+    """How many times faster oxytorch is than the fastest peer, and which that is."""
+    record, other = peer_record(result, "oxytorch"), fastest_other(result)
+    if record is None or other is None or not is_measured(record):
+        return "-"
+    ratio = other["seconds"]["median"] / record["seconds"]["median"]
+    return f"{ratio:.2f}x {other['label']}"
+
+
+def _with_best_marked(cells: list[str], times: Sequence[float | None]) -> list[str]:
+    known = [time for time in times if time is not None]
+    if len(known) < 2:
+        return cells
+    best = times.index(min(known))
+    return [f"**{cell}**" if index == best else cell for index, cell in enumerate(cells)]
+
+
+def _median(record: Result | None) -> float | None:
+    if record is None or not is_measured(record):
+        return None
+    return float(record["seconds"]["median"])
+
+
+def _speed_cell(record: Result | None) -> str:
+    if record is None:
+        return "-"
+    if not is_measured(record):
+        return str(record["status"])
+    text = milliseconds(record["seconds"]["median"])
+    return text if record["peer"] == "eager" else f"{text} ({record['speedup']['median']:.2f}x)"
+
+
+def _mean_cell(results: Sequence[Result], peer: str, value: Callable[[Result], float]) -> str:
+    records = [peer_record(result, peer) for result in results]
+    values = [value(record) for record in records if record is not None and is_measured(record)]
+    if not values:
+        return "-"
+    text = f"{geometric_mean(values):.2f}x"
+    return text if len(values) == len(results) else f"{text} ({len(values)} of {len(results)})"
+
+
+def _reasons(results: Sequence[Result], name: Callable[[Result], str]) -> list[str]:
+    """One note per reason for which peers have no time, with the results it concerns."""
+    concerned: dict[tuple[str, str, str], list[str]] = {}
+    for result in results:
+        for record in result["peers"]:
+            if not is_measured(record):
+                key = (record["label"], record["status"], record.get("reason", "no reason given"))
+                concerned.setdefault(key, []).append(name(result))
+    return [
+        f"{label}: {status}"
+        + ("" if len(names) == len(results) else f" on {', '.join(names)}")
+        + f": {reason}."
+        for (label, status, reason), names in concerned.items()
+    ]
+
+
+def models_table(results: Sequence[Result], dtype: str) -> Table:
+    """Latency of every model in one dtype: a column per peer, speed-up over eager in brackets."""
+    results = [result for result in results if result["dtype"] == dtype]
+    peers = peer_names(results)
+    header = ["model", *(label_of(results, peer) for peer in peers)]
+    with_oxytorch = "oxytorch" in peers
+    table = Table(
+        f"Whole models, {dtype}", [*header, "over fastest peer"] if with_oxytorch else header
+    )
+    for result in results:
+        records = [peer_record(result, peer) for peer in peers]
+        cells = [_speed_cell(record) for record in records]
+        cells = _with_best_marked(cells, [_median(record) for record in records])
+        row = [f"{result['title']}, batch {result['batch']}", *cells]
+        table.rows.append([*row, over_fastest_other(result)] if with_oxytorch else row)
+    means = [_mean_cell(results, peer, lambda r: float(r["speedup"]["median"])) for peer in peers]
+    row = ["geometric mean of the speed-up", *means]
+    table.rows.append([*row, ""] if with_oxytorch else row)
+    table.notes = _reasons(results, lambda result: str(result["model"]))
+    table.notes += _over_faster_stock(results, peers)
+    changes = [result["eager_interleaved_over_alone"] for result in results]
+    table.notes.append(
+        f"Taking turns with the others changed torch eager's own time by a factor of "
+        f"{min(changes):.2f} to {max(changes):.2f}."
+    )
+    return table
+
+
+def _over_faster_stock(results: Sequence[Result], peers: Sequence[str]) -> list[str]:
+    """Mean speed-ups over whichever of the two ways of running stock PyTorch is faster."""
+    if "eager_cast" not in peers:
+        return []
+    means = []
+    for peer in peers:
+        ratios = []
+        for result in results:
+            stock = [_median(peer_record(result, name)) for name in ("eager", "eager_cast")]
+            time = _median(peer_record(result, peer))
+            if time is not None:
+                ratios.append(min(value for value in stock if value is not None) / time)
+        if peer not in ("eager", "eager_cast"):
+            means.append(f"{label_of(results, peer)} {geometric_mean(ratios):.2f}x")
+    return [
+        "torch eager runs under autocast, the other row is the model cast to the dtype. "
+        f"Geometric means over the faster of the two: {', '.join(means)}."
+    ]
+
+
+def preparation_table(results: Sequence[Result]) -> Table:
+    """Seconds before each peer's first answer: optimizing, compiling, converting."""
+    peers = [peer for peer in peer_names(results) if peer not in ("eager", "eager_cast")]
+    table = Table(
+        "Seconds to get ready, first call included",
+        ["model", "dtype", *(label_of(results, peer) for peer in peers)],
+    )
+    for result in results:
+        records = [peer_record(result, peer) for peer in peers]
+        cells = [
+            f"{record['prepare_seconds']:.2f}" if record and "prepare_seconds" in record else "-"
+            for record in records
+        ]
+        table.rows.append([result["model"], result["dtype"], *cells])
+    return table
+
+
+def _fraction_cell(record: Result | None) -> str:
+    if record is None:
+        return "-"
+    if not is_measured(record):
+        return str(record["status"])
+    fraction = record["fraction_of_limit"]
+    return f"{fraction['median']:.0%} ({fraction['low']:.0%} to {fraction['high']:.0%})"
+
+
+def ops_memory_table(results: Sequence[Result]) -> Table:
+    """Fraction of the machine's limit at sizes beyond the caches, median and quartiles."""
+    results = [result for result in results if result["size"] == "memory"]
+    peers = peer_names(results)
+    table = Table(
+        "Ops beyond the caches: fraction of the machine's limit",
+        ["op", "dtype", "sample", "traffic", "limit", *(label_of(results, p) for p in peers)],
+    )
+    for result in results:
+        records = [peer_record(result, peer) for peer in peers]
+        cells = _with_best_marked(
+            [_fraction_cell(record) for record in records], [_median(r) for r in records]
+        )
+        limit = {k: v / 1e9 for k, v in result["read_write_bandwidth"].items()}
+        table.rows.append(
+            [
+                result["op"],
+                result["dtype"],
+                result["sample"],
+                f"{result['bytes'] / 2**20:.0f} MiB",
+                f"{limit['median']:.1f} GB/s ({limit['low']:.1f} to {limit['high']:.1f})",
+                *cells,
+            ]
+        )
+    table.notes = _reasons(results, lambda result: f"{result['op']} {result['dtype']}")
+    return table
+
+
+def ops_cache_table(results: Sequence[Result]) -> Table:
+    """Time per call at sizes that fit the caches, speed-up over eager in brackets."""
+    results = [result for result in results if result["size"] == "cache"]
+    peers = peer_names(results)
+    with_oxytorch = "oxytorch" in peers
+    header = ["op", "dtype", "sample", *(label_of(results, peer) for peer in peers)]
+    table = Table(
+        "Ops within the caches: time per call",
+        [*header, "over fastest peer"] if with_oxytorch else header,
+    )
+    for result in results:
+        records = [peer_record(result, peer) for peer in peers]
+        cells = _with_best_marked(
+            [_speed_cell(record) for record in records], [_median(r) for r in records]
+        )
+        row = [result["op"], result["dtype"], result["sample"], *cells]
+        table.rows.append([*row, over_fastest_other(result)] if with_oxytorch else row)
+    table.notes = _reasons(results, lambda result: f"{result['op']} {result['dtype']}")
+    return table
+
+
+def limits_table(rates: dict[str, Any]) -> Table:
+    """The machine's limits: median and quartiles."""
+    table = Table("Limits of this machine", ["what", "median", "quartiles"])
+    for name, value in rates.items():
+        if not isinstance(value, dict):
+            continue
+        unit = "GFLOP/s" if name.startswith("matrix") else "GB/s"
+        table.rows.append(
+            [
+                name.replace("_", " "),
+                f"{value['median'] / 1e9:.1f} {unit}",
+                f"{value['low'] / 1e9:.1f} to {value['high'] / 1e9:.1f}",
+            ]
+        )
+    return table
+
+
+def costs_table(results: Sequence[Result]) -> Table:
+    """What oxytorch itself costs."""
+    table = Table("What oxytorch itself costs", ["what", "time", "memory"])
+    for result in results:
+        if result["cost"] == "import":
+            low, high = result["added_seconds_range"]
+            table.rows.append(
+                [
+                    "import oxytorch, after import torch",
+                    f"{result['added_seconds'] * 1e3:.0f} ms ({low * 1e3:.0f} to {high * 1e3:.0f})",
+                    "-",
+                ]
+            )
+        elif "reason" in result:
+            table.rows.append([f"optimize, {result['title']}", "failed", result["reason"]])
+        else:
+            place = "in place" if result["inplace"] else "on a copy"
+            table.rows.append(
+                [
+                    f"optimize {result['title']}, {result['dtype']}, {place}",
+                    f"{result['seconds']:.2f} s",
+                    f"at the peak {result['peak_growth_over_model']:.2f} x the model on top of it,"
+                    f" {result['peak_over_model']:.2f} x in all",
+                ]
+            )
+    return table
