@@ -241,7 +241,9 @@ class Capturer:
                 graph = tracer.trace(root)
             except Exception as error:  # whatever a user's forward raises on symbolic values
                 culprit = tracer.stack[-1] if tracer.stack else module
-                reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                reason = (
+                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                )
                 if culprit is module or type(culprit) in self._opaque:
                     raise CaptureError(f"{type(culprit).__name__}.forward: {reason}") from error
                 self._opaque[type(culprit)] = reason
@@ -271,4 +273,5 @@ def _call_root(module: nn.Module, form: CallForm) -> _Call:
     listed = ", ".join(names)
     source = f"def forward(self, {listed}):\n    args, kwargs = self.bind([{listed}])\n"
     exec(source + "    return self.m(*args, **kwargs)\n", scope)
-    return type("_CallForm", (_Call,), {"forward": scope["forward"]})(module, form)
+    kind: type[_Call] = type("_CallForm", (_Call,), {"forward": scope["forward"]})
+    return kind(module, form)

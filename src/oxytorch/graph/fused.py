@@ -68,7 +68,7 @@ class FusedLayer:
 
     def __call__(self, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
         parameters = self.module._parameters
-        weight = parameters["weight"]
+        weight: torch.Tensor | None = parameters["weight"]
         bias = parameters["bias"] if self.folded is None else self.folded.bias
         if type(weight) is PackedLinearWeight:
             return linear(x, weight, bias, self.post_op, other)

@@ -27,11 +27,28 @@ from .recommendation import (
 )
 
 _ADD = (operator.add, operator.iadd, torch.add)
+_IN_PLACE = (
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.itruediv,
+    operator.ifloordiv,
+    operator.imod,
+    operator.ipow,
+    operator.imatmul,
+    operator.iand,
+    operator.ior,
+    operator.ixor,
+    operator.ilshift,
+    operator.irshift,
+    operator.setitem,
+    operator.delitem,
+)
 _MULTIPLY = (operator.mul, torch.mul)
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity)
 MODAL = (*_DROPOUT[:-1], *BatchNorm)
 """Layers that compute something else in training mode."""
-_CONVOLUTION = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+_CONVOLUTION: dict[type, int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 
 
 @dataclass(frozen=True)
@@ -103,10 +120,10 @@ class Rewrite:
         for node in list(self.capture.graph.nodes):
             module = self.module(node)
             dropped = module is not None and type(module) in _DROPOUT and not module.training
-            if dropped or (node.target is F.dropout and not _training(node)):
-                if isinstance(node.args[0], fx.Node):
-                    node.replace_all_uses_with(node.args[0])
-                    self._erase(node)
+            dropped = dropped or (node.target is F.dropout and not _training(node))
+            if dropped and isinstance(node.args[0], fx.Node):
+                node.replace_all_uses_with(node.args[0])
+                self._erase(node)
 
     def _is_layer(self, node: fx.Node) -> bool:
         module = self.module(node)
@@ -165,15 +182,15 @@ class Rewrite:
 
     def _binary(self, node: fx.Node, left: fx.Node) -> tuple[str | None, fx.Node | None]:
         """The binary post-operation of `left` that a node computes, with its other operand."""
-        kinds = {**dict.fromkeys(_ADD, "add"), **dict.fromkeys(_MULTIPLY, "mul")}
-        if node.op != "call_function" or node.target not in kinds or node.kwargs:
+        kind = "add" if node.target in _ADD else "mul" if node.target in _MULTIPLY else None
+        if node.op != "call_function" or kind is None or node.kwargs:
             return None, None
         if len(node.args) != 2 or node.args[0] is node.args[1]:
             return None, None
         if node.target is operator.iadd and node.args[0] is not left:
             return None, None
         other = node.args[1] if node.args[0] is left else node.args[0]
-        return (kinds[node.target], other) if isinstance(other, fx.Node) else (None, None)
+        return (kind, other) if isinstance(other, fx.Node) else (None, None)
 
     def _feeds_norm(self, node: fx.Node, layer: nn.Module) -> bool:
         return not _is_convolution(layer) and any(self._norm(user) for user in node.users)
@@ -226,9 +243,10 @@ class Rewrite:
             return
 
     def _fuse_embedding_bags(self, node: fx.Node) -> None:
-        if node.target not in (torch.stack, torch.cat) or not isinstance(node.args[0], (list, tuple)):
+        joined = node.args[0] if node.target in (torch.stack, torch.cat) else None
+        if not isinstance(joined, (list, tuple)):
             return
-        found = find_embedding_bags(self.capture, list(node.args[0]))
+        found = find_embedding_bags(self.capture, list(joined))
         if found is None:
             return
         bags, modules = found
@@ -340,9 +358,7 @@ def _mutates(node: fx.Node) -> bool:
         return str(node.target).endswith("_") and not str(node.target).endswith("__")
     if node.op == "call_function":
         name = getattr(node.target, "__name__", "")
-        return name.startswith("i") and getattr(operator, name, None) is node.target and (
-            name not in ("invert", "index", "indexOf", "is_", "is_not", "inv", "itemgetter")
-        ) or (name.endswith("_") and not name.endswith("__"))
+        return node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
     if node.op == "call_module":
         owner = node.graph.oxytorch_root  # type: ignore[attr-defined]
         target = str(node.target)

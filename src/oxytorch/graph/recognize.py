@@ -212,13 +212,16 @@ class Recognizer:
         self._found: dict[nn.Module, dict[str, Any]] = {}
 
     def activation(self, module: nn.Module) -> PostOp | None:
-        return self._once("activation", activation_of_module, module)
+        found: PostOp | None = self._once("activation", activation_of_module, module)
+        return found
 
     def norm(self, module: nn.Module) -> Norm | None:
-        return self._once("norm", norm_of_module, module)
+        found: Norm | None = self._once("norm", norm_of_module, module)
+        return found
 
     def linear(self, module: nn.Module) -> LinearForm | None:
-        return self._once("linear", linear_of_module, module)
+        found: LinearForm | None = self._once("linear", linear_of_module, module)
+        return found
 
     def _once(self, what: str, recognize: Callable[[nn.Module], Any], module: nn.Module) -> Any:
         found = self._found.setdefault(module, {})

@@ -23,26 +23,24 @@ class FusedEmbeddingBags:
     def __call__(
         self, indices: list[torch.Tensor], offsets: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        weights = [module._parameters["weight"] for module in self.modules]
+        weights: list[Any] = [module._parameters["weight"] for module in self.modules]
         if not self._fits(indices, offsets, weights):
             return [m(i, o) for m, i, o in zip(self.modules, indices, offsets, strict=True)]
         mode = str(self.modules[0].mode)
-        merged = ops.merged_embedding_bag(weights, indices, offsets, mode)  # type: ignore[arg-type]
+        merged = ops.merged_embedding_bag(weights, indices, offsets, mode)
         return list(merged.unflatten(1, (len(weights), -1)).unbind(1))
 
     def _fits(
         self,
         indices: list[torch.Tensor],
         offsets: list[torch.Tensor],
-        weights: list[torch.Tensor | None],
+        weights: list[torch.Tensor],
     ) -> bool:
-        first = weights[0]
-        assert first is not None
         rows = offsets[0].shape
         return (
             all(i.dim() == 1 and i.dtype == indices[0].dtype for i in indices)
             and all(o.shape == rows and o.dtype == indices[0].dtype for o in offsets)
-            and all(w is not None and w.dtype == first.dtype for w in weights)
+            and all(w.dtype == weights[0].dtype for w in weights)
         )
 
 

@@ -1,4 +1,4 @@
-"""The forward that replaces a module's own: the rewritten graph as plain Python, with its guards."""
+"""The forward that replaces a module's own: the rewritten graph as Python, with its guards."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Region:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not any(self._hooks) and not any([m.training for m in self._modal]):
+        if not any(self._hooks) and not any(m.training for m in self._modal):
             variant = self._variant(args, kwargs)
             if variant is not None and not (
                 variant.needs_no_gradient

@@ -27,8 +27,9 @@ CLOSED = (
 class Observed:
     """What one run of the model on the sample input showed.
 
-    forms: how each module was called; shaped_forms: the same with the shapes. input_sizes: shape of its first tensor argument.
-    shared_inputs: for each parent, groups of children called with one and the same tensor.
+    forms: how each module was called; shaped_forms: the same with the shapes.
+    input_sizes: shape of its first tensor argument. shared_inputs: for each parent, groups of
+    children called with one and the same tensor.
     """
 
     forms: dict[nn.Module, CallForm] = field(default_factory=dict)
@@ -148,5 +149,7 @@ def observe(context: Context, sample_input: Any) -> None:
         for handle in handles:
             handle.remove()
     observed.shared_inputs = [
-        tuple(group) for group in inputs.values() if len(group) > 1 and len(set(group)) == len(group)
+        tuple(group)
+        for group in inputs.values()
+        if len(group) > 1 and len(set(group)) == len(group)
     ]

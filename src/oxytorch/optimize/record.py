@@ -17,7 +17,7 @@ class Change:
     """One change to one module."""
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        """Take the change back. restored: what parameters have become, so that shared ones stay so."""
+        """Take the change back. restored: what each parameter has become (shared ones stay so)."""
         raise NotImplementedError
 
 
@@ -74,9 +74,9 @@ class HookAdded(Change):
 def _memory_format(tensor: torch.Tensor) -> str:
     """The name of a tensor's memory format (the format itself cannot be pickled)."""
     for dim, name in ((4, "channels_last"), (5, "channels_last_3d")):
-        if tensor.dim() == dim and not tensor.is_contiguous():
-            if tensor.is_contiguous(memory_format=getattr(torch, name)):
-                return name
+        plain = tensor.dim() != dim or tensor.is_contiguous()
+        if not plain and tensor.is_contiguous(memory_format=getattr(torch, name)):
+            return name
     return "contiguous_format"
 
 

@@ -51,9 +51,9 @@ class Report:
             f"oxytorch.optimize: {self.model}, {self.dtype}, {self.seconds:.2f} s, parameters "
             f"{self.bytes_before / 2**20:.1f} -> {self.bytes_after / 2**20:.1f} MiB"
         ]
-        lines += ["done"] + (_table(self.done) or ["  nothing"])
+        lines += ["done", *(_table(self.done) or ["  nothing"])]
         if self.left:
-            lines += ["left alone"] + _table(self.left)
+            lines += ["left alone", *_table(self.left)]
         if self.verified is not None:
             lines.append(
                 "verified: largest difference {difference:.2e} of the largest output "

@@ -71,9 +71,7 @@ def _differs(model: nn.Module, name: str) -> bool:
     return any(e.pass_name == wanted and text in e.detail for e in explain(model).done)
 
 
-def _paired(
-    first: nn.Module, second: nn.Module, sample_input: Any
-) -> tuple[float, float, float]:
+def _paired(first: nn.Module, second: nn.Module, sample_input: Any) -> tuple[float, float, float]:
     """Median ratio second / first over paired rounds, and both median times in seconds."""
     args, kwargs = normalized_sample(sample_input)
 

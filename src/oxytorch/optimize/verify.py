@@ -35,15 +35,14 @@ def compare(
     allowed = TOLERANCE[_narrowest(optimized)]
     counterparts = dict(optimized.named_modules())
     changed = {
-        path
-        for path, module in counterparts.items()
-        if path and "forward" in module.__dict__
+        path for path, module in counterparts.items() if path and "forward" in module.__dict__
     }
     compared = 0
 
     def before(path: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            given = copy.deepcopy((args, kwargs)) if _holds_state(args, kwargs) else _cloned((args, kwargs))
+            given = (args, kwargs)
+            given = copy.deepcopy(given) if _holds_state(given) else _cloned(given)
             with torch.no_grad():
                 expected[path] = counterparts[path](*given[0], **given[1])
 
@@ -98,7 +97,7 @@ def _narrowest(model: nn.Module) -> torch.dtype:
     return torch.float32
 
 
-def _holds_state(*values: Any) -> bool:
+def _holds_state(values: Any) -> bool:
     """Whether a call passes objects (a cache, say) that the callee may write to."""
     leaves = pytree.tree_leaves(values)
     plain = (torch.Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)

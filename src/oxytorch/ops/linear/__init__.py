@@ -132,9 +132,7 @@ def _packed_linear(
         and other.shape[-1] == weight.out_features
         and x.numel() != 0
     ):
-        result = _MKLDNN._linear_pointwise.binary(
-            x, other, weight.packed, bias, post_op.binary
-        )
+        result = _MKLDNN._linear_pointwise.binary(x, other, weight.packed, bias, post_op.binary)
         return result
     result = _MKLDNN._linear_pointwise.default(x, weight.packed, bias, "none", [], "")
     return post_op.after(result, other)

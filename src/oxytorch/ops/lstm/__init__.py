@@ -52,7 +52,8 @@ class PackedLstmWeight(PackedTensor):
 
     def _unpack(self) -> torch.Tensor:
         plain = self.packed.to_dense()  # [1, 1, input, gates, hidden]
-        return plain.squeeze(1).squeeze(0).permute(1, 2, 0).reshape(self.shape).contiguous()
+        result: torch.Tensor = plain.squeeze(1).squeeze(0).permute(1, 2, 0).reshape(self.shape)
+        return result.contiguous()
 
 
 def lstm(

@@ -113,7 +113,6 @@ def run(context: Context) -> None:
         if type(module) not in (nn.Embedding, nn.EmbeddingBag) and _is_layer(module):
             context.set_forward(module, CastInput(module, dtype))
 
-
     for module in context.closed_roots:
         parameter = next(module.parameters(), None)
         if parameter is not None and _is_mixed(context, parameter.dtype):
@@ -126,9 +125,10 @@ def _is_mixed(context: Context, own: torch.dtype) -> bool:
 
 def _keep(context: Context, module: nn.Module, own: torch.dtype) -> None:
     """A layer that keeps its dtype amid cast ones has to be given inputs of that dtype."""
-    if _is_mixed(context, own) and _is_layer(module) and type(module) not in (*_NORMS, nn.Embedding, nn.EmbeddingBag):
-        if not _packed_later(context, module):
-            context.set_forward(module, CastInput(module, own))
+    takes_any = type(module) in (*_NORMS, nn.Embedding, nn.EmbeddingBag)
+    given_others = _is_mixed(context, own) and _is_layer(module) and not takes_any
+    if given_others and not _packed_later(context, module):
+        context.set_forward(module, CastInput(module, own))
 
 
 def _is_layer(module: nn.Module) -> bool:

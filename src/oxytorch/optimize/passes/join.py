@@ -7,6 +7,7 @@ called with another tensor computes its own part alone.
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -41,19 +42,19 @@ class Joined:
 class JoinedPart(PackedTensor):
     """One layer's weight within a joined one."""
 
-    index: int
-    _shared_fields = (*PackedTensor._shared_fields, "index")
+    place: int
+    _shared_fields = (*PackedTensor._shared_fields, "place")
 
     def __new__(cls, weight: torch.Tensor, joined: Joined, index: int) -> JoinedPart:
         result = PackedTensor._wrap(cls, weight, joined.weight.dtype)
-        result.packed, result.index = joined, index
+        result.packed, result.place = joined, index
         return result
 
     def repack(self, values: torch.Tensor) -> None:
-        self.packed.set_part(self.index, values.detach().to(self.dtype))
+        self.packed.set_part(self.place, values.detach().to(self.dtype))
 
     def dense(self) -> torch.Tensor:
-        part: torch.Tensor = self.packed.part(self.index)
+        part: torch.Tensor = self.packed.part(self.place)
         return part
 
     def copy(self) -> PackedLinearWeight:  # type: ignore[override]
@@ -63,17 +64,15 @@ class JoinedPart(PackedTensor):
         return self.numel() * self.element_size()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        import copy
-
         if id(self) not in memo:
             joined = copy.deepcopy(self.packed, memo)
-            part = JoinedPart(self, joined, self.index)
+            part = JoinedPart(self, joined, self.place)
             memo[id(self)] = nn.Parameter(part, self.requires_grad)
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild_part, (
-            tuple(self.shape), self.packed, self.index, self.requires_grad,
+            tuple(self.shape), self.packed, self.place, self.requires_grad,
         )  # fmt: skip
 
 
@@ -93,12 +92,13 @@ class JoinedForward:
         self.group = group
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self.module._parameters["weight"]
-        if type(weight) is JoinedPart and weight.packed is self.group.joined:
-            if not (torch.is_grad_enabled() and self.group.wants_gradient(x)):
-                return self.group.part(x, self.index)
-        if x.dtype != weight.dtype:  # type: ignore[union-attr]
-            x = x.to(weight.dtype)  # type: ignore[union-attr]
+        weight: torch.Tensor | None = self.module._parameters["weight"]
+        assert weight is not None
+        ours = type(weight) is JoinedPart and weight.packed is self.group.joined
+        if ours and not (torch.is_grad_enabled() and self.group.wants_gradient(x)):
+            return self.group.part(x, self.index)
+        if x.dtype != weight.dtype:
+            x = x.to(weight.dtype)
         return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
 
 
@@ -124,7 +124,8 @@ class Group:
 
     def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
         waiting = self._waiting.__dict__
-        if waiting.get("x") is x and index in waiting["parts"] and waiting["version"] == _version(x):
+        same = waiting.get("x") is x and waiting["version"] == _version(x)
+        if same and index in waiting["parts"]:
             part: torch.Tensor = waiting["parts"].pop(index)
             if not waiting["parts"]:
                 waiting.clear()
@@ -133,7 +134,7 @@ class Group:
         bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
         result = linear(x, self.joined.weight, bias)
         sizes = [stop - start for start, stop in self.joined.bounds]
-        parts = dict(enumerate(result.split(sizes, -1)))
+        parts = dict(enumerate(torch.split(result, sizes, -1)))
         part = parts.pop(index)
         waiting.update(x=x, version=_version(x), parts=parts)
         return part

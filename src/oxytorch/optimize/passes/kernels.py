@@ -70,7 +70,7 @@ class EmbeddingBagForward:
 
     def __call__(
         self,
-        input: torch.Tensor,  # noqa: A002 (torch's own name for the argument)
+        input: torch.Tensor,
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -78,6 +78,7 @@ class EmbeddingBagForward:
         weight = module._parameters["weight"]
         if weight.dtype not in _DTYPES or weight.device.type != "cpu":
             return type(module).forward(module, input, offsets, per_sample_weights)  # type: ignore[no-any-return]
-        return ops.embedding_bag(
+        result: torch.Tensor = ops.embedding_bag(
             weight, input, offsets, module.mode, per_sample_weights, module.include_last_offset
         )
+        return result

@@ -62,7 +62,7 @@ class LstmForward:
 
     def __call__(self, x: Any, hx: Any = None) -> Any:
         module = self.module
-        packed = type(module._parameters["weight_ih_l0"]) is PackedLstmWeight
+        packed = isinstance(module._parameters["weight_ih_l0"], PackedLstmWeight)
         plain_input = isinstance(x, torch.Tensor) and x.numel() > 0
         if packed and plain_input and not module.training and not self._wants_gradient(x):
             return lstm(x, hx, module)

@@ -74,7 +74,7 @@ def _pack(context: Context, module: nn.Module) -> None:
     if folded is not None:
         folded.bias = folded.bias.to(dtype)
         for part in (folded.layer, folded.norm):
-            handle = part.register_load_state_dict_post_hook(Refresh(folded))
+            handle = part.register_load_state_dict_post_hook(Refresh(folded))  # type: ignore[no-untyped-call]
             context.add_hook(part, "_load_state_dict_post_hooks", handle)
     cast = "" if dtype == weight.dtype else f" as {str(dtype).removeprefix('torch.')}"
     context.did("pack", module, f"{type(module).__name__}{cast}")
@@ -100,9 +100,7 @@ def _packed_weight(
 def _cast_bias(context: Context, module: nn.Module, dtype: torch.dtype) -> None:
     bias = module._parameters["bias"]
     assert bias is not None
-    context.set_parameter(
-        module, "bias", nn.Parameter(bias.detach().to(dtype), bias.requires_grad)
-    )
+    context.set_parameter(module, "bias", nn.Parameter(bias.detach().to(dtype), bias.requires_grad))
 
 
 def _is_linear(packed: nn.Parameter) -> bool:
@@ -141,7 +139,8 @@ class LinearForward:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         parameters = self.module._parameters
-        weight, bias = parameters["weight"], parameters["bias"]
+        weight: torch.Tensor | None = parameters["weight"]
+        bias = parameters["bias"]
         if type(weight) is PackedLinearWeight:
             if weight.scale is None:
                 return linear(x, weight, bias)
@@ -158,7 +157,8 @@ class ConvolutionForward:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         parameters = self.module._parameters
-        weight, bias = parameters["weight"], parameters["bias"]
+        weight: torch.Tensor | None = parameters["weight"]
+        bias = parameters["bias"]
         if type(weight) is PackedConvolutionWeight:
             if weight.scale is None:
                 return convolution(x, weight, bias, NO_POST_OP)

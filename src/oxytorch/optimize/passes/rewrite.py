@@ -15,9 +15,7 @@ from ..context import Context
 
 
 def run(context: Context) -> None:
-    capturer = Capturer(
-        lambda m: m in context.closed or context.recognizer.keeps_whole(m)
-    )
+    capturer = Capturer(lambda m: m in context.closed or context.recognizer.keeps_whole(m))
     seen: set[nn.Module] = set()
     _visit(context, capturer, context.model, seen)
     if "dropout" in context.passes:
@@ -39,9 +37,7 @@ class Passing:
         return x
 
 
-def _visit(
-    context: Context, capturer: Capturer, module: nn.Module, seen: set[nn.Module]
-) -> None:
+def _visit(context: Context, capturer: Capturer, module: nn.Module, seen: set[nn.Module]) -> None:
     if module in seen or module in context.closed:
         return
     seen.add(module)
@@ -68,9 +64,6 @@ def _visit(
 def _rewrites(context: Context, capturer: Capturer, module: nn.Module) -> list[Rewrite]:
     if type(module).forward is nn.Module.forward or "forward" in module.__dict__:
         return []
-    if hasattr(nn.Module, "_forward_unimplemented"):
-        if type(module).forward is nn.Module._forward_unimplemented:
-            return []
     forms = (
         context.observed.forms.get(module),
         CallForm.default(module),
