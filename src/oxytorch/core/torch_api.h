@@ -214,20 +214,20 @@ struct Take<std::vector<T>> {
 
 inline StableIValue box(Tensor& tensor) { return reinterpret_cast<StableIValue>(tensor.release()); }
 
-// Also reads the first tensor of a list, whose handle has to be given back.
+// The dtype of the first argument; of a list, that of its first tensor. Only looks: the handles stay
+// with the stack (a list hands out the same handle each time).
 inline std::int32_t first_dtype(const StableIValue* stack, bool list) {
   std::int32_t dtype = -1;
-  if (!list) {
-    aoti_torch_get_dtype(reinterpret_cast<AtenTensorHandle>(stack[0]), &dtype);
-    return dtype;
+  StableIValue value = stack[0];
+  if (list) {
+    const StableListHandle handle = reinterpret_cast<StableListHandle>(value);
+    std::size_t size = 0;
+    check_call(torch_list_size(handle, &size), "list_size");
+    if (size == 0) return dtype;
+    check_call(torch_list_get_item(handle, 0, &value), "list_get_item");
   }
-  const StableListHandle handle = reinterpret_cast<StableListHandle>(stack[0]);
-  std::size_t size = 0;
-  check_call(torch_list_size(handle, &size), "list_size");
-  if (size == 0) return dtype;
-  StableIValue element = 0;
-  check_call(torch_list_get_item(handle, 0, &element), "list_get_item");
-  return Tensor(reinterpret_cast<AtenTensorHandle>(element)).dtype_code();
+  check_call(aoti_torch_get_dtype(reinterpret_cast<AtenTensorHandle>(value), &dtype), "get_dtype");
+  return dtype;
 }
 
 template <class Result, class... Arguments, std::size_t... I>

@@ -5,8 +5,10 @@ from __future__ import annotations
 from ._op import Cost, Op, Sample, registry
 from .add_layer_norm import add_layer_norm
 from .add_rms_norm import add_rms_norm
+from .embedding_bag import embedding_bag
 from .gelu_mul import gelu_mul
 from .layer_norm import layer_norm
+from .merged_embedding_bag import merged_embedding_bag
 from .rms_norm import rms_norm
 from .rotary_embedding import rotary_embedding
 from .silu_mul import silu_mul
@@ -18,8 +20,10 @@ __all__ = [
     "Sample",
     "add_layer_norm",
     "add_rms_norm",
+    "embedding_bag",
     "gelu_mul",
     "layer_norm",
+    "merged_embedding_bag",
     "registry",
     "rms_norm",
     "rotary_embedding",

@@ -1,0 +1,132 @@
+// Checks, allocation and the parallel loop that the two embedding bag ops share.
+#pragma once
+
+#include "core/check.h"
+#include "core/parallel.h"
+#include "ops/embedding_bag/kernel.h"
+
+namespace oxytorch {
+
+// One table's tensors; copies are owned where a tensor was not dense.
+struct BagInput {
+  const Tensor& weight;
+  const Tensor& indices;
+  const Tensor* offsets;
+  const Tensor* scales;
+};
+
+struct BagCopies {
+  Tensor weight, indices, offsets, scales;
+};
+
+inline bool check_integers(const char* op, const char* argument, const Tensor& tensor) {
+  const bool wide = tensor.dtype_code() == aoti_torch_dtype_int64();
+  if (!wide && tensor.dtype_code() != aoti_torch_dtype_int32()) {
+    fail(op, argument, "of dtype int32 or int64", dtype_name(tensor.dtype_code()));
+  }
+  check_cpu(op, argument, tensor);
+  return wide;
+}
+
+// Fills in `table`; returns the number of bags.
+inline std::int64_t describe_table(const char* op, const BagInput& input, bool last_offset,
+                                   EmbeddingTable& table, BagCopies& copies) {
+  if (input.weight.dim() != 2) {
+    fail(op, "weight", "of shape [rows, dim]", describe(input.weight.sizes()));
+  }
+  check_cpu(op, "weight", input.weight);
+  table.rows = input.weight.size(0);
+  const bool dense = input.weight.size(1) <= 1 || input.weight.stride(1) == 1;
+  table.weight = dense ? input.weight.data() : contiguous_data(input.weight, copies.weight);
+  table.row_stride = dense ? input.weight.stride(0) : input.weight.size(1);
+  table.wide_indices = check_integers(op, "indices", input.indices);
+  table.indices = contiguous_data(input.indices, copies.indices);
+  table.index_count = input.indices.numel();
+  table.last_offset = last_offset;
+  if (input.scales) {
+    check_shape(op, "per_sample_weights", *input.scales, input.indices.sizes());
+    check_same_dtype(op, "per_sample_weights", *input.scales, input.weight);
+    check_cpu(op, "per_sample_weights", *input.scales);
+    table.scales = contiguous_data(*input.scales, copies.scales);
+  }
+  if (input.indices.dim() == 2) {
+    if (input.offsets)
+      fail(op, "offsets", "None with 2-D indices", describe(input.offsets->sizes()));
+    table.bag_length = input.indices.size(1);
+    return input.indices.size(0);
+  }
+  if (input.indices.dim() != 1) {
+    fail(op, "indices", "with 1 or 2 dimensions", "shape " + describe(input.indices.sizes()));
+  }
+  if (!input.offsets) fail(op, "offsets", "with 1-D indices", "None");
+  if (input.offsets->dim() != 1) {
+    fail(op, "offsets", "with 1 dimension", "shape " + describe(input.offsets->sizes()));
+  }
+  table.wide_offsets = check_integers(op, "offsets", *input.offsets);
+  table.offsets = contiguous_data(*input.offsets, copies.offsets);
+  const std::int64_t count = input.offsets->size(0);
+  if (last_offset && count == 0) {
+    fail(op, "offsets", "with at least one element under include_last_offset", "none");
+  }
+  if (count > 0 && read_index(table.offsets, table.wide_offsets, 0) != 0) {
+    fail(op, "offsets", "that begin with 0",
+         std::to_string(read_index(table.offsets, table.wide_offsets, 0)));
+  }
+  return count - last_offset;
+}
+
+inline bool check_mode(const char* op, const std::string& mode) {
+  if (mode != "sum" && mode != "mean") fail(op, "mode", "'sum' or 'mean'", "'" + mode + "'");
+  return mode == "mean";
+}
+
+// Names what is wrong with an item that the kernel rejected.
+[[noreturn]] inline void fail_item(const char* op, const EmbeddingBagArgs& args) {
+  const EmbeddingTable& table = args.tables[*args.bad_item % args.table_count];
+  const std::int64_t bag = *args.bad_item / args.table_count;
+  const BagSpan span = bag_span(table, bag, args.bags);
+  if (!span_fits(table, span)) {
+    fail(op, "offsets", "to ascend from 0 to at most " + std::to_string(table.index_count),
+         "a bag from " + std::to_string(span.begin) + " to " + std::to_string(span.end));
+  }
+  for (std::int64_t i = span.begin; i < span.end; ++i) {
+    const std::int64_t index = read_index(table.indices, table.wide_indices, i);
+    if (index < 0 || index >= table.rows) {
+      fail(op, "indices", "in [0, " + std::to_string(table.rows) + ")", std::to_string(index));
+    }
+  }
+  fail(op, "indices", "that do not change during the call", "indices that did");
+}
+
+// Runs over all tables; `out` is [bags, tables * dim].
+inline Tensor embedding_entry(const char* op, const Tensor& first_weight,
+                              const std::vector<EmbeddingTable>& tables, std::int64_t bags,
+                              bool mean) {
+  const DType dtype = check_dtype(op, "weight", first_weight);
+  const auto count = static_cast<std::int64_t>(tables.size());
+  const std::int64_t dim = first_weight.size(1);
+  const std::int64_t sizes[] = {bags, count * dim};
+  Tensor out = empty(sizes, 2, first_weight.dtype_code());
+  std::int64_t bad_item = -1;
+  std::int64_t indices = 0;
+  for (const EmbeddingTable& table : tables) indices += table.index_count;
+  const std::int64_t row_bytes = dim * size_of(dtype);
+  const EmbeddingBagArgs args{
+      .tables = tables.data(),
+      .table_count = count,
+      .bags = bags,
+      .dim = dim,
+      .out = out.mutable_data(),
+      .bad_item = &bad_item,
+      .dtype = dtype,
+      .mean = mean,
+      .stream = should_stream(bags * count * row_bytes),
+  };
+  const std::int64_t items = bags * count;
+  const std::int64_t mean_length = items > 0 ? indices / items : 0;
+  run(embedding_bag_copies, args, items, (mean_length + 1) * row_bytes);
+  if (bad_item >= 0) fail_item(op, args);
+  return out;
+}
+
+}  // namespace oxytorch

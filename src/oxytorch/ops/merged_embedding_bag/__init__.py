@@ -1,0 +1,92 @@
+"""Embedding bags over many tables in one sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .._binding import entry
+from .._op import Cost, Op, Sample, register
+from .._samples import MEBI, values
+from ..embedding_bag import bag_offsets
+from ..embedding_bag import cost as table_cost
+from ..embedding_bag import reference as table_reference
+
+
+def merged_embedding_bag(
+    weights: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    mode: str = "sum",
+) -> Tensor:
+    """Looks up one embedding bag per table and joins the results: [bags, tables * dim].
+
+    weights: tables of [rows, dim], rows may differ, float32, bfloat16 or float16. indices, offsets:
+    one tensor each per table as in `embedding_bag`, the same number of bags in each; int32 or int64.
+    mode: "sum" or "mean". Accumulates in float32, rounds once to the weights' dtype.
+    float64 and other devices run `reference`.
+    Raises RuntimeError if a shape, dtype, device, mode, index or offset does not fit.
+    """
+    result: Tensor = _call(list(weights), list(indices), list(offsets), mode)
+    return result
+
+
+def reference(
+    weights: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    mode: str = "sum",
+) -> Tensor:
+    """The same in plain PyTorch."""
+    bags = [
+        table_reference(*table, mode) for table in zip(weights, indices, offsets, strict=True)
+    ]
+    return torch.cat(bags, dim=1)
+
+
+def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
+    """Calls for tests ("test") and benchmarks ("cache", "memory")."""
+    if size != "test":
+        tables, dim = 26, 128
+        row_bytes = dim * dtype.itemsize
+        # One index per bag, as in the recommendation models of MLPerf.
+        rows, bags = (
+            (MEBI // 2 // tables // row_bytes, MEBI // 4 // tables // row_bytes)
+            if size == "cache"
+            else (1024 * MEBI // tables // row_bytes, 160 * MEBI // tables // row_bytes)
+        )
+        weights = [torch.empty(rows, dim, dtype=dtype).fill_(0.5) for _ in range(tables)]
+        indices = [torch.randint(0, rows, (bags,)) for _ in range(tables)]
+        yield Sample(
+            f"{tables}x{rows}x{dim}", (weights, indices, [torch.arange(bags)] * tables)
+        )
+        return
+    for dim in (1, 8, 16, 17, 33, 128):
+        weights = [values(rows, dim, dtype=dtype) for rows in (5, 50, 9)]
+        indices = [torch.randint(0, rows, (20,)) for rows in (5, 50, 9)]
+        offsets = [bag_offsets(20, 7) for _ in range(3)]
+        yield Sample(f"3x{dim}", (weights, indices, offsets))
+    yield Sample("3x128-mean", (weights, indices, offsets, "mean"))
+    narrow = [tensor.int() for tensor in indices]
+    yield Sample("3x128-int32", (weights, narrow, [tensor.int() for tensor in offsets]))
+    yield Sample("1x128", (weights[:1], indices[:1], offsets[:1]))
+    none = [tensor[:0] for tensor in indices]
+    yield Sample("3x128-no_bag", (weights, none, none))
+
+
+def cost(
+    weights: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    mode: str = "sum",
+) -> Cost:
+    """The cost of all tables together."""
+    tables = [table_cost(*table) for table in zip(weights, indices, offsets, strict=True)]
+    return Cost(sum(each.bytes for each in tables), sum(each.operations for each in tables))
+
+
+_call = entry("merged_embedding_bag", reference)
+
+op = register(Op(merged_embedding_bag, reference, samples, cost))
