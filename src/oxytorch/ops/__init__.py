@@ -7,6 +7,7 @@ from .add_layer_norm import add_layer_norm
 from .add_rms_norm import add_rms_norm
 from .embedding_bag import embedding_bag
 from .gelu_mul import gelu_mul
+from .interaction import interaction
 from .layer_norm import layer_norm
 from .merged_embedding_bag import merged_embedding_bag
 from .rms_norm import rms_norm
@@ -22,6 +23,7 @@ __all__ = [
     "add_rms_norm",
     "embedding_bag",
     "gelu_mul",
+    "interaction",
     "layer_norm",
     "merged_embedding_bag",
     "registry",
