@@ -31,7 +31,9 @@ def progress(steps: int) -> Iterator[Callable[[str], None]]:
         return
     columns = (SpinnerColumn(), BarColumn(24), TextColumn("{task.description}"))
     console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True, refresh_per_second=2
+    ) as bar:
         task = bar.add_task("starting", total=steps)
         first = True
 
