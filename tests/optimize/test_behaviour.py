@@ -487,3 +487,24 @@ def test_dropout_switched_on_alone_is_obeyed() -> None:
         assert not torch.allclose(call(optimized, sample), before)
         optimized.eval()
         assert torch.equal(call(optimized, sample), before)
+
+
+@pytest.mark.parametrize("padding", [(1, 1), (1, 1, 2, 2), (0, 0, 0, 0), (0, 1, 0, 1)])
+def test_padding_before_a_convolution_is_taken_in(padding: tuple[int, ...]) -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 4, 3, padding=(1, 0), stride=2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.layer(nn.functional.pad(x, padding, "constant", 0.0)))
+
+    torch.manual_seed(0)
+    model = Padded().eval()
+    optimized = oxytorch.optimize(model)
+    even = padding[0] == padding[1]
+    assert ("padding + convolution" in _details(optimized)) == even
+    x = torch.randn(2, 3, 9, 8)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            assert torch.allclose(optimized(x), model(x), atol=1e-6)

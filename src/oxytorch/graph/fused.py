@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from .. import ops
 from ..ops._post_op import NO_POST_OP, PostOp
@@ -57,14 +58,20 @@ class Folded:
 
 
 class FusedLayer:
-    """A linear layer or convolution, the normalization folded into it, and its post-operation."""
+    """A linear layer or convolution with what was around it: zero padding before, a normalization
+    folded in, a post-operation after."""
 
     def __init__(
-        self, module: nn.Module, post_op: PostOp = NO_POST_OP, folded: Folded | None = None
+        self,
+        module: nn.Module,
+        post_op: PostOp = NO_POST_OP,
+        folded: Folded | None = None,
+        padding: tuple[int, ...] | None = None,
     ) -> None:
         self.module = module
         self.post_op = post_op
         self.folded = folded
+        self.padding = padding
 
     def __call__(self, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
         parameters = self.module._parameters
@@ -73,7 +80,9 @@ class FusedLayer:
         if type(weight) is PackedLinearWeight:
             return linear(x, weight, bias, self.post_op, other)
         if type(weight) is PackedConvolutionWeight:
-            return convolution(x, weight, bias, self.post_op, other)
+            return convolution(x, weight, bias, self.post_op, other, self.padding)
+        if self.padding is not None:
+            x = F.pad(x, [side for p in reversed(self.padding) for side in (p, p)])
         result = self.module(x)
         if self.folded is not None:
             result = self.folded.norm(result)

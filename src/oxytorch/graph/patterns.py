@@ -162,13 +162,42 @@ class Rewrite:
                         post_op = PostOp("relu", binary=binary)
                 else:
                     other = None
+        padding, padded = self._padding(node, layer)
+        if padded is not None:
+            chain.insert(0, padded)
         if len(chain) == 1:
             return
+        source = node.args[0] if padded is None else padded.args[0]
         name = "convolution" if _is_convolution(layer) else "linear"
-        parts = [name, "folded batch norm" if folded else "", str(post_op)]
-        call = FusedLayer(layer, post_op, folded)
-        arguments = (node.args[0],) if other is None else (node.args[0], other)
+        parts = [
+            f"padding + {name}" if padded else name,
+            "folded batch norm" if folded else "",
+            str(post_op),
+        ]
+        call = FusedLayer(layer, post_op, folded, padding)
+        arguments = (source,) if other is None else (source, other)
         self._replace(chain, call, arguments, " + ".join(p for p in parts if p), (layer, *norms))
+
+    def _padding(
+        self, node: fx.Node, layer: nn.Module
+    ) -> tuple[tuple[int, ...] | None, fx.Node | None]:
+        """Zeros that a node of its own puts evenly around a convolution's input, and that node."""
+        pad = node.args[0]
+        if not self.choices.fuse or not isinstance(pad, fx.Node) or pad.target is not F.pad:
+            return None, None
+        names = ("input", "pad", "mode", "value")
+        given = {**dict(zip(names, pad.args, strict=False)), **pad.kwargs}
+        sides, spatial = given.get("pad"), _CONVOLUTION.get(type(layer), 0)
+        if given.get("mode", "constant") != "constant" or given.get("value") not in (None, 0):
+            return None, None
+        if not isinstance(sides, (list, tuple)) or not all(type(s) is int for s in sides):
+            return None, None
+        pairs = [*zip(sides[::2], sides[1::2], strict=True)]
+        even = all(left == right >= 0 for left, right in pairs) and len(pairs) <= spatial
+        if not even or len(pad.users) != 1 or not pad.args or _mutation_between(pad, node):
+            return None, None
+        missing = (0,) * (spatial - len(pairs))
+        return (*missing, *(left for left, _ in reversed(pairs))), pad
 
     def _activation(self, node: fx.Node) -> PostOp | None:
         if not node.args or not isinstance(node.args[0], fx.Node):

@@ -28,7 +28,7 @@ class FusedEmbeddingBags:
             return [m(i, o) for m, i, o in zip(self.modules, indices, offsets, strict=True)]
         mode = str(self.modules[0].mode)
         merged = ops.merged_embedding_bag(weights, indices, offsets, mode)
-        return list(merged.unflatten(1, (len(weights), -1)).unbind(1))
+        return list(merged.view(merged.shape[0], len(weights), -1).unbind(1))
 
     def _fits(
         self,

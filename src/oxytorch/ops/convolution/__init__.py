@@ -28,6 +28,11 @@ class Geometry:
     dilation: tuple[int, ...]
     groups: int
 
+    def padded(self, extra: tuple[int, ...]) -> Geometry:
+        """The same with more zeros around the input."""
+        padding = tuple(p + e for p, e in zip(self.padding, extra, strict=True))
+        return Geometry(self.stride, padding, self.dilation, self.groups)
+
     def with_height(self) -> Geometry:
         """The same convolution over one more spatial dimension of size 1."""
         return Geometry((1, *self.stride), (0, *self.padding), (1, *self.dilation), self.groups)
@@ -86,11 +91,13 @@ def convolution(
     bias: torch.Tensor | None = None,
     post_op: PostOp = NO_POST_OP,
     other: torch.Tensor | None = None,
+    extra_padding: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """Compute post_op(scale * convolution(x, weight) + bias), scale being the weight's, if any.
 
     x: [batch, channels, *spatial] or [channels, *spatial]; cast to the weight's dtype if needed.
     bias: [out_channels]. other: the second operand of `post_op.binary`, of the result's shape.
+    extra_padding: zeros on both sides of each spatial dimension, besides the layer's own padding.
     Returns the result in the weight's dtype. Products are accumulated in float32.
     Differentiable: the backward pass is that of the plain formula over the restored weight.
     """
@@ -102,10 +109,12 @@ def convolution(
         or (bias is not None and bias.requires_grad)
         or (other is not None and other.requires_grad)
     ):
-        return reference(x, weight, bias, post_op, other)
+        return reference(x, weight, bias, post_op, other, extra_padding)
     if x.numel() == 0 or x.dim() != weight.dim():
-        return reference(x, weight, bias, post_op, other)
+        return reference(x, weight, bias, post_op, other, extra_padding)
     g = weight.kernel_geometry
+    if extra_padding is not None:
+        g = g.padded((0,) * (len(g.padding) - len(extra_padding)) + extra_padding)
     if weight.dim() == 3:
         x = x.unsqueeze(2)
         other = None if other is None else other.unsqueeze(2)
@@ -150,9 +159,10 @@ def reference(
     bias: torch.Tensor | None = None,
     post_op: PostOp = NO_POST_OP,
     other: torch.Tensor | None = None,
+    extra_padding: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """The same in plain PyTorch."""
-    g = weight.geometry
+    g = weight.geometry if extra_padding is None else weight.geometry.padded(extra_padding)
     values: torch.Tensor = weight * 1  # an operation that autograd records, on restored values
     if weight.scale is not None:
         values = (values * weight._column(weight.scale)).to(weight.dtype)
