@@ -275,7 +275,7 @@ class Rewrite:
         joined = node.args[0] if node.target in (torch.stack, torch.cat) else None
         if not isinstance(joined, (list, tuple)):
             return
-        found = find_embedding_bags(self.capture, list(joined))
+        found = find_embedding_bags(self.module, list(joined))
         if found is None:
             return
         bags, modules = found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -121,16 +122,17 @@ def _is_lower_triangle(capture: Capture, place: Any, vectors: int) -> bool:
 
 
 def find_embedding_bags(
-    capture: Capture, nodes: list[Any]
+    module_of: Callable[[fx.Node], nn.Module | None], nodes: list[Any]
 ) -> tuple[list[fx.Node], list[nn.Module]] | None:
-    """Return those of `nodes` that are calls of alike embedding bags on (indices, offsets)."""
+    """Return those of `nodes` that are calls of alike embedding bags on (indices, offsets).
+
+    module_of: the module that a node calls, or None.
+    """
     found: list[tuple[fx.Node, nn.Module]] = []
     for node in nodes:
-        if not isinstance(node, fx.Node) or node.op != "call_module" or node.kwargs:
+        if not isinstance(node, fx.Node) or node.kwargs or len(node.args) != 2:
             continue
-        if len(node.args) != 2 or not str(node.target).startswith("m."):
-            continue
-        module = capture.module.get_submodule(str(node.target)[2:])
+        module = module_of(node)
         if type(module) is nn.EmbeddingBag and is_plain_bag(module):
             found.append((node, module))
     if len(found) < 2:

@@ -96,8 +96,9 @@ def _backward(formula: Function, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
     """Calls `formula(inputs, gradients, needed)`; returns one gradient (or list) per input."""
     inputs = _saved_inputs(ctx)
     # The dispatcher leaves out trailing arguments that have their default value.
-    needed = [*ctx.needs_input_grad, *[False] * (len(inputs) - len(ctx.needs_input_grad))]
-    return tuple(formula(inputs, gradients, needed))
+    given = len(ctx.needs_input_grad)
+    needed = [*ctx.needs_input_grad, *[False] * (len(inputs) - given)]
+    return tuple(formula(inputs, gradients, needed))[:given]
 
 
 def _pull_back(
