@@ -161,6 +161,8 @@ def _over_faster_stock(results: Sequence[Result], peers: Sequence[str]) -> list[
                 ratios.append(min(value for value in stock if value is not None) / time)
         if peer not in ("eager", "eager_cast"):
             means.append(f"{label_of(results, peer)} {geometric_mean(ratios):.2f}x")
+    if not means:
+        return []
     return [
         "torch eager runs under autocast, the other row is the model cast to the dtype. "
         f"Geometric means over the faster of the two: {', '.join(means)}."

@@ -1,0 +1,99 @@
+"""Small models and made-up results for the benchmark's tests."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oxytorch.benchmark.contest import new_record, refuse
+from oxytorch.benchmark.models import ModelCase
+from oxytorch.benchmark.results import new_run, spread_record
+from oxytorch.benchmark.rounds import spread
+
+
+class TwoOutputs(nn.Module):
+    """A model called with keywords that returns a dictionary, as `transformers` models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.second = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, scale: Tensor) -> dict[str, Tensor]:
+        hidden = torch.relu(self.first(x))
+        return {"scores": self.second(hidden) * scale, "hidden": hidden}
+
+
+def _build(batch: int) -> Any:
+    torch.manual_seed(0)
+    return TwoOutputs().eval(), {"x": torch.randn(batch, 8), "scale": torch.ones(1)}
+
+
+@pytest.fixture
+def tiny_case() -> ModelCase:
+    return ModelCase("tiny", "Two linear layers", 3, _build)
+
+
+def _peer(name: str, seconds: float, eager: float) -> Any:
+    record = new_record(name, {"eager": "torch eager"}.get(name, name))
+    record["status"] = "measured"
+    record["seconds"] = spread_record(spread([seconds]))
+    record["speedup"] = spread_record(spread([eager / seconds]))
+    record["fraction_of_limit"] = spread_record(spread([0.5]))
+    record["prepare_seconds"] = 1.5
+    return record
+
+
+@pytest.fixture(scope="session")
+def head() -> dict[str, Any]:
+    """The head of a results file of this machine."""
+    run = new_run("models", "oxytorch bench models", {})
+    return {**run, "failures": []}
+
+
+@pytest.fixture
+def models_run(head: dict[str, Any]) -> dict[str, Any]:
+    """Two models in fp32: OpenVINO fails on one, oxytorch is 2 and 4 times as fast as eager."""
+    run = {**copy.deepcopy(head), "date": "2026-01-02T00:00:00+00:00"}
+    for model, ours in (("bert", 0.05), ("resnet50", 0.025)):
+        openvino = _peer("openvino", 0.04, 0.1)
+        if model == "bert":
+            openvino = new_record("openvino", "openvino")
+            refuse(openvino, "failed", "RuntimeError: no such operation")
+        run["results"].append(
+            {
+                "model": model,
+                "title": model.upper(),
+                "dtype": "float32",
+                "batch": 1,
+                "threads": 2,
+                "eager_interleaved_over_alone": 1.0,
+                "peers": [_peer("eager", 0.1, 0.1), openvino, _peer("oxytorch", ours, 0.1)],
+            }
+        )
+    return run
+
+
+@pytest.fixture
+def ops_run(head: dict[str, Any]) -> dict[str, Any]:
+    """One op at both sizes."""
+    run = {**copy.deepcopy(head), "kind": "ops"}
+    for size in ("memory", "cache"):
+        run["results"].append(
+            {
+                "op": "rms_norm",
+                "dtype": "bfloat16",
+                "size": size,
+                "sample": "7x64",
+                "bytes": 1 << 20,
+                "operations": 1,
+                "threads": 2,
+                "read_write_bandwidth": spread_record(spread([30e9])),
+                "peers": [_peer("eager", 2e-5, 2e-5), _peer("oxytorch", 1e-5, 2e-5)],
+            }
+        )
+    return run

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oxytorch.benchmark import command
+from oxytorch.benchmark.machine import machine_name
+from oxytorch.benchmark.report import fill_page, merge, report, tables_of
+from oxytorch.benchmark.results import read_run, read_runs, write_run
+
+
+def run_command(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    return command.run(parser.parse_args(words))
+
+
+def test_models_table_has_speeds_means_and_reasons(models_run: dict[str, Any]) -> None:
+    table = tables_of(models_run)[0]
+    assert table.header[0] == "model" and table.header[-1] == "over fastest peer"
+    bert, resnet, mean = table.rows
+    assert bert[1:] == ["100 ms", "failed", "**50 ms (2.00x)**", "2.00x torch eager"]
+    assert resnet[1:] == ["100 ms", "40 ms (2.50x)", "**25 ms (4.00x)**", "1.60x openvino"]
+    assert mean[1:] == ["1.00x", "2.50x (1 of 2)", "2.83x", ""]
+    assert "openvino: failed on bert: RuntimeError: no such operation." in table.notes
+
+
+def test_ops_tables_have_fractions_and_times(ops_run: dict[str, Any]) -> None:
+    memory, cache = tables_of(ops_run)
+    assert memory.rows[0][-1] == "**50% (50% to 50%)**"
+    assert memory.rows[0][4] == "30.0 GB/s (30.0 to 30.0)"
+    assert cache.rows[0][-2:] == ["**10 us (2.00x)**", "2.00x torch eager"]
+
+
+def test_the_newest_result_of_split_runs_counts(models_run: dict[str, Any]) -> None:
+    newer = {**models_run, "date": "2026-01-03T00:00:00+00:00"}
+    newer["results"] = [{**models_run["results"][0], "threads": 7}]
+    [kinds] = merge([newer, models_run]).values()
+    merged = kinds["models"]
+    assert [result["model"] for result in merged["results"]] == ["bert", "resnet50"]
+    assert [result["threads"] for result in merged["results"]] == [7, 2]
+    assert merged["date"] == newer["date"]
+    assert "the newest of several runs" in report([newer, models_run])
+
+
+def test_blocks_of_a_page_are_filled(models_run: dict[str, Any], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    begin, end = "<!-- bench:models begin -->", "<!-- bench:models end -->"
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    assert fill_page(page, [models_run]) == ["models"]
+    once = page.read_text()
+    assert once.startswith(f"before\n{begin}\n") and once.endswith(f"{end}\nafter\n")
+    assert "old" not in once and "| BERT, batch 1 |" in once
+    fill_page(page, [models_run])
+    assert page.read_text() == once
+
+
+@pytest.mark.parametrize("text", ["nothing here", "<!-- bench:models begin --> and no end"])
+def test_a_page_without_a_block_is_left_alone(
+    text: str, models_run: dict[str, Any], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(ValueError, match="expected"):
+        fill_page(page, [models_run])
+    assert page.read_text() == text
+
+
+def test_files_are_read_back(models_run: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "machine" / "run.json"
+    write_run(models_run, path)
+    assert read_runs([tmp_path]) == [models_run]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("{", "is not a results file"),
+        ("[]", "is not a results file of oxytorch bench"),
+        ('{"format": 99, "kind": "models", "results": []}', "expected format <= 1, got 99"),
+    ],
+)
+def test_other_files_are_refused(content: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=text):
+        read_run(path)
+
+
+def test_results_name_no_host_and_no_user(head: dict[str, Any]) -> None:
+    text = json.dumps(head)
+    assert socket.gethostname() not in text
+    assert os.path.expanduser("~") not in text
+
+
+def test_machine_name_is_a_folder_name() -> None:
+    machine = {"cpu": "Intel(R) Xeon(R) Gold 6430 CPU @ 2.10GHz", "cores": 16}
+    assert machine_name(machine) == "intel-xeon-gold-6430-16-cores"
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+@pytest.mark.parametrize("kind", ["models_run", "ops_run"])
+def test_plots_are_drawn(
+    kind: str, suffix: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    from oxytorch.benchmark.plot import draw
+
+    path = tmp_path / f"plot{suffix}"
+    draw([request.getfixturevalue(kind)], path)
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
+    draw([request.getfixturevalue(kind)], path)
+    assert path.read_bytes() == content, "the same results must give the same file"
+
+
+def test_report_command_prints_tables(
+    models_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(models_run, tmp_path / "run.json")
+    assert run_command("report", str(tmp_path)) == 0
+    assert "| BERT, batch 1 | 100 ms |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("report", "no such folder"), "no such folder does not exist"),
+        (("models", "--only", "bret"), "unknown name 'bret'; choices: bert,"),
+        (("models", "--peers", "tensorflow"), "unknown name 'tensorflow'; choices: eager,"),
+        (("models", "--dtype", "float64"), "unknown name 'float64'; choices: float32,"),
+        (("ops", "--only", "relu6"), "unknown name 'relu6'; choices: add_layer_norm,"),
+        (("ops", "--isa", "sse2"), "unknown name 'sse2'"),
+        (("ops", "--size", "huge"), "unknown name 'huge'; choices: cache, memory"),
+    ],
+)
+def test_nonsense_is_answered_with_the_choices(
+    words: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(*words) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_whole_run_writes_json_and_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["models", "--only", "lstm", "--dtype", "float32", "--peers", "eager"]
+    words += ["--rounds", "1", "--threads", "1", "--output", str(tmp_path)]
+    assert run_command(*words) == 0
+    [path] = tmp_path.rglob("*.json")
+    run = read_run(path)
+    assert run["kind"] == "models" and len(run["results"]) == 1
+    assert run["settings"]["threads"] == 1
+    assert path.name.endswith("-models.json")
+    assert f"wrote {path}" in capsys.readouterr().out
