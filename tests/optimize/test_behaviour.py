@@ -19,6 +19,10 @@ from oxytorch.core.packed import PackedTensor
 from oxytorch.optimize import PASSES
 from oxytorch.optimize.verify import VerificationError
 
+bfloat16_only = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here"
+)
+
 
 def _details(model: nn.Module) -> str:
     return " | ".join(e.detail for e in oxytorch.explain(model).done)
@@ -508,3 +512,38 @@ def test_padding_before_a_convolution_is_taken_in(padding: tuple[int, ...]) -> N
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
             assert torch.allclose(optimized(x), model(x), atol=1e-6)
+
+
+@bfloat16_only
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [None, "bool", "float"])
+def test_attention_agrees_with_torch(causal: bool, mask: str | None) -> None:
+    from oxytorch.ops.attention import attention
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 16).transpose(1, 2) for n in (5, 5, 5))
+    given = {None: None, "bool": torch.rand(2, 1, 3, 3) > 0.2, "float": torch.randn(3, 3)}[mask]
+    if mask == "bool":
+        given[..., 0] = True
+    expected = nn.functional.scaled_dot_product_attention(q, k, v, given, is_causal=causal)
+    assert torch.equal(attention(q, k, v, given, is_causal=causal), expected)
+    half = [t.bfloat16() for t in (q, k, v)]
+    given = given.bfloat16() if mask == "float" else given
+    torchs = nn.functional.scaled_dot_product_attention(*half, given, is_causal=causal)
+    error = (torchs.float() - expected).abs().max()
+    found = attention(*half, given, is_causal=causal)
+    assert (found.float() - expected).abs().max() <= 2 * error + 0.01
+
+
+@bfloat16_only
+def test_attention_pass_changes_only_the_modules_that_call_it() -> None:
+    torch.manual_seed(0)
+    model, x = Attention().eval(), torch.randn(2, 5, 32)
+    optimized = oxytorch.optimize(model, dtype=torch.bfloat16, sample_input=x)
+    done = [e.module for e in oxytorch.explain(optimized).done if e.pass_name == "attention"]
+    assert done == [""]
+    with torch.no_grad():
+        assert (optimized(x).float() - model(x)).abs().max() < 0.02
+    single = oxytorch.optimize(model, sample_input=x)
+    left = [e for e in oxytorch.explain(single).left if e.pass_name == "attention"]
+    assert len(left) == 1

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from ..graph.capture import CallForm
 from ..graph.fused import Folded
@@ -29,13 +31,15 @@ class Observed:
 
     forms: how each module was called; shaped_forms: the same with the shapes.
     input_sizes: shape of its first tensor argument. shared_inputs: for each parent, groups of
-    children called with one and the same tensor.
+    children called with one and the same tensor. attention: the modules that call torch's
+    scaled_dot_product_attention themselves.
     """
 
     forms: dict[nn.Module, CallForm] = field(default_factory=dict)
     shaped_forms: dict[nn.Module, CallForm] = field(default_factory=dict)
     input_sizes: dict[nn.Module, tuple[int, ...]] = field(default_factory=dict)
     shared_inputs: list[tuple[nn.Module, ...]] = field(default_factory=list)
+    attention: list[nn.Module] = field(default_factory=list)
 
 
 @dataclass
@@ -124,6 +128,22 @@ def run_sample(model: nn.Module, sample_input: Any) -> Any:
         ) from error
 
 
+class _AttentionCalls(TorchFunctionMode):
+    """Notes which module calls torch's attention; running: modules being run, innermost last."""
+
+    def __init__(self, running: list[nn.Module]) -> None:
+        super().__init__()
+        self.running = running
+        self.modules: list[nn.Module] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention and self.running:
+            self.modules.append(self.running[-1])
+        return func(*args, **(kwargs or {}))
+
+
 def observe(context: Context, sample_input: Any) -> None:
     """Run the model once on the sample input and note how its modules are called."""
     observed = context.observed
@@ -131,7 +151,10 @@ def observe(context: Context, sample_input: Any) -> None:
     inputs: dict[tuple[nn.Module | None, int], list[nn.Module]] = {}
     alive: list[torch.Tensor] = []  # keeps every id below valid until the run has ended
 
+    running: list[nn.Module] = []
+
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        running.append(module)
         observed.forms.setdefault(module, CallForm.of(args, kwargs))
         observed.shaped_forms.setdefault(module, CallForm.of(args, kwargs, shapes=True))
         if args and isinstance(args[0], torch.Tensor):
@@ -140,14 +163,20 @@ def observe(context: Context, sample_input: Any) -> None:
                 alive.append(args[0])
                 inputs.setdefault((parents.get(module), id(args[0])), []).append(module)
 
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        running.pop()
+
     for module in context.paths:  # before the hooks below, which would look like the user's
         context.recognizer.keeps_whole(module)
     handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in context.paths]
+    handles += [m.register_forward_hook(leave) for m in context.paths]
     try:
-        run_sample(context.model, sample_input)
+        with _AttentionCalls(running) as calls:
+            run_sample(context.model, sample_input)
     finally:
         for handle in handles:
             handle.remove()
+    observed.attention = [*dict.fromkeys(calls.modules)]
     observed.shared_inputs = [
         tuple(group)
         for group in inputs.values()

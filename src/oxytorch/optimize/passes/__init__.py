@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..context import Context
-from . import cast, channels_last, join, kernels, lstm, pack, rewrite
+from . import attention, cast, channels_last, join, kernels, lstm, pack, rewrite
 
 PASSES: dict[str, tuple[str, Callable[[Context], None] | None]] = {
     "dropout": ("remove dropout and identity layers in evaluation mode", None),
@@ -13,6 +13,10 @@ PASSES: dict[str, tuple[str, Callable[[Context], None] | None]] = {
     "fuse": ("give layers their activation and residual addition in the same sweep", rewrite.run),
     "cast": ("convert weights to the dtype asked for", cast.run),
     "kernels": ("run normalizations, activations and embedding bags in our kernels", kernels.run),
+    "attention": (
+        "compute attention in bfloat16 or float16 by our op (needs sample_input)",
+        attention.run,
+    ),
     "lstm": ("pack the weights of LSTM layers", lstm.run),
     "join": ("compute linear layers that share an input as one (needs sample_input)", join.run),
     "pack": ("store weights in the order that the kernels want", pack.run),

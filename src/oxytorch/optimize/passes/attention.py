@@ -1,0 +1,57 @@
+"""Pass `attention`: the attention that a module computes with torch's function, by our op.
+
+Which modules call the function themselves is seen in the run on the sample input. Their forward
+then runs under a torch function mode that sends this one function to `ops.attention`; nothing is
+patched, and nothing outside of these modules is affected.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from ...ops.attention import attention
+from ..context import Context
+
+
+class _OurAttention(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+_MODE = _OurAttention()
+
+
+class AttentionForward:
+    """A module's forward, original or replaced, with attention in our op."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.inner = module.__dict__.get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _MODE:
+            if self.inner is not None:
+                return self.inner(*args, **kwargs)
+            return type(self.module).forward(self.module, *args, **kwargs)
+
+
+def run(context: Context) -> None:
+    narrow = (torch.bfloat16, torch.float16)
+    for module in context.observed.attention:
+        if module in context.closed:
+            continue
+        dtypes = {context.target_dtype(m, p) for m in module.modules() for p in m.parameters(False)}
+        if not dtypes & {*narrow}:
+            context.left("attention", module, "attention in float32: torch's own is as fast")
+            continue
+        context.set_forward(module, AttentionForward(module))
+        context.did("attention", module, "scaled dot-product attention -> ops.attention")
