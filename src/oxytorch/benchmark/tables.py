@@ -173,7 +173,7 @@ def preparation_table(results: Sequence[Result]) -> Table:
     """Seconds before each peer's first answer: optimizing, compiling, converting."""
     peers = [peer for peer in peer_names(results) if peer not in ("eager", "eager_cast")]
     table = Table(
-        "Seconds to get ready, first call included",
+        "Seconds to get ready: optimizing, converting, compiling",
         ["model", "dtype", *(label_of(results, peer) for peer in peers)],
     )
     for result in results:

@@ -57,13 +57,13 @@ class Watcher:
         if self._bar is None:
             print(f"oxytorch bench: {job}", file=sys.stderr, flush=True)
         else:
-            self._bar.update(self._task, description=job)
+            self._bar.update(self._task, description=job, refresh=True)
 
     def stage(self, peer: str, stage: str) -> None:
         """The job does something else; its signature is that of `contest.Progress`."""
         if self._bar is not None:
             doing = f"{peer} {stage}" if peer else stage
-            self._bar.update(self._task, description=f"{self._job}: {doing}")
+            self._bar.update(self._task, description=f"{self._job}: {doing}", refresh=True)
 
     def finish(self) -> None:
         """The job is done."""
@@ -94,5 +94,7 @@ def watching(jobs: int) -> Iterator[Watcher]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    # Drawn only between turns: a bar that refreshes itself would take time from what is measured.
+    drawing = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    with drawing as bar:
         yield Watcher(bar, bar.add_task("", total=jobs))
