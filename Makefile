@@ -1,0 +1,56 @@
+# Everything from nothing but Python 3.10+, git and a C++ compiler:
+#   make demo     a real model before and after optimize
+#   make test     the whole test suite (SLOW=1 adds the long tests)
+#   make lint     formatting, style and types
+#   make bench    ops and whole models next to their peers; takes about half an hour
+#   make wheel    the wheel, in dist/
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := $(shell find src cmake -name '*.cpp' -o -name '*.h' -o -name '*.cmake') CMakeLists.txt
+
+.PHONY: demo test lint format bench wheel clean
+
+demo: $(VENV)/.demo
+	$(BIN)/oxytorch demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(if $(SLOW),-m "slow or not slow")
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	git ls-files '*.cpp' '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	git ls-files '*.cpp' '*.h' | xargs $(BIN)/clang-format -i
+
+bench: $(VENV)/.bench
+	$(BIN)/oxytorch bench
+
+wheel: $(VENV)/.built
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) build dist src/oxytorch/lib
+
+# torch comes first and pinned: the build uses its headers, and another requirement must not
+# bring another build of it.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt torch numpy
+	$(PIP) install --quiet --constraint constraints.txt 'scikit-build-core>=0.11' 'cmake>=3.26' 'ninja>=1.11'
+	touch $@
+
+$(VENV)/.built: $(VENV)/.torch pyproject.toml $(SOURCES)
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
+	touch $@
+
+# What an extra of pyproject.toml names, on top of the package itself.
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: $(VENV)/.built
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$*]'
+	touch $@
