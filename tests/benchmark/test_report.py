@@ -61,6 +61,17 @@ def test_blocks_of_a_page_are_filled(models_run: dict[str, Any], tmp_path: Path)
     assert page.read_text() == once
 
 
+def test_results_of_two_versions_of_torch_stay_apart(
+    models_run: dict[str, Any], tmp_path: Path
+) -> None:
+    other = {**models_run, "versions": {**models_run["versions"], "torch": "2.8.0"}}
+    assert len(merge([models_run, other])) == 2
+    page = tmp_path / "page.md"
+    page.write_text("<!-- bench:models begin --><!-- bench:models end -->")
+    with pytest.raises(ValueError, match=r"expected results of one machine and torch, got .*; "):
+        fill_page(page, [models_run, other])
+
+
 @pytest.mark.parametrize("text", ["nothing here", "<!-- bench:models begin --> and no end"])
 def test_a_page_without_a_block_is_left_alone(
     text: str, models_run: dict[str, Any], tmp_path: Path

@@ -55,9 +55,11 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    kinds: dict[str, Run] = {}
-    for machine in merge(runs).values():
-        kinds.update(machine)
+    machines = merge(runs)
+    if len(machines) > 1:
+        places = "; ".join(machines)
+        raise ValueError(f"bench: {path}: expected results of one machine and torch, got {places}")
+    [kinds] = machines.values()
     kind = next((k for k in DRAWERS if k in kinds and kinds[k]["results"]), None)
     if kind is None:
         raise ValueError(f"bench: {path} not drawn: the results hold neither models nor ops")

@@ -31,13 +31,14 @@ Run = dict[str, Any]
 
 
 def merge(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
-    """Machine -> kind -> one run with the newest result of everything measured there.
+    """Machine and torch -> kind -> one run with the newest result of everything measured there.
 
     The head of a merged run (date, versions, command) is that of its newest part.
     """
     machines: dict[str, dict[str, Run]] = {}
     for run in sorted(runs, key=lambda run: str(run["date"])):
-        kinds = machines.setdefault(machine_name(run["machine"]), {})
+        place = f"{machine_name(run['machine'])}, torch {run['versions']['torch']}"
+        kinds = machines.setdefault(place, {})
         older = kinds.get(run["kind"], {"results": [], "parts": 0})
         results = {_key(run["kind"], result): result for result in older["results"]}
         # Removing first moves a replaced result nowhere: dictionaries keep the first position.
@@ -118,8 +119,8 @@ def section(run: Run) -> str:
 def report(runs: Sequence[Run]) -> str:
     """Everything in Markdown: a heading per machine, sections per kind of run."""
     parts = []
-    for machine, kinds in merge(runs).items():
-        parts.append(f"## {machine}")
+    for place, kinds in merge(runs).items():
+        parts.append(f"## {place}")
         for kind in KEYS:
             if kind in kinds and kinds[kind]["results"]:
                 parts += [f"### {kind}", section(kinds[kind])]
@@ -130,25 +131,31 @@ def fill_page(page: Path, runs: Sequence[Run]) -> list[str]:
     """Replace the marked blocks of a Markdown page by tables; the names of those replaced.
 
     A block lies between `<!-- bench:models begin -->` and `<!-- bench:models end -->`, with
-    models, ops, limits or costs; with several machines the newest run of the kind is taken.
+    models, ops, limits or costs.
 
     Raises:
-        ValueError: the page has no such block, or one that does not end.
+        ValueError: the page has no such block, or one that does not end, or the runs are of
+            several machines or versions of torch.
     """
     text = page.read_text(encoding="utf-8")
     machines = merge(runs)
     filled = []
     for kind in KEYS:
         begin, end = f"<!-- bench:{kind} begin -->", f"<!-- bench:{kind} end -->"
-        candidates = [kinds[kind] for kinds in machines.values() if kind in kinds]
+        candidates = {place: kinds[kind] for place, kinds in machines.items() if kind in kinds}
         if begin not in text or not candidates:
             continue
+        if len(candidates) > 1:
+            raise ValueError(
+                f"bench report: {page}: expected results of one machine and torch, got "
+                f"{'; '.join(candidates)}; name the files to take"
+            )
         before, _, rest = text.partition(begin)
         if end not in rest:
             raise ValueError(f"bench report: {page}: expected {end} after {begin}, found none")
         _, _, after = rest.partition(end)
-        newest = max(candidates, key=lambda run: str(run["date"]))
-        text = f"{before}{begin}\n{section(newest)}\n{end}{after}"
+        [run] = candidates.values()
+        text = f"{before}{begin}\n{section(run)}\n{end}{after}"
         filled.append(kind)
     if not filled:
         raise ValueError(

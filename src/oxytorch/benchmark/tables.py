@@ -23,11 +23,9 @@ class Table:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three significant digits in ms or us: `118 ms`, `7.9 ms`, `12.3 us`."""
-    if seconds < 1e-4:
-        return f"{seconds * 1e6:.3g} us"
-    value = seconds * 1e3
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
+    """About three significant digits in ms or us: `118 ms`, `7.9 ms`, `165 us`."""
+    value, unit = (seconds * 1e3, "ms") if seconds >= 1e-3 else (seconds * 1e6, "us")
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def is_measured(record: Result | None) -> bool:
