@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import socket
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,28 @@ def test_nonsense_is_answered_with_the_choices(
 ) -> None:
     assert run_command(*words) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [(), ("all",)], ids=["bare", "all"])
+def test_everything_is_every_kind_of_run(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def measure(arguments: argparse.Namespace, words: Any) -> int:
+        assert arguments.output == Path("benchmarks/results")
+        asked.append(shlex.join(words))
+        return int(arguments.what == "limits")
+
+    monkeypatch.setattr(command, "_measure", measure)
+    assert run_command(*words) == 1
+    assert [text.split()[0] for text in asked] == [
+        "limits",
+        "import-time",
+        "optimize-cost",
+        "ops",
+        "models",
+    ]
 
 
 def test_a_whole_run_writes_json_and_plot(

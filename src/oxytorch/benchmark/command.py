@@ -24,6 +24,7 @@ Close other programs before you measure.
 
 EXAMPLES = """\
 examples:
+  oxytorch bench                              everything below; files in benchmarks/results
   oxytorch bench models                       every model in fp32 and bf16 with all peers (~25 min)
   oxytorch bench models --only bert,resnet50 --dtype bfloat16 --peers eager,openvino,oxytorch
   oxytorch bench models --output benchmarks/results          also write JSON and a plot there
@@ -51,7 +52,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Give a parser the arguments of `oxytorch bench`."""
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    what = parser.add_subparsers(dest="what", metavar="WHAT")
+
+    everything = what.add_parser("all", help="all of the following; the same as no WHAT")
+    everything.add_argument("--threads", type=_positive, help="threads (default: torch's)")
+    everything.add_argument(
+        "--output",
+        type=Path,
+        default=Path("benchmarks/results"),
+        help="folder for JSON and plots, one per machine (default: benchmarks/results)",
+    )
 
     models = what.add_parser("models", help="whole models with random weights")
     _add_common(models, rounds=15)
@@ -133,7 +143,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.what == "report":
             return _report(arguments)
-        return _measure(arguments)
+        if arguments.what in (None, "all"):
+            return _measure_everything(arguments)
+        return _measure(arguments, _words_after_bench(sys.argv))
     except (ValueError, FileNotFoundError) as error:
         print(f"oxytorch {error}", file=sys.stderr)
         return 2
@@ -154,7 +166,27 @@ def _report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="oxytorch bench")
+    configure(parser)
+    return parser.parse_args(words)
+
+
+def _measure_everything(arguments: argparse.Namespace) -> int:
+    """Every kind of run with its defaults; the worst of their exit statuses."""
+    if arguments.what is None:
+        arguments = _parse(["all"])
+    options = ["--output", str(arguments.output)]
+    if arguments.threads is not None:
+        options += ["--threads", str(arguments.threads)]
+    status = 0
+    for what in ("limits", "import-time", "optimize-cost", "ops", "models"):
+        words = [what, *options]
+        status = max(status, _measure(_parse(words), words))
+    return status
+
+
+def _measure(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     from oxytorch.benchmark import runs
     from oxytorch.benchmark.report import provenance, tables_of
     from oxytorch.benchmark.results import write_run
@@ -168,7 +200,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         "optimize-cost": runs.run_optimize_cost,
     }
     settings = _settings(arguments)
-    command = shlex.join(["oxytorch", "bench", *_words_after_bench(sys.argv)])
+    command = shlex.join(["oxytorch", "bench", *words])
     targets: list[Path] = [] if arguments.json is None else [arguments.json]
 
     def keep(result: dict[str, Any]) -> None:
