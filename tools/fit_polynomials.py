@@ -41,9 +41,16 @@ if __name__ == "__main__":
     tiny = mpf("1e-20")
     # exp(r) = 1 + r + r^2 p(r)
     show("exp", lambda r: (expm1(r + tiny) - (r + tiny)) / (r + tiny) ** 2, -0.3466, 0.3466, 4)
-    # P(Z < -t) = exp(-t^2 / 2) u p(u) for a standard normal Z, with u = 1 / (1 + 0.3 t)
-    def tail(u: mpf) -> mpf:
-        t = (1 / u - 1) / mpf("0.3")
-        return erfc(t / sqrt(mpf(2))) / 2 * exp(t * t / 2) / u
+    # 2^y, enough for results of 16 bits
+    show("power of two", lambda y: mpf(2) ** y, -0.5, 0.5, 4)
 
-    show("normal tail", tail, 1 / (1 + 0.3 * 14), 1.0, 7)
+    # P(Z < -t) = exp(-t^2 / 2) u p(u) for a standard normal Z, with u = 1 / (1 + slope t)
+    def tail(slope: str) -> Callable[[mpf], mpf]:
+        def of(u: mpf) -> mpf:
+            t = (1 / u - 1) / mpf(slope)
+            return erfc(t / sqrt(mpf(2))) / 2 * exp(t * t / 2) / u
+
+        return of
+
+    show("normal tail, slope 0.3", tail("0.3"), 1 / (1 + 0.3 * 14), 1.0, 7)
+    show("normal tail, slope 0.4, 16 bits", tail("0.4"), 1 / (1 + 0.4 * 13), 1.0, 4)

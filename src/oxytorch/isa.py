@@ -37,7 +37,7 @@ def levels() -> tuple[Level, ...]:
     """Every level in the library, from the least to the most capable; empty without a library."""
     if not _library.loaded:
         return ()
-    library = _functions()
+    library = functions()
     count = library.oxytorch_level_count()
     names = [library.oxytorch_level_name(index).decode() for index in range(count)]
     supported = library.oxytorch_supported_levels()
@@ -59,7 +59,7 @@ def active() -> str:
     """Name of the level whose kernels run; "reference" where plain PyTorch runs instead."""
     if not _library.loaded:
         return "reference"
-    return levels()[_functions().oxytorch_active_level()].name
+    return levels()[functions().oxytorch_active_level()].name
 
 
 def why() -> str:
@@ -90,21 +90,24 @@ def use(name: str) -> Iterator[None]:
 
 def last_called() -> str | None:
     """Name of the level whose code ran last in this process, None before the first kernel."""
-    index = _functions().oxytorch_last_level()
+    index = functions().oxytorch_last_level()
     return None if index < 0 else levels()[index].name
 
 
 def forget_last_called() -> None:
     """Makes `last_called` return None until the next kernel runs."""
-    _functions().oxytorch_forget_last_level()
+    functions().oxytorch_forget_last_level()
 
 
 @functools.cache
-def _functions() -> ctypes.CDLL:
+def functions() -> ctypes.CDLL:
+    """The plain C functions of the library (core/levels.h, core/tuning.h)."""
     library = ctypes.CDLL(str(_library.PATH))
     library.oxytorch_level_name.restype = ctypes.c_char_p
     library.oxytorch_level_implies.restype = ctypes.c_uint32
     library.oxytorch_supported_levels.restype = ctypes.c_uint32
+    library.oxytorch_set_tuning.argtypes = [ctypes.c_int64] * 3
+    library.oxytorch_set_tuning.restype = None
     return library
 
 
@@ -116,7 +119,7 @@ def _activate(name: str, source: str) -> None:
     index = next((i for i, level in enumerate(levels()) if level.name == name), None)
     if index is None:
         raise ValueError(f"{source}: unknown level {name!r}; this processor supports: {_choices()}")
-    if _functions().oxytorch_activate_level(index) != 0:
+    if functions().oxytorch_activate_level(index) != 0:
         raise ValueError(
             f"{source}: this processor does not support level {name!r}; it supports: {_choices()}"
         )

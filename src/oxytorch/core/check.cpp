@@ -1,5 +1,7 @@
 #include "core/check.h"
 
+#include <cstring>
+
 namespace oxytorch {
 
 namespace {
@@ -27,6 +29,23 @@ Tensor contiguous(const Tensor& tensor) {
 }
 
 }  // namespace
+
+Tensor guarded_empty(const std::int64_t* sizes, const std::int64_t* strides, std::int64_t dim,
+                     std::int32_t dtype_code) {
+  std::int64_t numel = 1;
+  for (std::int64_t i = 0; i < dim; ++i) numel *= sizes[i];
+  const std::int64_t guard = tuning.guard_elements;
+  const std::int64_t all = numel + 2 * guard;
+  const std::int64_t one = 1;
+  AtenTensorHandle handle = nullptr;
+  check_call(aoti_torch_empty_strided(1, &all, &one, dtype_code, aoti_torch_device_type_cpu(), 0,
+                                      &handle),
+             "empty");
+  const Tensor block(handle);
+  std::memset(block.mutable_data(), 0xff, all * (dtype_code == codes().float32 ? 4 : 2));
+  check_call(aoti_torch__reinterpret_tensor(handle, dim, sizes, strides, guard, &handle), "view");
+  return Tensor(handle);
+}
 
 std::string describe(const Extents& sizes) {
   std::string text = "[";

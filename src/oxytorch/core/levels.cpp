@@ -1,7 +1,5 @@
 #include "core/levels.h"
 
-#include <unistd.h>
-
 #include <atomic>
 #include <cstring>
 
@@ -50,16 +48,6 @@ std::uint32_t supported_levels() {
 int active_level() {
   const int level = active.load(std::memory_order_relaxed);
   return level >= 0 ? level : choose_level();
-}
-
-std::int64_t last_level_cache() {
-  static const std::int64_t bytes = [] {
-    const long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    const long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    const long largest = l3 > l2 ? l3 : l2;
-    return largest > 0 ? std::int64_t{largest} : std::int64_t{32} << 20;
-  }();
-  return bytes;
 }
 
 }  // namespace oxytorch

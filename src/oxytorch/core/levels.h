@@ -11,9 +11,6 @@ std::uint32_t supported_levels();
 // Index of the level that kernels run at; chosen at the first call.
 int active_level();
 
-// Size of the last-level cache in bytes, as the operating system reports it.
-std::int64_t last_level_cache();
-
 namespace probe {
 
 // Bit i is set if the processor has the features of level i and the system saves its registers.

@@ -7,11 +7,9 @@
 #include "core/dispatch.h"
 #include "core/levels.h"
 #include "core/torch_api.h"
+#include "core/tuning.h"
 
 namespace oxytorch {
-
-// Work below this stays on one thread: waking the others costs as long as moving these bytes.
-inline constexpr std::int64_t kBytesPerThread = 64 << 10;
 
 // `bytes_per_item`: memory traffic of one item, or its arithmetic counted in such bytes.
 template <class Args, std::size_t count>
@@ -20,9 +18,8 @@ void run(const Kernel<Args> (&copies)[count], const Args& args, std::int64_t ite
   static_assert(count == OXY_LEVEL_COUNT);
   if (items <= 0) return;
   const Kernel<Args> kernel = copies[active_level()];
-  const std::int64_t grain = bytes_per_item >= kBytesPerThread
-                                 ? 1
-                                 : kBytesPerThread / (bytes_per_item > 0 ? bytes_per_item : 1);
+  const std::int64_t least = tuning.bytes_per_thread / (bytes_per_item > 0 ? bytes_per_item : 1);
+  const std::int64_t grain = least > 1 ? least : 1;
   if (items <= grain) {
     kernel(args, 0, items);
     return;
@@ -36,11 +33,6 @@ void run(const Kernel<Args> (&copies)[count], const Args& args, std::int64_t ite
     call->kernel(*call->args, begin, end);
   };
   check_call(torch_parallel_for(0, items, grain, piece, &context), "parallel_for");
-}
-
-// Whether an output of this size should bypass the caches: it would not stay in them anyway.
-inline bool should_stream(std::int64_t output_bytes) {
-  return output_bytes >= last_level_cache() / 2;
 }
 
 }  // namespace oxytorch

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/tuning.h"
+
 // Exists in torch 2.13 and later.
 extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 
@@ -116,6 +118,10 @@ class Tensor {
   std::int32_t dtype_ = 0;
 };
 
+// As `empty`, inside a larger block of 0xff bytes that tests look at afterwards.
+Tensor guarded_empty(const std::int64_t* sizes, const std::int64_t* strides, std::int64_t dim,
+                     std::int32_t dtype_code);
+
 // A new uninitialized contiguous tensor on the CPU.
 inline Tensor empty(const std::int64_t* sizes, std::int64_t dim, std::int32_t dtype_code) {
   constexpr std::int64_t kMaxDim = 64;
@@ -128,6 +134,7 @@ inline Tensor empty(const std::int64_t* sizes, std::int64_t dim, std::int32_t dt
   }
   static const std::int32_t cpu = aoti_torch_device_type_cpu();
   AtenTensorHandle handle = nullptr;
+  if (tuning.guard_elements > 0) return guarded_empty(sizes, strides, dim, dtype_code);
   check_call(aoti_torch_empty_strided(dim, sizes, strides, dtype_code, cpu, 0, &handle), "empty");
   return Tensor(handle);
 }

@@ -222,16 +222,15 @@ OXY_INLINE void sweep(std::int64_t begin, std::int64_t end, Body body) {
   if (i < end) body(i, end - i);
 }
 
-// The sum of term(i, count) over the vectors of [0, end), in four chains.
-template <class Term>
-OXY_INLINE f32v accumulate(std::int64_t end, Term term) {
-  f32v total[4] = {};
+// Four sweeps in one, so that sums in `chain` 0 to 3 need not wait for each other:
+// body(i, count, chain).
+template <class Body>
+OXY_INLINE void sweep_in_chains(std::int64_t end, Body body) {
   std::int64_t i = 0;
   for (; i + 4 * kLanes <= end; i += 4 * kLanes) {
-    for (int k = 0; k < 4; ++k) total[k] += term(i + k * kLanes, Whole{});
+    for (int chain = 0; chain < 4; ++chain) body(i + chain * kLanes, Whole{}, chain);
   }
-  sweep(i, end, [&](std::int64_t j, auto count) { total[0] += term(j, count); });
-  return (total[0] + total[1]) + (total[2] + total[3]);
+  sweep(i, end, [&](std::int64_t j, auto count) { body(j, count, 0); });
 }
 
 // Calls body(T{}) with T the element type.
@@ -288,7 +287,20 @@ OXY_INLINE bool is_aligned(const void* p, std::int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(p) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-// Where a is NaN the result is b.
+// Where a or b is NaN the result of these two is b.
+
+OXY_INLINE f32v minimum(f32v a, f32v b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32v>(
+      _mm512_min_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<f32v>(
+      _mm256_min_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#else
+  return a < b ? a : b;
+#endif
+}
+
 OXY_INLINE f32v maximum(f32v a, f32v b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<f32v>(
@@ -314,6 +326,11 @@ OXY_INLINE float sum(f32v v) {
 #endif
 }
 
+// The sum over the lanes of four chains.
+OXY_INLINE float sum(const f32v chains[4]) {
+  return sum((chains[0] + chains[1]) + (chains[2] + chains[3]));
+}
+
 OXY_INLINE float maximum(f32v v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
@@ -326,16 +343,58 @@ OXY_INLINE float maximum(f32v v) {
 #endif
 }
 
-// exp(x), within 2 units in the last place; subnormal results may be zero. Infinities and NaN as in
-// C. 2^n exp(r) with x = n log(2) + r (Cody and Waite, Software Manual for the Elementary
-// Functions, 1980). Coefficients: tools/fit_polynomials.py.
+// 1 / v for finite v, within 2 units in the last place. v has to be a normal number.
+OXY_INLINE f32v reciprocal(f32v v) {
+#if defined(__AVX512F__)
+  const f32v guess = reinterpret_cast<f32v>(_mm512_rcp14_ps(reinterpret_cast<__m512>(v)));
+  return guess * (2.0f - v * guess);
+#else
+  return 1.0f / v;
+#endif
+}
+
+// 1 / v with at least 13 bits, enough for results of 16 bits.
+OXY_INLINE f32v coarse_reciprocal(f32v v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32v>(_mm512_rcp14_ps(reinterpret_cast<__m512>(v)));
+#else
+  return 1.0f / v;
+#endif
+}
+
+// The nearest whole number, for magnitudes below 2^22.
+OXY_INLINE f32v nearest(f32v v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32v>(_mm512_roundscale_ps(
+      reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+  constexpr float kShift = 0x1.8p23f;
+  return (v + kShift) - kShift;
+#endif
+}
+
+// v 2^n for a whole number n between -152 and 130.
+OXY_INLINE f32v scale_by_power(f32v v, f32v n) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<f32v>(
+      _mm512_scalef_ps(reinterpret_cast<__m512>(v), reinterpret_cast<__m512>(n)));
+#else
+  // Two factors, because 2^n alone leaves the range of float32.
+  const i32v whole = __builtin_convertvector(n == n ? n : f32v{}, i32v);
+  const i32v half = whole >> 1;
+  const f32v first = reinterpret_cast<f32v>((half + 127) << 23);
+  const f32v second = reinterpret_cast<f32v>((whole - half + 127) << 23);
+  return v * first * second;
+#endif
+}
+
+// exp(x), within 2 units in the last place. Infinities and NaN as in C. 2^n exp(r) with
+// x = n log(2) + r (Cody and Waite, Software Manual for the Elementary Functions, 1980).
+// Coefficients: tools/fit_polynomials.py.
 OXY_INLINE f32v exponential(f32v x) {
-  constexpr float kRound = 0x1.8p23f;
-  const f32v low = splat(-104.0f);
-  const f32v high = splat(89.0f);
-  x = x < low ? low : x;
-  x = x > high ? high : x;
-  const f32v n = (x * 1.44269504f + kRound) - kRound;
+  x = maximum(splat(-104.0f), x);
+  x = minimum(splat(89.0f), x);
+  const f32v n = nearest(x * 1.44269504f);
   f32v r = x - n * 0.693359375f;
   r = r - n * -2.12194440e-4f;
   f32v p = splat(1.392618181e-03f);
@@ -343,18 +402,46 @@ OXY_INLINE f32v exponential(f32v x) {
   p = p * r + 4.166655463e-02f;
   p = p * r + 1.666657700e-01f;
   p = p * r + 5.000000000e-01f;
-  p = p * (r * r) + r + 1.0f;
-#if defined(__AVX512F__)
-  return reinterpret_cast<f32v>(
-      _mm512_scalef_ps(reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
-#else
-  // Two factors, because 2^n alone leaves the range of float32.
-  const i32v whole = __builtin_convertvector(n == n ? n : f32v{}, i32v);
-  const i32v half = whole >> 1;
-  const f32v first = reinterpret_cast<f32v>((half + 127) << 23);
-  const f32v second = reinterpret_cast<f32v>((whole - half + 127) << 23);
-  return p * first * second;
-#endif
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return scale_by_power(p, n);
+}
+
+// 2^r for |r| <= 1/2.
+inline constexpr float kPower[] = {1.000000000e+00f, 6.931210452e-01f, 2.402234904e-01f,
+                                   5.592197584e-02f, 9.666368515e-03f};
+
+// 2^y for y <= 0 with at least 18 bits, enough for results of 16 bits; zero below 2^-150.
+OXY_INLINE f32v coarse_power_of_two(f32v y) {
+  y = maximum(splat(-150.0f), y);
+  const f32v n = nearest(y);
+  const f32v r = y - n;
+  f32v p = splat(kPower[4]);
+  for (int i = 3; i >= 0; --i) p = p * r + kPower[i];
+  return scale_by_power(p, n);
+}
+
+// exp(-m) for m >= 0, as accurate as a result of type T needs.
+OXY_INLINE f32v decay(f32v m, float) { return exponential(-m); }
+
+template <class T>
+OXY_INLINE f32v decay(f32v m, T) {
+  return coarse_power_of_two(m * -1.44269504f);
+}
+
+// 1 / v for a normal v, as accurate as a result of type T needs.
+OXY_INLINE f32v inverse(f32v v, float) { return reciprocal(v); }
+
+template <class T>
+OXY_INLINE f32v inverse(f32v v, T) {
+  return coarse_reciprocal(v);
+}
+
+// 1 / (1 + exp(-x)), as accurate as a result of type T needs; no digits cancel on either side.
+template <class T>
+OXY_INLINE f32v sigmoid(f32v x, T) {
+  const f32v e = decay(magnitude(x), T{});
+  return (x < 0.0f ? e : splat(1.0f)) * inverse(1.0f + e, T{});
 }
 
 }  // namespace oxytorch::OXY_LEVEL

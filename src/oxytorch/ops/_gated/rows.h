@@ -6,7 +6,7 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// out = activation(gate) * up
+// out = activation(gate) * up; activation(v, T{}) is as accurate as a result of type T needs.
 template <class T, class Activation>
 static void gated_rows(const GatedArgs& args, std::int64_t begin, std::int64_t end,
                        Activation activation) {
@@ -17,7 +17,7 @@ static void gated_rows(const GatedArgs& args, std::int64_t begin, std::int64_t e
     const std::int64_t left = args.numel - row * args.width;
     const std::int64_t width = left < args.width ? left : args.width;
     const auto value = [&](std::int64_t i, auto count) {
-      return activation(load(gate + i, count)) * load(up + i, count);
+      return activation(load(gate + i, count), T{}) * load(up + i, count);
     };
     if (args.stream && width % kLanes == 0 && is_aligned(out, kLanes * sizeof(T))) {
       for (std::int64_t i = 0; i < width; i += kLanes) stream(out + i, value(i, Whole{}));

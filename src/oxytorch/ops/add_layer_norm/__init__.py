@@ -53,10 +53,10 @@ def reference(
 def _pair(
     x: Tensor,
     residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    return_total: bool,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    return_total: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The reference as the schema has it: without a total the second result is empty."""
     result = reference(x, residual, weight, bias, eps, return_total)

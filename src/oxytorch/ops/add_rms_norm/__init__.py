@@ -48,7 +48,11 @@ def reference(
 
 
 def _pair(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, return_total: bool
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    return_total: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The reference as the schema has it: without a total the second result is empty."""
     result = reference(x, residual, weight, eps, return_total)

@@ -5,7 +5,7 @@
 namespace oxytorch::OXY_LEVEL {
 
 static void silu_mul(const GatedArgs& args, std::int64_t begin, std::int64_t end) {
-  gated(args, begin, end, [](f32v v) { return v / (1.0f + exponential(-v)); });
+  gated(args, begin, end, [](f32v v, auto type) { return v * sigmoid(v, type); });
 }
 
 }  // namespace oxytorch::OXY_LEVEL

@@ -72,10 +72,11 @@ static void softmax_row(const SoftmaxArgs& args, const T* x, T* out, Mask mask) 
 
   alignas(64) float scratch[kSoftmaxScratch];
   const bool kept = width <= kSoftmaxScratch;
-  const f32v total = accumulate(width, [&](std::int64_t i, auto count) {
+  f32v total[4] = {};
+  sweep_in_chains(width, [&](std::int64_t i, auto count, int chain) {
     const f32v e = exponential(score(i, count) - top);
     if (kept) store(scratch + i, e, count);
-    return fill_tail(e, count, 0.0f);
+    total[chain] += fill_tail(e, count, 0.0f);
   });
   const f32v inverse = splat(1.0f / sum(total));
   const auto result = [&](std::int64_t i, auto count) {

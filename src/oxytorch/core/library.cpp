@@ -1,3 +1,0 @@
-#include "core/torch_api.h"
-
-STABLE_TORCH_LIBRARY(oxytorch, library) { (void)library; }
