@@ -17,16 +17,15 @@ def fit(function: Callable[[mpf], mpf], low: float, high: float, degree: int) ->
     """Coefficients, lowest first, of the polynomial through `function` at Chebyshev nodes."""
     count = degree + 1
     nodes = [
-        (mpf(low) + mpf(high)) / 2 + (mpf(high) - mpf(low)) / 2 * cos(pi * (2 * i + 1) / (2 * count))
+        (mpf(low) + mpf(high)) / 2
+        + (mpf(high) - mpf(low)) / 2 * cos(pi * (2 * i + 1) / (2 * count))
         for i in range(count)
     ]
     powers = matrix([[node**power for power in range(count)] for node in nodes])
     return list(lu_solve(powers, matrix([function(node) for node in nodes])))
 
 
-def show(
-    name: str, function: Callable[[mpf], mpf], low: float, high: float, degree: int
-) -> None:
+def show(name: str, function: Callable[[mpf], mpf], low: float, high: float, degree: int) -> None:
     """Prints one fit and its largest relative residual."""
     coefficients = fit(function, low, high, degree)
     residual = max(

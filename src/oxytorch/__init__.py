@@ -9,11 +9,9 @@ from __future__ import annotations
 __version__ = "0.1.0"
 
 from . import _library, config, isa, ops
-
-if (_library.PATH.parents[1] / "optimize" / "__init__.py").exists():
-    from .optimize import explain, optimize, undo  # noqa: F401
+from .optimize import explain, optimize, undo
 
 _library.warn_if_missing()
 isa.apply_environment()
 
-__all__ = ["__version__", "config", "isa", "ops"]
+__all__ = ["__version__", "config", "explain", "isa", "ops", "optimize", "undo"]

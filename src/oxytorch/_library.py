@@ -28,7 +28,7 @@ def _load() -> str:
     if not PATH.exists():
         return f"the compiled library is missing ({PATH}); reinstall oxytorch"
     try:
-        torch.ops.load_library(PATH)
+        torch.ops.load_library(PATH)  # type: ignore[no-untyped-call]
     except OSError as error:
         return f"the compiled library cannot be loaded ({error}); reinstall oxytorch"
     return ""
@@ -42,5 +42,7 @@ def warn_if_missing() -> None:
     """Warns once, in one line, when kernels are replaced by plain PyTorch."""
     if why_missing:
         warnings.warn(
-            f"oxytorch runs its plain-PyTorch references: {why_missing}", RuntimeWarning, stacklevel=3
+            f"oxytorch runs its plain-PyTorch references: {why_missing}",
+            RuntimeWarning,
+            stacklevel=3,
         )

@@ -39,7 +39,7 @@ def levels() -> tuple[Level, ...]:
         return ()
     library = functions()
     count = library.oxytorch_level_count()
-    names = [library.oxytorch_level_name(index).decode() for index in range(count)]
+    names = [str(library.oxytorch_level_name(index), "ascii") for index in range(count)]
     supported = library.oxytorch_supported_levels()
     return tuple(
         Level(
@@ -59,7 +59,7 @@ def active() -> str:
     """Name of the level whose kernels run; "reference" where plain PyTorch runs instead."""
     if not _library.loaded:
         return "reference"
-    return levels()[functions().oxytorch_active_level()].name
+    return levels()[int(functions().oxytorch_active_level())].name
 
 
 def why() -> str:
@@ -90,7 +90,7 @@ def use(name: str) -> Iterator[None]:
 
 def last_called() -> str | None:
     """Name of the level whose code ran last in this process, None before the first kernel."""
-    index = functions().oxytorch_last_level()
+    index = int(functions().oxytorch_last_level())
     return None if index < 0 else levels()[index].name
 
 

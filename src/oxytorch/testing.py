@@ -11,9 +11,9 @@ from torch import Tensor
 
 from . import isa
 
-# Allowed error where plain PyTorch is more accurate: in units in the last place of the element or of
-# a typical (root mean square) element of the tensor, whichever is larger, because sums that cancel
-# cannot be better than their terms. docs/numerics.md says more; no environment loosens it.
+# Allowed error where plain PyTorch is more accurate: in units in the last place of the element or
+# of a typical (root mean square) element of the tensor, whichever is larger, because sums that
+# cancel cannot be better than their terms. docs/numerics.md says more; no environment loosens it.
 ULPS: Mapping[torch.dtype, float] = {
     torch.float32: 4.0,
     torch.bfloat16: 1.0,
@@ -137,7 +137,7 @@ def settings(stream: bool = False, split: bool = False, guard: int = 0) -> Itera
 
 
 def assert_guarded(output: Tensor, guard: int) -> None:
-    """Raises AssertionError if a kernel wrote outside an output made under `settings(guard=...)`."""
+    """Raises AssertionError if a kernel wrote beside an output of `settings(guard=...)`."""
     block = torch.empty(0, dtype=output.dtype).set_(output.untyped_storage()).view(torch.uint8)
     size = guard * output.dtype.itemsize
     for side, edge in (("before", block[:size]), ("after", block[-size:])):

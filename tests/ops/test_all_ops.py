@@ -173,10 +173,8 @@ def test_cost_counts_what_the_call_touches(op: Op) -> None:
         assert cost.operations >= 0
 
 
-@pytest.mark.parametrize("op", list(_each_op()))
+@pytest.mark.parametrize("op", [op for op in REGISTRY.values() if op.spellings])
 def test_spellings_compute_the_same(op: Op) -> None:
-    if not op.spellings:
-        pytest.skip(f"{op.name} has one spelling")
     sample = _small(op)
     for spelling in op.spellings:
         usual = testing.tensors_in(op.reference(*sample.args, **sample.kwargs))

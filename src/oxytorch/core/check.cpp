@@ -38,9 +38,9 @@ Tensor guarded_empty(const std::int64_t* sizes, const std::int64_t* strides, std
   const std::int64_t all = numel + 2 * guard;
   const std::int64_t one = 1;
   AtenTensorHandle handle = nullptr;
-  check_call(aoti_torch_empty_strided(1, &all, &one, dtype_code, aoti_torch_device_type_cpu(), 0,
-                                      &handle),
-             "empty");
+  check_call(
+      aoti_torch_empty_strided(1, &all, &one, dtype_code, aoti_torch_device_type_cpu(), 0, &handle),
+      "empty");
   const Tensor block(handle);
   std::memset(block.mutable_data(), 0xff, all * (dtype_code == codes().float32 ? 4 : 2));
   check_call(aoti_torch__reinterpret_tensor(handle, dim, sizes, strides, guard, &handle), "view");

@@ -221,8 +221,8 @@ struct Take<std::vector<T>> {
 
 inline StableIValue box(Tensor& tensor) { return reinterpret_cast<StableIValue>(tensor.release()); }
 
-// The dtype of the first argument; of a list, that of its first tensor. Only looks: the handles stay
-// with the stack (a list hands out the same handle each time).
+// The dtype of the first argument; of a list, that of its first tensor. Only looks: the handles
+// stay with the stack (a list hands out the same handle each time).
 inline std::int32_t first_dtype(const StableIValue* stack, bool list) {
   std::int32_t dtype = -1;
   StableIValue value = stack[0];

@@ -17,9 +17,7 @@ struct Tuning {
 
 extern Tuning tuning;
 
-inline bool should_stream(std::int64_t output_bytes) {
-  return output_bytes >= tuning.stream_bytes;
-}
+inline bool should_stream(std::int64_t output_bytes) { return output_bytes >= tuning.stream_bytes; }
 
 }  // namespace oxytorch
 

@@ -20,7 +20,7 @@ Function = Callable[..., Any]
 
 @functools.cache
 def _namespace() -> torch.library.Library:
-    return torch.library.Library("oxytorch", "FRAGMENT")
+    return torch.library.Library("oxytorch", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def is_compiled(name: str) -> bool:
@@ -54,7 +54,7 @@ def bind(name: str, reference: Function, backward: Function | None) -> None:
     """Registers `reference` for every other device, for tracing, and for gradients."""
     if not is_compiled(name):
         return
-    library = _namespace()
+    library: Any = _namespace()
     library.impl(name, reference, "CompositeExplicitAutograd")
     library.impl(f"{name}.reference", reference, "CompositeImplicitAutograd")
     torch.library.register_autograd(

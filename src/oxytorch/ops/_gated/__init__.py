@@ -22,7 +22,8 @@ def pairs(dtype: torch.dtype, size: str) -> Iterator[tuple[str, Tensor, Tensor]]
         yield shape_name(shape), values(*shape, dtype=dtype) * 3, values(*shape, dtype=dtype)
     if size == "test":
         joined = values(5, 2 * 33, dtype=dtype)
-        yield "5x33-joined", *joined.chunk(2, dim=-1)
+        gate, up = joined.chunk(2, dim=-1)
+        yield "5x33-joined", gate, up
         yield "4x3-transposed", values(3, 4, dtype=dtype).t(), values(3, 4, dtype=dtype).t()
         steep = torch.linspace(-14, 14, 200, dtype=torch.float32).to(dtype)
         yield "200-steep", steep, torch.ones(200, dtype=dtype)

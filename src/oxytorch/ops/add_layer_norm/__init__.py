@@ -22,7 +22,7 @@ def add_layer_norm(
     eps: float = 1e-5,
     return_total: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Returns (layer_norm(total, weight, bias, eps), total), total = x + residual, or only the norm.
+    """Returns (layer_norm(total, weight, bias, eps), total), total = x + residual, or the norm.
 
     x, residual: [..., n], float32, bfloat16 or float16. weight, bias: [n], both the dtype of x or
     float32. The total is rounded to x's dtype and the norm is that of the rounded total, so the

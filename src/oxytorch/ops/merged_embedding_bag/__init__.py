@@ -24,7 +24,7 @@ def merged_embedding_bag(
     """Looks up one embedding bag per table and joins the results: [bags, tables * dim].
 
     weights: tables of [rows, dim], rows may differ, float32, bfloat16 or float16. indices, offsets:
-    one tensor each per table as in `embedding_bag`, the same number of bags in each; int32 or int64.
+    one tensor each per table as in `embedding_bag`, int32 or int64, equally many bags in each.
     mode: "sum" or "mean". Accumulates in float32, rounds once to the weights' dtype.
     float64 and other devices run `reference`.
     Raises RuntimeError if a shape, dtype, device, mode, index or offset does not fit.
@@ -40,9 +40,7 @@ def reference(
     mode: str = "sum",
 ) -> Tensor:
     """The same in plain PyTorch."""
-    bags = [
-        table_reference(*table, mode) for table in zip(weights, indices, offsets, strict=True)
-    ]
+    bags = [table_reference(*table, mode) for table in zip(weights, indices, offsets, strict=True)]
     return torch.cat(bags, dim=1)
 
 
@@ -59,9 +57,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         )
         weights = [torch.empty(rows, dim, dtype=dtype).fill_(0.5) for _ in range(tables)]
         indices = [torch.randint(0, rows, (bags,)) for _ in range(tables)]
-        yield Sample(
-            f"{tables}x{rows}x{dim}", (weights, indices, [torch.arange(bags)] * tables)
-        )
+        yield Sample(f"{tables}x{rows}x{dim}", (weights, indices, [torch.arange(bags)] * tables))
         return
     for dim in (1, 8, 16, 17, 33, 128):
         weights = [values(rows, dim, dtype=dtype) for rows in (5, 50, 9)]

@@ -38,6 +38,7 @@ def reference(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tens
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     """Calls for tests ("test") and benchmarks ("cache", "memory")."""
+    shape: tuple[int, ...]
     if size == "cache":
         shape = (8, rows_of_bytes(MEBI // 4, 1024, dtype)[0], 128)
         yield Sample(shape_name(shape), (values(*shape, dtype=dtype), 0.125))

@@ -1,0 +1,167 @@
+"""Wrong arguments: the error names the op, the argument, and the wanted and the given value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from oxytorch import _library, ops
+
+pytestmark = pytest.mark.skipif(
+    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
+)
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+def whole(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+TABLE, BAGS = ones(9, 4), whole(0, 2)
+
+CASES: list[tuple[str, Callable[[], object]]] = [
+    (
+        "rms_norm: expected weight of shape [4], got [1, 4]",
+        lambda: ops.rms_norm(ones(3, 4), ones(1, 4)),
+    ),
+    (
+        "rms_norm: expected x of dtype float32, bfloat16 or float16 (or float64), got int64",
+        lambda: ops.rms_norm(ones(3, 4, dtype=torch.int64)),
+    ),
+    (
+        "rms_norm: expected x with at least 1 dimension(s), got shape []",
+        lambda: ops.rms_norm(ones()),
+    ),
+    (
+        "rms_norm: expected weight of dtype float32, got bfloat16",
+        lambda: ops.rms_norm(ones(3, 4), ones(4, dtype=torch.bfloat16)),
+    ),
+    (
+        "rms_norm: expected weight of dtype bfloat16 or float32, got float16",
+        lambda: ops.rms_norm(ones(3, 4, dtype=torch.bfloat16), ones(4, dtype=torch.float16)),
+    ),
+    (
+        "layer_norm: expected bias of shape [4], got [5]",
+        lambda: ops.layer_norm(ones(3, 4), ones(4), ones(5)),
+    ),
+    (
+        "layer_norm: expected bias of dtype bfloat16, got float32",
+        lambda: ops.layer_norm(
+            ones(3, 4, dtype=torch.bfloat16), ones(4, dtype=torch.bfloat16), ones(4)
+        ),
+    ),
+    (
+        "add_rms_norm: expected residual of shape [3, 4], got [4, 3]",
+        lambda: ops.add_rms_norm(ones(3, 4), ones(4, 3)),
+    ),
+    (
+        "add_layer_norm: expected residual of dtype float32, got bfloat16",
+        lambda: ops.add_layer_norm(ones(3, 4), ones(3, 4, dtype=torch.bfloat16)),
+    ),
+    (
+        "silu_mul: expected up of shape [3, 4], got [3, 1]",
+        lambda: ops.silu_mul(ones(3, 4), ones(3, 1)),
+    ),
+    (
+        "gelu_mul: expected approximate 'none' or 'tanh', got 'fast'",
+        lambda: ops.gelu_mul(ones(3, 4), ones(3, 4), "fast"),
+    ),
+    (
+        "softmax: expected mask that broadcasts to shape [3, 4], got [2, 4]",
+        lambda: ops.softmax(ones(3, 4), 1.0, ones(2, 4)),
+    ),
+    (
+        "softmax: expected mask of dtype float32, got int64",
+        lambda: ops.softmax(ones(3, 4), 1.0, whole(1, 2, 3, 4)),
+    ),
+    (
+        "rotary_embedding: expected x of shape [batch, heads, positions, head_dim], got [3, 4]",
+        lambda: ops.rotary_embedding(ones(3, 4), ones(3, 4), ones(3, 4)),
+    ),
+    (
+        "rotary_embedding: expected sin of shape [5, 4], got [6, 4]",
+        lambda: ops.rotary_embedding(ones(2, 3, 5, 4), ones(5, 4), ones(6, 4)),
+    ),
+    (
+        "rotary_embedding: expected cos with an even last dimension of at most 4, got [5, 6]",
+        lambda: ops.rotary_embedding(ones(2, 3, 5, 4), ones(5, 6), ones(5, 6)),
+    ),
+    (
+        "embedding_bag: expected indices in [0, 9), got 9",
+        lambda: ops.embedding_bag(TABLE, whole(1, 9, 3), BAGS),
+    ),
+    (
+        "embedding_bag: expected indices in [0, 9), got -1",
+        lambda: ops.embedding_bag(TABLE, whole(1, 2, -1), BAGS),
+    ),
+    (
+        "embedding_bag: expected offsets to ascend from 0 to at most 3, got a bag from 4 to 3",
+        lambda: ops.embedding_bag(TABLE, whole(1, 2, 3), whole(0, 4)),
+    ),
+    (
+        "embedding_bag: expected offsets that begin with 0, got 1",
+        lambda: ops.embedding_bag(TABLE, whole(1, 2, 3), whole(1, 2)),
+    ),
+    (
+        "embedding_bag: expected mode 'sum' or 'mean', got 'max'",
+        lambda: ops.embedding_bag(TABLE, whole(1, 2, 3), BAGS, "max"),
+    ),
+    (
+        "embedding_bag: expected offsets with 1-D indices, got None",
+        lambda: ops.embedding_bag(TABLE, whole(1, 2, 3)),
+    ),
+    (
+        "embedding_bag: expected indices of dtype int32 or int64, got float32",
+        lambda: ops.embedding_bag(TABLE, ones(3), BAGS),
+    ),
+    (
+        "embedding_bag: expected per_sample_weights of shape [3], got [2]",
+        lambda: ops.embedding_bag(TABLE, whole(1, 2, 3), BAGS, "sum", ones(2)),
+    ),
+    (
+        "embedding_bag: expected per_sample_weights None with mode 'mean', got [3]",
+        lambda: ops.embedding_bag(TABLE, whole(1, 2, 3), BAGS, "mean", ones(3)),
+    ),
+    (
+        "merged_embedding_bag: expected indices with 2 tensors, one per table, got 1",
+        lambda: ops.merged_embedding_bag([TABLE, TABLE], [whole(1)], [whole(0), whole(0)]),
+    ),
+    (
+        "merged_embedding_bag: expected offsets with 1 bags in every table, got 2",
+        lambda: ops.merged_embedding_bag(
+            [TABLE, TABLE], [whole(1, 2), whole(1, 2)], [whole(0), BAGS]
+        ),
+    ),
+    (
+        "interaction: expected sparse[1] of shape [3, 4], got [3, 5]",
+        lambda: ops.interaction(ones(3, 4), [ones(3, 4), ones(3, 5)]),
+    ),
+    (
+        "interaction: expected dense of shape [batch, dim], got [4]",
+        lambda: ops.interaction(ones(4), [ones(4)]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "call"), CASES, ids=[message[:60] for message, _ in CASES])
+def test_error_names_argument_and_both_values(message: str, call: Callable[[], object]) -> None:
+    with pytest.raises(RuntimeError, match=re.escape(message)), torch.no_grad():
+        call()
+
+
+def test_every_op_has_an_error_case() -> None:
+    assert {message.split(":")[0] for message, _ in CASES} == set(ops.registry())
+
+
+def test_arguments_on_another_device_are_named() -> None:
+    with (
+        pytest.raises(Exception, match=r"weight|devices|meta"),
+        torch.no_grad(),
+    ):
+        ops.rms_norm(ones(3, 4), ones(4).to("meta"))
