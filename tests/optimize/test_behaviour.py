@@ -547,3 +547,18 @@ def test_attention_pass_changes_only_the_modules_that_call_it() -> None:
     single = oxytorch.optimize(model, sample_input=x)
     left = [e for e in oxytorch.explain(single).left if e.pass_name == "attention"]
     assert len(left) == 1
+
+
+def test_small_linear_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oxytorch.optimize.passes import pack
+
+    monkeypatch.setattr(pack, "SMALLEST_LINEAR", 1 << 12)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 600)).eval()
+    optimized = oxytorch.optimize(model)
+    assert not isinstance(optimized[0].weight, PackedTensor)
+    assert isinstance(optimized[2].weight, PackedTensor)
+    left = {e.module: e.detail for e in oxytorch.explain(optimized).left}
+    assert "64 weights are too few to gain" in left["0"]
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        assert torch.allclose(optimized(x), model(x), atol=1e-6)

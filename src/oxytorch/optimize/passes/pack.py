@@ -18,6 +18,9 @@ from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution
 from ...ops.linear import PackedLinearWeight, linear, supports
 from ..context import Context
 
+SMALLEST_LINEAR = 32 << 10
+"""Elements of a float32 linear weight below which a call of oneDNN costs more than it saves."""
+
 
 def refusal(context: Context, module: nn.Module) -> str | None:
     """Return why a module's weight cannot be packed, or None if it can."""
@@ -32,10 +35,14 @@ def refusal(context: Context, module: nn.Module) -> str | None:
         return f"its weight is on {weight.device}"
     if weight.numel() == 0:
         return "its weight is empty"
+    dtype = context.target_dtype(module, weight)
+    small = not is_packable_convolution(module) and weight.numel() < SMALLEST_LINEAR
+    if small and dtype == torch.float32 and module not in context.folds:
+        return f"{weight.numel()} weights are too few to gain"
     for owner, name in context.owners.get(id(weight), []):
         if owner is not module and (type(owner) is not type(module) or name != "weight"):
             return f"its weight is shared with {context.paths[owner]}, which is no such layer"
-    return supports(context.target_dtype(module, weight))
+    return supports(dtype)
 
 
 def run(context: Context) -> None:
