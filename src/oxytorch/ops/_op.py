@@ -40,7 +40,7 @@ class Op:
     samples: called with a dtype and a size ("test", "cache" or "memory"), yields calls.
     cost: called with a sample's arguments, returns the least work of that call.
     backward: called with the list of inputs, the tuple of output gradients and which inputs need
-        one; returns one gradient per input. None means the vector-Jacobian product of the reference.
+        one; returns one gradient per input. None means what torch finds for the reference.
     spellings: other ways in which models write the same formula.
     """
 
