@@ -30,7 +30,7 @@ fileinput filecmp stat mailbox mimetypes code pprint reprlib shlex cmd
 WITH_METHODS = {"builtins", "pathlib", "datetime", "collections", "tarfile", "zipfile", "threading"}
 WITHOUT_METHODS = {bytearray, bytes}  # they repeat those of str
 WORDS = range(12, 71)
-MOST_PER_MODULE = 16
+MOST_PER_MODULE = 8
 NOT_PROSE = re.compile(r"[{}<>|=`\\*]|->|--|\(\)|\.\. |[Dd]eprecated")
 
 

@@ -95,7 +95,7 @@ def report(session: Session, console: Console) -> None:
         f"One text is {session.timed_tokens} tokens. Times are medians over rounds in which every "
         "model has its turn,\nfrom tokens to vector.\n"
         "Peak is the resident memory of a process of its own, above its imports: loading, "
-        "optimizing\nand two batches.\n"
+        "optimizing\nand the batch of the longest texts.\n"
         f"Difference and cosine compare {len(session.texts)} vectors of length 1 with stock fp32.",
         style="dim",
     )
