@@ -41,7 +41,7 @@ class PackedTensor(torch.Tensor):
 
     @staticmethod
     def _wrap(cls: type[_Self], like: torch.Tensor, dtype: torch.dtype | None = None) -> _Self:
-        result: _Self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        result: _Self = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, dtype=dtype or like.dtype, device=like.device, requires_grad=False
         )
         return result
@@ -110,14 +110,14 @@ class PackedTensor(torch.Tensor):
         assert self.scale is not None
         return (stored.float() / self._column(self.scale)).to(self.dtype).contiguous()
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         if id(self) not in memo:
             result = self.copy()
             if isinstance(self, torch.nn.Parameter):
-                result = torch.nn.Parameter(result, self.requires_grad)  # type: ignore[assignment]
+                result = torch.nn.Parameter(result, self.requires_grad)
             memo[id(self)] = result
         return memo[id(self)]  # type: ignore[no-any-return]
 
@@ -131,7 +131,7 @@ class PackedTensor(torch.Tensor):
         return _rebuild, (type(self), self.dense(), fields, is_parameter, self.requires_grad)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: Any,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
-_BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul}
+_BINARY: dict[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class PostOp:
         return "+".join(str(part) for part in parts)
 
 
-_UNARY = {
+_UNARY: dict[str, Callable[[torch.Tensor, PostOp], torch.Tensor]] = {
     "none": lambda x, p: x,
     "relu": lambda x, p: F.relu(x),
     "sigmoid": lambda x, p: torch.sigmoid(x),
