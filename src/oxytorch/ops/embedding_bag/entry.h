@@ -80,10 +80,10 @@ inline bool check_mode(const char* op, const std::string& mode) {
   return mode == "mean";
 }
 
-// Names what is wrong with an item that the kernel rejected.
-[[noreturn]] inline void fail_item(const char* op, const EmbeddingBagArgs& args) {
-  const EmbeddingTable& table = args.tables[*args.bad_item % args.table_count];
-  const std::int64_t bag = *args.bad_item / args.table_count;
+// Names what is wrong with a bag that the kernel rejected.
+[[noreturn]] inline void fail_bag(const char* op, const EmbeddingBagArgs& args) {
+  const EmbeddingTable& table = args.tables[*args.bad_bag / args.bags];
+  const std::int64_t bag = *args.bad_bag % args.bags;
   const BagSpan span = bag_span(table, bag, args.bags);
   if (!span_fits(table, span)) {
     fail(op, "offsets", "to ascend from 0 to at most " + std::to_string(table.index_count),
@@ -107,7 +107,7 @@ inline Tensor embedding_entry(const char* op, const Tensor& first_weight,
   const std::int64_t dim = first_weight.size(1);
   const std::int64_t sizes[] = {bags, count * dim};
   Tensor out = empty(sizes, 2, first_weight.dtype_code());
-  std::int64_t bad_item = -1;
+  std::int64_t bad_bag = -1;
   std::int64_t indices = 0;
   for (const EmbeddingTable& table : tables) indices += table.index_count;
   const std::int64_t row_bytes = dim * size_of(dtype);
@@ -117,15 +117,15 @@ inline Tensor embedding_entry(const char* op, const Tensor& first_weight,
       .bags = bags,
       .dim = dim,
       .out = out.mutable_data(),
-      .bad_item = &bad_item,
+      .bad_bag = &bad_bag,
       .dtype = dtype,
       .mean = mean,
       .stream = should_stream(bags * count * row_bytes),
   };
-  const std::int64_t items = bags * count;
-  const std::int64_t mean_length = items > 0 ? indices / items : 0;
-  run(embedding_bag_copies, args, items, (mean_length + 1) * row_bytes);
-  if (bad_item >= 0) fail_item(op, args);
+  const std::int64_t items = (bags + kBagsPerItem - 1) / kBagsPerItem * count;
+  const std::int64_t rows = indices + bags * count;
+  run(embedding_bag_copies, args, items, items > 0 ? rows * row_bytes / items : 0);
+  if (bad_bag >= 0) fail_bag(op, args);
   return out;
 }
 

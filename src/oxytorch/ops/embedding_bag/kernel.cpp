@@ -4,49 +4,128 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// Adds up `vectors` vectors of the bag's rows, from element `at` on; the last may be cut off.
-template <int vectors, class T, class Index, class Count>
-OXY_INLINE void sum_block(const EmbeddingTable& table, BagSpan span, std::int64_t at, Count count,
-                          f32v factor, bool streaming, T* out) {
-  const auto* indices = static_cast<const Index*>(table.indices);
-  const auto* scales = static_cast<const T*>(table.scales);
-  f32v total[vectors] = {};
-  for (std::int64_t i = span.begin; i < span.end; ++i) {
-    const T* row = static_cast<const T*>(table.weight) + indices[i] * table.row_stride + at;
-    if (scales) {
-      T copies[kLanes];
-      for (T& copy : copies) copy = scales[i];
-      const f32v scale = load(copies);
-      for (int k = 0; k < vectors; ++k) total[k] += load(row + k * kLanes, count) * scale;
+// Rows asked for ahead of their use: enough to hide the latency of memory.
+inline constexpr std::int64_t kAhead = 12;
+
+// A table up to this size stays in the second-level cache and nothing is asked for ahead.
+inline constexpr std::int64_t kNearTable = 512 << 10;
+
+// Sums of neighbouring elements: as many as one load brings.
+template <class T>
+struct Sums {
+  static constexpr int length = kLanes;
+  f32v total = {};
+
+  void add(const T* p) { total += load(p); }
+  void add(const T* p, f32v scale) { total += load(p) * scale; }
+  void put(T* out, f32v factor, bool streaming) const {
+    if (streaming) {
+      stream(out, total * factor);
     } else {
-      for (int k = 0; k < vectors; ++k) total[k] += load(row + k * kLanes, count);
+      store(out, total * factor);
     }
   }
-  for (int k = 0; k < vectors; ++k) {
-    if constexpr (!__is_same(Count, Whole)) {
-      store(out + at + k * kLanes, total[k] * factor, count);
-    } else if (streaming) {
-      stream(out + at + k * kLanes, total[k] * factor);
+};
+
+// Elements with even and odd index are summed apart: a shift and a mask widen both, and they are
+// put side by side once per bag.
+template <>
+struct Sums<bf16> {
+  static constexpr int length = 2 * kLanes;
+  f32v even = {};
+  f32v odd = {};
+
+  static u32v read(const bf16* p) {
+    u32v pairs;
+    std::memcpy(&pairs, p, sizeof pairs);
+    return pairs;
+  }
+  void add(const bf16* p) {
+    const u32v pairs = read(p);
+    even += from_bits(pairs << 16);
+    odd += from_bits(pairs & 0xffff0000u);
+  }
+  void add(const bf16* p, f32v scale) {
+    const u32v pairs = read(p);
+    even += from_bits(pairs << 16) * scale;
+    odd += from_bits(pairs & 0xffff0000u) * scale;
+  }
+  void put(bf16* out, f32v factor, bool streaming) const {
+    const u32v low = zero_extend(narrow(even * factor, bf16{}));
+    const u32v high = zero_extend(narrow(odd * factor, bf16{}));
+    const f32v pairs = from_bits(low | high << 16);
+    if (streaming) {
+      stream(reinterpret_cast<float*>(out), pairs);
     } else {
-      store(out + at + k * kLanes, total[k] * factor);
+      std::memcpy(out, &pairs, sizeof pairs);
     }
+  }
+};
+
+template <class T>
+struct Bag {
+  const EmbeddingTable& table;
+  BagSpan span;
+  std::int64_t dim;
+  f32v factor;
+  bool streaming;
+  T* out;
+
+  template <class Index>
+  const T* row(std::int64_t i) const {
+    return static_cast<const T*>(table.weight) +
+           static_cast<const Index*>(table.indices)[i] * table.row_stride;
+  }
+  f32v scale(std::int64_t i) const {
+    T copies[kLanes];
+    for (T& copy : copies) copy = static_cast<const T*>(table.scales)[i];
+    return load(copies);
+  }
+};
+
+// Sums `count` loads from element `at` on.
+template <int count, class Index, class T>
+OXY_INLINE void sum_block(const Bag<T>& bag, std::int64_t at) {
+  constexpr int kLength = Sums<T>::length;
+  Sums<T> sums[count];
+  if (bag.table.scales) {
+    for (std::int64_t i = bag.span.begin; i < bag.span.end; ++i) {
+      const T* row = bag.template row<Index>(i) + at;
+      const f32v scale = bag.scale(i);
+      for (int k = 0; k < count; ++k) sums[k].add(row + k * kLength, scale);
+    }
+  } else {
+    for (std::int64_t i = bag.span.begin; i < bag.span.end; ++i) {
+      const T* row = bag.template row<Index>(i) + at;
+      for (int k = 0; k < count; ++k) sums[k].add(row + k * kLength);
+    }
+  }
+  for (int k = 0; k < count; ++k) {
+    sums[k].put(bag.out + at + k * kLength, bag.factor, bag.streaming);
   }
 }
 
-template <class T, class Index>
-static void sum_bag(const EmbeddingTable& table, BagSpan span, std::int64_t dim, f32v factor,
-                    bool streaming, T* out) {
+// The elements that are too few for a whole load.
+template <class Index, class T>
+OXY_INLINE void sum_rest(const Bag<T>& bag, std::int64_t at) {
+  sweep(at, bag.dim, [&](std::int64_t j, auto count) {
+    f32v total = {};
+    for (std::int64_t i = bag.span.begin; i < bag.span.end; ++i) {
+      const f32v v = load(bag.template row<Index>(i) + j, count);
+      total += bag.table.scales ? v * bag.scale(i) : v;
+    }
+    store(bag.out + j, total * bag.factor, count);
+  });
+}
+
+template <class Index, class T>
+static void sum_bag(const Bag<T>& bag) {
+  constexpr int kLength = Sums<T>::length;
+  constexpr int kMost = 8 * kLanes / kLength;
   std::int64_t at = 0;
-  for (; at + 8 * kLanes <= dim; at += 8 * kLanes) {
-    sum_block<8, T, Index>(table, span, at, Whole{}, factor, streaming, out);
-  }
-  for (; at + 4 * kLanes <= dim; at += 4 * kLanes) {
-    sum_block<4, T, Index>(table, span, at, Whole{}, factor, streaming, out);
-  }
-  for (; at + kLanes <= dim; at += kLanes) {
-    sum_block<1, T, Index>(table, span, at, Whole{}, factor, streaming, out);
-  }
-  if (at < dim) sum_block<1, T, Index>(table, span, at, dim - at, factor, streaming, out);
+  for (; at + kMost * kLength <= bag.dim; at += kMost * kLength) sum_block<kMost, Index>(bag, at);
+  for (; at + kLength <= bag.dim; at += kLength) sum_block<1, Index>(bag, at);
+  if (at < bag.dim) sum_rest<Index>(bag, at);
 }
 
 template <class Index>
@@ -59,52 +138,59 @@ static bool indices_fit(const EmbeddingTable& table, BagSpan span) {
   return fits;
 }
 
-// Asks for the rows that are summed `distance` indices later.
-template <class T, class Index>
-OXY_INLINE void prefetch_rows(const EmbeddingTable& table, BagSpan span, std::int64_t distance,
-                              std::int64_t dim) {
-  const auto* indices = static_cast<const Index*>(table.indices);
-  const std::int64_t row_bytes = dim * std::int64_t{sizeof(T)};
-  for (std::int64_t i = span.begin + distance; i < span.end + distance; ++i) {
-    if (i >= table.index_count) return;
-    const auto* row = reinterpret_cast<const char*>(static_cast<const T*>(table.weight) +
-                                                    indices[i] * table.row_stride);
+// Asks for the rows that are summed kAhead indices later. Indices were not checked yet, but asking
+// for a wrong address does no harm.
+template <class Index, class T>
+OXY_INLINE void ask_ahead(const Bag<T>& bag) {
+  const std::int64_t row_bytes = bag.dim * std::int64_t{sizeof(T)};
+  for (std::int64_t i = bag.span.begin + kAhead; i < bag.span.end + kAhead; ++i) {
+    if (i >= bag.table.index_count) return;
+    const auto* row = reinterpret_cast<const char*>(bag.template row<Index>(i));
     for (std::int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte);
   }
 }
 
 template <class T, class Index>
-static void embedding_items(const EmbeddingBagArgs& args, std::int64_t begin, std::int64_t end) {
-  // Rows in flight: enough to hide the latency of memory, few enough to stay in the caches.
-  constexpr std::int64_t kAhead = 24;
-  const std::int64_t tables = args.table_count;
-  const std::int64_t distance = (kAhead + tables - 1) / tables;
-  for (std::int64_t item = begin; item < end; ++item) {
-    const EmbeddingTable& table = args.tables[item % tables];
-    const BagSpan span = bag_span(table, item / tables, args.bags);
+static void table_bags(const EmbeddingBagArgs& args, std::int64_t item) {
+  const std::int64_t blocks = (args.bags + kBagsPerItem - 1) / kBagsPerItem;
+  const std::int64_t number = item / blocks;
+  const EmbeddingTable& table = args.tables[number];
+  const std::int64_t first = item % blocks * kBagsPerItem;
+  const std::int64_t last = first + kBagsPerItem < args.bags ? first + kBagsPerItem : args.bags;
+  const bool far = table.rows * table.row_stride * std::int64_t{sizeof(T)} > kNearTable;
+  for (std::int64_t number_in_table = first; number_in_table < last; ++number_in_table) {
+    const BagSpan span = bag_span(table, number_in_table, args.bags);
     if (!span_fits(table, span) || !indices_fit<Index>(table, span)) {
-      __atomic_store_n(args.bad_item, item, __ATOMIC_RELAXED);
+      __atomic_store_n(args.bad_bag, number * args.bags + number_in_table, __ATOMIC_RELAXED);
       continue;
     }
-    prefetch_rows<T, Index>(table, span, distance, args.dim);
-    T* out = static_cast<T*>(args.out) + item * args.dim;
     const std::int64_t length = span.end - span.begin;
-    const f32v factor = splat(args.mean && length > 0 ? 1.0f / static_cast<float>(length) : 1.0f);
-    const bool streaming = args.stream && is_aligned(out, kLanes * sizeof(T));
-    sum_bag<T, Index>(table, span, args.dim, factor, streaming, out);
+    T* out = static_cast<T*>(args.out) + (number_in_table * args.table_count + number) * args.dim;
+    const Bag<T> bag{
+        .table = table,
+        .span = span,
+        .dim = args.dim,
+        .factor = splat(args.mean && length > 0 ? 1.0f / static_cast<float>(length) : 1.0f),
+        .streaming = args.stream && is_aligned(out, kVectorBytes),
+        .out = out,
+    };
+    if (far) ask_ahead<Index>(bag);
+    sum_bag<Index>(bag);
   }
-  if (args.stream) stream_end();
 }
 
 static void embedding_bag(const EmbeddingBagArgs& args, std::int64_t begin, std::int64_t end) {
   with_type(args.dtype, [&](auto element) {
     using T = decltype(element);
-    if (args.tables[0].wide_indices) {
-      embedding_items<T, std::int64_t>(args, begin, end);
-    } else {
-      embedding_items<T, std::int32_t>(args, begin, end);
+    for (std::int64_t item = begin; item < end; ++item) {
+      if (args.tables[0].wide_indices) {
+        table_bags<T, std::int64_t>(args, item);
+      } else {
+        table_bags<T, std::int32_t>(args, item);
+      }
     }
   });
+  if (args.stream) stream_end();
 }
 
 }  // namespace oxytorch::OXY_LEVEL

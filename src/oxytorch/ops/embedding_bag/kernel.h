@@ -19,14 +19,19 @@ struct EmbeddingTable {
   bool last_offset;  // the end of the last bag is given too
 };
 
-// Items are (bag, table) pairs, tables innermost: row `bag` of `out` holds the tables side by side.
+// Bags of one table that make one item.
+inline constexpr std::int64_t kBagsPerItem = 32;
+
+// Items are runs of kBagsPerItem bags, all of the first table's before the second's: a table's rows
+// lie in fewer pages than those of all tables. Row `bag` of `out` holds the tables side by side.
 struct EmbeddingBagArgs {
   const EmbeddingTable* tables;
   std::int64_t table_count;
   std::int64_t bags;
   std::int64_t dim;
   void* out;
-  std::int64_t* bad_item;  // -1 before; set to an item with an index or offset out of range
+  // -1 before; set to table * bags + bag where an index or offset is out of range.
+  std::int64_t* bad_bag;
   DType dtype;
   bool mean;
   bool stream;
