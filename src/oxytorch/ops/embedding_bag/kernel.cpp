@@ -5,7 +5,7 @@
 namespace oxytorch::OXY_LEVEL {
 
 // Rows asked for ahead of their use: enough to hide the latency of memory.
-inline constexpr std::int64_t kAhead = 12;
+inline constexpr std::int64_t kAhead = 8;
 
 // A table up to this size stays in the second-level cache and nothing is asked for ahead.
 inline constexpr std::int64_t kNearTable = 512 << 10;
@@ -69,6 +69,7 @@ struct Bag {
   std::int64_t dim;
   f32v factor;
   bool streaming;
+  bool far;
   T* out;
 
   template <class Index>
@@ -83,20 +84,28 @@ struct Bag {
   }
 };
 
-// Sums `count` loads from element `at` on.
-template <int count, class Index, class T>
+// Asks for the row that is summed kAhead indices after i. That index was not checked yet, but
+// asking for a wrong address does no harm.
+template <class Index, class T>
+OXY_INLINE void ask_ahead(const Bag<T>& bag, std::int64_t i) {
+  if (i + kAhead >= bag.table.index_count) return;
+  const auto* row = reinterpret_cast<const char*>(bag.template row<Index>(i + kAhead));
+  const std::int64_t row_bytes = bag.dim * std::int64_t{sizeof(T)};
+  for (std::int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte);
+}
+
+// Sums `count` loads from element `at` on; asks for later rows on the way where `asks`.
+template <int count, bool asks, class Index, class T>
 OXY_INLINE void sum_block(const Bag<T>& bag, std::int64_t at) {
   constexpr int kLength = Sums<T>::length;
   Sums<T> sums[count];
-  if (bag.table.scales) {
-    for (std::int64_t i = bag.span.begin; i < bag.span.end; ++i) {
-      const T* row = bag.template row<Index>(i) + at;
+  for (std::int64_t i = bag.span.begin; i < bag.span.end; ++i) {
+    const T* row = bag.template row<Index>(i) + at;
+    if (asks) ask_ahead<Index>(bag, i);
+    if (bag.table.scales) {
       const f32v scale = bag.scale(i);
       for (int k = 0; k < count; ++k) sums[k].add(row + k * kLength, scale);
-    }
-  } else {
-    for (std::int64_t i = bag.span.begin; i < bag.span.end; ++i) {
-      const T* row = bag.template row<Index>(i) + at;
+    } else {
       for (int k = 0; k < count; ++k) sums[k].add(row + k * kLength);
     }
   }
@@ -123,8 +132,17 @@ static void sum_bag(const Bag<T>& bag) {
   constexpr int kLength = Sums<T>::length;
   constexpr int kMost = 8 * kLanes / kLength;
   std::int64_t at = 0;
-  for (; at + kMost * kLength <= bag.dim; at += kMost * kLength) sum_block<kMost, Index>(bag, at);
-  for (; at + kLength <= bag.dim; at += kLength) sum_block<1, Index>(bag, at);
+  if (bag.far && kMost * kLength <= bag.dim) {
+    sum_block<kMost, true, Index>(bag, 0);
+    at = kMost * kLength;
+  } else if (bag.far && kLength <= bag.dim) {
+    sum_block<1, true, Index>(bag, 0);
+    at = kLength;
+  }
+  for (; at + kMost * kLength <= bag.dim; at += kMost * kLength) {
+    sum_block<kMost, false, Index>(bag, at);
+  }
+  for (; at + kLength <= bag.dim; at += kLength) sum_block<1, false, Index>(bag, at);
   if (at < bag.dim) sum_rest<Index>(bag, at);
 }
 
@@ -136,18 +154,6 @@ static bool indices_fit(const EmbeddingTable& table, BagSpan span) {
     fits &= indices[i] >= 0 && indices[i] < table.rows;
   }
   return fits;
-}
-
-// Asks for the rows that are summed kAhead indices later. Indices were not checked yet, but asking
-// for a wrong address does no harm.
-template <class Index, class T>
-OXY_INLINE void ask_ahead(const Bag<T>& bag) {
-  const std::int64_t row_bytes = bag.dim * std::int64_t{sizeof(T)};
-  for (std::int64_t i = bag.span.begin + kAhead; i < bag.span.end + kAhead; ++i) {
-    if (i >= bag.table.index_count) return;
-    const auto* row = reinterpret_cast<const char*>(bag.template row<Index>(i));
-    for (std::int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte);
-  }
 }
 
 template <class T, class Index>
@@ -172,9 +178,9 @@ static void table_bags(const EmbeddingBagArgs& args, std::int64_t item) {
         .dim = args.dim,
         .factor = splat(args.mean && length > 0 ? 1.0f / static_cast<float>(length) : 1.0f),
         .streaming = args.stream && is_aligned(out, kVectorBytes),
+        .far = far,
         .out = out,
     };
-    if (far) ask_ahead<Index>(bag);
     sum_bag<Index>(bag);
   }
 }

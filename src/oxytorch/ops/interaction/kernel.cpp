@@ -124,6 +124,13 @@ static void samples(const InteractionArgs& args, std::int64_t begin, std::int64_
     }
     // Tiles that reach beyond the last input multiply it once more; nobody reads those products.
     for (int i = 0; i < kTileColumns; ++i) rows[count + i] = rows[count - 1];
+    // Asks for the next sample; its rows lie in as many places as there are inputs.
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto* next = reinterpret_cast<const char*>(rows[i] + args.inputs[i].stride);
+      for (std::int64_t byte = 0; byte < args.dim * std::int64_t{sizeof(T)}; byte += 64) {
+        __builtin_prefetch(next + byte, 0, 2);
+      }
+    }
     T* out = static_cast<T*>(args.out) + sample * width;
     std::memcpy(out, rows[0], args.dim * sizeof(T));
     T* next = out + args.dim;

@@ -61,6 +61,7 @@ static Tensor rotary_embedding(const Tensor& x, const Tensor& cos, const Tensor&
   args.heads = x.size(1);
   args.positions = x.size(2);
   for (int i = 0; i < 3; ++i) args.x_strides[i] = rows.stride(i);
+  args.heads_innermost = rows.stride(1) < rows.stride(2);
   args.interleaved = interleaved;
   const std::int64_t row_bytes = args.head_dim * size_of(args.dtype);
   const std::int64_t count = args.head_dim == 0 ? 0 : x.size(0) * x.size(1) * x.size(2);

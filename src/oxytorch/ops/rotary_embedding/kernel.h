@@ -5,7 +5,8 @@
 
 namespace oxytorch {
 
-// Items are rows of `head_dim` elements in the order batch, head, position; `out` is dense.
+// Items are rows of `head_dim` elements, in the order batch, head, position or, where that is the
+// order in memory, batch, position, head. `out` is dense in the first order.
 struct RotaryEmbeddingArgs {
   const void* x;
   const void* cos;
@@ -18,6 +19,7 @@ struct RotaryEmbeddingArgs {
   std::int64_t x_strides[3];    // batch, head, position
   std::int64_t cos_strides[2];  // batch, position
   std::int64_t sin_strides[2];
+  bool heads_innermost;
   bool interleaved;
   DType dtype;
   DType angle_dtype;  // of cos and sin

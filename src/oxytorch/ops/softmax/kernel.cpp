@@ -4,8 +4,8 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// The exponentials of a row are kept here between the passes, if they fit.
-inline constexpr std::int64_t kSoftmaxScratch = 8 << 10;
+// A row is kept in float32 between the sweeps, if it fits.
+inline constexpr std::int64_t kKeptRow = 8 << 10;
 
 inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 
@@ -18,7 +18,7 @@ static std::int64_t mask_offset(const SoftmaxArgs& args, std::int64_t row) {
   return offset;
 }
 
-// Masks: what is added to the scaled row at element i.
+// Masks: what becomes of the scaled row at element i.
 
 struct NoMask {
   template <class Count>
@@ -47,16 +47,30 @@ struct KeepMask {
   const std::uint8_t* values;
   bool scalar;
 
-  f32v apply(f32v v, std::int64_t i, Whole) const { return apply(v, i, std::int64_t{kLanes}); }
-  f32v apply(f32v v, std::int64_t i, std::int64_t count) const {
-    std::uint8_t kept[kLanes] = {};
-    for (std::int64_t k = 0; k < count; ++k) kept[k] = values[scalar ? 0 : i + k];
+  static f32v select(const std::uint8_t* kept, f32v v) {
     typedef std::uint8_t u8v __attribute__((vector_size(kLanes)));
     u8v bytes;
     std::memcpy(&bytes, kept, sizeof bytes);
     return __builtin_convertvector(bytes, i32v) != 0 ? v : splat(kMinusInfinity);
   }
+  f32v apply(f32v v, std::int64_t i, Whole) const {
+    if (scalar) return *values ? v : splat(kMinusInfinity);
+    return select(values + i, v);
+  }
+  f32v apply(f32v v, std::int64_t i, std::int64_t count) const {
+    std::uint8_t kept[kLanes] = {};
+    for (std::int64_t k = 0; k < count; ++k) kept[k] = values[scalar ? 0 : i + k];
+    return select(kept, v);
+  }
 };
+
+// exp(v) for v <= 0, as accurate as a result of type T needs.
+OXY_INLINE f32v exponential_of(f32v v, float) { return exponential(v); }
+
+template <class T>
+OXY_INLINE f32v exponential_of(f32v v, T) {
+  return coarse_power_of_two(v * 1.44269504f);
+}
 
 template <class T, class Mask>
 static void softmax_row(const SoftmaxArgs& args, const T* x, T* out, Mask mask) {
@@ -66,24 +80,37 @@ static void softmax_row(const SoftmaxArgs& args, const T* x, T* out, Mask mask) 
     const f32v v = mask.apply(load(x + i, count) * scale, i, count);
     return fill_tail(v, count, kMinusInfinity);
   };
-  f32v largest = splat(kMinusInfinity);
-  sweep(0, width, [&](std::int64_t i, auto count) { largest = maximum(score(i, count), largest); });
-  const f32v top = splat(maximum(largest));
+  alignas(64) float row[kKeptRow];
+  const bool fits = width <= kKeptRow;
 
-  alignas(64) float scratch[kSoftmaxScratch];
-  const bool kept = width <= kSoftmaxScratch;
+  f32v largest[4];
+  for (f32v& v : largest) v = splat(kMinusInfinity);
+  sweep_in_chains(width, [&](std::int64_t i, auto count, int chain) {
+    const f32v v = score(i, count);
+    if (fits) store(row + i, v, count);
+    largest[chain] = maximum(v, largest[chain]);
+  });
+  const f32v top =
+      splat(maximum(maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]))));
+
   f32v total[4] = {};
   sweep_in_chains(width, [&](std::int64_t i, auto count, int chain) {
-    const f32v e = exponential(score(i, count) - top);
-    if (kept) store(scratch + i, e, count);
+    const f32v v = fits ? load(row + i, count) : score(i, count);
+    const f32v e = exponential_of(v - top, T{});
+    if (fits) store(row + i, e, count);
     total[chain] += fill_tail(e, count, 0.0f);
   });
-  const f32v inverse = splat(1.0f / sum(total));
+  const f32v factor = splat(1.0f / sum(total));
+
   const auto result = [&](std::int64_t i, auto count) {
-    return (kept ? load(scratch + i, count) : exponential(score(i, count) - top)) * inverse;
+    const f32v e = fits ? load(row + i, count) : exponential_of(score(i, count) - top, T{});
+    return e * factor;
   };
   if (args.stream && width % kLanes == 0 && is_aligned(out, kLanes * sizeof(T))) {
-    for (std::int64_t i = 0; i < width; i += kLanes) stream(out + i, result(i, Whole{}));
+    for (std::int64_t i = 0; i < width; i += kLanes) {
+      __builtin_prefetch(x + args.x_stride + i, 0, 2);
+      stream(out + i, result(i, Whole{}));
+    }
   } else {
     sweep(0, width, [&](std::int64_t i, auto count) { store(out + i, result(i, count), count); });
   }
