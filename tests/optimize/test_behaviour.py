@@ -147,8 +147,13 @@ def test_shared_weights_stay_shared() -> None:
     assert isinstance(optimized.first.weight, PackedTensor)
     assert optimized.head.weight is optimized.embedding.weight
     assert not isinstance(optimized.head.weight, PackedTensor)
-    left = {e.module: e.detail for e in oxytorch.explain(optimized).left}
-    assert "shared with embedding" in left["head"]
+    done = {e.module: e.detail for e in oxytorch.explain(optimized).done}
+    assert "beside the weight it shares" in done["head"]
+    with torch.no_grad():
+        assert torch.allclose(call(optimized, sample), call(model, sample), atol=1e-5)
+        for changed in (model, optimized):
+            changed.embedding.weight.mul_(2.0)
+        assert torch.allclose(call(optimized, sample), call(model, sample), atol=1e-5)
     half = oxytorch.optimize(model, dtype=torch.bfloat16, sample_input=sample)
     assert half.head.weight is half.embedding.weight
     assert half.head.weight.dtype == torch.bfloat16

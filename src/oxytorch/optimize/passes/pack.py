@@ -51,7 +51,11 @@ def run(context: Context) -> None:
             continue
         reason = refusal(context, module)
         if reason is not None:
-            if not _is_packed(module):
+            if can_pack_beside(context, module):
+                context.set_forward(module, LinearBesideForward(module))
+                size = module._parameters["weight"].nbytes / 2**20  # type: ignore[union-attr]
+                context.did("pack", module, f"Linear, beside the weight it shares: +{size:.1f} MiB")
+            elif not _is_packed(module):
                 context.left("pack", module, f"{type(module).__name__}: {reason}")
             continue
         _pack(context, module)
@@ -154,6 +158,60 @@ class LinearForward:
             if not weight.keeps_plain:
                 return _unscaled(linear(x, weight), weight.scale, bias, -1)
         return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
+
+
+def can_pack_beside(context: Context, module: nn.Module) -> bool:
+    """Whether a linear layer shares its weight with an embedding, which needs the plain one."""
+    weight = module._parameters.get("weight")
+    if type(module) is not nn.Linear or type(weight) is not nn.Parameter:
+        return False
+    owners = [owner for owner, _ in context.owners.get(id(weight), []) if owner is not module]
+    return (
+        bool(owners)
+        and all(type(owner) in (nn.Linear, nn.Embedding) for owner in owners)
+        and weight.device.type == "cpu"
+        and weight.numel() >= SMALLEST_LINEAR
+        and supports(weight.dtype) is None
+    )
+
+
+class LinearBesideForward:
+    """The forward of a linear layer whose weight an embedding shares (a tied output layer).
+
+    The plain weight stays the only parameter; the packed one is a copy, made at the first call and
+    anew when the parameter has been replaced or written to.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._source: torch.Tensor | None = None
+        self._version = -1
+        self._packed: PackedLinearWeight | None = None
+
+    def _pack(self) -> PackedLinearWeight:
+        weight = self.module._parameters["weight"]
+        assert weight is not None
+        self._source, self._version = weight, weight._version
+        self._packed = PackedLinearWeight(weight.detach())
+        return self._packed
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        parameters = self.module._parameters
+        weight, bias = parameters["weight"], parameters["bias"]
+        assert weight is not None
+        if x.dtype != weight.dtype:
+            x = x.to(weight.dtype)
+        if weight.is_inference() or (
+            torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        ):
+            return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
+        packed = self._packed
+        if packed is None or weight is not self._source or weight._version != self._version:
+            packed = self._pack()
+        return linear(x, packed, bias)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "_source": None, "_version": -1, "_packed": None}
 
 
 class ConvolutionForward:
