@@ -51,8 +51,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        default=12.0,
-        help="time spent on the two speed measurements (default: %(default)g); longer is steadier",
+        default=6.0,
+        help="least time for each of the two speed measurements (default: %(default)g); longer is "
+        "steadier",
     )
 
 

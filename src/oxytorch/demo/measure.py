@@ -9,28 +9,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
-LEAST_ROUNDS = 3
 
-
-def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+def interleaved(
+    calls: Mapping[str, Callable[[], object]], *, seconds: float = 0.0, rounds: int = 1
+) -> dict[str, float]:
     """Median seconds of each call, over rounds in which every call has its turn.
 
-    One round warms up and is not counted; then at least three rounds, until `seconds` have passed.
-    Each round starts with another call, so that no call always follows the same one.
+    At least `rounds` rounds, and more until `seconds` have passed. Each round starts with another
+    call, so that no call always follows the same one.
     """
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for name in names:
-        calls[name]()
     end = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < LEAST_ROUNDS or time.perf_counter() < end:
-        shift = rounds % len(names)
+    done = 0
+    while done < rounds or time.perf_counter() < end:
+        shift = done % len(names)
         for name in names[shift:] + names[:shift]:
             start = time.perf_counter()
             calls[name]()
             times[name].append(time.perf_counter() - start)
-        rounds += 1
+        done += 1
     return {name: median(taken) for name, taken in times.items()}
 
 

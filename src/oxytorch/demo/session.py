@@ -11,7 +11,7 @@ from statistics import median_low
 
 import torch
 
-from .embedding import BATCH, TEXT, Embedder, load_model, load_tokenizer, read_texts
+from .embedding import BATCH, TEXT, Embedder, batches, load_model, load_tokenizer, read_texts
 from .measure import interleaved, peak_memory
 from .variants import OPTIMIZED, STOCK, VARIANTS
 
@@ -19,7 +19,6 @@ from .variants import OPTIMIZED, STOCK, VARIANTS
 # moves one by some 1e-7, a wrong formula by 1e-3 and more.
 TOLERANCE = 1e-5
 MOST_TEXTS = 2000
-TIMED_BATCHES = 2
 NEAREST = 3
 
 
@@ -51,7 +50,8 @@ class Session:
         self.texts = read_texts(self.path, MOST_TEXTS)
         self.queries = list(queries)
         self.seconds = seconds
-        self.steps = 5 + len(VARIANTS)
+        self.batches = -(-len(self.texts) // BATCH)
+        self.steps = 4 + self.batches
         self.parameters = 0
         self.timed_tokens = 0
         self.rows: list[Row] = []
@@ -79,16 +79,10 @@ class Session:
 
         self.explanation = str(oxytorch.explain(embedders[OPTIMIZED.name].model))
 
-        vectors: dict[str, torch.Tensor] = {}
-        for name, embedder in embedders.items():
-            begin(f"embedding {len(self.texts)} texts: {name}")
-            vectors[name] = embedder.embed(self.texts)
-        self._search(embedders, vectors)
-
         begin("timing one text")
         latency = self._time_one_text(embedders)
-        begin("timing batches")
-        throughput = self._time_batches(embedders)
+        vectors, throughput = self._embed_texts(embedders, begin)
+        self._search(embedders, vectors)
         begin("measuring memory")
         # Two processes at a time: nothing is timed any more.
         with ThreadPoolExecutor(max_workers=2) as pool:
@@ -128,22 +122,33 @@ class Session:
         calls = {
             name: partial(embedder.embed_tokens, tokens) for name, embedder in embedders.items()
         }
-        return interleaved(calls, self.seconds / 4)
+        interleaved(calls, rounds=3)  # warms up
+        return interleaved(calls, rounds=3, seconds=self.seconds)
 
-    def _time_batches(self, embedders: Mapping[str, Embedder]) -> dict[str, float]:
-        """Texts a second over a few full batches, short texts to long ones, tokens to vectors."""
-        by_length = sorted(self.texts, key=len)
-        step = max(1, len(by_length) // (BATCH * TIMED_BATCHES))
-        timed = by_length[::step][: BATCH * TIMED_BATCHES]
-        tokens = [
-            embedders[STOCK.name].tokens(timed[start : start + BATCH])
-            for start in range(0, len(timed), BATCH)
-        ]
+    def _embed_texts(
+        self, embedders: Mapping[str, Embedder], begin: Callable[[str], None]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        """Vectors of all texts, and texts a second from tokens to vectors, batch by batch."""
+        width = len(embedders)
+        vectors: dict[str, dict[int, torch.Tensor]] = {name: {} for name in embedders}
+        taken = dict.fromkeys(embedders, 0.0)
 
-        def all_batches(embedder: Embedder) -> None:
-            for batch in tokens:
-                embedder.embed_tokens(batch)
+        def embed(name: str, rows: list[int], tokens: Mapping[str, torch.Tensor]) -> None:
+            vectors[name].update(zip(rows, embedders[name].embed_tokens(tokens), strict=True))
 
-        calls = {name: partial(all_batches, embedder) for name, embedder in embedders.items()}
-        taken = interleaved(calls, self.seconds * 3 / 4)
-        return {name: len(timed) / seconds for name, seconds in taken.items()}
+        for number, rows in enumerate(batches(self.texts)):
+            begin(f"embedding batch {number + 1} of {self.batches}, {width} models in turns")
+            tokens = embedders[STOCK.name].tokens([self.texts[row] for row in rows])
+            calls = {name: partial(embed, name, rows, tokens) for name in embedders}
+            if number == 0:
+                interleaved(calls)  # warms up
+            for name, seconds in interleaved(calls, seconds=self.seconds / self.batches).items():
+                taken[name] += seconds
+        in_order = range(len(self.texts))
+        return (
+            {
+                name: torch.stack([found[row] for row in in_order])
+                for name, found in vectors.items()
+            },
+            {name: len(self.texts) / seconds for name, seconds in taken.items()},
+        )
