@@ -5,7 +5,7 @@
 namespace oxytorch::OXY_LEVEL {
 
 // Rows asked for ahead of their use: enough to hide the latency of memory.
-inline constexpr std::int64_t kAhead = 8;
+inline constexpr std::int64_t kAhead = 12;
 
 // A table up to this size stays in the second-level cache and nothing is asked for ahead.
 inline constexpr std::int64_t kNearTable = 512 << 10;
