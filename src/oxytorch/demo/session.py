@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,7 +43,8 @@ class Session:
     """The inputs of one run and, after `run`, its results.
 
     rows: one per variant, in order. explanation: what `optimize` did. nearest: for each query and
-    variant the rows of the nearest texts with their similarity, best first.
+    variant the rows of the nearest texts with their similarity, best first. load: how many programs
+    wanted to run, on average, in the minute before.
     """
 
     def __init__(self, text: Path | None, queries: Sequence[str], seconds: float) -> None:
@@ -50,6 +52,7 @@ class Session:
         self.texts = read_texts(self.path, MOST_TEXTS)
         self.queries = list(queries)
         self.seconds = seconds
+        self.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         self.batches = -(-len(self.texts) // BATCH)
         self.steps = 4 + self.batches
         self.parameters = 0

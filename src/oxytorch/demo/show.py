@@ -17,6 +17,7 @@ from .embedding import BATCH
 from .session import TOLERANCE, Row, Session
 from .variants import OPTIMIZED
 
+BUSY = 0.7  # load above which others take a share of the processor
 SHOWN = OPTIMIZED  # whose finds are listed
 
 
@@ -103,6 +104,12 @@ def report(session: Session, console: Console) -> None:
         f"Difference and cosine compare {len(session.texts)} vectors of length 1 with stock fp32.",
         style="dim",
     )
+
+    if session.load > BUSY:
+        console.print(
+            f"Other programs were running (load {session.load:.1f}): the times are rough.",
+            style="bold yellow",
+        )
 
     console.print()
     console.rule(f"Nearest texts, found by the {SHOWN.name} model", align="left", characters="-")
