@@ -61,7 +61,8 @@ def test_levels_agree_with_the_system() -> None:
     assert ("avx512" in SUPPORTED) == ({"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags)
     assert ("avx512_bf16" in SUPPORTED) == ("avx512_bf16" in flags)
     assert ("avx512_fp16" in SUPPORTED) == ("avx512_fp16" in flags)
-    assert ("amx" in SUPPORTED) == ({"amx_tile", "amx_int8", "amx_bf16"} <= flags)
+    # A system may hide the tile registers from programs although the processor has them.
+    assert "amx" not in SUPPORTED or {"amx_tile", "amx_int8", "amx_bf16"} <= flags
 
 
 def test_use_activates_and_restores() -> None:
