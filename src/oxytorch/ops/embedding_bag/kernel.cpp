@@ -69,7 +69,6 @@ struct Bag {
   std::int64_t dim;
   f32v factor;
   bool streaming;
-  bool far;
   T* out;
 
   template <class Index>
@@ -84,29 +83,27 @@ struct Bag {
   }
 };
 
-// Asks for the row that is summed kAhead indices after i. That index was not checked yet, but
-// asking for a wrong address does no harm.
-template <class Index, class T>
-OXY_INLINE void ask_ahead(const Bag<T>& bag, std::int64_t i) {
-  if (i + kAhead >= bag.table.index_count) return;
-  const auto* row = reinterpret_cast<const char*>(bag.template row<Index>(i + kAhead));
-  const std::int64_t row_bytes = bag.dim * std::int64_t{sizeof(T)};
-  for (std::int64_t byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(row + byte);
-}
-
-// Sums `count` loads from element `at` on; asks for later rows on the way where `asks`.
+// Sums `count` loads from element `at` on. Where `asks`, asks for the same part of the row that is
+// summed kAhead indices later, load by load: asking for a whole row at once holds up the loads.
+// That index was not checked yet, but asking for a wrong address does no harm.
 template <int count, bool asks, class Index, class T>
 OXY_INLINE void sum_block(const Bag<T>& bag, std::int64_t at) {
   constexpr int kLength = Sums<T>::length;
+  constexpr int kLine = 64 / sizeof(T);
+  const std::int64_t last = bag.table.index_count - 1;
   Sums<T> sums[count];
   for (std::int64_t i = bag.span.begin; i < bag.span.end; ++i) {
     const T* row = bag.template row<Index>(i) + at;
-    if (asks) ask_ahead<Index>(bag, i);
-    if (bag.table.scales) {
-      const f32v scale = bag.scale(i);
-      for (int k = 0; k < count; ++k) sums[k].add(row + k * kLength, scale);
-    } else {
-      for (int k = 0; k < count; ++k) sums[k].add(row + k * kLength);
+    const T* later =
+        asks ? bag.template row<Index>(i + kAhead < last ? i + kAhead : last) + at : row;
+    const f32v scale = bag.table.scales ? bag.scale(i) : f32v{};
+    for (int k = 0; k < count; ++k) {
+      if (bag.table.scales) {
+        sums[k].add(row + k * kLength, scale);
+      } else {
+        sums[k].add(row + k * kLength);
+      }
+      if (asks && k * kLength % kLine == 0) __builtin_prefetch(later + k * kLength);
     }
   }
   for (int k = 0; k < count; ++k) {
@@ -127,22 +124,15 @@ OXY_INLINE void sum_rest(const Bag<T>& bag, std::int64_t at) {
   });
 }
 
-template <class Index, class T>
+template <bool asks, class Index, class T>
 static void sum_bag(const Bag<T>& bag) {
   constexpr int kLength = Sums<T>::length;
   constexpr int kMost = 8 * kLanes / kLength;
   std::int64_t at = 0;
-  if (bag.far && kMost * kLength <= bag.dim) {
-    sum_block<kMost, true, Index>(bag, 0);
-    at = kMost * kLength;
-  } else if (bag.far && kLength <= bag.dim) {
-    sum_block<1, true, Index>(bag, 0);
-    at = kLength;
-  }
   for (; at + kMost * kLength <= bag.dim; at += kMost * kLength) {
-    sum_block<kMost, false, Index>(bag, at);
+    sum_block<kMost, asks, Index>(bag, at);
   }
-  for (; at + kLength <= bag.dim; at += kLength) sum_block<1, false, Index>(bag, at);
+  for (; at + kLength <= bag.dim; at += kLength) sum_block<1, asks, Index>(bag, at);
   if (at < bag.dim) sum_rest<Index>(bag, at);
 }
 
@@ -178,10 +168,13 @@ static void table_bags(const EmbeddingBagArgs& args, std::int64_t item) {
         .dim = args.dim,
         .factor = splat(args.mean && length > 0 ? 1.0f / static_cast<float>(length) : 1.0f),
         .streaming = args.stream && is_aligned(out, kVectorBytes),
-        .far = far,
         .out = out,
     };
-    sum_bag<Index>(bag);
+    if (far) {
+      sum_bag<true, Index>(bag);
+    } else {
+      sum_bag<false, Index>(bag);
+    }
   }
 }
 

@@ -97,6 +97,8 @@ static void softmax_row(const SoftmaxArgs& args, const T* x, T* out, Mask mask) 
   sweep_in_chains(width, [&](std::int64_t i, auto count, int chain) {
     const f32v v = fits ? load(row + i, count) : score(i, count);
     const f32v e = exponential_of(v - top, T{});
+    // Here, where there is most to compute, the next row is asked for.
+    if (args.stream) __builtin_prefetch(x + args.x_stride + i, 0, 2);
     if (fits) store(row + i, e, count);
     total[chain] += fill_tail(e, count, 0.0f);
   });
@@ -108,7 +110,6 @@ static void softmax_row(const SoftmaxArgs& args, const T* x, T* out, Mask mask) 
   };
   if (args.stream && width % kLanes == 0 && is_aligned(out, kLanes * sizeof(T))) {
     for (std::int64_t i = 0; i < width; i += kLanes) {
-      __builtin_prefetch(x + args.x_stride + i, 0, 2);
       stream(out + i, result(i, Whole{}));
     }
   } else {
