@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from ..core.packed import PackedTensor
-from .context import Context, observe, run_sample
+from .context import Context, normalized_sample, observe, run_sample
 from .passes import DEFAULT, PASSES
 from .passes.cast import dtypes
 from .record import ATTRIBUTE, Record, record_of
@@ -74,15 +74,15 @@ def optimize(
         reference = _copied(model)
     result = model if inplace else _copied(model)
     try:
-        _optimize_in_place(result, dtype, sample_input, names)
+        separate = _nothing if inplace else _Separation(model)
+        _optimize_in_place(result, dtype, sample_input, names, separate)
         report = explain(result)
         report.tuned = original_format
         if verify:
             from .verify import compare
 
             report.verified = compare(reference, result, sample_input, report)
-        if not inplace:
-            _separate(result, model)
+        separate(result)
     except BaseException:
         if inplace and record_of(result) is not None:
             undo(result)
@@ -160,7 +160,11 @@ def _kind(value: object) -> str:
 
 
 def _optimize_in_place(
-    model: nn.Module, dtype: Any, sample_input: Any, names: tuple[str, ...]
+    model: nn.Module,
+    dtype: Any,
+    sample_input: Any,
+    names: tuple[str, ...],
+    separate: Callable[[nn.Module], None],
 ) -> None:
     began = time.perf_counter()
     wanted = {} if dtype is None else dtypes(model, dtype)
@@ -169,9 +173,10 @@ def _optimize_in_place(
     report.bytes_before = _nbytes(model)
     record = Record(report)
     model.__dict__[ATTRIBUTE] = record
-    context = Context(model, wanted if "cast" in names else {}, record, names)
+    context = Context(model, wanted if "cast" in names else {}, record, names, separate)
     try:
         if sample_input is not None:
+            context.sample = normalized_sample(sample_input)
             observe(context, sample_input)
         for run in dict.fromkeys(PASSES[name][1] or PASSES["fuse"][1] for name in _ordered(names)):
             assert run is not None
@@ -229,21 +234,29 @@ def _copied(model: _Model) -> _Model:
         ) from error
 
 
-def _separate(result: nn.Module, original: nn.Module) -> None:
-    """Give the copy its own tensors where it still shares the original's."""
-    theirs = {id(t) for t in (*original.parameters(), *original.buffers())}
-    own: dict[int, Any] = {}
-    for module in result.modules():
-        for name, parameter in [*module._parameters.items()]:
-            if parameter is not None and id(parameter) in theirs:
-                if id(parameter) not in own:
-                    own[id(parameter)] = nn.Parameter(
-                        parameter.detach().clone(), parameter.requires_grad
-                    )
-                setattr(module, name, own[id(parameter)])
-        for name, buffer in [*module._buffers.items()]:
-            if buffer is not None and id(buffer) in theirs:
-                module._buffers[name] = own.setdefault(id(buffer), buffer.clone())
+class _Separation:
+    """Gives a copy tensors of its own where it still shares the original's."""
+
+    def __init__(self, original: nn.Module) -> None:
+        self._theirs = {id(t) for t in (*original.parameters(), *original.buffers())}
+        self._own: dict[int, Any] = {}
+
+    def __call__(self, part: nn.Module) -> None:
+        for module in part.modules():
+            for name, parameter in [*module._parameters.items()]:
+                if parameter is not None and id(parameter) in self._theirs:
+                    if id(parameter) not in self._own:
+                        self._own[id(parameter)] = nn.Parameter(
+                            parameter.detach().clone(), parameter.requires_grad
+                        )
+                    setattr(module, name, self._own[id(parameter)])
+            for name, buffer in [*module._buffers.items()]:
+                if buffer is not None and id(buffer) in self._theirs:
+                    module._buffers[name] = self._own.setdefault(id(buffer), buffer.clone())
+
+
+def _nothing(part: nn.Module) -> None:
+    """Leave a part of a model that may keep its tensors."""
 
 
 __all__ = ["DEFAULT", "PASSES", "Entry", "Report", "explain", "optimize", "undo"]

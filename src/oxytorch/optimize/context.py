@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,12 +44,19 @@ class Observed:
 
 @dataclass
 class Context:
-    """One optimization in progress."""
+    """One optimization in progress.
+
+    separate: gives a part of the model tensors of its own, where it is a copy that still shares the
+    original's; what notes tensors by identity calls it first.
+    sample: the sample input as positional and keyword arguments.
+    """
 
     model: nn.Module
     dtype_of: Mapping[nn.Module, torch.dtype]
     record: Record
     passes: tuple[str, ...]
+    separate: Callable[[nn.Module], None]
+    sample: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     observed: Observed = field(default_factory=Observed)
     recognizer: Recognizer = field(default_factory=Recognizer)
     folds: dict[nn.Module, Folded] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .context import normalized_sample
+from .passes import DEFAULT
 
 ROUNDS = 9
 """Paired rounds per comparison; the median of their ratios decides."""
@@ -24,30 +25,34 @@ def choose(
     """Return the passes worth running, and the times that say so.
 
     Starts from all passes together, since some pay only in company, then tries to do without each;
-    at last the winner meets the original. `join` is tried the other way round: it is added where
-    it wins. Weights are shared between the candidates as far as they are not packed.
+    at last the winner meets the original. Passes that are no default are tried the other way round:
+    they are added where they win. Weights are shared between the candidates as far as they are not
+    packed.
     """
-    from . import _copied, _optimize_in_place
+    from . import _copied, _nothing, _optimize_in_place
 
     def build(chosen: tuple[str, ...]) -> nn.Module:
         candidate = _copied(model)
-        _optimize_in_place(candidate, dtype, sample_input, chosen)
+        _optimize_in_place(candidate, dtype, sample_input, chosen, _nothing)
         return candidate
 
     lines: list[tuple[str, str]] = []
-    chosen = tuple(name for name in names if name != "join")
+    chosen = tuple(name for name in names if name in DEFAULT)
     best = build(chosen)
     for name in names:
         if name == "cast" and dtype is None:
             continue
-        other = (*chosen, name) if name == "join" else tuple(n for n in chosen if n != name)
-        if not _differs(best, name) and name != "join":
+        added = name not in DEFAULT
+        if not added and not _differs(best, name):
             continue
+        other = (*chosen, name) if added else tuple(n for n in chosen if n != name)
         candidate = build(other)
+        if added and not _differs(candidate, name):
+            continue
         ratio, before, after = _paired(best, candidate, sample_input)
         keep = ratio <= GAIN
         lines.append((
-            f"{'with' if name == 'join' else 'without'} {name}",
+            f"{'with' if added else 'without'} {name}",
             f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: "
             + ("taken" if keep else "not taken"),
         ))  # fmt: skip

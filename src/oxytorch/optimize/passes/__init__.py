@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..context import Context
-from . import attention, cast, channels_last, join, kernels, lstm, pack, rewrite
+from . import attention, cast, channels_last, join, kernels, lstm, pack, replay, rewrite
 
 PASSES: dict[str, tuple[str, Callable[[Context], None] | None]] = {
     "dropout": ("remove dropout and identity layers in evaluation mode", None),
@@ -22,9 +22,12 @@ PASSES: dict[str, tuple[str, Callable[[Context], None] | None]] = {
     "pack": ("store weights in the order that the kernels want", pack.run),
     "channels_last": ("store the other convolution weights in channels-last order",
                       channels_last.run),
+    "replay": ("run the operators of the whole model without its Python (needs sample_input)",
+               replay.run),
 }  # fmt: skip
 """Name -> (what it does, function). "dropout", "fold" and "fuse" are one rewriting of graphs."""
 
-DEFAULT = tuple(name for name in PASSES if name != "join")
+DEFAULT = tuple(name for name in PASSES if name not in ("join", "replay"))
+"""Those that pay for every model. `tune=True` also tries the others."""
 
 __all__ = ["DEFAULT", "PASSES"]

@@ -1,0 +1,297 @@
+"""The forward that runs a captured program of a whole module where its guards hold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from operator import attrgetter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..core.packed import PackedTensor
+from .capture import CaptureError
+
+_GLOBAL_HOOKS = (
+    torch.nn.modules.module._global_forward_hooks,
+    torch.nn.modules.module._global_forward_pre_hooks,
+)
+_CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+_is_training = attrgetter("training")
+
+MOST_FORMS = 16
+"""Forms of call that are captured; calls of further forms run the module's own code."""
+MOST_PROGRAMS = 4
+"""Programs of one form: they differ in what the module's code read from its input."""
+
+
+class Program(Protocol):
+    """A captured run of a module: the tensors of a call -> the tensors of its output, in order.
+
+    None where it does not hold for this call.
+    """
+
+    def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None: ...
+
+
+Builder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], tuple[Program, Any]]
+"""forward, args, kwargs -> a program for such calls, and the output of this one.
+
+Raises CaptureError where the module must not be captured.
+"""
+
+
+class _Foreign(Exception):
+    """An argument that no program can take."""
+
+
+class Replay:
+    """Stands in for `module.forward`: runs a program where its guards hold, else the forward.
+
+    The guards: the module and all below are in evaluation mode, without hooks and unchanged, no
+    gradient can be asked for, no autocast, tracing or tensor mode is active, and the call has the
+    form (shapes, dtypes, strides, constants) of a program. A new form is captured when it is seen
+    for the second time.
+    """
+
+    def __init__(self, module: nn.Module, build: Builder) -> None:
+        self.module = module
+        self.build = build
+        self.inner = module.__dict__.get("forward")
+        self._start()
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._programs: dict[Hashable, list[tuple[Program, _Output]]] = {}
+        self._refused: dict[Hashable, str] = {}
+        self._seen: set[Hashable] = set()
+        self._state: _State | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward without programs."""
+        if self.inner is not None:
+            return self.inner(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Capture calls of this form now. Raises CaptureError with the reason where it cannot."""
+        try:
+            form, _ = _form(args, kwargs)
+        except _Foreign as error:
+            raise CaptureError(str(error)) from None
+        with torch.no_grad():
+            self._capture(form, args, kwargs)
+        if form in self._refused:
+            raise CaptureError(self._refused[form])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not _is_plain():
+            return self.forward(*args, **kwargs)
+        try:
+            form, tensors = _form(args, kwargs)
+        except _Foreign:
+            return self.forward(*args, **kwargs)
+        state = self._state
+        if state is None or not state.is_current():
+            with self._lock:
+                self._programs.clear()
+                self._refused.clear()
+                self._state = state = _State(self.module)
+        if state.is_special():
+            return self.forward(*args, **kwargs)
+        programs = self._programs.get(form, ())
+        for position, (program, output) in enumerate(programs):
+            results = program(tensors)
+            if results is not None:
+                if position:
+                    with self._lock:
+                        self._programs[form] = _moved_to_front(programs, position)
+                return output.rebuilt(results)
+        return self._run_new(form, args, kwargs)
+
+    def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        known = len(self._programs.get(form, ()))
+        wanted = form not in self._refused and known < MOST_PROGRAMS
+        if not known and (form not in self._seen or len(self._programs) >= MOST_FORMS):
+            wanted = False
+        if len(self._seen) < 64 * MOST_FORMS:
+            self._seen.add(form)
+        if wanted and self._lock.acquire(blocking=False):
+            self._lock.release()
+            captured = self._capture(form, args, kwargs)
+            if captured is not None:
+                return captured[0]
+        return self.forward(*args, **kwargs)
+
+    def _capture(
+        self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any] | None:
+        """Add a program for this call and return its output in a tuple.
+
+        None, and the reason noted, where there can be no program.
+        """
+        with self._lock:
+            attributes = _Attributes(self.module)
+            try:
+                program, value = self.build(self.forward, args, kwargs)
+                attributes.check()
+                output = _Output(value)
+            except CaptureError as error:
+                self._refused[form] = str(error)
+                return None
+            self._state = _State(self.module)
+            self._programs[form] = [(program, output), *self._programs.get(form, ())]
+            return (value,)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "build": self.build, "inner": self.inner}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+
+def _moved_to_front(items: Any, position: int) -> list[Any]:
+    return [items[position], *items[:position], *items[position + 1 :]]
+
+
+def _is_plain() -> bool:
+    """Whether operators do what they say: no gradients, autocast, tracing or tensor modes."""
+    return not (
+        torch.is_grad_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._is_torch_function_mode_enabled()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch.compiler.is_compiling()
+    )
+
+
+def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list[Tensor]]:
+    """What calls must have in common for one program to hold, and the tensors of this one."""
+    tensors: list[Tensor] = []
+    form = _described(args, tensors), _described(kwargs, tensors)
+    aliases = tuple(
+        first for i, t in enumerate(tensors) for first in range(i) if tensors[first] is t
+    )
+    return (form, aliases), tensors
+
+
+def _described(value: Any, tensors: list[Tensor]) -> Hashable:
+    kind = type(value)
+    if kind is Tensor or kind is nn.Parameter:
+        if value.layout != torch.strided or value.device.type != "cpu":
+            raise _Foreign("an input is no plain tensor on the CPU")
+        tensors.append(value)
+        return value.shape, value.dtype, value.stride(), value.storage_offset()
+    if kind in _CONSTANTS:
+        return kind, value
+    if kind is tuple or kind is list:
+        return kind, tuple([_described(item, tensors) for item in value])
+    if kind is dict:
+        return kind, tuple([(k, _described(item, tensors)) for k, item in value.items()])
+    raise _Foreign(f"an input is a {kind.__name__}, which may carry state")
+
+
+class _Output:
+    """What a module's output is made of."""
+
+    def __init__(self, value: Any) -> None:
+        _check_output(value)
+        leaves, self._spec = pytree.tree_flatten(value)
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._is_tensor = isinstance(value, Tensor)
+
+    def rebuilt(self, tensors: list[Tensor]) -> Any:
+        """The same structure with other tensors."""
+        if self._is_tensor:
+            return tensors[0]
+        leaves = self._leaves.copy()
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        return pytree.tree_unflatten(leaves, self._spec)
+
+
+def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors of a call in the order in which a program takes them."""
+    return _form(args, kwargs)[1]
+
+
+def output_tensors(value: Any) -> list[Tensor]:
+    """The tensors of an output in order. Raises CaptureError for what may carry state."""
+    _check_output(value)
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _check_output(value: Any) -> None:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            _check_output(item)
+    elif type(value) is not Tensor and not isinstance(value, _CONSTANTS):
+        raise CaptureError(f"its output holds a {type(value).__name__}")
+
+
+class _State:
+    """What a program took from its module: modules, parameters and buffers, at one moment."""
+
+    def __init__(self, module: nn.Module) -> None:
+        modules = [*module.modules()]
+        self._modules = modules
+        self._children = [(m._modules, [*m._modules.values()]) for m in modules if m._modules]
+        self._hooks = (
+            *_GLOBAL_HOOKS,
+            *(m._forward_hooks for m in modules),
+            *(m._forward_pre_hooks for m in modules),
+        )
+        self._packed: list[tuple[dict[str, Any], str, PackedTensor, Any]] = []
+        self._plain: list[tuple[dict[str, Any], str, Tensor, int]] = []
+        self._unversioned: list[tuple[dict[str, Any], str, Tensor]] = []
+        for m in modules:
+            for tensors in (m._parameters, m._buffers):
+                for name, tensor in tensors.items():
+                    self._note(tensors, name, tensor)
+
+    def _note(self, tensors: dict[str, Any], name: str, tensor: Any) -> None:
+        if isinstance(tensor, PackedTensor):
+            self._packed.append((tensors, name, tensor, tensor.packed))
+        elif tensor is None or tensor.is_inference():
+            self._unversioned.append((tensors, name, tensor))
+        else:
+            self._plain.append((tensors, name, tensor, tensor._version))
+
+    def is_special(self) -> bool:
+        """Whether a module has a hook or is in training mode."""
+        return any(self._hooks) or any(map(_is_training, self._modules))
+
+    def is_current(self) -> bool:
+        """Whether no module, parameter or buffer was replaced or written to since."""
+        for children, then in self._children:
+            if [*children.values()] != then:
+                return False
+        for tensors, name, tensor, version in self._plain:
+            if tensors.get(name) is not tensor or tensor._version != version:
+                return False
+        for tensors, name, packed, stored in self._packed:
+            if tensors.get(name) is not packed or packed.packed is not stored:
+                return False
+        return all(tensors.get(name) is tensor for tensors, name, tensor in self._unversioned)
+
+
+class _Attributes:
+    """The attributes of all modules, to see whether a forward sets one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._before = [(m, {**m.__dict__}) for m in module.modules()]
+
+    def check(self) -> None:
+        """Raise CaptureError if an attribute is another object now."""
+        for module, before in self._before:
+            now = module.__dict__
+            if len(now) != len(before) or any(now.get(k) is not v for k, v in before.items()):
+                raise CaptureError(f"{type(module).__name__}.forward sets attributes")

@@ -1,0 +1,341 @@
+"""Record one run of a module as a list of operator calls, and run the list without Python.
+
+A tape holds for calls of one form (shapes, dtypes, strides, constants): what Python computed from
+the form is a constant on it. Where the module's code reads a tensor's value to decide something,
+the value is compared with the recorded one before the tape goes on.
+TorchScript's interpreter runs a tape: it needs no Python and calls every operator of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .capture import CaptureError
+
+_aten = torch.ops.aten
+_READS = (
+    _aten._local_scalar_dense.default,
+    _aten.item.default,
+    _aten.is_nonzero.default,
+    _aten.equal.default,
+)
+"""Operators whose result is a Python value that code may branch on."""
+
+_ESCAPES = (
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.data_ptr,
+    Tensor.untyped_storage,
+)
+"""Methods that show a tensor's values to Python without an operator."""
+
+_MEMORY_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+"""The numbers that TorchScript knows them by (c10/core/MemoryFormat.h)."""
+
+WARM_UP = 3
+"""Runs after which TorchScript has settled how it executes a graph."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """Stands for a tensor on a tape: kind is "input", "result" (numbered) or "external" (kept)."""
+
+    kind: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator call: arguments in the order of the schema, tensors as Values.
+
+    results: a Value, a list of Values or None for each result. read: the value that Python saw.
+    """
+
+    operator: Any
+    arguments: tuple[Any, ...]
+    results: tuple[Any, ...]
+    read: Any = None
+
+
+class _NoEscape(TorchFunctionMode):
+    """Refuses what would show a tensor's values to Python unseen."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _ESCAPES:
+            raise CaptureError(f"its code calls Tensor.{func.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operator calls of what runs under it."""
+
+    def __init__(self, inputs: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[Step] = []
+        self.externals: list[Tensor] = []
+        self._values: dict[int, Value] = {}
+        self._alive: list[Tensor] = []  # keeps every id above valid
+        self._protected: set[int] = set()
+        self._results = 0
+        for number, tensor in enumerate(inputs):
+            self._name(tensor, Value("input", number))
+            self._protect(tensor)
+
+    def value(self, tensor: Tensor) -> Value:
+        """The value that stands for a tensor; one not seen before comes from outside."""
+        found = self._values.get(id(tensor))
+        if found is None:
+            if type(tensor) not in (Tensor, nn.Parameter):
+                raise CaptureError(f"an operator takes a {type(tensor).__name__}")
+            found = Value("external", len(self.externals))
+            self.externals.append(tensor)
+            self._name(tensor, found)
+            self._protect(tensor)
+        return found
+
+    def _name(self, tensor: Tensor, value: Value) -> None:
+        self._values[id(tensor)] = value
+        self._alive.append(tensor)
+
+    def _protect(self, tensor: Tensor) -> None:
+        if tensor.layout == torch.strided:
+            self._protected.add(tensor.untyped_storage()._cdata)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if not isinstance(func, torch._ops.OpOverload):
+            raise CaptureError(f"{func} is no single operator")
+        if torch.Tag.dynamic_output_shape in func.tags:
+            raise CaptureError(f"the size of {func}'s result depends on values")
+        if torch.Tag.data_dependent_output in func.tags and func not in _READS:
+            raise CaptureError(f"{func}'s result depends on values")
+        given = _positional(func, args, kwargs or {})
+        arguments = tuple(self._replaced(value) for value in given)
+        for argument, value in zip(func._schema.arguments, given, strict=True):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self._refuse_write(func, value)
+        result = func(*args, **(kwargs or {}))
+        if func in _READS:
+            self.steps.append(Step(func, arguments, (), result))
+            return result
+        results = result if len(func._schema.returns) != 1 else (result,)
+        self.steps.append(Step(func, arguments, tuple(self._result(r) for r in results or ())))
+        return result
+
+    def _replaced(self, argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            return self.value(argument)
+        if isinstance(argument, (list, tuple)):
+            return tuple(self._replaced(item) for item in argument)
+        return argument
+
+    def _result(self, result: Any) -> Any:
+        if isinstance(result, Tensor):
+            value = Value("result", self._results)
+            self._results += 1
+            self._name(result, value)
+            return value
+        if isinstance(result, (list, tuple)):
+            return [self._result(item) for item in result]
+        return None
+
+    def _refuse_write(self, func: Any, value: Any) -> None:
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+                continue
+            if tensor.untyped_storage()._cdata in self._protected:
+                raise CaptureError(f"{func} writes to an input or to the model's own tensors")
+
+
+def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """All arguments of a call in the order of the operator's schema, defaults filled in."""
+    rest = func._schema.arguments[len(args) :]
+    return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
+
+
+def record(
+    run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
+) -> tuple[Tape, Any]:
+    """Record `run`, which returns the module's output and the tensors in it.
+
+    inputs: the tensors of the call, which the tape takes. Returns the tape and the output.
+    Runs twice: a module whose second run differs keeps a state of its own. Raises CaptureError.
+    """
+    recordings = []
+    for _ in range(2):
+        recorder = Recorder(inputs)
+        with _NoEscape(), recorder:
+            output, tensors = run()
+        recordings.append((recorder, [recorder.value(t) for t in tensors], [*tensors], output))
+    (first, first_outputs, _, _), (second, outputs, tensors, output) = recordings
+    same = len(first.externals) == len(second.externals) and all(
+        a is b for a, b in zip(first.externals, second.externals, strict=True)
+    )
+    if not same or first.steps != second.steps or first_outputs != outputs:
+        raise CaptureError("two runs on one input differ, or make tensors from Python values")
+    tape = Tape(second.steps, second.externals, outputs)
+    for _ in range(WARM_UP):
+        again = tape(inputs)
+    if again is None or not all(
+        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, tensors, strict=True)
+    ):
+        raise CaptureError("running the recorded operators gives other results")
+    return tape, output
+
+
+@dataclass
+class _Segment:
+    """A stretch of a tape up to a read: a TorchScript function and what it takes and returns.
+
+    bound: its arguments with the external tensors in place; open: the other positions.
+    """
+
+    run: Callable[..., list[Tensor]]
+    bound: list[Tensor | None]
+    open: list[tuple[int, Value]]
+    gives: list[Value]
+    read: Step | None
+
+
+class Tape:
+    """Recorded operator calls as TorchScript functions, split where Python reads a value."""
+
+    def __init__(self, steps: list[Step], externals: list[Tensor], outputs: list[Value]) -> None:
+        self._externals = externals
+        self._outputs = outputs
+        self._segments: list[_Segment] = []
+        reads = [i for i, step in enumerate(steps) if step.operator in _READS]
+        ends = [*reads, len(steps)]
+        begin = 0
+        for end in ends:
+            later = steps[end:]
+            wanted = {v for step in later for v in _values(step.arguments)} | {*outputs}
+            read = steps[end] if end < len(steps) else None
+            self._segments.append(self._segment(steps[begin:end], wanted, read))
+            begin = end + 1
+
+    def _segment(self, steps: list[Step], wanted: set[Value], read: Step | None) -> _Segment:
+        made = [v for step in steps for v in _values(step.results)]
+        gives = [value for value in made if value in wanted]
+        builder = _GraphBuilder()
+        for step in steps:
+            builder.add(step)
+        run = builder.function(gives)
+        bound = [
+            self._externals[v.number] if v.kind == "external" else None for v in builder.inputs
+        ]
+        open_ = [(i, v) for i, v in enumerate(builder.inputs) if v.kind != "external"]
+        return _Segment(run, bound, open_, gives, read)
+
+    def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None:
+        """Run on the tensors of a call; None where a value read differs from the recorded one."""
+        values = {Value("input", i): t for i, t in enumerate(tensors)}
+        for segment in self._segments:
+            arguments = segment.bound.copy()
+            for position, value in segment.open:
+                arguments[position] = values[value]
+            if segment.gives:
+                values.update(zip(segment.gives, segment.run(*arguments), strict=True))
+            if segment.read is not None and not self._holds(segment.read, values):
+                return None
+        return [self._tensor(value, values) for value in self._outputs]
+
+    def _holds(self, step: Step, values: dict[Value, Tensor]) -> bool:
+        arguments = [self._tensor(a, values) if isinstance(a, Value) else a for a in step.arguments]
+        return bool(step.operator(*arguments) == step.read)
+
+    def _tensor(self, value: Value, values: dict[Value, Tensor]) -> Tensor:
+        return self._externals[value.number] if value.kind == "external" else values[value]
+
+
+def _values(nested: Any) -> Iterator[Value]:
+    for item in nested:
+        if isinstance(item, Value):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from _values(item)
+
+
+@dataclass
+class _GraphBuilder:
+    """Writes steps as a TorchScript graph."""
+
+    graph: Any = field(default_factory=lambda: torch._C.Graph())
+    inputs: list[Value] = field(default_factory=list)
+    _nodes: dict[Value, Any] = field(default_factory=dict)
+
+    def add(self, step: Step) -> None:
+        schema = step.operator._schema
+        arguments = [
+            self._argument(value, argument.type)
+            for value, argument in zip(step.arguments, schema.arguments, strict=True)
+        ]
+        node = self.graph.create(schema.name, arguments, len(schema.returns))
+        self.graph.appendNode(node)
+        for output, result, returned in zip(
+            node.outputs(), step.results, schema.returns, strict=True
+        ):
+            output.setType(returned.type)
+            if isinstance(result, Value):
+                self._nodes[result] = output
+            elif isinstance(result, list):
+                self._unpack(output, result)
+
+    def _unpack(self, output: Any, results: list[Any]) -> None:
+        node = self.graph.create("prim::ListUnpack", [output], len(results))
+        self.graph.appendNode(node)
+        for part, result in zip(node.outputs(), results, strict=True):
+            part.setType(torch._C.TensorType.get())
+            self._nodes[result] = part
+
+    def _argument(self, value: Any, kind: Any) -> Any:
+        if isinstance(value, Value):
+            return self._tensor(value)
+        if isinstance(value, tuple):
+            while kind.kind() == "OptionalType":
+                kind = kind.getElementType()
+            items = [self._argument(item, kind.getElementType()) for item in value]
+            node = self.graph.create("prim::ListConstruct", items, 1)
+            self.graph.appendNode(node)
+            node.output().setType(kind)
+            return node.output()
+        if isinstance(value, torch.memory_format):
+            value = _MEMORY_FORMATS[value]
+        try:
+            return self.graph.insertConstant(value)
+        except (RuntimeError, TypeError) as error:
+            raise CaptureError(f"an operator's argument {value!r} has no constant form") from error
+
+    def _tensor(self, value: Value) -> Any:
+        if value not in self._nodes:
+            node = self.graph.addInput()
+            node.setType(torch._C.TensorType.get())
+            self._nodes[value] = node
+            self.inputs.append(value)
+        return self._nodes[value]
+
+    def function(self, gives: list[Value]) -> Callable[..., list[Tensor]]:
+        """The function of the inputs, in their order, that returns the given values."""
+        node = self.graph.create("prim::ListConstruct", [self._tensor(v) for v in gives], 1)
+        self.graph.appendNode(node)
+        node.output().setType(torch._C.ListType(torch._C.TensorType.get()))
+        self.graph.registerOutput(node.output())
+        made: Callable[..., list[Tensor]] = torch._C._create_function_from_graph("tape", self.graph)
+        return made

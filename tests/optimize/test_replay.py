@@ -1,0 +1,276 @@
+"""Pass `replay`: the recorded operators give the model's answers, and only where they hold."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zoo import CASES, build, call
+
+import oxytorch
+from oxytorch.graph.replay import MOST_FORMS, Replay
+from oxytorch.optimize import DEFAULT
+
+PASSES = (*DEFAULT, "replay")
+
+
+def _reasons(model: nn.Module) -> str:
+    entries = oxytorch.explain(model).entries
+    return " | ".join(e.detail for e in entries if e.pass_name == "replay")
+
+
+def _replaying(model: nn.Module, sample: Any, **options: Any) -> nn.Module:
+    optimized = oxytorch.optimize(model, sample_input=sample, passes=PASSES, **options)
+    assert isinstance(optimized.__dict__.get("forward"), Replay), _reasons(optimized)
+    return optimized
+
+
+def _counts_original(model: nn.Module) -> list[int]:
+    """Counts the calls that reach the model's own forward."""
+    calls: list[int] = []
+    replay = model.__dict__["forward"]
+    inner = replay.forward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return inner(*args, **kwargs)
+
+    replay.forward = counted
+    return calls
+
+
+def _mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 4)).eval()
+
+
+class Mapped(nn.Module):
+    """Takes and returns containers, reads a value, and uses a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("shift", torch.ones(4))
+        self.read = 0
+
+    def forward(self, pair: tuple[Tensor, Tensor], *, scale: float = 1.0) -> dict[str, Any]:
+        x, mask = pair
+        y = self.layer(x) * scale + self.shift
+        first, second = y.split(2, dim=-1)
+        if bool(mask.all()):
+            return {"y": y, "parts": [first, second], "note": "all"}
+        return {"y": y.masked_fill(~mask, 0.0), "parts": [second, first], "note": "some"}
+
+
+@pytest.mark.parametrize("name", [*CASES])
+def test_answers_of_every_model_are_the_same(name: str) -> None:
+    model, sample = build(name)
+    optimized = oxytorch.optimize(model, sample_input=sample, passes=PASSES, verify=True)
+    plain = oxytorch.optimize(model, sample_input=sample)
+    with torch.no_grad():
+        expected, first, second = (call(m, sample) for m in (plain, optimized, optimized))
+    for wanted, a, b in zip(*(_tensors(v) for v in (expected, first, second)), strict=True):
+        torch.testing.assert_close(a, wanted)
+        torch.testing.assert_close(b, wanted)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value
+    if not isinstance(items, (tuple, list)) and not isinstance(value, dict):
+        return []
+    return [tensor for item in items for tensor in _tensors(item)]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_recorded_calls_do_not_reach_the_forward(mode: Any) -> None:
+    model = _mlp()
+    x = torch.randn(3, 8)
+    optimized = _replaying(model, x)
+    calls = _counts_original(optimized)
+    with mode():
+        for value in (x, -x, x * 3):
+            torch.testing.assert_close(optimized(value), model(value))
+    assert not calls
+
+
+def test_other_forms_are_recorded_when_seen_again() -> None:
+    model = _mlp()
+    optimized = _replaying(model, torch.randn(3, 8))
+    calls = _counts_original(optimized)
+    with torch.no_grad():
+        for rows in (5, 5, 5, 5):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(optimized(x), model(x))
+        assert 1 <= len(calls) <= 5
+        before = len(calls)
+        torch.testing.assert_close(optimized(x), model(x))
+        assert len(calls) == before
+        strided = torch.randn(8, 5).t()
+        torch.testing.assert_close(optimized(strided), model(strided))
+        assert len(calls) == before + 1
+        for rows in range(1, 3 * MOST_FORMS):
+            x = torch.randn(rows, 8)
+            for _ in range(3):
+                torch.testing.assert_close(optimized(x), model(x))
+    assert len(optimized.__dict__["forward"]._programs) <= MOST_FORMS
+
+
+def test_values_that_decide_are_checked() -> None:
+    model = Mapped().eval()
+    x, mask = torch.randn(2, 4), torch.ones(2, 4, dtype=torch.bool)
+    optimized = _replaying(model, ((x, mask),))
+    other = mask.clone()
+    other[0, 1] = False
+    calls = _counts_original(optimized)
+    with torch.no_grad():
+        for given in (mask, other, mask, other, other, mask):
+            found, wanted = optimized((x, given)), model((x, given))
+            assert found["note"] == wanted["note"]
+            assert [type(v) for v in found.values()] == [type(v) for v in wanted.values()]
+            torch.testing.assert_close(_tensors(found), _tensors(wanted))
+        known = len(calls)
+        for given in (mask, other):
+            optimized((x, given))
+        assert len(calls) == known
+        found, wanted = (m((x, mask), scale=2.0)["y"] for m in (optimized, model))
+        torch.testing.assert_close(found, wanted)
+        assert len(calls) == known + 1
+
+
+def test_new_weights_are_seen() -> None:
+    model = _mlp()
+    x = torch.randn(3, 8)
+    optimized = _replaying(model, x)
+    other = _mlp()
+    with torch.no_grad():
+        optimized(x)
+        for parameter in other.parameters():
+            parameter.add_(1.0)
+        optimized.load_state_dict(other.state_dict())
+        for _ in range(3):
+            torch.testing.assert_close(optimized(x), other(x))
+        for target in (optimized, other):
+            target[3].bias.mul_(-1.0)
+        for _ in range(3):
+            torch.testing.assert_close(optimized(x), other(x))
+        optimized[3] = nn.Linear(16, 2)
+        for _ in range(3):
+            assert optimized(x).shape == (3, 2)
+
+
+def test_guards_call_the_forward() -> None:
+    model = _mlp()
+    x = torch.randn(3, 8)
+    optimized = _replaying(model, x)
+    calls = _counts_original(optimized)
+    optimized(x)
+    assert len(calls) == 1, "gradients"
+    gradient = torch.autograd.grad(optimized(x.requires_grad_()).sum(), x)[0]
+    torch.testing.assert_close(gradient, torch.autograd.grad(model(x).sum(), x)[0])
+    x = x.detach()
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            optimized(x)
+        assert len(calls) == 3, "autocast"
+        seen: list[Any] = []
+        handle = optimized[0].register_forward_hook(lambda *call: seen.append(call))
+        optimized(x)
+        handle.remove()
+        assert seen
+        assert len(calls) == 4, "a hook"
+        optimized[2].train()
+        optimized(x)
+        assert len(calls) == 5, "training mode"
+        optimized[2].eval()
+        torch.func.vmap(lambda v: optimized(v))(torch.randn(2, 3, 8))
+        assert len(calls) == 6, "vmap"
+        optimized(x)
+        assert len(calls) == 6
+
+
+def test_undo_copy_and_pickle() -> None:
+    model = _mlp()
+    x = torch.randn(3, 8)
+    optimized = _replaying(model, x)
+    with torch.no_grad():
+        wanted = model(x)
+        for copied in (copy.deepcopy(optimized), pickle.loads(pickle.dumps(optimized))):
+            for _ in range(3):
+                torch.testing.assert_close(copied(x), wanted)
+            assert copied.__dict__["forward"].module is copied
+        oxytorch.undo(optimized)
+        assert "forward" not in optimized.__dict__
+        torch.testing.assert_close(optimized(x), wanted)
+
+
+class Refused(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.last: Tensor | None = None
+        self.times = 0
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.layer(x)
+        if self.kind == "list":
+            return y + len(x.tolist())
+        if self.kind == "numpy":
+            return y + float(x.numpy().sum())
+        if self.kind == "fresh":
+            return y + torch.tensor([float(self.times)])
+        if self.kind == "sizes":
+            return y.sum() + x.nonzero().shape[0]
+        if self.kind == "buffer":
+            self.count.add_(1.0)
+            return y
+        if self.kind == "input":
+            x.add_(1.0)
+            return y
+        if self.kind == "attribute":
+            self.last = y
+            return y
+        if self.kind == "counter":
+            self.times += 1
+            return y * self.times
+        if self.kind == "random":
+            return y + torch.rand_like(y)
+        return y, object()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("list", "tolist"),
+        ("numpy", "numpy"),
+        ("fresh", "two runs"),
+        ("sizes", "depends on values"),
+        ("buffer", "writes to"),
+        ("input", "writes to"),
+        ("attribute", "sets attributes"),
+        ("counter", "two runs"),
+        ("random", "other results"),
+        ("object", "holds a object"),
+    ],
+)
+def test_what_cannot_be_recorded_is_left_and_named(kind: str, reason: str) -> None:
+    model = Refused(kind).eval()
+    x = torch.rand(2, 4)
+    optimized = oxytorch.optimize(model, sample_input=x.clone(), passes=PASSES)
+    assert reason in _reasons(optimized)
+    assert not isinstance(optimized.__dict__.get("forward"), Replay)
+
+
+def test_tune_tries_it() -> None:
+    model = _mlp()
+    optimized = oxytorch.optimize(model, sample_input=torch.randn(3, 8), tune=True)
+    report = oxytorch.explain(optimized)
+    assert report.tuned is not None
+    assert any(name == "with replay" for name, _ in report.tuned["lines"])
