@@ -176,7 +176,7 @@ LAYERS = [
     {"config", "_library"},
     {"isa", "core"},
     {"ops"},
-    {"graph", "optimize"},
+    {"graph", "optimize", "optim"},
     {"testing", "info", "benchmark", "demo", "__main__", "__init__"},
 ]
 

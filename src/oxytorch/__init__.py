@@ -8,10 +8,10 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-from . import _library, config, isa, ops
+from . import _library, config, isa, ops, optim
 from .optimize import explain, optimize, undo
 
 _library.warn_if_missing()
 isa.apply_environment()
 
-__all__ = ["__version__", "config", "explain", "isa", "ops", "optimize", "undo"]
+__all__ = ["__version__", "config", "explain", "isa", "ops", "optim", "optimize", "undo"]

@@ -1,0 +1,274 @@
+#include <cstring>
+#include <vector>
+
+#include "core/check.h"
+#include "core/parallel.h"
+#include "ops/optimizer_step/kernel.h"
+#include "ops/optimizer_step/rules.h"
+
+namespace oxytorch {
+
+namespace {
+
+using Tensors = std::vector<Tensor>;
+
+// The arguments that all rules share; docs in optim/_step.py.
+struct Call {
+  Tensors parameters;
+  Tensors low_halves;
+  Tensors gradients;
+  Tensors states;
+  Tensors scales;
+  Tensors steps;
+  std::optional<Tensor> gradient_scale;
+  std::optional<Tensor> found_inf;
+  double gradient_factor;
+  bool stochastic;
+  std::int64_t seed;
+  std::vector<std::int64_t> streams;
+};
+
+#define OXY_STEP_SCHEMA                                                     \
+  "(Tensor(a!)[] parameters, Tensor(b!)[] low_halves, Tensor[] gradients, " \
+  "Tensor(c!)[] states, Tensor(d!)[] scales, Tensor(e!)[] steps, "          \
+  "Tensor? gradient_scale, Tensor? found_inf, float gradient_factor, "      \
+  "bool stochastic, int seed, int[] streams, "
+
+constexpr int kSharedArguments = 12;
+
+Call unbox(const StableIValue* stack) {
+  using unboxing::Take;
+  return {Take<Tensors>::from(stack[0]),
+          Take<Tensors>::from(stack[1]),
+          Take<Tensors>::from(stack[2]),
+          Take<Tensors>::from(stack[3]),
+          Take<Tensors>::from(stack[4]),
+          Take<Tensors>::from(stack[5]),
+          Take<std::optional<Tensor>>::from(stack[6]),
+          Take<std::optional<Tensor>>::from(stack[7]),
+          Take<double>::from(stack[8]),
+          Take<bool>::from(stack[9]),
+          Take<std::int64_t>::from(stack[10]),
+          Take<std::vector<std::int64_t>>::from(stack[11])};
+}
+
+// Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014.
+std::uint64_t mix(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
+std::uint32_t random_key(std::int64_t seed, std::int64_t stream, double step, int operand) {
+  std::uint64_t key = mix(static_cast<std::uint64_t>(seed));
+  key = mix(key ^ static_cast<std::uint64_t>(stream));
+  key = mix(key ^ static_cast<std::uint64_t>(step));
+  return static_cast<std::uint32_t>(mix(key ^ static_cast<std::uint64_t>(operand)));
+}
+
+void check_length(const char* op, const char* argument, const Tensors& list, std::size_t length,
+                  bool may_be_empty) {
+  if (list.size() == length || (may_be_empty && list.empty())) return;
+  fail(op, argument, "with " + std::to_string(length) + " tensors", std::to_string(list.size()));
+}
+
+// Whether the elements fill a stretch of memory without holes, in any order of the dimensions.
+bool is_dense(const Tensor& tensor) {
+  if (tensor.is_contiguous()) return true;
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) != 1) dims.emplace_back(tensor.stride(i), tensor.size(i));
+  }
+  std::sort(dims.begin(), dims.end());
+  std::int64_t expected = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != expected) return false;
+    expected *= size;
+  }
+  return true;
+}
+
+// Refuses a tensor whose elements do not lie where those of the parameter do.
+void check_like(const char* op, const char* argument, const Tensor& tensor, const Tensor& like) {
+  check_cpu(op, argument, tensor);
+  check_shape(op, argument, tensor, like.sizes());
+  for (std::int64_t i = 0; i < like.dim(); ++i) {
+    if (like.size(i) > 1 && tensor.stride(i) != like.stride(i)) {
+      fail(op, argument, "with the parameter's strides " + describe(like.strides()),
+           describe(tensor.strides()));
+    }
+  }
+}
+
+Format float_format(const char* op, const char* argument, const Tensor& tensor) {
+  switch (check_dtype(op, argument, tensor)) {
+    case DType::bfloat16:
+      return Format::bfloat16;
+    case DType::float16:
+      return Format::float16;
+    default:
+      return Format::float32;
+  }
+}
+
+void check_code(const char* op, const char* argument, const Tensor& tensor, std::int32_t code) {
+  if (tensor.dtype_code() != code) {
+    fail(op, argument, "of dtype " + dtype_name(code), dtype_name(tensor.dtype_code()));
+  }
+}
+
+Operand describe_parameter(const char* op, const Call& call, std::size_t i) {
+  const Tensor& parameter = call.parameters[i];
+  check_cpu(op, "parameters", parameter);
+  if (!is_dense(parameter)) {
+    fail(op, "parameters", "without holes between their elements",
+         "strides " + describe(parameter.strides()));
+  }
+  Operand operand{nullptr, nullptr, float_format(op, "parameters", parameter), 0};
+  if (!call.low_halves.empty() && call.low_halves[i].numel() > 0) {
+    const Tensor& low = call.low_halves[i];
+    check_code(op, "parameters", parameter, aoti_torch_dtype_bfloat16());
+    check_code(op, "low_halves", low, aoti_torch_dtype_int16());
+    check_like(op, "low_halves", low, parameter);
+    operand.format = Format::split;
+    operand.extra = low.mutable_data();
+  }
+  operand.data = parameter.mutable_data();
+  return operand;
+}
+
+Operand describe_state(const char* op, const Call& call, std::size_t index, const Tensor& like) {
+  const Tensor& state = call.states[index];
+  check_like(op, "states", state, like);
+  Operand operand{nullptr, nullptr, Format::float32, 0};
+  const std::int32_t code = state.dtype_code();
+  if (code == aoti_torch_dtype_int8() || code == aoti_torch_dtype_uint8()) {
+    operand.format =
+        code == aoti_torch_dtype_int8() ? Format::signed_codes : Format::unsigned_codes;
+    const std::int64_t blocks = (like.numel() + kCodeBlock - 1) / kCodeBlock;
+    if (call.scales.empty()) fail(op, "scales", "for states of 8 bits", "none");
+    const Tensor& scales = call.scales[index];
+    check_cpu(op, "scales", scales);
+    check_code(op, "scales", scales, aoti_torch_dtype_float32());
+    check_vector(op, "scales", scales, blocks);
+    if (!scales.is_contiguous()) fail(op, "scales", "contiguous", describe(scales.strides()));
+    operand.extra = scales.mutable_data();
+  } else {
+    operand.format = float_format(op, "states", state);
+    if (operand.format == Format::bfloat16 && call.stochastic) operand.format = Format::stochastic;
+  }
+  operand.data = state.mutable_data();
+  return operand;
+}
+
+double scalar_value(const char* op, const char* argument, const Tensor& tensor) {
+  check_cpu(op, argument, tensor);
+  if (tensor.numel() != 1) fail(op, argument, "with one element", describe(tensor.sizes()));
+  if (tensor.dtype_code() == aoti_torch_dtype_float64()) {
+    return *static_cast<const double*>(tensor.data());
+  }
+  check_code(op, argument, tensor, aoti_torch_dtype_float32());
+  return *static_cast<const float*>(tensor.data());
+}
+
+void write_step(const Tensor& tensor, double value) {
+  if (tensor.dtype_code() == aoti_torch_dtype_float64()) {
+    *static_cast<double*>(tensor.mutable_data()) = value;
+  } else {
+    *static_cast<float*>(tensor.mutable_data()) = static_cast<float>(value);
+  }
+}
+
+// Checks everything and describes every tensor's update; modifies nothing.
+std::vector<Update> describe_updates(const Rule& rule, const Call& call, const double* hyper,
+                                     std::vector<double>& step_values) {
+  const char* op = rule.name;
+  const std::size_t count = call.parameters.size();
+  check_length(op, "low_halves", call.low_halves, count, true);
+  check_length(op, "gradients", call.gradients, count, false);
+  check_length(op, "steps", call.steps, count, !rule.has_step);
+  // A rule's last states may be left out where its flags do not use them.
+  const std::size_t states = count ? call.states.size() / count : 0;
+  if (count && (states > static_cast<std::size_t>(rule.states) || call.states.size() % count)) {
+    fail(op, "states", "with at most " + std::to_string(rule.states) + " tensors per parameter",
+         std::to_string(call.states.size()));
+  }
+  check_length(op, "scales", call.scales, call.states.size(), true);
+  double factor = call.gradient_factor;
+  if (call.gradient_scale) factor /= scalar_value(op, "gradient_scale", *call.gradient_scale);
+  std::vector<Update> updates(count);
+  step_values.resize(call.steps.size());
+  std::int64_t items = 0;
+  unsigned flags = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    Update& update = updates[i];
+    const Tensor& parameter = call.parameters[i];
+    update.operands[0] = describe_parameter(op, call, i);
+    check_like(op, "gradients", call.gradients[i], parameter);
+    update.operands[1] = {const_cast<void*>(call.gradients[i].data()), nullptr,
+                          float_format(op, "gradients", call.gradients[i]), 0};
+    double step = 0;
+    if (!call.steps.empty()) step = step_values[i] = scalar_value(op, "steps", call.steps[i]) + 1;
+    for (std::size_t k = 0; k < states; ++k) {
+      Operand& operand = update.operands[2 + k];
+      operand = describe_state(op, call, k * count + i, parameter);
+      const std::int64_t stream =
+          call.streams.empty() ? static_cast<std::int64_t>(i) : call.streams[i];
+      operand.key = random_key(call.seed, stream, step, static_cast<int>(k));
+    }
+    if (i > 0 && (!rule.has_step || step == step_values[i - 1])) {
+      std::memcpy(update.scalars, updates[i - 1].scalars, sizeof update.scalars);
+    } else {
+      rule.constants(step, hyper, update.scalars, &flags);
+    }
+    update.variant = rule.variants[flags];
+    if (kUsed[update.variant] >> (2 + states)) {
+      fail(op, "states", "with every state that the options use",
+           std::to_string(states) + " per parameter");
+    }
+    update.factor = static_cast<float>(factor);
+    update.count = parameter.numel();
+    update.first_item = items;
+    items += (update.count + kBlock - 1) / kBlock;
+  }
+  return updates;
+}
+
+void step(const Rule& rule, const Call& call, const double* hyper) {
+  if (call.found_inf && scalar_value(rule.name, "found_inf", *call.found_inf) != 0) return;
+  std::vector<double> step_values;
+  const std::vector<Update> updates = describe_updates(rule, call, hyper, step_values);
+  if (updates.empty()) return;
+  for (std::size_t i = 0; i < step_values.size(); ++i) write_step(call.steps[i], step_values[i]);
+  const Update& last = updates.back();
+  const std::int64_t items = last.first_item + (last.count + kBlock - 1) / kBlock;
+  const StepArgs args{updates.data(), static_cast<std::int64_t>(updates.size()), nullptr};
+  constexpr std::int64_t kBytesPerItem = 28 * kBlock;
+  run(optimizer_step_copies, args, items, kBytesPerItem);
+}
+
+template <int index>
+void boxed_step(StableIValue* stack, uint64_t, uint64_t) {
+  constexpr const Rule& rule = kRules[index];
+  const Call call = unbox(stack);
+  double hyper[16];
+  for (int i = 0; rule.kinds[i]; ++i) {
+    const StableIValue value = stack[kSharedArguments + i];
+    hyper[i] = rule.kinds[i] == 'b' ? unboxing::Take<bool>::from(value)
+                                    : unboxing::Take<double>::from(value);
+  }
+  step(rule, call, hyper);
+}
+
+}  // namespace
+
+#define OXY_DEFINE_STEP(name, index, hyper) library.def(#name OXY_STEP_SCHEMA hyper ") -> ()");
+#define OXY_IMPLEMENT_STEP(name, index, hyper) library.impl(#name, &boxed_step<index>);
+
+STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library){
+    OXY_FOR_EACH_RULE(OXY_DEFINE_STEP)} STABLE_TORCH_LIBRARY_IMPL(oxytorch, CPU, library) {
+  OXY_FOR_EACH_RULE(OXY_IMPLEMENT_STEP)
+}
+
+}  // namespace oxytorch

@@ -1,0 +1,11 @@
+"""Optimizers: the classes of torch.optim with fused steps and smaller states.
+
+Each takes the arguments of torch's class and three more: `master_weights="split"` trains bfloat16
+parameters exactly as float32, `state_dtype` shrinks the states, `seed` fixes their rounding.
+"""
+
+from __future__ import annotations
+
+from .adam import Adam, AdamW
+
+__all__ = ["Adam", "AdamW"]

@@ -1,0 +1,425 @@
+"""What all optimizers share: formats, the step over a group, checkpoints, the memory report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from . import _step, formats
+from ._step import LOW_HALF, SCALES
+
+State = dict[str, Any]
+Group = dict[str, Any]
+
+LEAST_CODED = 4096
+"""Elements below which a state stays float32 where 8-bit codes are asked for: it weighs little."""
+
+OPTIONS = ("master_weights", "state_dtype", "seed")
+"""Keys of a group that say how things are kept; they do not belong into a checkpoint."""
+
+UNSIGNED = frozenset({"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg", "variance"})
+"""States that are never negative."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Carries a tensor through torch's load_state_dict, which would cast it."""
+
+    tensor: Tensor
+
+
+class FusedOptimizer(Optimizer):
+    """Mixed in before a class of torch.optim: same state, groups and checkpoints, fused steps.
+
+    Args:
+        master_weights: "split" keeps the lower 16 bits of the float32 weight beside each bfloat16
+            parameter, which holds the upper 16: the pair is updated exactly as float32 would be.
+            None updates parameters in their own dtype.
+        state_dtype: float32; bfloat16, rounded at random; or int8, codes of 8 bits with a scale for
+            every 256. None means float32 for float32 and split parameters, else the parameter's own
+            dtype, as in torch.
+        seed: of the random rounding, which depends on nothing but it, the step, the parameter's
+            place and the element.
+
+    All three may be given per parameter group. Other arguments are those of torch's class. What the
+    fused step does not do (sparse gradients, complex parameters, differentiable steps) goes torch's
+    own way.
+    """
+
+    rule: ClassVar[str]
+    state_names: ClassVar[tuple[str, ...]]
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        *args: Any,
+        master_weights: Literal["split"] | None = None,
+        state_dtype: torch.dtype | None = None,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        self._options = dict(zip(OPTIONS, (master_weights, state_dtype, seed), strict=True))
+        super().__init__(*args, **kwargs)
+        self.defaults.update(self._options)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._conform(parameter, group)
+
+    def _hyper(self, group: Group) -> tuple[float, ...]:
+        """The rule's hyper-parameters in the order of its `_constants` function."""
+        raise NotImplementedError
+
+    def _names(self, group: Group) -> tuple[str, ...]:
+        """The states that the group's options use: the first of `state_names`."""
+        raise NotImplementedError
+
+    def _initial(self, name: str, parameter: Tensor, group: Group) -> Tensor:
+        """The first value of a state, in the dtype that torch would give it."""
+        return torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """As torch's; the group may have its own master_weights, state_dtype and seed."""
+        if isinstance(param_group, dict):
+            for name, value in self._current_options().items():
+                param_group.setdefault(name, value)
+            _check_options(type(self).__name__, param_group)
+        super().add_param_group(param_group)
+        if self.state:
+            for parameter in param_group["params"]:
+                self._conform(parameter, param_group)
+
+    def _current_options(self) -> dict[str, Any]:
+        return {name: self.defaults[name] for name in OPTIONS if name in self.defaults} or (
+            self._options
+        )
+
+    # Formats
+
+    def _is_split(self, parameter: Tensor, group: Group) -> bool:
+        return group["master_weights"] == "split" and parameter.dtype == torch.bfloat16
+
+    def _state_dtype(self, parameter: Tensor, group: Group) -> torch.dtype:
+        wanted: torch.dtype | None = group["state_dtype"]
+        if wanted is None:
+            return torch.float32 if self._is_split(parameter, group) else parameter.dtype
+        if wanted == torch.int8 and parameter.numel() < LEAST_CODED:
+            return torch.float32
+        return wanted
+
+    def _conform(self, parameter: Tensor, group: Group) -> None:
+        """Brings the parameter's states, if there are any, into the group's formats."""
+        state = self.state.get(parameter)
+        if not state or not parameter.is_floating_point():
+            return
+        for name in self.state_names:
+            if isinstance(state.get(name), Tensor) and name + SCALES not in state:
+                self._store(parameter, group, name, state[name])
+        if self._is_split(parameter, group) and LOW_HALF not in state:
+            state[LOW_HALF] = torch.zeros_like(parameter, dtype=torch.int16)
+
+    def _store(self, parameter: Tensor, group: Group, name: str, value: Tensor) -> None:
+        """Keeps `value` as the parameter's state `name`, in the group's format."""
+        state = self.state[parameter]
+        state.pop(name + SCALES, None)
+        dtype = self._state_dtype(parameter, group)
+        aligned = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+        if aligned.stride() != value.stride():
+            value = aligned.copy_(value)
+        if dtype == torch.int8:
+            state[name], state[name + SCALES] = formats.encode(value, name not in UNSIGNED)
+        else:
+            state[name] = value.to(dtype)
+
+    def _value(self, state: State, name: str) -> Tensor:
+        """A state as torch keeps it."""
+        kept: Tensor = state[name]
+        scales = state.get(name + SCALES)
+        return kept if scales is None else formats.decode(kept, scales)
+
+    def _group_of(self, parameter: Tensor) -> Group:
+        for group in self.param_groups:
+            if any(own is parameter for own in group["params"]):
+                return group
+        raise ValueError(
+            f"{type(self).__name__}: expected one of the optimizer's own parameters, "
+            f"got another tensor of shape {list(parameter.shape)}"
+        )
+
+    def master_weight(self, parameter: Tensor) -> Tensor:
+        """The exact float32 weight: of a split parameter both halves together, else a copy."""
+        self._group_of(parameter)
+        low = self.state.get(parameter, {}).get(LOW_HALF)
+        return parameter.detach().float() if low is None else formats.join(parameter, low)
+
+    @torch.no_grad()
+    def set_master_weight(self, parameter: Tensor, weight: Tensor) -> None:
+        """Gives `parameter` the float32 value `weight`; a split parameter gets all its bits."""
+        group = self._group_of(parameter)
+        if not self._is_split(parameter, group):
+            parameter.copy_(weight)
+            return
+        aligned = torch.empty_like(parameter, dtype=torch.float32, requires_grad=False)
+        upper, low = formats.split(aligned.copy_(weight))
+        parameter.copy_(upper)
+        self.state[parameter][LOW_HALF] = low
+
+    # Step
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Performs one step; returns what `closure`, which computes the loss again, returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        stream = 0
+        for group in self.param_groups:
+            if self._is_plain(group):
+                with torch.no_grad():
+                    self._step_group(group, stream)
+            else:
+                self._step_as_torch(group)
+            stream += len(group["params"])
+        return loss
+
+    def _is_plain(self, group: Group) -> bool:
+        """Whether the fused step knows every tensor of the group."""
+        return not group.get("differentiable") and all(
+            parameter.grad is None
+            or (
+                parameter.grad.layout is torch.strided
+                and parameter.dtype in (torch.float32, torch.bfloat16, torch.float16)
+                and parameter.is_cpu
+            )
+            for parameter in group["params"]
+        )
+
+    def _scaling(self, group: Group) -> _step.Scaling:
+        return _step.Scaling(
+            getattr(self, "grad_scale", None),
+            getattr(self, "found_inf", None),
+            -1.0 if group["maximize"] else 1.0,
+        )
+
+    def _step_group(self, group: Group, stream: int) -> None:
+        names = self._names(group)
+        batch = _step.Batch.of(names)
+        for position, parameter in enumerate(group["params"]):
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                self._begin(parameter, group, state, names)
+                batch.add(parameter, state, names, stream + position)
+        self._run(batch, group)
+
+    def _begin(self, parameter: Tensor, group: Group, state: State, names: Sequence[str]) -> None:
+        """Makes the states that the parameter lacks."""
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=_step.step_dtype())
+        for name in names:
+            if name not in state:
+                self._store(parameter, group, name, self._initial(name, parameter, group))
+        if LOW_HALF not in state and self._is_split(parameter, group):
+            state[LOW_HALF] = torch.zeros_like(parameter, dtype=torch.int16)
+
+    def _run(self, batch: _step.Batch, group: Group) -> None:
+        stochastic = group["state_dtype"] == torch.bfloat16
+        _step.run(
+            self.rule, batch, self._hyper(group), self._scaling(group), stochastic, group["seed"]
+        )
+
+    def _step_as_torch(self, group: Group) -> None:
+        """One step of the group by the class of torch.optim that this one extends."""
+        name = type(self).__name__
+        stock = next((c for c in type(self).__mro__ if _is_stock(c)), None)
+        if stock is None:
+            raise RuntimeError(
+                f"{name}: expected dense real parameters and gradients; "
+                "torch has no optimizer of this kind that takes others"
+            )
+        if group["master_weights"] is not None or group["state_dtype"] is not None:
+            raise RuntimeError(
+                f"{name}: sparse gradients, complex parameters and differentiable steps go "
+                "torch's way, which knows neither master_weights nor state_dtype; "
+                "put these parameters into a group that sets both to None"
+            )
+        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found_inf is not None and found_inf.item():
+            return
+        if scale is not None:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale.to(parameter.grad.device))
+        step = vars(stock)["step"]
+        if getattr(step, "hooked", False):
+            step = step.__wrapped__
+        groups, hidden = self.param_groups, {"found_inf": found_inf, "grad_scale": scale}
+        self.__dict__.update(param_groups=[group], found_inf=None, grad_scale=None)
+        try:
+            step(self)
+        finally:
+            self.__dict__.update(param_groups=groups, **hidden)
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's class has it: states decoded, under the same keys.
+
+        A split parameter's lower half is added as `low_half`, without which its float32 weight
+        would be lost.
+        """
+
+        def decode(optimizer: Optimizer, packed: dict[str, Any]) -> None:
+            states = packed["state"]
+            for group in packed["param_groups"]:
+                options = [group.pop(name) for name in OPTIONS]
+                for index in group["params"]:
+                    if index in states:
+                        states[index] = self._plain_state(states[index], any(options))
+
+        handle = self.register_state_dict_post_hook(decode, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+    def _plain_state(self, state: State, has_format: bool) -> State:
+        plain = {key: value for key, value in state.items() if not key.endswith(SCALES)}
+        for name in self.state_names:
+            if isinstance(plain.get(name), Tensor):
+                value = self._value(state, name)
+                plain[name] = value.float() if has_format else value
+        return plain
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a checkpoint of this class or of torch's, into the formats that are in use here.
+
+        A split parameter's lower half comes from `low_half` where the checkpoint has it; otherwise
+        the parameter counts as exact. Load the model before the optimizer.
+        """
+        options = [{name: group[name] for name in OPTIONS} for group in self.param_groups]
+
+        def keep(optimizer: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
+            """Hides states from torch, which would round them to the parameter's dtype."""
+            return {**loaded, "state": {k: _hide(v) for k, v in loaded["state"].items()}}
+
+        def conform(optimizer: Optimizer) -> None:
+            for group, own in zip(self.param_groups, options, strict=True):
+                group.update(own)
+                for parameter in group["params"]:
+                    if parameter in self.state:
+                        self._adopt(parameter, group)
+
+        handles = [
+            self.register_load_state_dict_pre_hook(keep),
+            self.register_load_state_dict_post_hook(conform, prepend=True),
+        ]
+        before = self.__getstate__()
+        try:
+            super().load_state_dict(state_dict)
+        except Exception:
+            self.__dict__.update(before)
+            raise
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _adopt(self, parameter: Tensor, group: Group) -> None:
+        """Takes over the parameter's hidden states from a checkpoint."""
+        state = self.state[parameter]
+        for key, value in state.items():
+            if isinstance(value, _Kept):
+                wanted = _state_shape(parameter, key, value.tensor)
+                if value.tensor.shape != wanted:
+                    raise ValueError(
+                        f"{type(self).__name__}: expected {key} of shape {list(wanted)} "
+                        f"in the checkpoint, got {list(value.tensor.shape)}"
+                    )
+        low = state.pop(LOW_HALF, None)
+        for key, value in list(state.items()):
+            if not isinstance(value, _Kept):
+                continue
+            tensor = value.tensor.to(parameter.device, copy=True)
+            if key in self.state_names:
+                self._store(parameter, group, key, tensor)
+            else:
+                state[key] = tensor
+        if self._is_split(parameter, group):
+            state[LOW_HALF] = torch.zeros_like(parameter, dtype=torch.int16)
+            # Another class than ours would have rounded it to the parameter's dtype.
+            if isinstance(low, _Kept) and low.tensor.dtype == torch.int16:
+                state[LOW_HALF].copy_(low.tensor)
+
+    # Report
+
+    def memory_report(self) -> dict[str, float]:
+        """Bytes per element of the parameters, by kind: parameters, low halves, each state."""
+        total: dict[str, int] = {}
+        elements = 0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                elements += parameter.numel()
+                total["parameters"] = total.get("parameters", 0) + parameter.nbytes
+                for key, value in self.state.get(parameter, {}).items():
+                    if isinstance(value, Tensor) and key != "step":
+                        total[key] = total.get(key, 0) + value.nbytes
+        report = {kind: count / max(elements, 1) for kind, count in total.items()}
+        return {**report, "total": sum(report.values())}
+
+
+def _check_options(name: str, group: Group) -> None:
+    """Refuses formats that do not exist."""
+    if group["master_weights"] not in (None, "split"):
+        raise ValueError(
+            f'{name}: expected master_weights None or "split", got {group["master_weights"]!r}'
+        )
+    if group["state_dtype"] not in (None, torch.float32, torch.bfloat16, torch.int8):
+        raise ValueError(
+            f"{name}: expected state_dtype None, torch.float32, torch.bfloat16 or torch.int8, "
+            f"got {group['state_dtype']}"
+        )
+    if not isinstance(group["seed"], int):
+        raise ValueError(f"{name}: expected a whole number as seed, got {group['seed']!r}")
+    parameters = group["params"]
+    for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
+        tensor = parameter[1] if isinstance(parameter, tuple) else parameter
+        if (
+            group["master_weights"] == "split"
+            and isinstance(tensor, Tensor)
+            and tensor.dtype == torch.float16
+        ):
+            raise ValueError(
+                f"{name}: master_weights='split' needs bfloat16 parameters, whose bits are the "
+                "first half of a float32; got a float16 parameter"
+            )
+
+
+def _is_stock(candidate: type) -> bool:
+    """Whether it is an optimizer of torch.optim with a step of its own."""
+    return (
+        candidate is not Optimizer
+        and candidate.__module__.startswith("torch.optim.")
+        and "step" in vars(candidate)
+    )
+
+
+def _hide(state: Any) -> Any:
+    if not isinstance(state, dict):
+        return state
+    return {
+        key: _Kept(value) if isinstance(value, Tensor) and key != "step" else value
+        for key, value in state.items()
+    }
+
+
+def _state_shape(parameter: Tensor, key: str, value: Tensor) -> torch.Size:
+    """The shape that a state has to have; factors of Adafactor are smaller than the parameter."""
+    shape = list(parameter.shape)
+    if key == "row_var":
+        shape[-1:] = [1]
+    elif key == "col_var":
+        shape[-2:-1] = [1]
+    return torch.Size(shape)

@@ -1,0 +1,121 @@
+"""One step of a rule over many tensors: the compiled op, or the rule run on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .. import _library
+
+LOW_HALF = "low_half"
+SCALES = "_scales"
+_NONE = torch.empty(0)
+
+
+@dataclass
+class Batch:
+    """The tensors of a step and how they are to be treated; lists run in step.
+
+    parameters: float32, bfloat16 or float16; dense, any strides.
+    low_halves: int16 beside a split bfloat16 parameter, else an empty tensor; may be left empty.
+    gradients: float32, bfloat16 or float16, with the strides of the parameter.
+    states: one list per state of the rule: float32, bfloat16, float16, or 8-bit codes.
+    scales: float32, one per 256 codes, else an empty tensor; may be left empty.
+    steps: number of steps done so far, as tensors of one element; only for rules that need it.
+    streams: for each tensor the number of its stream of random numbers.
+    """
+
+    parameters: list[Tensor] = field(default_factory=list)
+    low_halves: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
+    states: list[list[Tensor]] = field(default_factory=list)
+    scales: list[list[Tensor]] = field(default_factory=list)
+    steps: list[Tensor] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Batch:
+        """An empty batch for a rule that uses the states `names`."""
+        return cls(states=[[] for _ in names], scales=[[] for _ in names])
+
+    def add(
+        self, parameter: Tensor, state: dict[str, Tensor], names: Sequence[str], stream: int
+    ) -> None:
+        """Adds a parameter that has a gradient, with its states in the formats they are in."""
+        gradient = parameter.grad
+        assert gradient is not None
+        self.parameters.append(parameter)
+        self.gradients.append(_aligned(gradient, parameter))
+        self.streams.append(stream)
+        self.low_halves.append(state.get(LOW_HALF, _NONE))
+        for position, name in enumerate(names):
+            self.states[position].append(state[name])
+            self.scales[position].append(state.get(name + SCALES, _NONE))
+        if "step" in state:
+            self.steps.append(state["step"])
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What every gradient is multiplied by, and when the step is left out.
+
+    gradient_scale: gradients are divided by it. found_inf: the step is left out if it is not zero.
+    factor: gradients are multiplied by it; -1 for maximize.
+    """
+
+    gradient_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+    factor: float = 1.0
+
+
+def run(
+    rule: str,
+    batch: Batch,
+    hyper: Sequence[float],
+    scaling: Scaling,
+    stochastic: bool = False,
+    seed: int = 0,
+) -> None:
+    """Updates parameters, states and steps in place; checks everything before it writes."""
+    if not batch.parameters:
+        return
+    overload = getattr(torch.ops.oxytorch, f"{rule}_step").default
+    with torch._C._AutoDispatchBelowAutograd():
+        overload(
+            batch.parameters,
+            batch.low_halves,
+            batch.gradients,
+            [tensor for state in batch.states for tensor in state],
+            [tensor for state in batch.scales for tensor in state],
+            batch.steps,
+            scaling.gradient_scale,
+            scaling.found_inf,
+            scaling.factor,
+            stochastic,
+            seed,
+            batch.streams,
+            *hyper,
+        )
+    torch.autograd.graph.increment_version(batch.parameters)
+
+
+def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient with the strides of the parameter."""
+    if gradient.is_contiguous() and parameter.is_contiguous():
+        return gradient
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+
+
+def step_dtype() -> torch.dtype:
+    """The dtype that torch gives to the number of steps."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def is_compiled(rule: str) -> bool:
+    """Whether the library is loaded and has the rule."""
+    return _library.loaded and hasattr(torch.ops.oxytorch, f"{rule}_step")

@@ -1,0 +1,315 @@
+"""Translates src/oxytorch/optim/rules.py into C++; CMake runs it when the library is built.
+
+Writes two headers. `oxytorch_rules.h`, for the entry: for each rule the schema of its
+hyper-parameters, the function that turns them into scalars, and which operands each variant reads
+and writes. `oxytorch_rule_loops.h`, for the kernel of each level: a loop over float32 operands for
+each variant. A variant is one setting of a rule's flags; settings with the same code share one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CALLS = {
+    "sqrt": "square_root",
+    "maximum": "larger",
+    "fused_multiply_add": "fused_multiply_add",
+}
+OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+}
+MEASURE = "_measure"
+CONSTANTS = "_constants"
+
+
+class Untranslatable(Exception):
+    """The rule uses Python beyond the restricted language."""
+
+    def __init__(self, node: ast.AST, why: str) -> None:
+        super().__init__(f"rules.py:{getattr(node, 'lineno', '?')}: {why}: {ast.unparse(node)}")
+
+
+class Expression:
+    """Translates expressions: over vectors, or over float64 for the constants."""
+
+    def __init__(self, helpers: dict[str, ast.FunctionDef], over_vectors: bool) -> None:
+        self.helpers = helpers
+        self.over_vectors = over_vectors
+        self.used: set[str] = set()
+
+    def __call__(self, node: ast.expr) -> str:
+        """The C++ text of an expression, in parentheses where it is compound."""
+        if isinstance(node, ast.Name):
+            self.used.add(node.id)
+            return node.id
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+            value = repr(float(node.value))
+            return f"splat({value}f)" if self.over_vectors else value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return f"(-{self(node.operand)})"
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return f"(!{self(node.operand)})"
+        if isinstance(node, ast.BoolOp) and not self.over_vectors:
+            sign = " && " if isinstance(node.op, ast.And) else " || "
+            return f"({sign.join(self(value) for value in node.values)})"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not self.over_vectors:
+            return f"std::pow({self(node.left)}, {self(node.right)})"
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            return f"({self(node.left)} {OPERATORS[type(node.op)]} {self(node.right)})"
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OPERATORS:
+            sign = OPERATORS[type(node.ops[0])]
+            return f"({self(node.left)} {sign} {self(node.comparators[0])})"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+            return self._call(node, node.func.id)
+        raise Untranslatable(node, "cannot translate")
+
+    def _call(self, node: ast.Call, name: str) -> str:
+        arguments = [self(argument) for argument in node.args]
+        if name == "where" and self.over_vectors:
+            condition, yes, no = arguments
+            return f"({condition} ? {yes} : {no})"
+        if name in ("min", "max") and not self.over_vectors:
+            return f"std::{name}<double>({', '.join(arguments)})"
+        if not self.over_vectors or (name not in CALLS and name not in self.helpers):
+            raise Untranslatable(node, "cannot call")
+        return f"{CALLS.get(name, name)}({', '.join(arguments)})"
+
+
+@dataclass
+class Variant:
+    """A rule's code under one setting of its flags."""
+
+    lines: list[str] = field(default_factory=list)
+    reads: set[str] = field(default_factory=set)
+    writes: list[str] = field(default_factory=list)
+    sums: list[str] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+
+
+class Rule:
+    """A function of rules.py over operands, scalars and flags."""
+
+    def __init__(self, function: ast.FunctionDef, helpers: dict[str, ast.FunctionDef]) -> None:
+        self.name = function.name
+        self.function = function
+        self.helpers = helpers
+        kinds = [(a.arg, ast.unparse(a.annotation or a)) for a in function.args.args]
+        self.operands = [name for name, kind in kinds if kind == "Value"]
+        self.scalars = [name for name, kind in kinds if kind == "Scalar"]
+        self.flags = [name for name, kind in kinds if kind == "Flag"]
+        self.variants: list[Variant] = []
+        self.by_flags: list[int] = []
+        for setting in itertools.product((False, True), repeat=len(self.flags)):
+            # The first flag is the lowest bit of the index into by_flags.
+            variant = self._variant(dict(zip(reversed(self.flags), setting, strict=True)))
+            same = [i for i, other in enumerate(self.variants) if other == variant]
+            if not same:
+                self.variants.append(variant)
+            self.by_flags.append(same[0] if same else len(self.variants) - 1)
+
+    def _variant(self, flags: dict[str, bool]) -> Variant:
+        variant = Variant()
+        assigned: set[str] = set()
+
+        def expression(node: ast.expr) -> str:
+            translate = Expression(self.helpers, over_vectors=True)
+            text = translate(node)
+            variant.used |= translate.used
+            variant.reads |= {n for n in translate.used if n in self.operands} - assigned
+            return text
+
+        def walk(statements: list[ast.stmt]) -> None:
+            for statement in statements:
+                if isinstance(statement, ast.If) and isinstance(statement.test, ast.Name):
+                    walk(statement.body if flags[statement.test.id] else statement.orelse)
+                elif isinstance(statement, ast.Assign) and isinstance(
+                    statement.targets[0], ast.Name
+                ):
+                    name = statement.targets[0].id
+                    text = expression(statement.value)
+                    declared = name in assigned or name in variant.reads
+                    variant.lines.append(f"{'' if declared else 'f32v '}{name} = {text};")
+                    assigned.add(name)
+                elif isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
+                    for value in statement.value.elts:
+                        if isinstance(value, ast.Name) and value.id in self.operands:
+                            if value.id in assigned:
+                                variant.writes.append(value.id)
+                        else:
+                            variant.sums.append(expression(value))
+                elif not isinstance(statement, ast.Expr):
+                    raise Untranslatable(statement, "cannot translate")
+
+        walk(self.function.body)
+        return variant
+
+    def loop(self, index: int) -> str:
+        """The C++ loop of a variant."""
+        variant = self.variants[index]
+        lines = [
+            f"static void {self.name}_{index}(float* const* operands, const float* scalars,",
+            "    float factor, std::int64_t count, double* sums) {",
+        ]
+        for position, name in enumerate(self.operands):
+            if name in variant.reads or name in variant.writes:
+                lines.append(f"  float* const {name}_at = operands[{position}];")
+        for position, name in enumerate(self.scalars):
+            if name in variant.used:
+                lines.append(f"  const f32v {name} = splat(scalars[{position}]);")
+        lines += [f"  f32v sum_{i}{{}};" for i in range(len(variant.sums))]
+        lines.append("  sweep(0, count, [&](std::int64_t i, auto rest) {")
+        for name in self.operands:
+            if name in variant.reads:
+                scaled = " * factor" if name == "gradient" else ""
+                lines.append(f"    f32v {name} = load({name}_at + i, rest){scaled};")
+        lines += [f"    {line}" for line in variant.lines]
+        lines += [f"    store({name}_at + i, {name}, rest);" for name in variant.writes]
+        for i, text in enumerate(variant.sums):
+            lines.append(f"    sum_{i} += fill_tail({text}, rest, 0.0f);")
+        lines.append("  });")
+        lines += [f"  sums[{i}] += sum(sum_{i});" for i in range(len(variant.sums))]
+        return "\n".join([*lines, "}", ""])
+
+    def mask(self, names: object) -> int:
+        """The operands among `names` as bits."""
+        assert isinstance(names, (set, list))
+        return sum(1 << i for i, name in enumerate(self.operands) if name in names)
+
+
+def helper(function: ast.FunctionDef, helpers: dict[str, ast.FunctionDef]) -> str:
+    """A helper of one `return`, as an inline C++ function over vectors."""
+    translate = Expression(helpers, over_vectors=True)
+    lines = []
+    for statement in function.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            lines.append(f"  const f32v {statement.targets[0].id} = {translate(statement.value)};")
+        elif isinstance(statement, ast.Return) and statement.value is not None:
+            lines.append(f"  return {translate(statement.value)};")
+    arguments = ", ".join(f"f32v {a.arg}" for a in function.args.args)
+    return "\n".join([f"OXY_INLINE f32v {function.name}({arguments}) {{", *lines, "}", ""])
+
+
+def constants(function: ast.FunctionDef, rules: list[Rule]) -> tuple[str, str, str]:
+    """The C++ function of a `_constants` function, its schema, and its kinds ('f' or 'b')."""
+    name = function.name.removesuffix(CONSTANTS)
+    arguments = [(a.arg, ast.unparse(a.annotation or a)) for a in function.args.args]
+    hyper = [pair for pair in arguments if pair[0] != "step"]
+    result = next(s.value for s in function.body if isinstance(s, ast.Return))
+    assert isinstance(result, ast.Dict)
+    translate = Expression({}, over_vectors=False)
+    texts = {
+        ast.literal_eval(key): translate(value)
+        for key, value in zip(result.keys, result.values, strict=True)
+        if key is not None
+    }
+    signature = "double, " if len(hyper) == len(arguments) else "double step, "
+    lines = [
+        f"static void {name}_constants({signature}const double* hyper, float* scalars, "
+        "unsigned* flags) {"
+    ]
+    for position, (argument, kind) in enumerate(hyper):
+        test = " != 0" if kind == "bool" else ""
+        lines.append(f"  [[maybe_unused]] const auto {argument} = hyper[{position}]{test};")
+    scalars, flags = rules[0].scalars, rules[0].flags
+    for rule in rules:
+        if (rule.scalars, rule.flags) != (scalars, flags) or {*scalars, *flags} != {*texts}:
+            raise Untranslatable(function, f"scalars and flags differ from those of {rule.name}")
+    for i, scalar in enumerate(scalars):
+        lines.append(f"  scalars[{i}] = static_cast<float>({texts[scalar]});")
+    bits = " | ".join(f"static_cast<unsigned>({texts[f]}) << {i}" for i, f in enumerate(flags))
+    lines.append(f"  *flags = {bits or '0'};")
+    schema = ", ".join(f"{kind} {argument}" for argument, kind in hyper)
+    kinds = "".join("b" if kind == "bool" else "f" for _, kind in hyper)
+    return "\n".join([*lines, "}", ""]), schema, kinds
+
+
+def translate(source: str) -> tuple[str, str]:
+    """The texts of the two headers."""
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    by_name = {function.name: function for function in functions}
+    names = [n.removesuffix(CONSTANTS) for n in by_name if n.endswith(CONSTANTS)]
+    main = {*names, *(n + MEASURE for n in names), *(n + CONSTANTS for n in names)}
+    own = {"sqrt", "where", "maximum", "fused_multiply_add"}
+    helpers = {name: node for name, node in by_name.items() if name not in main | own}
+    loops = [helper(function, helpers) for function in helpers.values()]
+    entries, variants, used, table, ops, pointers = [], [], [], [], [], []
+    for name in names:
+        rules = [Rule(by_name[n], helpers) for n in (name + MEASURE, name) if n in by_name]
+        text, schema, kinds = constants(by_name[name + CONSTANTS], rules)
+        entries.append(text)
+        firsts = []
+        for rule in rules:
+            firsts.append(len(pointers))
+            pointers += [f"{rule.name}_{i}" for i in range(len(rule.variants))]
+            loops += [rule.loop(i) for i in range(len(rule.variants))]
+            for variant in rule.variants:
+                reads, writes = rule.mask(variant.reads), rule.mask(variant.writes)
+                variants.append(f"    {{{reads}, {writes}}},")
+                used.append(str(reads | writes))
+            numbers = ", ".join(str(firsts[-1] + i) for i in rule.by_flags)
+            entries.append(f"inline constexpr int {rule.name}_variants[] = {{{numbers}}};\n")
+        update = rules[-1]
+        measure = f"{name}{MEASURE}_variants" if len(rules) == 2 else "nullptr"
+        has_step = "step" in [a.arg for a in by_name[name + CONSTANTS].args.args]
+        table.append(
+            f'    {{"{name}_step", "{kinds}", {len(update.operands) - 2}, '
+            f"{str(has_step).lower()}, {name}_constants, {name}_variants, {measure}}},"
+        )
+        ops.append(f'  OP({name}_step, {len(ops)}, "{schema}")')
+    head = (
+        "// Written by tools/translate_rules.py from src/oxytorch/optim/rules.py.\n#pragma once\n\n"
+    )
+    rules_header = head + "\n".join(
+        [
+            *entries,
+            "// Operands of each variant, as bits.",
+            f"inline constexpr unsigned kUsed[] = {{{', '.join(used)}}};\n",
+            "inline constexpr Rule kRules[] = {",
+            *table,
+            "};\n",
+            "#define OXY_FOR_EACH_RULE(OP) \\",
+            " \\\n".join(ops),
+            "",
+        ]
+    )
+    loops_header = head + "\n".join(
+        [
+            *loops,
+            "static constexpr Loop kLoops[] = {",
+            "    " + ", ".join(pointers),
+            "};\n",
+            "static constexpr Traffic kTraffic[] = {",
+            *variants,
+            "};",
+            "",
+        ]
+    )
+    return rules_header, loops_header
+
+
+def main() -> None:
+    """Writes the headers into the folder that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rules", type=Path)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    texts = translate(arguments.rules.read_text())
+    for name, text in zip(("oxytorch_rules.h", "oxytorch_rule_loops.h"), texts, strict=True):
+        (arguments.folder / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
