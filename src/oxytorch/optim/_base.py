@@ -22,6 +22,10 @@ LEAST_CODED = 4096
 OPTIONS = ("master_weights", "state_dtype", "seed")
 """Keys of a group that say how things are kept; they do not belong into a checkpoint."""
 
+IN_MODEL = "split in model"
+"""A value of master_weights that `oxytorch.optimize` sets: lower halves belong to the model, whose
+state dictionary shows whole weights, so that checkpoints of the optimizer leave them out."""
+
 UNSIGNED = frozenset({"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg", "variance"})
 """States that are never negative."""
 
@@ -101,7 +105,8 @@ class FusedOptimizer(Optimizer):
     # Formats
 
     def _is_split(self, parameter: Tensor, group: Group) -> bool:
-        return group["master_weights"] == "split" and parameter.dtype == torch.bfloat16
+        is_split = group["master_weights"] in ("split", IN_MODEL)
+        return is_split and parameter.dtype == torch.bfloat16
 
     def _state_dtype(self, parameter: Tensor, group: Group) -> torch.dtype:
         wanted: torch.dtype | None = group["state_dtype"]
@@ -222,7 +227,9 @@ class FusedOptimizer(Optimizer):
         for name in names:
             if name not in state:
                 self._store(parameter, group, name, self._initial(name, parameter, group))
-        if LOW_HALF not in state and self._is_split(parameter, group):
+        if not self._is_split(parameter, group):
+            state.pop(LOW_HALF, None)
+        elif LOW_HALF not in state:
             state[LOW_HALF] = torch.zeros_like(parameter, dtype=torch.int16)
 
     def _run(self, batch: _step.Batch, group: Group) -> None:
@@ -277,8 +284,11 @@ class FusedOptimizer(Optimizer):
             for group in packed["param_groups"]:
                 options = [group.pop(name) for name in OPTIONS]
                 for index in group["params"]:
-                    if index in states:
-                        states[index] = self._plain_state(states[index], any(options))
+                    state = states.pop(index, None)
+                    if state and options[0] == IN_MODEL:
+                        state = {key: value for key, value in state.items() if key != LOW_HALF}
+                    if state:
+                        states[index] = self._plain_state(state, any(options))
 
         handle = self.register_state_dict_post_hook(decode, prepend=True)
         try:
@@ -312,12 +322,15 @@ class FusedOptimizer(Optimizer):
                 for parameter in group["params"]:
                     if parameter in self.state:
                         self._adopt(parameter, group)
+                    low = before["state"].get(parameter, {}).get(LOW_HALF)
+                    if low is not None and group["master_weights"] == IN_MODEL:
+                        self.state[parameter][LOW_HALF] = low
 
+        before = self.__getstate__()
         handles = [
             self.register_load_state_dict_pre_hook(keep),
             self.register_load_state_dict_post_hook(conform, prepend=True),
         ]
-        before = self.__getstate__()
         try:
             super().load_state_dict(state_dict)
         except Exception:
@@ -372,7 +385,7 @@ class FusedOptimizer(Optimizer):
 
 def _check_options(name: str, group: Group) -> None:
     """Refuses formats that do not exist."""
-    if group["master_weights"] not in (None, "split"):
+    if group["master_weights"] not in (None, "split", IN_MODEL):
         raise ValueError(
             f'{name}: expected master_weights None or "split", got {group["master_weights"]!r}'
         )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
+from torch.optim.optimizer import Optimizer
 
 from ..core.packed import PackedTensor
 from .context import Context, normalized_sample, observe, run_sample
@@ -21,19 +22,53 @@ _Model = TypeVar("_Model", bound=nn.Module)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+@overload
 def optimize(
     model: _Model,
     *,
+    optimizer: None = None,
     dtype: torch.dtype | Mapping[Any, torch.dtype] | None = None,
     sample_input: Any = None,
     inplace: bool = False,
     verify: bool = False,
     tune: bool = False,
     passes: Iterable[str] | None = None,
-) -> _Model:
+) -> _Model: ...
+
+
+@overload
+def optimize(
+    model: _Model,
+    *,
+    optimizer: Optimizer,
+    dtype: torch.dtype | Mapping[Any, torch.dtype] | None = None,
+    inplace: bool = False,
+) -> tuple[_Model, Optimizer]: ...
+
+
+def optimize(
+    model: _Model,
+    *,
+    optimizer: Optimizer | None = None,
+    dtype: torch.dtype | Mapping[Any, torch.dtype] | None = None,
+    sample_input: Any = None,
+    inplace: bool = False,
+    verify: bool = False,
+    tune: bool = False,
+    passes: Iterable[str] | None = None,
+) -> _Model | tuple[_Model, Optimizer]:
     """Return `model` rewritten for fast inference on this machine's CPU, with the same answers.
 
-    model: in evaluation mode. What cannot be improved is left as it is; `explain` names it.
+    With `optimizer`, prepare both for fast training instead and return (model, optimizer).
+
+    model: in evaluation mode for inference. What cannot be improved is left as it is; `explain`
+        names it.
+    optimizer: of torch.optim or oxytorch.optim, over parameters of `model`; it may have state. It
+        becomes oxytorch's class of that name, with fused steps. With dtype=torch.bfloat16 listed
+        layers hold bfloat16 weights whose lower 16 bits stand beside them, so that training is that
+        of float32 weights; state dictionaries of both are plain float32. An optimizer of another
+        class is left alone, and the model with it. Use what is returned, and make learning-rate
+        schedulers from it; `sample_input`, `verify`, `tune` and `passes` are for inference.
     dtype: torch.bfloat16 or torch.float16 convert weights, and with them what flows through the
         model, by the type of module (see `passes/cast.py`); a mapping sets it per module:
         {"": torch.bfloat16, "classifier": torch.float32, nn.Embedding: torch.float32}; keys are ""
@@ -53,6 +88,18 @@ def optimize(
     load_state_dict() packs again. Raises TypeError or ValueError for arguments that do not fit,
     before anything is changed.
     """
+    if optimizer is not None:
+        from .training import optimize_for_training
+
+        _check_kind(model)
+        given = {"sample_input": sample_input, "passes": passes}
+        named = [name for name, value in given.items() if value is not None]
+        named += [name for name, value in (("verify", verify), ("tune", tune)) if value]
+        if named:
+            raise ValueError(
+                f"optimize: expected no {named[0]} with an optimizer: it is for inference"
+            )
+        return optimize_for_training(model, optimizer, dtype, inplace)  # type: ignore[return-value]
     _check(model, dtype, passes)
     if (verify or tune) and sample_input is None:
         wanted = "verify" if verify else "tune"
@@ -120,7 +167,7 @@ def _record(model: nn.Module, caller: str) -> Record:
     return record
 
 
-def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
+def _check_kind(model: nn.Module) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
             "optimize: expected model to be a torch.nn.Module before scripting, got a "
@@ -128,15 +175,19 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
         )
     if not isinstance(model, nn.Module):
         raise TypeError(f"optimize: expected model to be a torch.nn.Module, got {_kind(model)}")
-    if model.training:
-        raise ValueError(
-            "optimize: expected model in evaluation mode, got one in training mode; "
-            "call model.eval() first"
-        )
     if record_of(model) is not None:
         raise ValueError(
             "optimize: expected a model that is not optimized yet, got an optimized one; "
             "call oxytorch.undo(model) first"
+        )
+
+
+def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
+    _check_kind(model)
+    if model.training:
+        raise ValueError(
+            "optimize: expected model in evaluation mode, got one in training mode; "
+            "call model.eval() first, or give its optimizer to train faster"
         )
     given = [*dtype.values()] if isinstance(dtype, Mapping) else [dtype]
     for value in given:

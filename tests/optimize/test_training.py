@@ -1,0 +1,271 @@
+"""`optimize` with an optimizer: exact weights, plain checkpoints, the user's training loop."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import oxytorch
+from oxytorch.optim import AdamW
+
+
+class Network(nn.Module):
+    """Convolutions, norms, an embedding tied to the output layer, and an unlisted parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.embedding = nn.Embedding(11, 8)
+        self.middle = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.0), nn.Linear(16, 8))
+        self.last = nn.LayerNorm(8)
+        self.output = nn.Linear(8, 11, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, images: Tensor, tokens: Tensor) -> Tensor:
+        seen = F.relu(self.norm(self.conv(images))).mean((2, 3))
+        hidden = self.embedding(tokens) + seen
+        scores: Tensor = self.output(self.last(hidden + self.middle(hidden)))
+        return scores
+
+
+def _data(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 11, (2, 16), generator=generator)
+    return torch.randn(16, 3, 6, 6, generator=generator), tokens[0], tokens[1]
+
+
+def _network() -> Network:
+    torch.manual_seed(0)
+    return Network().train()
+
+
+def _step(model: nn.Module, optimizer: Any, seed: int = 0, autocast: bool = False) -> float:
+    images, tokens, targets = _data(seed)
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = F.cross_entropy(model(images, tokens).float(), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def _assert_same(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert [*first] == [*second]
+    for name, value in first.items():
+        assert value.dtype == second[name].dtype, name
+        assert torch.equal(value, second[name]), name
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_weights_are_split_exactly(inplace: bool) -> None:
+    model = _network()
+    before = copy.deepcopy(model.state_dict())
+    stock = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trained, optimizer = oxytorch.optimize(
+        model, optimizer=stock, dtype=torch.bfloat16, inplace=inplace
+    )
+    assert (trained is model) == inplace
+    assert type(optimizer) is AdamW
+    dtypes = {name: p.dtype for name, p in trained.named_parameters()}
+    assert dtypes["conv.weight"] == dtypes["middle.0.bias"] == torch.bfloat16
+    assert dtypes["norm.weight"] == dtypes["last.weight"] == torch.float32
+    assert trained.output.weight is trained.embedding.weight
+    _assert_same(trained.state_dict(), before)
+    if not inplace:
+        _assert_same(model.state_dict(), before)
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert "AdamW, fused step with split weights" in str(oxytorch.explain(trained))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_training_is_that_of_float32_weights(autocast: bool) -> None:
+    model = _network()
+    trained, optimizer = oxytorch.optimize(
+        model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), dtype=torch.bfloat16
+    )
+    masters = {n: p.detach().clone() for n, p in model.named_parameters()}
+    stock = torch.optim.AdamW(masters.values(), lr=1e-2)
+    losses = []
+    for step in range(8):
+        losses.append(_step(trained, optimizer, step % 2, autocast))
+        for name, parameter in trained.named_parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.dtype == parameter.dtype
+            masters[name].grad = parameter.grad.float()
+        stock.step()
+        state = trained.state_dict()
+        for name, master in masters.items():
+            torch.testing.assert_close(state[name], master, rtol=3e-7, atol=1e-8)
+    assert losses[-2] < losses[0]
+
+
+def test_state_is_carried_over_and_goes_back() -> None:
+    model = _network()
+    stock = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    for seed in range(3):
+        _step(model, stock, seed)
+    trained, optimizer = oxytorch.optimize(model, optimizer=stock, dtype=torch.bfloat16)
+    wanted, found = stock.state_dict(), optimizer.state_dict()
+    assert found["state"].keys() == wanted["state"].keys()
+    for key, entries in wanted["state"].items():
+        _assert_same(found["state"][key], entries)
+    assert found["param_groups"][0]["weight_decay"] == 0.1
+
+    _step(trained, optimizer)
+    other = _network()
+    other.load_state_dict(trained.state_dict())
+    plain = torch.optim.AdamW(other.parameters(), lr=1.0)
+    plain.load_state_dict(optimizer.state_dict())
+    _assert_same(other.state_dict(), trained.state_dict())
+    assert plain.param_groups[0]["lr"] == 1e-2
+    _step(other, plain)
+
+
+@pytest.mark.parametrize("order", ["model first", "optimizer first"])
+def test_checkpoints_keep_every_bit(order: str) -> None:
+    def make() -> tuple[Any, Any]:
+        model = _network()
+        return oxytorch.optimize(
+            model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), dtype=torch.bfloat16
+        )
+
+    first, first_optimizer = make()
+    for seed in range(3):
+        _step(first, first_optimizer, seed)
+    saved = copy.deepcopy(first.state_dict()), copy.deepcopy(first_optimizer.state_dict())
+    second, second_optimizer = make()
+    _step(second, second_optimizer, 5)
+    loads = [
+        lambda: second.load_state_dict(saved[0]),
+        lambda: second_optimizer.load_state_dict(saved[1]),
+    ]
+    for load in loads if order == "model first" else reversed(loads):
+        load()
+    _assert_same(second.state_dict(), saved[0])
+    for seed in range(3):
+        assert _step(first, first_optimizer, seed) == _step(second, second_optimizer, seed)
+    _assert_same(second.state_dict(), first.state_dict())
+
+
+def test_copy_and_pickle_keep_every_bit() -> None:
+    model = _network()
+    pair = oxytorch.optimize(
+        model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), dtype=torch.bfloat16
+    )
+    _step(*pair)
+    _assert_same(copy.deepcopy(pair[0]).state_dict(), pair[0].state_dict())
+    for copied in (copy.deepcopy(pair), pickle.loads(pickle.dumps(pair))):
+        expected = copy.deepcopy(pair)
+        assert _step(*copied, seed=1) == _step(*expected, seed=1)
+        _assert_same(copied[0].state_dict(), expected[0].state_dict())
+        copied[1].load_state_dict(copied[1].state_dict())
+        assert _step(*copied, seed=2) == _step(*expected, seed=2)
+        _assert_same(copied[0].state_dict(), expected[0].state_dict())
+
+
+def test_channels_last_weights_stay_so() -> None:
+    model = _network().to(memory_format=torch.channels_last)
+    trained, optimizer = oxytorch.optimize(
+        model, optimizer=torch.optim.AdamW(model.parameters()), dtype=torch.bfloat16
+    )
+    _step(trained, optimizer)
+    assert trained.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    assert trained.state_dict()["conv.weight"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_undo_brings_float32_back() -> None:
+    model = _network()
+    trained, optimizer = oxytorch.optimize(
+        model, optimizer=torch.optim.AdamW(model.parameters()), dtype=torch.bfloat16
+    )
+    _step(trained, optimizer)
+    state = trained.state_dict()
+    oxytorch.undo(trained)
+    _assert_same(trained.state_dict(), state)
+    assert {p.dtype for p in trained.parameters()} == {torch.float32}
+    assert all("forward" not in m.__dict__ for m in trained.modules())
+    _step(trained, optimizer)
+
+
+def test_learning_rate_scheduler_and_hooks() -> None:
+    model = _network()
+    stock = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    called: list[str] = []
+    stock.register_step_post_hook(lambda *call: called.append("post"))
+    trained, optimizer = oxytorch.optimize(model, optimizer=stock, dtype=torch.bfloat16)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    _step(trained, optimizer)
+    scheduler.step()
+    assert called == ["post"]
+    assert optimizer.param_groups[0]["lr"] == 5e-3
+
+
+def test_without_dtype_only_the_step_changes() -> None:
+    model = _network()
+    twin = copy.deepcopy(model)
+    trained, optimizer = oxytorch.optimize(
+        model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2)
+    )
+    stock = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+    for seed in range(3):
+        assert _step(trained, optimizer, seed) == pytest.approx(_step(twin, stock, seed), rel=1e-5)
+    assert type(optimizer) is AdamW
+    assert {p.dtype for p in trained.parameters()} == {torch.float32}
+
+
+def test_an_unknown_optimizer_is_left_and_named() -> None:
+    model = _network()
+    stock = torch.optim.Rprop(model.parameters())
+    trained, optimizer = oxytorch.optimize(model, optimizer=stock, dtype=torch.bfloat16)
+    assert type(optimizer) is torch.optim.Rprop
+    assert {p.dtype for p in trained.parameters()} == {torch.float32}
+    assert "torch.optim.rprop.Rprop is not known" in str(oxytorch.explain(trained))
+
+
+def test_frozen_and_unlisted_weights_stay_exact() -> None:
+    model = _network()
+    model.conv.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    trained, optimizer = oxytorch.optimize(
+        model,
+        optimizer=torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]),
+        dtype={"": torch.bfloat16, "middle.3": torch.float32},
+    )
+    _step(trained, optimizer)
+    state = trained.state_dict()
+    assert torch.equal(state["conv.weight"], before["conv.weight"])
+    assert trained.conv.weight.dtype == torch.bfloat16
+    assert trained.middle[3].weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"optimizer": 3}, "to be a torch.optim.Optimizer, got a int"),
+        ({"dtype": torch.float16}, "expected dtype torch.bfloat16, torch.float32 or None"),
+        ({"tune": True}, "expected no tune with an optimizer"),
+        ({"sample_input": 1}, "expected no sample_input with an optimizer"),
+        ({"optimizer": "foreign"}, "expected optimizer to hold parameters of model, got none"),
+        ({"optimizer": "scheduled"}, "make the scheduler from the optimizer that optimize returns"),
+    ],
+)
+def test_bad_arguments_change_nothing(options: dict[str, Any], text: str) -> None:
+    model = _network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    given = {"optimizer": optimizer, "dtype": torch.bfloat16, "inplace": True, **options}
+    if options.get("optimizer") == "foreign":
+        given["optimizer"] = torch.optim.AdamW(_network().parameters())
+    if options.get("optimizer") == "scheduled":
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        given["optimizer"] = optimizer
+    with pytest.raises((TypeError, ValueError), match=text):
+        oxytorch.optimize(model, **given)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    _step(model, optimizer)
