@@ -55,7 +55,7 @@ def check_numbers(op: Op, dtype: torch.dtype, index: int, level: str) -> None:
     results = call(op, sample.args, sample.kwargs, level)
     assert len(results) == len(plain)
     for actual, wanted, usual in zip(results, exact, plain, strict=True):
-        assert actual.is_contiguous()
+        assert actual.stride() == usual.stride()
         testing.assert_close(actual, wanted, usual, f"{op.name} {sample.name}")
 
 

@@ -47,6 +47,30 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.rms_norm(ones(3, 4, dtype=torch.bfloat16), ones(4, dtype=torch.float16)),
     ),
     (
+        "attention: expected query of shape [batch, heads, length, dim], got [3, 4]",
+        lambda: ops.attention(ones(3, 4), ones(1, 1, 3, 4), ones(1, 1, 3, 4)),
+    ),
+    (
+        "attention: expected query of at most 256 in dim, got 257",
+        lambda: ops.attention(*[ones(1, 1, 3, 257)] * 3),
+    ),
+    (
+        "attention: expected key of shape [1, heads, keys, 4], got [1, 2, 3, 5]",
+        lambda: ops.attention(ones(1, 2, 3, 4), ones(1, 2, 3, 5), ones(1, 2, 3, 5)),
+    ),
+    (
+        "attention: expected key with a number of heads that divides the query's 3, got 2",
+        lambda: ops.attention(ones(1, 3, 3, 4), ones(1, 2, 3, 4), ones(1, 2, 3, 4)),
+    ),
+    (
+        "attention: expected value of shape [1, 2, 3, 4], got [1, 2, 5, 4]",
+        lambda: ops.attention(ones(1, 2, 3, 4), ones(1, 2, 3, 4), ones(1, 2, 5, 4)),
+    ),
+    (
+        "attention: expected mask that broadcasts to shape [1, 2, 3, 5], got [2, 5, 3]",
+        lambda: ops.attention(*[ones(1, 2, n, 4) for n in (3, 5, 5)], ones(2, 5, 3)),
+    ),
+    (
         "layer_norm: expected bias of shape [4], got [5]",
         lambda: ops.layer_norm(ones(3, 4), ones(4), ones(5)),
     ),

@@ -15,7 +15,9 @@ from torch import nn
 from zoo import CASES, Attention, Classifier, build, call
 
 import oxytorch
+from oxytorch import isa
 from oxytorch.core.packed import PackedTensor
+from oxytorch.ops.attention import FAST_LEVELS, scaled_dot_product_attention
 from oxytorch.optimize import PASSES
 from oxytorch.optimize.verify import VerificationError
 
@@ -518,39 +520,58 @@ def test_padding_before_a_convolution_is_taken_in(padding: tuple[int, ...]) -> N
             assert torch.allclose(optimized(x), model(x), atol=1e-6)
 
 
-@bfloat16_only
+fast_attention = pytest.mark.skipif(
+    isa.active() not in FAST_LEVELS, reason=f"attention is torch's own at {isa.active()}"
+)
+
+
+@fast_attention
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mask", [None, "bool", "float"])
 def test_attention_agrees_with_torch(causal: bool, mask: str | None) -> None:
-    from oxytorch.ops.attention import attention
-
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, n, 16).transpose(1, 2) for n in (5, 5, 5))
     given = {None: None, "bool": torch.rand(2, 1, 3, 3) > 0.2, "float": torch.randn(3, 3)}[mask]
     if mask == "bool":
         given[..., 0] = True
-    expected = nn.functional.scaled_dot_product_attention(q, k, v, given, is_causal=causal)
-    assert torch.equal(attention(q, k, v, given, is_causal=causal), expected)
+    torchs = nn.functional.scaled_dot_product_attention
+    expected = torchs(q, k, v, given, is_causal=causal)
+    found = scaled_dot_product_attention(q, k, v, given, is_causal=causal)
+    torch.testing.assert_close(found, expected)
     half = [t.bfloat16() for t in (q, k, v)]
     given = given.bfloat16() if mask == "float" else given
-    torchs = nn.functional.scaled_dot_product_attention(*half, given, is_causal=causal)
-    error = (torchs.float() - expected).abs().max()
-    found = attention(*half, given, is_causal=causal)
+    error = (torchs(*half, given, is_causal=causal).float() - expected).abs().max()
+    found = scaled_dot_product_attention(*half, given, is_causal=causal)
     assert (found.float() - expected).abs().max() <= 2 * error + 0.01
 
 
-@bfloat16_only
+def test_attention_calls_of_other_kinds_go_to_torch() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 5, 8) for _ in range(3))
+    torchs = nn.functional.scaled_dot_product_attention
+    ours = scaled_dot_product_attention
+    for args in ((q[0], k[0], v[0]), (q.double(), k.double(), v.double()), (q, k, v[..., :6])):
+        assert torch.equal(ours(*args), torchs(*args))
+    grouped = (q, k[:, :2], v[:, :2])
+    torch.testing.assert_close(ours(*grouped, enable_gqa=True), torchs(*grouped, enable_gqa=True))
+    q.requires_grad_()
+    assert torch.equal(ours(q, k, v), torchs(q, k, v))
+    assert ours(q, k, v).requires_grad
+    assert ours(q, k, v, dropout_p=1.0).abs().sum() == 0
+
+
+@fast_attention
 def test_attention_pass_changes_only_the_modules_that_call_it() -> None:
     torch.manual_seed(0)
     model, x = Attention().eval(), torch.randn(2, 5, 32)
-    optimized = oxytorch.optimize(model, dtype=torch.bfloat16, sample_input=x)
-    done = [e.module for e in oxytorch.explain(optimized).done if e.pass_name == "attention"]
-    assert done == [""]
-    with torch.no_grad():
-        assert (optimized(x).float() - model(x)).abs().max() < 0.02
-    single = oxytorch.optimize(model, sample_input=x)
-    left = [e for e in oxytorch.explain(single).left if e.pass_name == "attention"]
-    assert len(left) == 1
+    for dtype, tolerance in ((None, 1e-5), (torch.bfloat16, 0.02)):
+        if dtype and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            continue
+        optimized = oxytorch.optimize(model, dtype=dtype, sample_input=x)
+        done = [e.module for e in oxytorch.explain(optimized).done if e.pass_name == "attention"]
+        assert done == [""]
+        with torch.no_grad():
+            assert (optimized(x).float() - model(x)).abs().max() < tolerance
 
 
 def test_small_linear_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

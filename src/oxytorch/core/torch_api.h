@@ -122,6 +122,16 @@ class Tensor {
 Tensor guarded_empty(const std::int64_t* sizes, const std::int64_t* strides, std::int64_t dim,
                      std::int32_t dtype_code);
 
+// A new uninitialized tensor on the CPU, dense in some order of its dimensions.
+inline Tensor empty_strided(const std::int64_t* sizes, const std::int64_t* strides,
+                            std::int64_t dim, std::int32_t dtype_code) {
+  static const std::int32_t cpu = aoti_torch_device_type_cpu();
+  if (tuning.guard_elements > 0) return guarded_empty(sizes, strides, dim, dtype_code);
+  AtenTensorHandle handle = nullptr;
+  check_call(aoti_torch_empty_strided(dim, sizes, strides, dtype_code, cpu, 0, &handle), "empty");
+  return Tensor(handle);
+}
+
 // A new uninitialized contiguous tensor on the CPU.
 inline Tensor empty(const std::int64_t* sizes, std::int64_t dim, std::int32_t dtype_code) {
   constexpr std::int64_t kMaxDim = 64;
@@ -132,11 +142,7 @@ inline Tensor empty(const std::int64_t* sizes, std::int64_t dim, std::int32_t dt
     strides[i] = step;
     step *= sizes[i] > 1 ? sizes[i] : 1;
   }
-  static const std::int32_t cpu = aoti_torch_device_type_cpu();
-  AtenTensorHandle handle = nullptr;
-  if (tuning.guard_elements > 0) return guarded_empty(sizes, strides, dim, dtype_code);
-  check_call(aoti_torch_empty_strided(dim, sizes, strides, dtype_code, cpu, 0, &handle), "empty");
-  return Tensor(handle);
+  return empty_strided(sizes, strides, dim, dtype_code);
 }
 
 inline Tensor empty(const Extents& sizes, std::int32_t dtype_code) {

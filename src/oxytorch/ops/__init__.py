@@ -5,6 +5,7 @@ from __future__ import annotations
 from ._op import Cost, Op, Sample, registry
 from .add_layer_norm import add_layer_norm
 from .add_rms_norm import add_rms_norm
+from .attention import attention
 from .embedding_bag import embedding_bag
 from .gelu_mul import gelu_mul
 from .interaction import interaction
@@ -21,6 +22,7 @@ __all__ = [
     "Sample",
     "add_layer_norm",
     "add_rms_norm",
+    "attention",
     "embedding_bag",
     "gelu_mul",
     "interaction",

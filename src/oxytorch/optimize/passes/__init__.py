@@ -14,7 +14,7 @@ PASSES: dict[str, tuple[str, Callable[[Context], None] | None]] = {
     "cast": ("convert weights to the dtype asked for", cast.run),
     "kernels": ("run normalizations, activations and embedding bags in our kernels", kernels.run),
     "attention": (
-        "compute attention in bfloat16 or float16 by our op (needs sample_input)",
+        "compute torch's scaled dot-product attention by our op (needs sample_input)",
         attention.run,
     ),
     "lstm": ("pack the weights of LSTM layers", lstm.run),

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ...ops.attention import attention
+from ... import isa
+from ...ops.attention import FAST_LEVELS, scaled_dot_product_attention
 from ..context import Context
 
 
@@ -23,7 +23,7 @@ class _OurAttention(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is F.scaled_dot_product_attention:
-            return attention(*args, **(kwargs or {}))
+            return scaled_dot_product_attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -45,13 +45,11 @@ class AttentionForward:
 
 
 def run(context: Context) -> None:
-    narrow = (torch.bfloat16, torch.float16)
     for module in context.observed.attention:
         if module in context.closed:
             continue
-        dtypes = {context.target_dtype(m, p) for m in module.modules() for p in m.parameters(False)}
-        if not dtypes & {*narrow}:
-            context.left("attention", module, "attention in float32: torch's own is as fast")
+        if isa.active() not in FAST_LEVELS:
+            context.left("attention", module, f"torch's own is as fast at level {isa.active()}")
             continue
         context.set_forward(module, AttentionForward(module))
         context.did("attention", module, "scaled dot-product attention -> ops.attention")

@@ -1,0 +1,396 @@
+#include "ops/attention/kernel.h"
+
+#include "core/vec.h"
+
+namespace oxytorch::OXY_LEVEL {
+
+// Blockwise attention with a running softmax (Dao et al., FlashAttention, 2022, algorithm 1):
+// of each block of keys the scores, then their exponentials, then these times the values.
+
+inline constexpr std::int64_t kRows = kAttentionRows;
+inline constexpr std::int64_t kKeys = kAttentionKeys;
+inline constexpr std::int64_t kDim = kAttentionMostDim;
+inline constexpr float kMinusInfinity = -__builtin_huge_valf();
+
+// Rows and vectors of a product's tile, as many as registers allow.
+#if defined(__AVX512F__)
+inline constexpr int kTileRows = 6;
+inline constexpr int kTileVectors = 4;
+#else
+inline constexpr int kTileRows = 4;
+inline constexpr int kTileVectors = 2;
+#endif
+static_assert(kRows % kTileRows == 0);
+
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t step) {
+  return (n + step - 1) / step * step;
+}
+
+// What a product multiplies: one float32 number, or a pair of bfloat16 numbers of two neighbours
+// along the sum, whose products are added in one instruction.
+
+struct Single {
+  using Unit = float;
+  static constexpr int kDepth = 1;
+  OXY_INLINE f32v multiply(f32v sum, float a, const float* b) { return sum + a * load(b); }
+};
+
+#if defined(__AVX512BF16__)
+struct Pair {
+  using Unit = std::uint32_t;
+  static constexpr int kDepth = 2;
+  OXY_INLINE f32v multiply(f32v sum, std::uint32_t a, const std::uint32_t* b) {
+    const __m512i left = _mm512_set1_epi32(static_cast<int>(a));
+    const __m512i right = _mm512_loadu_si512(b);
+    return reinterpret_cast<f32v>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),
+                                                   reinterpret_cast<__m512bh>(left),
+                                                   reinterpret_cast<__m512bh>(right)));
+  }
+};
+
+template <class T>
+struct FormOf {
+  using Form = Single;
+};
+template <>
+struct FormOf<bf16> {
+  using Form = Pair;
+};
+#else
+template <class T>
+struct FormOf {
+  using Form = Single;
+};
+#endif
+
+// c[rows, vectors] (+)= a[rows, depth] b[depth, vectors], one tile.
+template <class Form, int vectors, bool add>
+OXY_INLINE void tile(const typename Form::Unit* a, std::int64_t a_stride,
+                     const typename Form::Unit* b, std::int64_t b_stride, float* c,
+                     std::int64_t c_stride, std::int64_t depth) {
+  f32v sums[kTileRows][vectors];
+  for (int r = 0; r < kTileRows; ++r) {
+    for (int v = 0; v < vectors; ++v) {
+      sums[r][v] = add ? load(c + r * c_stride + v * kLanes) : f32v{};
+    }
+  }
+  for (std::int64_t k = 0; k < depth; ++k) {
+    for (int r = 0; r < kTileRows; ++r) {
+      for (int v = 0; v < vectors; ++v) {
+        sums[r][v] = Form::multiply(sums[r][v], a[r * a_stride + k], b + k * b_stride + v * kLanes);
+      }
+    }
+  }
+  for (int r = 0; r < kTileRows; ++r) {
+    for (int v = 0; v < vectors; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
+  }
+}
+
+// Rows are rounded up to tiles, columns to vectors: there is room for both.
+template <class Form, bool add>
+static void product(const typename Form::Unit* a, std::int64_t a_stride,
+                    const typename Form::Unit* b, std::int64_t b_stride, float* c,
+                    std::int64_t c_stride, std::int64_t rows, std::int64_t columns,
+                    std::int64_t depth) {
+  std::int64_t column = 0;
+  for (; column + kTileVectors * kLanes <= columns; column += kTileVectors * kLanes) {
+    for (std::int64_t row = 0; row < rows; row += kTileRows) {
+      tile<Form, kTileVectors, add>(a + row * a_stride, a_stride, b + column, b_stride,
+                                    c + row * c_stride + column, c_stride, depth);
+    }
+  }
+  for (; column < columns; column += kLanes) {
+    for (std::int64_t row = 0; row < rows; row += kTileRows) {
+      tile<Form, 1, add>(a + row * a_stride, a_stride, b + column, b_stride,
+                         c + row * c_stride + column, c_stride, depth);
+    }
+  }
+}
+
+template <class T>
+OXY_INLINE float to_float(T value) {
+  T one[kLanes] = {value};
+  return load(one)[0];
+}
+
+OXY_INLINE float to_float(float value) { return value; }
+
+// Queries as rows of units, zero beyond `dim` and beyond `rows`.
+
+template <class T>
+static void take_rows(Single, const T* from, std::int64_t stride, std::int64_t rows,
+                      std::int64_t dim, float* to, std::int64_t to_stride) {
+  for (std::int64_t r = 0; r < round_up(rows, kTileRows); ++r) {
+    sweep(0, dim, [&](std::int64_t i, auto count) {
+      store(to + r * to_stride + i, r < rows ? load(from + r * stride + i, count) : f32v{}, count);
+    });
+  }
+}
+
+// Keys turned round, [dim, kKeys], zero beyond `keys` up to a vector.
+template <class T>
+static void take_turned(Single, const T* from, std::int64_t stride, std::int64_t keys,
+                        std::int64_t dim, float* to) {
+  for (std::int64_t k = 0; k < round_up(keys, kLanes); ++k) {
+    for (std::int64_t i = 0; i < dim; ++i) {
+      to[i * kKeys + k] = k < keys ? to_float(from[k * stride + i]) : 0.0f;
+    }
+  }
+}
+
+// Values, [keys, to_stride], zero beyond `dim` up to a vector.
+template <class T>
+static void take_values(Single, const T* from, std::int64_t stride, std::int64_t keys,
+                        std::int64_t dim, float* to, std::int64_t to_stride) {
+  for (std::int64_t k = 0; k < keys; ++k) {
+    sweep(0, dim, [&](std::int64_t i, auto count) {
+      store(to + k * to_stride + i, load(from + k * stride + i, count));
+    });
+  }
+}
+
+OXY_INLINE void put_exponentials(Single, float* to, std::int64_t i, f32v v) { store(to + i, v); }
+
+#if defined(__AVX512BF16__)
+
+OXY_INLINE std::uint32_t pair_of(const bf16* from, std::int64_t left) {
+  std::uint16_t low = 0, high = 0;
+  if (left > 0) std::memcpy(&low, from, 2);
+  if (left > 1) std::memcpy(&high, from + 1, 2);
+  return low | static_cast<std::uint32_t>(high) << 16;
+}
+
+static void take_rows(Pair, const bf16* from, std::int64_t stride, std::int64_t rows,
+                      std::int64_t dim, std::uint32_t* to, std::int64_t to_stride) {
+  for (std::int64_t r = 0; r < round_up(rows, kTileRows); ++r) {
+    std::uint32_t* row = to + r * to_stride;
+    if (r >= rows) {
+      std::memset(row, 0, (dim + 1) / 2 * 4);
+      continue;
+    }
+    std::memcpy(row, from + r * stride, dim / 2 * 4);
+    if (dim % 2) row[dim / 2] = pair_of(from + r * stride + dim - 1, 1);
+  }
+}
+
+// Turns 16 rows of 16 pairs round, in four steps that swap neighbours 8, 4, 2 and 1 apart.
+OXY_INLINE void turn(__m512i (&rows)[16]) {
+  for (int step = 8; step > 0; step /= 2) {
+    alignas(64) std::int32_t low[16], high[16];
+    for (int lane = 0; lane < 16; ++lane) {
+      low[lane] = lane & step ? 16 + (lane ^ step) : lane;
+      high[lane] = lane & step ? 16 + lane : lane ^ step;
+    }
+    const __m512i take_low = _mm512_load_si512(low), take_high = _mm512_load_si512(high);
+    for (int i = 0; i < 16; ++i) {
+      if (i & step) continue;
+      const __m512i first = rows[i], second = rows[i + step];
+      rows[i] = _mm512_permutex2var_epi32(first, take_low, second);
+      rows[i + step] = _mm512_permutex2var_epi32(first, take_high, second);
+    }
+  }
+}
+
+// 16 keys at a time: a register takes one pair of each.
+static void take_turned(Pair, const bf16* from, std::int64_t stride, std::int64_t keys,
+                        std::int64_t dim, std::uint32_t* to) {
+  for (std::int64_t k = 0; k < keys; k += kLanes) {
+    const std::int64_t most = keys - k < kLanes ? keys - k : kLanes;
+    std::int64_t i = 0;
+    for (; most == kLanes && i + 32 <= dim; i += 32) {
+      __m512i rows[16];
+      for (int lane = 0; lane < 16; ++lane) {
+        rows[lane] = _mm512_loadu_si512(from + (k + lane) * stride + i);
+      }
+      turn(rows);
+      for (int pair = 0; pair < 16; ++pair) {
+        _mm512_storeu_si512(to + (i / 2 + pair) * kKeys + k, rows[pair]);
+      }
+    }
+    for (; i < dim; i += 2) {
+      std::uint32_t* row = to + i / 2 * kKeys + k;
+      for (std::int64_t lane = 0; lane < most; ++lane) {
+        row[lane] = pair_of(from + (k + lane) * stride + i, dim - i);
+      }
+      for (std::int64_t lane = most; lane < kLanes; ++lane) row[lane] = 0;
+    }
+  }
+}
+
+static void take_values(Pair, const bf16* from, std::int64_t stride, std::int64_t keys,
+                        std::int64_t dim, std::uint32_t* to, std::int64_t to_stride) {
+  for (std::int64_t k = 0; k < keys; k += 2) {
+    const bf16* first = from + k * stride;
+    std::uint32_t* row = to + k / 2 * to_stride;
+    sweep(0, dim, [&](std::int64_t i, auto count) {
+      const u32v low = bits_of(load(first + i, count)) >> 16;
+      const u32v high = k + 1 < keys ? bits_of(load(first + stride + i, count)) : u32v{};
+      const u32v pairs = low | high;
+      std::memcpy(row + i, &pairs, sizeof pairs);
+    });
+  }
+}
+
+OXY_INLINE void put_exponentials(Pair, std::uint32_t* to, std::int64_t i, f32v v) {
+  store(reinterpret_cast<bf16*>(to) + i, v);
+}
+
+#endif
+
+// Adds the mask's values for one query row to its scores.
+template <class M>
+static void add_mask(float* scores, const M* mask, std::int64_t step, std::int64_t keys) {
+  if (step != 1) {
+    for (std::int64_t i = 0; i < keys; ++i) scores[i] += to_float(mask[i * step]);
+    return;
+  }
+  sweep(0, keys, [&](std::int64_t i, auto count) {
+    store(scores + i, load(scores + i, count) + load(mask + i, count), count);
+  });
+}
+
+static void keep(float* scores, const std::uint8_t* mask, std::int64_t step, std::int64_t keys) {
+  for (std::int64_t i = 0; i < keys; ++i) scores[i] = mask[i * step] ? scores[i] : kMinusInfinity;
+}
+
+template <class T>
+static void apply_mask(const AttentionArgs& args, float* scores, std::int64_t offset,
+                       std::int64_t keys) {
+  const std::int64_t step = args.mask_strides.last;
+  if (args.mask_kind == AttentionMask::keep) {
+    keep(scores, static_cast<const std::uint8_t*>(args.mask) + offset, step, keys);
+  } else if (args.mask_dtype == DType::float32) {
+    add_mask(scores, static_cast<const float*>(args.mask) + offset, step, keys);
+  } else {
+    add_mask(scores, static_cast<const T*>(args.mask) + offset, step, keys);
+  }
+}
+
+// What is known of a query row after some blocks of keys.
+struct Running {
+  float top;
+  float total;
+};
+
+// Turns a row of scores into exponentials; returns the factor for what was summed before.
+template <class T, class Form>
+static float exponentials(Form form, float* scores, typename Form::Unit* to, std::int64_t keys,
+                          std::int64_t padded, Running& running) {
+  f32v largest[4];
+  for (f32v& v : largest) v = splat(kMinusInfinity);
+  sweep_in_chains(keys, [&](std::int64_t i, auto count, int chain) {
+    largest[chain] =
+        maximum(fill_tail(load(scores + i, count), count, kMinusInfinity), largest[chain]);
+  });
+  const float block_top =
+      maximum(maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3])));
+  const float top = block_top > running.top ? block_top : running.top;
+  // A row of which nothing is kept so far: exponentials of minus infinity, not of NaN.
+  const f32v shift = splat(top == kMinusInfinity ? 0.0f : top);
+  f32v total[4] = {};
+  sweep_in_chains(keys, [&](std::int64_t i, auto count, int chain) {
+    const f32v e = decay(shift - load(scores + i, count), T{});
+    const f32v kept = fill_tail(e, count, 0.0f);
+    put_exponentials(form, to, i, kept);
+    total[chain] += kept;
+  });
+  for (std::int64_t i = round_up(keys, kLanes); i < padded; i += kLanes) {
+    put_exponentials(form, to, i, f32v{});
+  }
+  const f32v before = decay(splat(running.top == top ? 0.0f : top - running.top), T{});
+  const float factor = before[0];
+  running = {top, running.total * factor + sum(total)};
+  return factor;
+}
+
+template <class T>
+static void attend(const AttentionArgs& args, std::int64_t item) {
+  using Form = typename FormOf<T>::Form;
+  using Unit = typename Form::Unit;
+  constexpr std::int64_t kDepth = Form::kDepth;
+  alignas(64) Unit queries[kRows * kDim];
+  alignas(64) Unit turned[kDim * kKeys];
+  alignas(64) Unit values[kKeys * kDim];
+  alignas(64) float scores[kRows * kKeys];
+  alignas(64) Unit weights[kRows * kKeys];
+  alignas(64) float sums[kRows * kDim];
+  Running running[kRows];
+
+  const std::int64_t block = item % args.blocks;
+  const std::int64_t head = item / args.blocks % args.heads;
+  const std::int64_t batch = item / args.blocks / args.heads;
+  const std::int64_t key_head = head / args.heads_per_key_head;
+  const auto place = [&](const AttentionStrides& s, std::int64_t h) {
+    return batch * s.batch + h * s.head;
+  };
+  const std::int64_t first = block * args.rows;
+  const std::int64_t rows = args.length - first < args.rows ? args.length - first : args.rows;
+  const T* query = static_cast<const T*>(args.query) + place(args.query_strides, head) +
+                   first * args.query_strides.row;
+  const T* key = static_cast<const T*>(args.key) + place(args.key_strides, key_head);
+  const T* value = static_cast<const T*>(args.value) + place(args.value_strides, key_head);
+  const std::int64_t mask = place(args.mask_strides, head);
+  const std::int64_t units = (args.dim + kDepth - 1) / kDepth;
+  const std::int64_t columns = round_up(args.dim, kLanes);
+
+  take_rows(Form{}, query, args.query_strides.row, rows, args.dim, queries, units);
+  for (std::int64_t r = 0; r < rows; ++r) running[r] = {kMinusInfinity, 0.0f};
+  constexpr std::int64_t kWeights = kKeys / kDepth;
+  for (std::int64_t r = 0; r < round_up(rows, kTileRows); ++r) {
+    std::memset(sums + r * columns, 0, sizeof(float) * columns);
+    if (r >= rows) std::memset(weights + r * kWeights, 0, sizeof(Unit) * kWeights);
+  }
+
+  const std::int64_t visible = first + rows < args.keys ? first + rows : args.keys;
+  const std::int64_t end = args.causal ? visible : args.keys;
+  for (std::int64_t at = 0; at < end; at += kKeys) {
+    const std::int64_t keys = end - at < kKeys ? end - at : kKeys;
+    const std::int64_t padded = round_up(keys, kLanes);
+    take_turned(Form{}, key + at * args.key_strides.row, args.key_strides.row, keys, args.dim,
+                turned);
+    product<Form, false>(queries, units, turned, kKeys, scores, kKeys, rows, padded, units);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      float* row = scores + r * kKeys;
+      const std::int64_t seen = first + r + 1 - at;
+      const std::int64_t own = !args.causal || seen > keys ? keys : seen > 0 ? seen : 0;
+      sweep(0, own, [&](std::int64_t i, auto count) {
+        store(row + i, load(row + i, count) * args.scale, count);
+      });
+      if (args.mask_kind != AttentionMask::none) {
+        const std::int64_t offset =
+            mask + (first + r) * args.mask_strides.row + at * args.mask_strides.last;
+        apply_mask<T>(args, row, offset, own);
+      }
+      Unit* to = weights + r * kWeights;
+      const float factor = exponentials<T>(Form{}, row, to, own, padded, running[r]);
+      if (factor != 1.0f) {
+        sweep(0, columns, [&](std::int64_t i, auto count) {
+          store(sums + r * columns + i, load(sums + r * columns + i, count) * factor, count);
+        });
+      }
+    }
+    take_values(Form{}, value + at * args.value_strides.row, args.value_strides.row, keys, args.dim,
+                values, columns);
+    product<Form, true>(weights, kWeights, values, columns, sums, columns, rows, columns,
+                        (keys + kDepth - 1) / kDepth);
+  }
+
+  T* out = static_cast<T*>(args.out) + place(args.out_strides, head) + first * args.out_strides.row;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    // Nothing was kept: zero, as in PyTorch.
+    const float total = running[r].total;
+    const f32v factor = splat(total == 0.0f ? 0.0f : 1.0f / total);
+    sweep(0, args.dim, [&](std::int64_t i, auto count) {
+      store(out + r * args.out_strides.row + i, load(sums + r * columns + i, count) * factor,
+            count);
+    });
+  }
+}
+
+static void attention(const AttentionArgs& args, std::int64_t begin, std::int64_t end) {
+  with_type(args.dtype, [&](auto element) {
+    for (std::int64_t item = begin; item < end; ++item) attend<decltype(element)>(args, item);
+  });
+}
+
+}  // namespace oxytorch::OXY_LEVEL
