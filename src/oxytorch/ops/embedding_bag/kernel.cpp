@@ -4,8 +4,8 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// Rows asked for ahead of their use: enough to hide the latency of memory.
-inline constexpr std::int64_t kAhead = 12;
+// Rows asked for ahead of their use: enough to hide the latency of memory, also with short rows.
+inline constexpr std::int64_t kAhead = 24;
 
 // A table up to this size stays in the second-level cache and nothing is asked for ahead.
 inline constexpr std::int64_t kNearTable = 512 << 10;
@@ -62,43 +62,58 @@ struct Sums<bf16> {
   }
 };
 
-template <class T>
-struct Bag {
-  const EmbeddingTable& table;
-  BagSpan span;
-  std::int64_t dim;
-  f32v factor;
-  bool streaming;
-  T* out;
+template <int n>
+struct Number {
+  static constexpr int value = n;
+};
 
-  template <class Index>
-  const T* row(std::int64_t i) const {
-    return static_cast<const T*>(table.weight) +
-           static_cast<const Index*>(table.indices)[i] * table.row_stride;
-  }
+// Covers [begin, end) with blocks of `count` lengths, then of fewer: body(at, Number<lengths>{}).
+// Returns where less than one length is left.
+template <int count, class Body>
+OXY_INLINE std::int64_t blocks(std::int64_t begin, std::int64_t end, std::int64_t length,
+                               Body body) {
+  std::int64_t at = begin;
+  for (; at + count * length <= end; at += count * length) body(at, Number<count>{});
+  if constexpr (count > 1) return blocks<count / 2>(at, end, length, body);
+  return at;
+}
+
+// The rows of one table, with everything that a bag needs in registers.
+template <class T, class Index>
+struct Rows {
+  const T* weight;
+  std::int64_t stride;
+  const Index* indices;
+  std::int64_t last;  // index into `indices`
+  const T* scales;
+  std::int64_t dim;
+  bool streaming;
+
+  const T* row(std::int64_t i) const { return weight + indices[i] * stride; }
+  // The row that is summed kAhead indices later. Its index was not checked yet, but asking for a
+  // wrong address does no harm.
+  const T* later(std::int64_t i) const { return row(i + kAhead < last ? i + kAhead : last); }
   f32v scale(std::int64_t i) const {
     T copies[kLanes];
-    for (T& copy : copies) copy = static_cast<const T*>(table.scales)[i];
+    for (T& copy : copies) copy = scales[i];
     return load(copies);
   }
 };
 
-// Sums `count` loads from element `at` on. Where `asks`, asks for the same part of the row that is
-// summed kAhead indices later, load by load: asking for a whole row at once holds up the loads.
-// That index was not checked yet, but asking for a wrong address does no harm.
-template <int count, bool asks, class Index, class T>
-OXY_INLINE void sum_block(const Bag<T>& bag, std::int64_t at) {
+// Sums `count` loads from element `at` on. Where `asks`, asks for the same part of a later row load
+// by load: asking for a whole row at once holds up the loads.
+template <int count, bool asks, bool scaled, class T, class Index>
+OXY_INLINE void sum_block(const Rows<T, Index>& rows, BagSpan span, f32v factor, T* out,
+                          std::int64_t at) {
   constexpr int kLength = Sums<T>::length;
   constexpr int kLine = 64 / sizeof(T);
-  const std::int64_t last = bag.table.index_count - 1;
   Sums<T> sums[count];
-  for (std::int64_t i = bag.span.begin; i < bag.span.end; ++i) {
-    const T* row = bag.template row<Index>(i) + at;
-    const T* later =
-        asks ? bag.template row<Index>(i + kAhead < last ? i + kAhead : last) + at : row;
-    const f32v scale = bag.table.scales ? bag.scale(i) : f32v{};
+  for (std::int64_t i = span.begin; i < span.end; ++i) {
+    const T* row = rows.row(i) + at;
+    const T* later = asks ? rows.later(i) + at : row;
+    const f32v scale = scaled ? rows.scale(i) : f32v{};
     for (int k = 0; k < count; ++k) {
-      if (bag.table.scales) {
+      if (scaled) {
         sums[k].add(row + k * kLength, scale);
       } else {
         sums[k].add(row + k * kLength);
@@ -106,44 +121,109 @@ OXY_INLINE void sum_block(const Bag<T>& bag, std::int64_t at) {
       if (asks && k * kLength % kLine == 0) __builtin_prefetch(later + k * kLength);
     }
   }
-  for (int k = 0; k < count; ++k) {
-    sums[k].put(bag.out + at + k * kLength, bag.factor, bag.streaming);
-  }
+  for (int k = 0; k < count; ++k) sums[k].put(out + at + k * kLength, factor, rows.streaming);
 }
 
 // The elements that are too few for a whole load.
-template <class Index, class T>
-OXY_INLINE void sum_rest(const Bag<T>& bag, std::int64_t at) {
-  sweep(at, bag.dim, [&](std::int64_t j, auto count) {
+template <bool scaled, class T, class Index>
+OXY_INLINE void sum_rest(const Rows<T, Index>& rows, BagSpan span, f32v factor, T* out,
+                         std::int64_t at) {
+  sweep(at, rows.dim, [&](std::int64_t j, auto count) {
     f32v total = {};
-    for (std::int64_t i = bag.span.begin; i < bag.span.end; ++i) {
-      const f32v v = load(bag.template row<Index>(i) + j, count);
-      total += bag.table.scales ? v * bag.scale(i) : v;
+    for (std::int64_t i = span.begin; i < span.end; ++i) {
+      const f32v v = load(rows.row(i) + j, count);
+      total += scaled ? v * rows.scale(i) : v;
     }
-    store(bag.out + j, total * bag.factor, count);
+    store(out + j, total * factor, count);
   });
 }
 
-template <bool asks, class Index, class T>
-static void sum_bag(const Bag<T>& bag) {
+template <bool asks, bool scaled, class T, class Index>
+OXY_INLINE void sum_bag(const Rows<T, Index>& rows, BagSpan span, f32v factor, T* out) {
   constexpr int kLength = Sums<T>::length;
-  constexpr int kMost = 8 * kLanes / kLength;
-  std::int64_t at = 0;
-  for (; at + kMost * kLength <= bag.dim; at += kMost * kLength) {
-    sum_block<kMost, asks, Index>(bag, at);
-  }
-  for (; at + kLength <= bag.dim; at += kLength) sum_block<1, asks, Index>(bag, at);
-  if (at < bag.dim) sum_rest<Index>(bag, at);
+  const std::int64_t at = blocks<8 * kLanes / kLength>(0, rows.dim, kLength, [&](auto i, auto n) {
+    sum_block<decltype(n)::value, asks, scaled>(rows, span, factor, out, i);
+  });
+  if (at < rows.dim) sum_rest<scaled>(rows, span, factor, out, at);
 }
 
+// A bag of one row, unscaled, is that row.
+template <bool asks, class T, class Index>
+OXY_INLINE void copy_row(const Rows<T, Index>& rows, std::int64_t i, T* out) {
+  const std::int64_t bytes = rows.dim * std::int64_t{sizeof(T)};
+  const auto* row = reinterpret_cast<const char*>(rows.row(i));
+  const auto* later = asks ? reinterpret_cast<const char*>(rows.later(i)) : row;
+  auto* to = reinterpret_cast<char*>(out);
+  // Streamed stores want to follow each other closely.
+  const std::int64_t at = blocks<8>(0, bytes, kVectorBytes, [&](auto i, auto n) {
+    f32v parts[decltype(n)::value];
+    int k = 0;
+    for (f32v& part : parts) part = load(reinterpret_cast<const float*>(row + i) + kLanes * k++);
+    for (int byte = 0; asks && byte < kVectorBytes * k; byte += 64) {
+      __builtin_prefetch(later + i + byte);
+    }
+    auto* next = reinterpret_cast<float*>(to + i);
+    for (const f32v part : parts) {
+      if (rows.streaming) {
+        stream(next, part);
+      } else {
+        store(next, part);
+      }
+      next += kLanes;
+    }
+  });
+  std::memcpy(to + at, row + at, bytes - at);
+}
+
+// Whether the bags [first, last) lie in the indices and these in the table. Bags follow each other,
+// so that their indices are looked at in one sweep.
 template <class Index>
-static bool indices_fit(const EmbeddingTable& table, BagSpan span) {
-  const auto* indices = static_cast<const Index*>(table.indices);
+static bool bags_fit(const EmbeddingBagArgs& args, const EmbeddingTable& table, std::int64_t first,
+                     std::int64_t last) {
   bool fits = true;
-  for (std::int64_t i = span.begin; i < span.end; ++i) {
-    fits &= indices[i] >= 0 && indices[i] < table.rows;
+  for (std::int64_t bag = first; bag < last; ++bag) {
+    fits &= span_fits(table, bag_span(table, bag, args.bags));
   }
-  return fits;
+  if (!fits) return false;
+  const auto* indices = static_cast<const Index*>(table.indices);
+  const std::int64_t begin = bag_span(table, first, args.bags).begin;
+  const std::int64_t end = bag_span(table, last - 1, args.bags).end;
+  // Without branches: a negative index and one beyond the last row both set the sign.
+  const auto last_row = static_cast<std::uint64_t>(table.rows - 1);
+  std::uint64_t signs = 0;
+  for (std::int64_t i = begin; i < end; ++i) {
+    const auto index = static_cast<std::uint64_t>(std::int64_t{indices[i]});
+    signs |= index | (last_row - index);
+  }
+  return signs >> 63 == 0;
+}
+
+template <bool asks, bool scaled, class T, class Index>
+static void sum_bags(const EmbeddingBagArgs& args, std::int64_t number, std::int64_t first,
+                     std::int64_t last) {
+  const EmbeddingTable& table = args.tables[number];
+  const std::int64_t stride = args.table_count * args.dim;
+  T* out = static_cast<T*>(args.out) + first * stride + number * args.dim;
+  const Rows<T, Index> rows{
+      .weight = static_cast<const T*>(table.weight),
+      .stride = table.row_stride,
+      .indices = static_cast<const Index*>(table.indices),
+      .last = table.index_count - 1,
+      .scales = static_cast<const T*>(table.scales),
+      .dim = args.dim,
+      .streaming = args.stream && is_aligned(out, kVectorBytes) &&
+                   stride * std::int64_t{sizeof(T)} % kVectorBytes == 0,
+  };
+  for (std::int64_t bag = first; bag < last; ++bag, out += stride) {
+    const BagSpan span = bag_span(table, bag, args.bags);
+    const std::int64_t length = span.end - span.begin;
+    if (!scaled && length == 1) {
+      copy_row<asks>(rows, span.begin, out);
+      continue;
+    }
+    const f32v factor = splat(args.mean && length > 0 ? 1.0f / static_cast<float>(length) : 1.0f);
+    sum_bag<asks, scaled>(rows, span, factor, out);
+  }
 }
 
 template <class T, class Index>
@@ -153,28 +233,16 @@ static void table_bags(const EmbeddingBagArgs& args, std::int64_t item) {
   const EmbeddingTable& table = args.tables[number];
   const std::int64_t first = item % blocks * kBagsPerItem;
   const std::int64_t last = first + kBagsPerItem < args.bags ? first + kBagsPerItem : args.bags;
-  const bool far = table.rows * table.row_stride * std::int64_t{sizeof(T)} > kNearTable;
-  for (std::int64_t number_in_table = first; number_in_table < last; ++number_in_table) {
-    const BagSpan span = bag_span(table, number_in_table, args.bags);
-    if (!span_fits(table, span) || !indices_fit<Index>(table, span)) {
-      __atomic_store_n(args.bad_bag, number * args.bags + number_in_table, __ATOMIC_RELAXED);
-      continue;
-    }
-    const std::int64_t length = span.end - span.begin;
-    T* out = static_cast<T*>(args.out) + (number_in_table * args.table_count + number) * args.dim;
-    const Bag<T> bag{
-        .table = table,
-        .span = span,
-        .dim = args.dim,
-        .factor = splat(args.mean && length > 0 ? 1.0f / static_cast<float>(length) : 1.0f),
-        .streaming = args.stream && is_aligned(out, kVectorBytes),
-        .out = out,
-    };
-    if (far) {
-      sum_bag<true, Index>(bag);
-    } else {
-      sum_bag<false, Index>(bag);
-    }
+  if (!bags_fit<Index>(args, table, first, last)) {
+    std::int64_t bag = last - 1;
+    while (bag > first && bags_fit<Index>(args, table, bag, bag + 1)) --bag;
+    __atomic_store_n(args.bad_bag, number * args.bags + bag, __ATOMIC_RELAXED);
+  } else if (table.scales) {
+    sum_bags<true, true, T, Index>(args, number, first, last);
+  } else if (table.rows * table.row_stride * std::int64_t{sizeof(T)} > kNearTable) {
+    sum_bags<true, false, T, Index>(args, number, first, last);
+  } else {
+    sum_bags<false, false, T, Index>(args, number, first, last);
   }
 }
 
