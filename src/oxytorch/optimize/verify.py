@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..graph.agreement import TOLERANCE, difference
 from .context import normalized_sample
 from .report import Report
-
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Largest difference allowed, as a fraction of the largest value of the original's output, by the
-narrowest dtype of the optimized model."""
 
 
 class VerificationError(AssertionError):
@@ -54,12 +50,12 @@ def compare(
             if path not in expected:
                 return
             compared += 1
-            difference = _difference(output, expected.pop(path))
-            if not difference <= allowed:
+            gap = difference(output, expected.pop(path))
+            if not gap <= allowed:
                 kind = type(module).__name__
                 raise VerificationError(
                     f"optimize: verify: {path} ({kind}) differs from the original by "
-                    f"{difference:.2e} of its largest output, allowed {allowed:.2e}; "
+                    f"{gap:.2e} of its largest output, allowed {allowed:.2e}; "
                     f"leave it as it is (dtype={{..., {path!r}: torch.float32}}) or fewer passes"
                 )
 
@@ -79,14 +75,14 @@ def compare(
             handle.remove()
     with torch.no_grad():
         result = optimized(*_cloned(args), **_cloned(kwargs))
-    difference = _difference(reference, result)
-    if not difference <= allowed:
+    gap = difference(reference, result)
+    if not gap <= allowed:
         raise VerificationError(
             f"optimize: verify: the output of {type(optimized).__name__} differs from the "
-            f"original's by {difference:.2e} of its largest value, allowed {allowed:.2e}, though "
+            f"original's by {gap:.2e} of its largest value, allowed {allowed:.2e}, though "
             "no single module does: errors add up; keep some modules in float32 through dtype={...}"
         )
-    return {"difference": difference, "allowed": allowed, "modules": float(compared)}
+    return {"difference": gap, "allowed": allowed, "modules": float(compared)}
 
 
 def _narrowest(model: nn.Module) -> torch.dtype:
@@ -106,35 +102,3 @@ def _holds_state(values: Any) -> bool:
 
 def _cloned(values: Any) -> Any:
     return pytree.tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, values)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All floating tensors in an output, in order; containers and mappings are looked into."""
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, dict) or hasattr(value, "keys"):
-        for key in value.keys():  # noqa: SIM118 (transformers' outputs are no plain dicts)
-            yield from _tensors(value[key])
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _difference(expected: Any, found: Any) -> float:
-    """Largest difference of any output as a fraction of that output's largest value."""
-    ours, theirs = [*_tensors(found)], [*_tensors(expected)]
-    if [t.shape for t in ours] != [t.shape for t in theirs]:
-        return float("inf")
-    worst = 0.0
-    for mine, original in zip(ours, theirs, strict=True):
-        if original.numel() == 0:
-            continue
-        wanted, got = original.double(), mine.double()
-        finite = wanted.isfinite()
-        if not torch.equal(finite, got.isfinite()):
-            return float("inf")
-        gap = torch.where(finite, (wanted - got).abs(), 0.0).max()
-        size = torch.where(finite, wanted.abs(), 0.0).max()
-        worst = max(worst, float(gap / size.clamp_min(1e-12)))
-    return worst
