@@ -22,7 +22,7 @@ _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 _is_training = attrgetter("training")
 
 MOST_FORMS = 16
-"""Forms of call that are captured; calls of further forms run the module's own code."""
+"""Forms of call that are captured unless another number is given."""
 MOST_PROGRAMS = 4
 """Programs of one form: they differ in what the module's code read from its input."""
 
@@ -54,11 +54,14 @@ class Replay:
     gradient can be asked for, no autocast, tracing or tensor mode is active, and the call has the
     form (shapes, dtypes, strides, constants) of a program. A new form is captured when it is seen
     for the second time.
+
+    most_forms: forms of call that are captured; calls of further forms run the module's own code.
     """
 
-    def __init__(self, module: nn.Module, build: Builder) -> None:
+    def __init__(self, module: nn.Module, build: Builder, most_forms: int = MOST_FORMS) -> None:
         self.module = module
         self.build = build
+        self.most_forms = most_forms
         self.inner = module.__dict__.get("forward")
         self._start()
 
@@ -86,6 +89,10 @@ class Replay:
         if form in self._refused:
             raise CaptureError(self._refused[form])
 
+    def programs(self) -> list[Program]:
+        """The programs captured so far."""
+        return [program for known in self._programs.values() for program, _ in known]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not _is_plain():
             return self.forward(*args, **kwargs)
@@ -98,6 +105,7 @@ class Replay:
             with self._lock:
                 self._programs.clear()
                 self._refused.clear()
+                self._seen.clear()  # what changes at every call is not captured at every call
                 self._state = state = _State(self.module)
         if state.is_special():
             return self.forward(*args, **kwargs)
@@ -114,7 +122,7 @@ class Replay:
     def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = len(self._programs.get(form, ()))
         wanted = form not in self._refused and known < MOST_PROGRAMS
-        if not known and (form not in self._seen or len(self._programs) >= MOST_FORMS):
+        if not known and (form not in self._seen or len(self._programs) >= self.most_forms):
             wanted = False
         if len(self._seen) < 64 * MOST_FORMS:
             self._seen.add(form)
@@ -146,7 +154,8 @@ class Replay:
             return (value,)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "build": self.build, "inner": self.inner}
+        kept = ("module", "build", "most_forms", "inner")
+        return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

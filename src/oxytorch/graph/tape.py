@@ -52,7 +52,8 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Value:
-    """Stands for a tensor on a tape: kind is "input", "result" (numbered) or "external" (kept)."""
+    """Stands for a tensor on a tape: kind is "input", "external" (kept) or what made it: "result",
+    or the name of a rewriting."""
 
     kind: str
     number: int
@@ -170,34 +171,60 @@ def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
 
 
-def record(
-    run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
-) -> tuple[Tape, Any]:
+@dataclass
+class Recording:
+    """What one run of a module did: its steps, the tensors from outside, its outputs.
+
+    outputs: what stands for the tensors of the output; tensors: these; output: the output itself.
+    """
+
+    steps: list[Step]
+    externals: list[Tensor]
+    outputs: list[Value]
+    tensors: list[Tensor]
+    output: Any
+
+
+def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]) -> Recording:
     """Record `run`, which returns the module's output and the tensors in it.
 
-    inputs: the tensors of the call, which the tape takes. Returns the tape and the output.
-    Runs twice: a module whose second run differs keeps a state of its own. Raises CaptureError.
+    inputs: the tensors of the call. Runs twice: a module whose second run differs keeps a state of
+    its own. Raises CaptureError.
     """
     recordings = []
     for _ in range(2):
         recorder = Recorder(inputs)
         with _NoEscape(), recorder:
-            output, tensors = run()
-        recordings.append((recorder, [recorder.value(t) for t in tensors], [*tensors], output))
-    (first, first_outputs, _, _), (second, outputs, tensors, output) = recordings
+            output, found = run()
+        tensors = [*found]
+        outputs = [recorder.value(t) for t in tensors]
+        recordings.append(Recording(recorder.steps, recorder.externals, outputs, tensors, output))
+    first, second = recordings
     same = len(first.externals) == len(second.externals) and all(
         a is b for a, b in zip(first.externals, second.externals, strict=True)
     )
-    if not same or first.steps != second.steps or first_outputs != outputs:
+    if not same or first.steps != second.steps or first.outputs != second.outputs:
         raise CaptureError("two runs on one input differ, or make tensors from Python values")
-    tape = Tape(second.steps, second.externals, outputs)
+    return second
+
+
+def record(
+    run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
+) -> tuple[Tape, Any]:
+    """Record `run` (see `recorded`) on a tape, which takes tensors like `inputs`.
+
+    Returns the tape and the output. Raises CaptureError.
+    """
+    recording = recorded(run, inputs)
+    tape = Tape(recording.steps, recording.externals, recording.outputs)
     for _ in range(WARM_UP):
         again = tape(inputs)
     if again is None or not all(
-        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again, tensors, strict=True)
+        torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in zip(again, recording.tensors, strict=True)
     ):
         raise CaptureError("running the recorded operators gives other results")
-    return tape, output
+    return tape, recording.output
 
 
 @dataclass
@@ -215,10 +242,21 @@ class _Segment:
 
 
 class Tape:
-    """Recorded operator calls as TorchScript functions, split where Python reads a value."""
+    """Recorded operator calls as TorchScript functions, split where Python reads a value.
 
-    def __init__(self, steps: list[Step], externals: list[Tensor], outputs: list[Value]) -> None:
+    constants: whether the functions hold the external tensors as constants, which TorchScript then
+    computes with ahead; else they take them as arguments.
+    """
+
+    def __init__(
+        self,
+        steps: list[Step],
+        externals: list[Tensor],
+        outputs: list[Value],
+        constants: bool = False,
+    ) -> None:
         self._externals = externals
+        self._constants = externals if constants else None
         self._outputs = outputs
         self._segments: list[_Segment] = []
         reads = [i for i, step in enumerate(steps) if step.operator in _READS]
@@ -226,15 +264,15 @@ class Tape:
         begin = 0
         for end in ends:
             later = steps[end:]
-            wanted = {v for step in later for v in _values(step.arguments)} | {*outputs}
+            wanted = {v for step in later for v in values_in(step.arguments)} | {*outputs}
             read = steps[end] if end < len(steps) else None
             self._segments.append(self._segment(steps[begin:end], wanted, read))
             begin = end + 1
 
     def _segment(self, steps: list[Step], wanted: set[Value], read: Step | None) -> _Segment:
-        made = [v for step in steps for v in _values(step.results)]
+        made = [v for step in steps for v in values_in(step.results)]
         gives = [value for value in made if value in wanted]
-        builder = _GraphBuilder()
+        builder = _GraphBuilder(self._constants)
         for step in steps:
             builder.add(step)
         run = builder.function(gives)
@@ -265,18 +303,20 @@ class Tape:
         return self._externals[value.number] if value.kind == "external" else values[value]
 
 
-def _values(nested: Any) -> Iterator[Value]:
+def values_in(nested: Any) -> Iterator[Value]:
+    """All Values among arguments or results, in order."""
     for item in nested:
         if isinstance(item, Value):
             yield item
         elif isinstance(item, (list, tuple)):
-            yield from _values(item)
+            yield from values_in(item)
 
 
 @dataclass
 class _GraphBuilder:
-    """Writes steps as a TorchScript graph."""
+    """Writes steps as a TorchScript graph; constants: the external tensors that it is to hold."""
 
+    constants: list[Tensor] | None = None
     graph: Any = field(default_factory=lambda: torch._C.Graph())
     inputs: list[Value] = field(default_factory=list)
     _nodes: dict[Value, Any] = field(default_factory=dict)
@@ -324,6 +364,8 @@ class _GraphBuilder:
             raise CaptureError(f"an operator's argument {value!r} has no constant form") from error
 
     def _tensor(self, value: Value) -> Any:
+        if value not in self._nodes and value.kind == "external" and self.constants is not None:
+            self._nodes[value] = self.graph.insertConstant(self.constants[value.number].detach())
         if value not in self._nodes:
             node = self.graph.addInput()
             node.setType(torch._C.TensorType.get())
@@ -337,5 +379,7 @@ class _GraphBuilder:
         self.graph.appendNode(node)
         node.output().setType(torch._C.ListType(torch._C.TensorType.get()))
         self.graph.registerOutput(node.output())
+        if self.constants is not None:
+            torch._C._jit_pass_constant_propagation(self.graph)
         made: Callable[..., list[Tensor]] = torch._C._create_function_from_graph("tape", self.graph)
         return made
