@@ -251,7 +251,7 @@ def _name_the_rest(context: Context) -> None:
     fused = context.fused_layers
     absorbed = {folded.norm for folded in context.folds.values()}
     for module, path in context.paths.items():
-        if path in touched or module in fused or module in absorbed:
+        if path in touched or module in fused or module in absorbed or module in context.compiled:
             continue
         if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Identity)):
             continue

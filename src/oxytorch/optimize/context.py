@@ -49,6 +49,7 @@ class Context:
     separate: gives a part of the model tensors of its own, where it is a copy that still shares the
     original's; what notes tensors by identity calls it first.
     sample: the sample input as positional and keyword arguments.
+    compiled: modules that run as a graph of oneDNN's, with all below; they are closed too.
     """
 
     model: nn.Module
@@ -64,6 +65,7 @@ class Context:
     paths: dict[nn.Module, str] = field(default_factory=dict)
     closed: set[nn.Module] = field(default_factory=set)
     closed_roots: list[nn.Module] = field(default_factory=list)
+    compiled: set[nn.Module] = field(default_factory=set)
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

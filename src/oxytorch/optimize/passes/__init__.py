@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..context import Context
-from . import attention, cast, channels_last, join, kernels, lstm, pack, replay, rewrite
+from . import (
+    attention,
+    cast,
+    channels_last,
+    join,
+    kernels,
+    lstm,
+    onednn_graph,
+    pack,
+    replay,
+    rewrite,
+)
 
 PASSES: dict[str, tuple[str, Callable[[Context], None] | None]] = {
+    "onednn_graph": (
+        "compile convolution networks as a whole in oneDNN (needs sample_input)",
+        onednn_graph.run,
+    ),
     "dropout": ("remove dropout and identity layers in evaluation mode", None),
     "fold": ("fold batch normalization into the convolution or linear layer before it", None),
     "fuse": ("give layers their activation and residual addition in the same sweep", rewrite.run),
@@ -27,7 +42,7 @@ PASSES: dict[str, tuple[str, Callable[[Context], None] | None]] = {
 }  # fmt: skip
 """Name -> (what it does, function). "dropout", "fold" and "fuse" are one rewriting of graphs."""
 
-DEFAULT = tuple(name for name in PASSES if name not in ("join", "replay"))
+DEFAULT = tuple(name for name in PASSES if name not in ("onednn_graph", "join", "replay"))
 """Those that pay for every model. `tune=True` also tries the others."""
 
 __all__ = ["DEFAULT", "PASSES"]

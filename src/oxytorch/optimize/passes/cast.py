@@ -80,7 +80,18 @@ def _listed(module: nn.Module, recognizer: Recognizer) -> bool:
 
 
 def run(context: Context) -> None:
-    for module in context.open_modules():
+    convert(context, context.open_modules(), context.closed_roots)
+
+
+def convert(
+    context: Context, modules: list[nn.Module], closed: list[nn.Module], packs: bool = True
+) -> None:
+    """Convert the parameters of modules, and what is given to them.
+
+    closed: the modules among them that are left alone as a whole. packs: whether `pack` and `lstm`
+    see these modules later.
+    """
+    for module in modules:
         names = [
             name
             for name, parameter in module._parameters.items()
@@ -91,15 +102,15 @@ def run(context: Context) -> None:
         dtype = context.dtype_of.get(module)
         own = module._parameters[names[0]].dtype  # type: ignore[union-attr]
         if dtype is None or all(module._parameters[n].dtype == dtype for n in names):  # type: ignore[union-attr]
-            _keep(context, module, own)
+            _keep(context, module, own, packs)
             continue
         shared = _shared_with_uncast(context, module, names, dtype)
         if shared is not None:
             context.left("cast", module, f"shares its weight with {shared}, which is not cast")
             context.dtype_of = {m: d for m, d in context.dtype_of.items() if m is not module}
-            _keep(context, module, own)
+            _keep(context, module, own, packs)
             continue
-        if _packed_later(context, module):
+        if packs and _packed_later(context, module):
             continue
         for name in names:
             before = module._parameters[name]
@@ -113,7 +124,7 @@ def run(context: Context) -> None:
         if type(module) not in (nn.Embedding, nn.EmbeddingBag) and _is_layer(module):
             context.set_forward(module, CastInput(module, dtype))
 
-    for module in context.closed_roots:
+    for module in closed:
         parameter = next(module.parameters(), None)
         if parameter is not None and _is_mixed(context, parameter.dtype):
             context.set_forward(module, CastInput(module, parameter.dtype))
@@ -123,11 +134,11 @@ def _is_mixed(context: Context, own: torch.dtype) -> bool:
     return any(dtype != own for dtype in context.dtype_of.values())
 
 
-def _keep(context: Context, module: nn.Module, own: torch.dtype) -> None:
+def _keep(context: Context, module: nn.Module, own: torch.dtype, packs: bool) -> None:
     """A layer that keeps its dtype amid cast ones has to be given inputs of that dtype."""
     takes_any = type(module) in (*_NORMS, nn.Embedding, nn.EmbeddingBag)
     given_others = _is_mixed(context, own) and _is_layer(module) and not takes_any
-    if given_others and not _packed_later(context, module):
+    if given_others and not (packs and _packed_later(context, module)):
         context.set_forward(module, CastInput(module, own))
 
 

@@ -30,6 +30,11 @@ def run(context: Context) -> None:
     sample = context.sample
     if sample is None:
         return
+    if context.compiled:  # recording would go into their parts
+        context.left(
+            "replay", context.model, "not recorded: oneDNN's graphs have no Python to save"
+        )
+        return
     context.separate(context.model)
     replay = Replay(context.model, build)
     try:

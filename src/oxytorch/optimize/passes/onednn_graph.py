@@ -1,0 +1,151 @@
+"""Pass `onednn_graph`: convolution networks as graphs that oneDNN compiles as a whole.
+
+From the top down: the model, or where it is refused the parts of it that hold convolutions. What
+is compiled holds for calls of one form; it is left alone by all later passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from ...graph.capture import CaptureError
+from ...graph.onednn_graph import OneDnnProgram, available, build
+from ...graph.replay import Replay
+from ..context import Context
+from . import cast
+
+FEWEST_CONVOLUTIONS = 2
+"""A single one gains nothing from a layout that lasts from one convolution to the next."""
+MOST_FORMS = 5
+"""Forms of call that are compiled, since each holds weights of its own."""
+
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def run(context: Context) -> None:
+    if not _convolutions(context.model):
+        return
+    if context.sample is None:
+        context.left("onednn_graph", context.model, "needs sample_input to see the sizes of calls")
+        return
+    if not available():
+        context.left("onednn_graph", context.model, "this torch has no oneDNN graph compiler")
+        return
+    if _compiled(context, context.model, context.sample):
+        return
+    calls = _observed(context, *context.sample)
+    for child in context.model.children():
+        _visit(context, child, calls)
+
+
+def _visit(context: Context, module: nn.Module, calls: dict[nn.Module, _Call]) -> None:
+    if module in context.compiled or not _convolutions(module):
+        return
+    if module in calls and _compiled(context, module, calls[module]):
+        return
+    for child in module.children():
+        _visit(context, child, calls)
+
+
+def _convolutions(module: nn.Module) -> bool:
+    """Whether a module holds enough convolutions to gain."""
+    return sum(isinstance(m, _ConvNd) for m in module.modules()) >= FEWEST_CONVOLUTIONS
+
+
+def _observed(
+    context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[nn.Module, _Call]:
+    """The first call of each module that holds convolutions, in a run of the model."""
+    calls: dict[nn.Module, _Call] = {}
+
+    def note(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        calls.setdefault(module, (given, named))
+
+    wanted = [m for m in context.paths if _convolutions(m)]
+    handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in wanted]
+    try:
+        with torch.no_grad():
+            context.model(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
+    """Compile a module for calls like this one; else leave it as it was and say why."""
+    reason = _refusal(context, module)
+    if reason is not None:
+        context.left("onednn_graph", module, reason)
+        return False
+    parts = {*module.modules()}
+    try:
+        with _all_or_nothing(context):
+            if "cast" in context.passes:
+                closed = [m for m in context.closed_roots if m in parts]
+                inner = [m for m in context.open_modules() if m in parts]
+                cast.convert(context, inner, closed, packs=False)
+            context.separate(module)
+            replay = Replay(module, build, MOST_FORMS)
+            replay.prepare(*call)
+    except CaptureError as error:
+        context.left("onednn_graph", module, str(error))
+        return False
+    finally:
+        context.index()
+    context.set_forward(module, replay)
+    context.compiled.update(parts)
+    context.closed.update(parts)
+    context.closed_roots = [m for m in context.closed_roots if m not in parts]
+    (program,) = replay.programs()
+    assert isinstance(program, OneDnnProgram)
+    plural = "graph" if program.parts == 1 else "graphs"
+    context.did(
+        "onednn_graph",
+        module,
+        f"{type(module).__name__} as {program.parts} {plural}, "
+        f"+{program.nbytes / 2**20:.1f} MiB of weights in oneDNN's order",
+    )
+    return True
+
+
+def _refusal(context: Context, module: nn.Module) -> str | None:
+    parts = {*module.modules()}
+    for part in parts:
+        if part.training or part._forward_hooks or part._forward_pre_hooks:
+            return f"{context.paths[part]} has a hook or is in training mode"
+        for parameter in part._parameters.values():
+            for owner, _ in context.owners.get(id(parameter), []):
+                if owner not in parts:
+                    return f"shares a weight with {context.paths[owner]}, which is outside of it"
+    return None
+
+
+@contextmanager
+def _all_or_nothing(context: Context) -> Iterator[None]:
+    """Take back what was changed where CaptureError is raised, with the very same parameters."""
+    before = [
+        (m, {**m._parameters}, {**m._buffers}, m.__dict__.get("forward")) for m in context.paths
+    ]
+    changes, entries = len(context.record.changes), len(context.record.report.entries)
+    dtype_of = context.dtype_of
+    try:
+        yield
+    except CaptureError:
+        for module, parameters, buffers, forward in before:
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
+            if forward is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = forward
+        del context.record.changes[changes:]
+        del context.record.report.entries[entries:]
+        context.dtype_of = dtype_of
+        raise
