@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +20,7 @@ _GLOBAL_HOOKS = (
 )
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 _is_training = attrgetter("training")
+_version = attrgetter("_version")
 
 MOST_FORMS = 16
 """Forms of call that are captured unless another number is given."""
@@ -258,21 +259,27 @@ class _State:
             *(m._forward_hooks for m in modules),
             *(m._forward_pre_hooks for m in modules),
         )
-        self._packed: list[tuple[dict[str, Any], str, PackedTensor, Any]] = []
-        self._plain: list[tuple[dict[str, Any], str, Tensor, int]] = []
-        self._unversioned: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._packed: list[tuple[PackedTensor, Any]] = []
+        # Lists side by side, for loops without byte code: between two calls of a large model all of
+        # this has left the caches.
+        self._owners: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        self._tensors: list[Tensor | None] = []
+        self._versioned: list[Tensor] = []
         for m in modules:
             for tensors in (m._parameters, m._buffers):
                 for name, tensor in tensors.items():
                     self._note(tensors, name, tensor)
+        self._versions = [*map(_version, self._versioned)]
 
     def _note(self, tensors: dict[str, Any], name: str, tensor: Any) -> None:
+        self._owners.append(tensors)
+        self._names.append(name)
+        self._tensors.append(tensor)
         if isinstance(tensor, PackedTensor):
-            self._packed.append((tensors, name, tensor, tensor.packed))
-        elif tensor is None or tensor.is_inference():
-            self._unversioned.append((tensors, name, tensor))
-        else:
-            self._plain.append((tensors, name, tensor, tensor._version))
+            self._packed.append((tensor, tensor.packed))
+        elif tensor is not None and not tensor.is_inference():
+            self._versioned.append(tensor)
 
     def is_special(self) -> bool:
         """Whether a module has a hook or is in training mode."""
@@ -283,13 +290,11 @@ class _State:
         for children, then in self._children:
             if [*children.values()] != then:
                 return False
-        for tensors, name, tensor, version in self._plain:
-            if tensors.get(name) is not tensor or tensor._version != version:
-                return False
-        for tensors, name, packed, stored in self._packed:
-            if tensors.get(name) is not packed or packed.packed is not stored:
-                return False
-        return all(tensors.get(name) is tensor for tensors, name, tensor in self._unversioned)
+        if not all(map(is_, map(dict.get, self._owners, self._names), self._tensors)):
+            return False
+        if [*map(_version, self._versioned)] != self._versions:
+            return False
+        return all(packed.packed is stored for packed, stored in self._packed)
 
 
 class _Attributes:
