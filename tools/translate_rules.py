@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,8 @@ OPERATORS: dict[type[ast.AST], str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",
 }
+# States that are never negative.
+UNSIGNED = {"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg", "variance"}
 MEASURE = "_measure"
 CONSTANTS = "_constants"
 
@@ -45,10 +48,17 @@ class Untranslatable(Exception):
 class Expression:
     """Translates expressions: over vectors, or over float64 for the constants."""
 
-    def __init__(self, helpers: dict[str, ast.FunctionDef], over_vectors: bool) -> None:
+    def __init__(
+        self,
+        helpers: dict[str, ast.FunctionDef],
+        over_vectors: bool,
+        scalars: Sequence[str] = (),
+    ) -> None:
         self.helpers = helpers
         self.over_vectors = over_vectors
+        self.scalars = scalars
         self.used: set[str] = set()
+        self.divisors: list[str] = []
 
     def __call__(self, node: ast.expr) -> str:
         """The C++ text of an expression, in parentheses where it is compound."""
@@ -67,6 +77,11 @@ class Expression:
             return f"({sign.join(self(value) for value in node.values)})"
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not self.over_vectors:
             return f"std::pow({self(node.left)}, {self(node.right)})"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            divisor = self(node.right)
+            if divisor in self.scalars:
+                self.divisors.append(divisor)
+                return f"divide({self(node.left)}, {divisor}, {divisor}_inverse)"
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             return f"({self(node.left)} {OPERATORS[type(node.op)]} {self(node.right)})"
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OPERATORS:
@@ -97,6 +112,7 @@ class Variant:
     writes: list[str] = field(default_factory=list)
     sums: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
+    divisors: list[str] = field(default_factory=list)
 
 
 class Rule:
@@ -125,8 +141,9 @@ class Rule:
         assigned: set[str] = set()
 
         def expression(node: ast.expr) -> str:
-            translate = Expression(self.helpers, over_vectors=True)
+            translate = Expression(self.helpers, over_vectors=True, scalars=self.scalars)
             text = translate(node)
+            variant.divisors += [d for d in translate.divisors if d not in variant.divisors]
             variant.used |= translate.used
             variant.reads |= {n for n in translate.used if n in self.operands} - assigned
             return text
@@ -157,29 +174,41 @@ class Rule:
         return variant
 
     def loop(self, index: int) -> str:
-        """The C++ loop of a variant."""
+        """The C++ loop of a variant, for any formats of parameter, gradient and states."""
         variant = self.variants[index]
         lines = [
-            f"static void {self.name}_{index}(float* const* operands, const float* scalars,",
-            "    float factor, std::int64_t count, double* sums) {",
+            "template <class Parameter, class Gradient, class State>",
+            f"static void {self.name}_{index}(const Update& update, std::int64_t offset,",
+            "    std::int64_t count, double* sums) {",
+            "  const float factor = update.factor;",
         ]
+        present = variant.reads | set(variant.writes)
         for position, name in enumerate(self.operands):
-            if name in variant.reads or name in variant.writes:
-                lines.append(f"  float* const {name}_at = operands[{position}];")
+            if name in present:
+                sign = "Unsigned" if name in UNSIGNED else "Signed"
+                kind = ("Parameter", "Gradient", f"State::{sign}")[min(position, 2)]
+                if position > 1:
+                    lines.append(f"  using {name}_format = typename {kind};")
+                    kind = f"{name}_format"
+                lines.append(f"  alignas(64) float {name}_scratch[{kind}::kScratch];")
+                own = f"update.operands[{position}], offset, {name}_scratch"
+                lines.append(f"  {kind} {name}_at({own});")
         for position, name in enumerate(self.scalars):
             if name in variant.used:
-                lines.append(f"  const f32v {name} = splat(scalars[{position}]);")
+                lines.append(f"  const f32v {name} = splat(update.scalars[{position}]);")
+        lines += [f"  const f32v {name}_inverse = 1.0f / {name};" for name in variant.divisors]
         lines += [f"  f32v sum_{i}{{}};" for i in range(len(variant.sums))]
         lines.append("  sweep(0, count, [&](std::int64_t i, auto rest) {")
         for name in self.operands:
             if name in variant.reads:
                 scaled = " * factor" if name == "gradient" else ""
-                lines.append(f"    f32v {name} = load({name}_at + i, rest){scaled};")
+                lines.append(f"    f32v {name} = {name}_at.get(i, rest){scaled};")
         lines += [f"    {line}" for line in variant.lines]
-        lines += [f"    store({name}_at + i, {name}, rest);" for name in variant.writes]
+        lines += [f"    {name}_at.put(i, {name}, rest);" for name in variant.writes]
         for i, text in enumerate(variant.sums):
             lines.append(f"    sum_{i} += fill_tail({text}, rest, 0.0f);")
         lines.append("  });")
+        lines += [f"  {name}_at.finish(count);" for name in variant.writes]
         lines += [f"  sums[{i}] += sum(sum_{i});" for i in range(len(variant.sums))]
         return "\n".join([*lines, "}", ""])
 
@@ -288,8 +317,11 @@ def translate(source: str) -> tuple[str, str]:
     loops_header = head + "\n".join(
         [
             *loops,
-            "static constexpr Loop kLoops[] = {",
-            "    " + ", ".join(pointers),
+            "template <class P, class G, class S>",
+            "struct Loops {",
+            "  static constexpr Loop table[] = {",
+            "      " + ", ".join(f"{name}<P, G, S>" for name in pointers),
+            "  };",
             "};\n",
             "static constexpr Traffic kTraffic[] = {",
             *variants,

@@ -14,6 +14,7 @@
 namespace oxytorch::OXY_LEVEL {
 
 #define OXY_INLINE static inline __attribute__((always_inline))
+#define OXY_MEMBER inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
 inline constexpr int kVectorBytes = 64;
@@ -30,6 +31,7 @@ typedef float f32v __attribute__((vector_size(kVectorBytes)));
 typedef std::int32_t i32v __attribute__((vector_size(kVectorBytes)));
 typedef std::uint32_t u32v __attribute__((vector_size(kVectorBytes)));
 typedef std::uint16_t u16v __attribute__((vector_size(kVectorBytes / 2)));
+typedef std::uint8_t u8v __attribute__((vector_size(kVectorBytes / 4)));
 
 OXY_INLINE f32v splat(float value) { return f32v{} + value; }
 OXY_INLINE u32v bits_of(f32v v) { return reinterpret_cast<u32v>(v); }
@@ -63,6 +65,44 @@ OXY_INLINE u16v truncate(u32v v) {
 #else
   return __builtin_convertvector(v, u16v);
 #endif
+}
+
+OXY_INLINE u32v zero_extend(u8v v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<u32v>(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(v)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<u32v>(
+      _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(reinterpret_cast<long long>(v))));
+#elif defined(__SSE4_1__)
+  return reinterpret_cast<u32v>(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(reinterpret_cast<int>(v))));
+#else
+  return __builtin_convertvector(v, u32v);
+#endif
+}
+
+// Every lane has to be below 2^8.
+OXY_INLINE u8v truncate_8_bits(u32v v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<u8v>(_mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(v)));
+#elif defined(__AVX2__)
+  const __m256i pairs = _mm256_packus_epi32(reinterpret_cast<__m256i>(v), __m256i{});
+  const __m256i bytes = _mm256_packus_epi16(pairs, __m256i{});
+  const __m256i joined =
+      _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 1, 1, 1, 1, 1));
+  return reinterpret_cast<u8v>(_mm_cvtsi128_si64(_mm256_castsi256_si128(joined)));
+#elif defined(__SSE4_1__)
+  const __m128i pairs = _mm_packus_epi32(reinterpret_cast<__m128i>(v), __m128i{});
+  return reinterpret_cast<u8v>(_mm_cvtsi128_si32(_mm_packus_epi16(pairs, __m128i{})));
+#else
+  return __builtin_convertvector(v, u8v);
+#endif
+}
+
+// The numbers of the lanes, from 0.
+OXY_INLINE u32v lane_numbers() {
+  u32v numbers;
+  for (int i = 0; i < kLanes; ++i) numbers[i] = static_cast<std::uint32_t>(i);
+  return numbers;
 }
 
 OXY_INLINE f32v magnitude(f32v v) { return from_bits(bits_of(v) & 0x7fffffff); }
@@ -206,13 +246,37 @@ OXY_INLINE void store(T* p, f32v v, Whole) {
   store(p, v);
 }
 
+// Vectors of whole numbers, as they are in memory.
+
+template <class V, class T>
+OXY_INLINE V load_raw(const T* p, Whole) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+template <class V, class T>
+OXY_INLINE V load_raw(const T* p, std::int64_t count) {
+  V v{};
+  for (std::int64_t i = 0; i < count; ++i) v[i] = p[i];
+  return v;
+}
+
+template <class V, class T>
+OXY_INLINE void store_raw(T* p, V v, Whole) {
+  std::memcpy(p, &v, sizeof v);
+}
+
+template <class V, class T>
+OXY_INLINE void store_raw(T* p, V v, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) p[i] = v[i];
+}
+
 // Sets the lanes beyond `count` to `value`.
 OXY_INLINE f32v fill_tail(f32v v, Whole, float) { return v; }
 
 OXY_INLINE f32v fill_tail(f32v v, std::int64_t count, float value) {
-  i32v lane;
-  for (int i = 0; i < kLanes; ++i) lane[i] = i;
-  return lane < static_cast<std::int32_t>(count) ? v : splat(value);
+  return lane_numbers() < static_cast<std::uint32_t>(count) ? v : splat(value);
 }
 
 template <class Body>
@@ -313,6 +377,17 @@ OXY_INLINE f32v maximum(f32v a, f32v b) {
 #endif
 }
 
+OXY_INLINE i32v clamp(i32v v, std::int32_t least, std::int32_t most) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<i32v>(
+      _mm512_min_epi32(_mm512_max_epi32(reinterpret_cast<__m512i>(v), _mm512_set1_epi32(least)),
+                       _mm512_set1_epi32(most)));
+#else
+  v = v > least ? v : i32v{} + least;
+  return v < most ? v : i32v{} + most;
+#endif
+}
+
 OXY_INLINE float sum(f32v v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));
@@ -338,6 +413,18 @@ OXY_INLINE float maximum(f32v v) {
   float values[kLanes];
   store(values, v);
   float result = values[0];
+  for (int i = 1; i < kLanes; ++i) result = result > values[i] ? result : values[i];
+  return result;
+#endif
+}
+
+OXY_INLINE std::uint32_t maximum(u32v v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(v));
+#else
+  std::uint32_t values[kLanes];
+  std::memcpy(values, &v, sizeof v);
+  std::uint32_t result = values[0];
   for (int i = 1; i < kLanes; ++i) result = result > values[i] ? result : values[i];
   return result;
 #endif

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 CODE_BLOCK = 256
-"""Elements that share a scale."""
+"""Elements that share a bound."""
 
-LAST_SIGNED = 127.0
-LAST_UNSIGNED = 255.0
+# Lower bits that are cut off, and the last code; by whether there is a sign.
+_LAYOUT = {True: (20, 127), False: (19, 255)}
 
 
 def split(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,38 +49,64 @@ def _blocks(values: Tensor) -> Tensor:
     return torch.nn.functional.pad(values, (0, rest)).view(-1, CODE_BLOCK)
 
 
-def decode(codes: Tensor, scales: Tensor) -> Tensor:
-    """float32 values of 8-bit codes: scale sign(c) c^2 for int8, scale c^4 for uint8."""
-    c = _blocks(in_memory_order(codes).float())
-    squares = c * c.abs()
-    values = (squares if codes.dtype == torch.int8 else squares * squares) * scales[:, None]
-    result = torch.empty_like(codes, dtype=torch.float32)
-    in_memory_order(result).copy_(values.flatten()[: codes.numel()])
+def _in_shape(blocks: Tensor, like: Tensor) -> Tensor:
+    """The values of rows of CODE_BLOCK in the shape and strides of `like`."""
+    result = torch.empty_like(like, dtype=blocks.dtype, requires_grad=False)
+    in_memory_order(result).copy_(blocks.flatten()[: like.numel()])
     return result
 
 
-def encode(values: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
-    """8-bit codes and scales nearest to float32 `values`; values that were decoded come out same.
+def decode(codes: Tensor, bounds: Tensor) -> Tensor:
+    """float32 values of 8-bit codes.
 
-    signed: int8 codes, else uint8 codes of values that are not negative.
+    A code is the upper bits of a float32 less those of its block's bound, the value of the last
+    code: int8 (as bits: sign, 7 bits of code) has 3 bits of mantissa and zero as code 0; uint8,
+    for values that are never negative, has 4 and no zero of its own.
     """
-    blocks = _blocks(in_memory_order(values.detach().float()))
-    top = blocks.abs().amax(1, keepdim=True)
-    power, last = (2, LAST_SIGNED) if signed else (4, LAST_UNSIGNED)
-    scales = top / last**power
-    # A decoded block has a scale within a rounding of this one.
-    inverse = torch.where(top > 0, 1 / top, 0.0)
-    codes = ((blocks.abs() * inverse) ** (1 / power) * last).round().clamp_(max=last)
-    if not signed:
-        codes = torch.where(blocks > 0, codes.clamp(min=1), codes)
-    magnitudes = codes * codes if signed else (codes * codes) * (codes * codes)
-    infinity = torch.full_like(scales, float("inf"))
-    for candidate in (torch.nextafter(scales, infinity), torch.nextafter(scales, -infinity)):
-        exact = (magnitudes * candidate == blocks.abs()).all(1, keepdim=True)
-        scales = torch.where(exact, candidate, scales)
+    signed = codes.dtype == torch.int8
+    shift, last = _LAYOUT[signed]
+    code = _blocks(in_memory_order(codes).view(torch.uint8).to(torch.int32))
+    magnitude = code & last
+    zero = (bounds.view(torch.int32)[:, None] >> shift) - last
+    bits = (magnitude + zero) << shift
     if signed:
-        codes = torch.where(blocks < 0, -codes, codes)
-    dtype = torch.int8 if signed else torch.uint8
-    result = torch.empty_like(values, dtype=dtype)
-    in_memory_order(result).copy_(codes.nan_to_num().flatten()[: values.numel()].to(dtype))
-    return result, scales.flatten()
+        bits = torch.where(magnitude != 0, bits, 0) | (code & 128) << 24
+    return _in_shape(bits.view(torch.float32), codes)
+
+
+def encode(values: Tensor, signed: bool, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """8-bit codes and bounds of float32 `values`; values that were decoded come out the same.
+
+    signed: int8 codes, else uint8 codes of values that are not negative. noise: what is added to
+    the bits before the lower ones are cut off, in memory order; half of the last bit if None.
+    """
+    shift, last = _LAYOUT[signed]
+    bits = _blocks(in_memory_order(values.detach().float()).view(torch.int32))
+    magnitude = bits & 0x7FFFFFFF if signed else bits
+    round_up = (1 << shift) - 1
+    bounds = (bits & 0x7FFFFFFF).amax(1, keepdim=True) + round_up & ~round_up
+    added = torch.tensor(1 << shift - 1) if noise is None else _blocks(noise >> 32 - shift)
+    # Sums of bits may pass 2^31, as they do without a sign in the kernel.
+    code = ((magnitude.long() + added) >> shift) - ((bounds >> shift) - last)
+    code = code.clamp(0 if signed else 1, last)
+    if signed:
+        code |= torch.where(bits < 0, 128, 0)
+    code = _in_shape(code.to(torch.uint8), values)
+    return code.view(torch.int8) if signed else code, bounds.flatten().view(torch.float32)
+
+
+def noise(count: int, key: int) -> Tensor:
+    """Numbers of `count` elements that are spread evenly over 32 bits, as int64.
+
+    A Weyl sequence that starts at `key`.
+    """
+    return (torch.arange(count) * 0x9E3779B9 + key) & 0xFFFFFFFF
+
+
+def round_at_random(values: Tensor, key: int) -> Tensor:
+    """bfloat16 from float32 `values`, rounded up or down with a mean of the value."""
+    flat = in_memory_order(values)
+    bits = flat.view(torch.int32).long() & 0xFFFFFFFF
+    noisy = bits + (noise(flat.numel(), key) >> 16)
+    upper = torch.where(flat.isnan(), bits | 0x400000, noisy) >> 16 & 0xFFFF
+    return _in_shape(upper.to(torch.int32).to(torch.int16).view(torch.bfloat16), values)

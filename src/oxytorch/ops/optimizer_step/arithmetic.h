@@ -30,6 +30,19 @@ OXY_INLINE f32v fused_multiply_add(f32v x, f32v y, f32v z) {
 #endif
 }
 
+// x / y, rounded once, for a normal result; y is the same for all lanes and inverse is 1 / y. The
+// remainder is exact (Markstein, IA-64 and Elementary Functions, 2000).
+OXY_INLINE f32v divide(f32v x, f32v y, [[maybe_unused]] f32v inverse) {
+#if defined(__FMA__)
+  const f32v quotient = x * inverse;
+  const f32v remainder = fused_multiply_add(-quotient, y, x);
+  // Infinity and NaN have no remainder.
+  return remainder == remainder ? fused_multiply_add(remainder, inverse, quotient) : quotient;
+#else
+  return x / y;
+#endif
+}
+
 OXY_INLINE f32v square_root(f32v x) {
 #if defined(__AVX512F__)
   return reinterpret_cast<f32v>(_mm512_sqrt_ps(reinterpret_cast<__m512>(x)));

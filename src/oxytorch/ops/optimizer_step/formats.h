@@ -1,5 +1,7 @@
-// How operands are kept in memory: to float32 and back, a block at a time. Plain loops, which the
-// compiler turns into vectors; results are the same bits at every level.
+// How operands are kept in memory. Each format is a class that a rule's loop reads and writes
+// through: get(i, rest), put(i, value, rest), and finish(count) after the last. Element i lies at
+// `offset` + i of the tensor; kScratch floats of scratch keep what is put until `finish`. Results
+// are the same bits at every level.
 #pragma once
 
 #include "core/vec.h"
@@ -7,184 +9,207 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-OXY_INLINE std::uint32_t float_bits(float v) { return __builtin_bit_cast(std::uint32_t, v); }
-OXY_INLINE float bits_float(std::uint32_t v) { return __builtin_bit_cast(float, v); }
-
-// A random number for element `index`: every bit of the result depends on every bit of the input
-// (Wellons, Prospecting for Hash Functions, 2018: lowbias32).
-OXY_INLINE std::uint32_t random_bits(std::uint32_t index, std::uint32_t key) {
-  std::uint32_t x = index ^ key;
-  x = (x ^ x >> 16) * 0x7feb352du;
-  x = (x ^ x >> 15) * 0x846ca68bu;
-  return x ^ x >> 16;
-}
-
-// The same between 0 and 1.
-OXY_INLINE float random_fraction(std::uint32_t index, std::uint32_t key) {
-  return static_cast<float>(static_cast<std::int32_t>(random_bits(index, key) >> 8)) * 0x1p-24f;
-}
-
 template <class T>
-static void unpack_16_bits(const T* data, std::int64_t count, float* out) {
-  sweep(0, count, [&](std::int64_t i, auto rest) { store(out + i, load(data + i, rest), rest); });
+class Plain {
+ public:
+  static constexpr std::int64_t kScratch = 1;
+
+  Plain(const Operand& operand, std::int64_t offset, float*)
+      : data_(static_cast<T*>(operand.data) + offset) {}
+
+  template <class Rest>
+  OXY_MEMBER f32v get(std::int64_t i, Rest rest) const {
+    return load(data_ + i, rest);
+  }
+  template <class Rest>
+  OXY_MEMBER void put(std::int64_t i, f32v value, Rest rest) {
+    store(data_ + i, value, rest);
+  }
+  void finish(std::int64_t) {}
+
+ private:
+  T* data_;
+};
+
+// The upper half of a float32 in one tensor, the lower half in another.
+class Split {
+ public:
+  static constexpr std::int64_t kScratch = 1;
+
+  Split(const Operand& operand, std::int64_t offset, float*)
+      : upper_(static_cast<std::uint16_t*>(operand.data) + offset),
+        low_(static_cast<std::uint16_t*>(operand.extra) + offset) {}
+
+  template <class Rest>
+  OXY_MEMBER f32v get(std::int64_t i, Rest rest) const {
+    const u32v upper = zero_extend(load_raw<u16v>(upper_ + i, rest));
+    return from_bits(upper << 16 | zero_extend(load_raw<u16v>(low_ + i, rest)));
+  }
+  template <class Rest>
+  OXY_MEMBER void put(std::int64_t i, f32v value, Rest rest) {
+    store_raw(upper_ + i, truncate(bits_of(value) >> 16), rest);
+    store_raw(low_ + i, truncate(bits_of(value) & 0xffff), rest);
+  }
+  void finish(std::int64_t) {}
+
+ private:
+  std::uint16_t* upper_;
+  std::uint16_t* low_;
+};
+
+// Numbers for elements from `index` on that are spread evenly over 32 bits: a Weyl sequence. Its
+// start is drawn anew for every tensor and step, so that what an element gets is random.
+OXY_INLINE u32v noise(std::int64_t index, std::uint32_t key) {
+  constexpr std::uint32_t kStep = 0x9e3779b9u;  // 2^32 divided by the golden ratio
+  return lane_numbers() * kStep + (static_cast<std::uint32_t>(index) * kStep + key);
 }
 
+// bfloat16, rounded up or down at random so that the mean is right.
+class Stochastic {
+ public:
+  static constexpr std::int64_t kScratch = 1;
+
+  Stochastic(const Operand& operand, std::int64_t offset, float*)
+      : data_(static_cast<bf16*>(operand.data) + offset), offset_(offset), key_(operand.key) {}
+
+  template <class Rest>
+  OXY_MEMBER f32v get(std::int64_t i, Rest rest) const {
+    return load(data_ + i, rest);
+  }
+  template <class Rest>
+  OXY_MEMBER void put(std::int64_t i, f32v value, Rest rest) {
+    const u32v bits = bits_of(value);
+    const u32v noisy = bits + (noise(offset_ + i, key_) >> 16);
+    const u32v result = value == value ? noisy : bits | 0x400000;
+    store_raw(reinterpret_cast<std::uint16_t*>(data_) + i, truncate(result >> 16), rest);
+  }
+  void finish(std::int64_t) {}
+
+ private:
+  bf16* data_;
+  std::int64_t offset_;
+  std::uint32_t key_;
+};
+
+// Codes of 8 bits: the upper bits of a float32 less those of a bound that kCodeBlock elements
+// share, the value of the last code. Signed: a sign, 4 bits of exponent and 3 of mantissa, and 0 is
+// zero; unsigned: 4 and 4, and the first code stands for everything below, since these values stand
+// in denominators. Rounded up or down at random so that the mean is right. `offset` is a multiple
+// of kCodeBlock, and at most that many elements are put.
+template <bool has_sign>
+class Codes {
+ public:
+  static constexpr std::int64_t kScratch = kCodeBlock;
+
+  Codes(const Operand& operand, std::int64_t offset, float* scratch)
+      : codes_(static_cast<std::uint8_t*>(operand.data) + offset),
+        bound_(static_cast<std::uint32_t*>(operand.extra) + offset / kCodeBlock),
+        values_(scratch),
+        offset_(offset),
+        key_(operand.key),
+        zero_((*bound_ >> kShift) - kLast) {}
+
+  template <class Rest>
+  OXY_MEMBER f32v get(std::int64_t i, Rest rest) const {
+    const u32v code = zero_extend(load_raw<u8v>(codes_ + i, rest));
+    if constexpr (!has_sign) return from_bits((code + zero_) << kShift);
+    const u32v magnitude = code & kLast;
+    const u32v bits = (magnitude + zero_) << kShift;
+    return from_bits((magnitude != 0 ? bits : u32v{}) | (code & 128) << 24);
+  }
+  template <class Rest>
+  OXY_MEMBER void put(std::int64_t i, f32v value, Rest rest) {
+    store(values_ + i, fill_tail(value, rest, 0.0f));
+  }
+  void finish(std::int64_t count) {
+    const float* values = values_;
+    const std::int64_t offset = offset_;
+    const std::uint32_t key = key_;
+    std::uint8_t* codes = codes_;
+    u32v largest{};
+    for (std::int64_t i = 0; i < count; i += kLanes) {
+      const u32v bits = bits_of(load(values + i)) & 0x7fffffff;
+      largest = largest > bits ? largest : bits;
+    }
+    constexpr std::uint32_t kRoundUp = (1u << kShift) - 1;
+    const std::uint32_t bound = (maximum(largest) + kRoundUp) & ~kRoundUp;
+    *bound_ = bound;
+    const auto zero = static_cast<std::int32_t>((bound >> kShift) - kLast);
+    sweep(0, count, [&](std::int64_t i, auto rest) {
+      const u32v value = bits_of(load(values + i));
+      const u32v magnitude = has_sign ? value & 0x7fffffff : value;
+      const u32v noisy = magnitude + (noise(offset + i, key) >> (32 - kShift));
+      const i32v code = clamp(reinterpret_cast<i32v>(noisy >> kShift) - zero, kFirst, kLast);
+      u32v result = reinterpret_cast<u32v>(code);
+      if constexpr (has_sign) result |= value >> 31 << 7;
+      store_raw(codes + i, truncate_8_bits(result), rest);
+    });
+  }
+
+ private:
+  static constexpr int kShift = has_sign ? 20 : 19;
+  static constexpr int kFirst = has_sign ? 0 : 1;
+  static constexpr int kLast = has_sign ? 127 : 255;
+
+  std::uint8_t* codes_;
+  std::uint32_t* bound_;
+  float* values_;
+  std::int64_t offset_;
+  std::uint32_t key_;
+  std::uint32_t zero_;  // the upper bits that code 0 would stand for
+};
+
+// The formats of states, of which some are never negative.
 template <class T>
-static void pack_16_bits(T* data, std::int64_t count, const float* values) {
-  sweep(0, count,
-        [&](std::int64_t i, auto rest) { store(data + i, load(values + i, rest), rest); });
-}
+struct Same {
+  using Signed = T;
+  using Unsigned = T;
+};
 
-static void unpack_split(const std::uint16_t* __restrict upper, const std::uint16_t* __restrict low,
-                         std::int64_t count, float* __restrict out) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    out[i] = bits_float(std::uint32_t{upper[i]} << 16 | low[i]);
-  }
-}
+struct BlockCodes {
+  using Signed = Codes<true>;
+  using Unsigned = Codes<false>;
+};
 
-static void pack_split(std::uint16_t* __restrict upper, std::uint16_t* __restrict low,
-                       std::int64_t count, const float* __restrict values) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    upper[i] = static_cast<std::uint16_t>(float_bits(values[i]) >> 16);
-    low[i] = static_cast<std::uint16_t>(float_bits(values[i]));
-  }
-}
-
-static void pack_stochastic(std::uint16_t* __restrict data, std::int64_t offset, std::int64_t count,
-                            std::uint32_t key, const float* __restrict values) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::uint32_t bits = float_bits(values[i]);
-    const std::uint32_t noise = random_bits(static_cast<std::uint32_t>(offset + i), key) & 0xffff;
-    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
-    data[i] = static_cast<std::uint16_t>((is_nan ? bits | 0x400000 : bits + noise) >> 16);
-  }
-}
-
-// Codes stand for value = scale sign(c) c^2 and value = scale c^4: steps are finer near zero, where
-// most values lie. The scale is chosen so that the largest magnitude of a block gets the last code.
-
-inline constexpr float kLastSigned = 127.0f;
-inline constexpr float kLastUnsigned = 255.0f;
-
-static void unpack_signed(const std::int8_t* __restrict codes, float scale, std::int64_t count,
-                          float* __restrict out) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto c = static_cast<float>(codes[i]);
-    out[i] = c * __builtin_fabsf(c) * scale;
-  }
-}
-
-static void unpack_unsigned(const std::uint8_t* __restrict codes, float scale, std::int64_t count,
-                            float* __restrict out) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto c = static_cast<float>(codes[i]);
-    out[i] = (c * c) * (c * c) * scale;
-  }
-}
-
-// The largest magnitude; NaN counts as larger than any.
-static float largest(const float* values, std::int64_t count) {
-  std::uint32_t found = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::uint32_t bits = float_bits(values[i]) & 0x7fffffff;
-    found = found > bits ? found : bits;
-  }
-  return bits_float(found);
-}
-
-// Rounded up or down at random so that the mean of the code is right.
-static void pack_signed(std::int8_t* __restrict codes, float* scale, std::int64_t offset,
-                        std::int64_t count, std::uint32_t key, const float* __restrict values) {
-  const float top = largest(values, count);
-  *scale = top / (kLastSigned * kLastSigned);
-  const float inverse = top > 0.0f ? kLastSigned * kLastSigned / top : 0.0f;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float dither = random_fraction(static_cast<std::uint32_t>(offset + i), key);
-    const float root = __builtin_sqrtf(__builtin_fabsf(values[i]) * inverse) + dither;
-    const auto c = static_cast<std::int32_t>(root < kLastSigned ? root : kLastSigned);
-    codes[i] = static_cast<std::int8_t>(values[i] < 0.0f ? -c : c);
-  }
-}
-
-// A positive value never becomes zero: it stands in denominators.
-static void pack_unsigned(std::uint8_t* __restrict codes, float* scale, std::int64_t offset,
-                          std::int64_t count, std::uint32_t key, const float* __restrict values) {
-  constexpr float kTop = kLastUnsigned * kLastUnsigned * kLastUnsigned * kLastUnsigned;
-  const float top = largest(values, count);
-  *scale = top / kTop;
-  const float inverse = top > 0.0f ? 1.0f / top : 0.0f;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float dither = random_fraction(static_cast<std::uint32_t>(offset + i), key);
-    const float root =
-        __builtin_sqrtf(__builtin_sqrtf(values[i] * inverse)) * kLastUnsigned + dither;
-    const auto c = static_cast<std::int32_t>(root < kLastUnsigned ? root : kLastUnsigned);
-    codes[i] = static_cast<std::uint8_t>(values[i] > 0.0f && c < 1 ? 1 : c);
-  }
-}
-
-// Calls body(code_block, begin, count) for every block of codes within a block of elements.
+// Calls body(Same<Class>{}) with the class of a format.
 template <class Body>
-OXY_INLINE void for_code_blocks(std::int64_t offset, std::int64_t count, Body body) {
-  for (std::int64_t i = 0; i < count; i += kCodeBlock) {
-    const std::int64_t rest = count - i;
-    body((offset + i) / kCodeBlock, i, rest < kCodeBlock ? rest : kCodeBlock);
+OXY_INLINE void with_format(Format format, Body body) {
+  switch (format) {
+    case Format::float32:
+      return body(Same<Plain<float>>{});
+    case Format::bfloat16:
+      return body(Same<Plain<bf16>>{});
+    case Format::float16:
+      return body(Same<Plain<f16>>{});
+    case Format::stochastic:
+      return body(Same<Stochastic>{});
+    case Format::split:
+      return body(Same<Split>{});
+    case Format::signed_codes:
+      return body(Same<Codes<true>>{});
+    case Format::unsigned_codes:
+      return body(Same<Codes<false>>{});
   }
 }
 
-// Elements [offset, offset + count) of an operand, as float32; offset is a multiple of kBlock.
+// Copies `count` elements of an operand to float32.
 static void unpack(const Operand& operand, std::int64_t offset, std::int64_t count, float* out) {
-  const auto* halves = static_cast<const std::uint16_t*>(operand.data) + offset;
-  switch (operand.format) {
-    case Format::float32:
-      return;
-    case Format::bfloat16:
-    case Format::stochastic:
-      return unpack_16_bits(reinterpret_cast<const bf16*>(halves), count, out);
-    case Format::float16:
-      return unpack_16_bits(reinterpret_cast<const f16*>(halves), count, out);
-    case Format::split:
-      return unpack_split(halves, static_cast<const std::uint16_t*>(operand.extra) + offset, count,
-                          out);
-    case Format::signed_codes:
-      return for_code_blocks(offset, count, [&](std::int64_t block, std::int64_t i, auto size) {
-        unpack_signed(static_cast<const std::int8_t*>(operand.data) + offset + i,
-                      static_cast<const float*>(operand.extra)[block], size, out + i);
-      });
-    case Format::unsigned_codes:
-      return for_code_blocks(offset, count, [&](std::int64_t block, std::int64_t i, auto size) {
-        unpack_unsigned(static_cast<const std::uint8_t*>(operand.data) + offset + i,
-                        static_cast<const float*>(operand.extra)[block], size, out + i);
-      });
-  }
+  with_format(operand.format, [&](auto tag) {
+    const typename decltype(tag)::Signed source(operand, offset, nullptr);
+    sweep(0, count, [&](std::int64_t i, auto rest) { store(out + i, source.get(i, rest), rest); });
+  });
 }
 
 static void pack(const Operand& operand, std::int64_t offset, std::int64_t count,
                  const float* values) {
-  auto* halves = static_cast<std::uint16_t*>(operand.data) + offset;
-  switch (operand.format) {
-    case Format::float32:
-      return;
-    case Format::bfloat16:
-      return pack_16_bits(reinterpret_cast<bf16*>(halves), count, values);
-    case Format::float16:
-      return pack_16_bits(reinterpret_cast<f16*>(halves), count, values);
-    case Format::stochastic:
-      return pack_stochastic(halves, offset, count, operand.key, values);
-    case Format::split:
-      return pack_split(halves, static_cast<std::uint16_t*>(operand.extra) + offset, count, values);
-    case Format::signed_codes:
-      return for_code_blocks(offset, count, [&](std::int64_t block, std::int64_t i, auto size) {
-        pack_signed(static_cast<std::int8_t*>(operand.data) + offset + i,
-                    static_cast<float*>(operand.extra) + block, offset + i, size, operand.key,
-                    values + i);
-      });
-    case Format::unsigned_codes:
-      return for_code_blocks(offset, count, [&](std::int64_t block, std::int64_t i, auto size) {
-        pack_unsigned(static_cast<std::uint8_t*>(operand.data) + offset + i,
-                      static_cast<float*>(operand.extra) + block, offset + i, size, operand.key,
-                      values + i);
-      });
-  }
+  with_format(operand.format, [&](auto tag) {
+    using Type = typename decltype(tag)::Signed;
+    alignas(64) float scratch[Type::kScratch];
+    Type target(operand, offset, scratch);
+    sweep(0, count,
+          [&](std::int64_t i, auto rest) { target.put(i, load(values + i, rest), rest); });
+    target.finish(count);
+  });
 }
 
 }  // namespace oxytorch::OXY_LEVEL

@@ -5,9 +5,8 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// A rule's loop over float32 operands; adds what a measure sums to `sums`.
-using Loop = void (*)(float* const* operands, const float* scalars, float factor,
-                      std::int64_t count, double* sums);
+// A rule's loop over `count` elements from `offset` on; adds what a measure sums to `sums`.
+using Loop = void (*)(const Update& update, std::int64_t offset, std::int64_t count, double* sums);
 
 // Which operands a loop reads and writes, as bits.
 struct Traffic {
@@ -17,27 +16,67 @@ struct Traffic {
 
 #include "oxytorch_rule_loops.h"
 
-// The rule reads and writes float32 operands where they are, and others in a block of float32 that
-// stays in the first-level cache.
-static void update_block(const Update& update, std::int64_t offset, double* sums) {
-  alignas(64) float blocks[kMaxOperands][kBlock];
-  float* operands[kMaxOperands];
-  const std::int64_t rest = update.count - offset;
-  const std::int64_t count = rest < kBlock ? rest : kBlock;
-  const Traffic traffic = kTraffic[update.variant];
-  for (int i = 0; i < kMaxOperands; ++i) {
-    const Operand& operand = update.operands[i];
+static bool is_codes(Format format) {
+  return format == Format::signed_codes || format == Format::unsigned_codes;
+}
+
+// The loops of the combinations of formats that are common; null for others.
+static const Loop* fused_loops(const Update& update, Traffic traffic) {
+  const Format parameter = update.operands[0].format;
+  const Format gradient = update.operands[1].format;
+  Format state = Format::float32;
+  for (int i = 2; i < kMaxOperands; ++i) {
     if (!((traffic.reads | traffic.writes) >> i & 1)) continue;
-    if (operand.format == Format::float32) {
-      operands[i] = static_cast<float*>(operand.data) + offset;
-      continue;
-    }
-    operands[i] = blocks[i];
-    if (traffic.reads >> i & 1) unpack(operand, offset, count, blocks[i]);
+    const Format own =
+        is_codes(update.operands[i].format) ? Format::unsigned_codes : update.operands[i].format;
+    if (state != Format::float32 && own != state) return nullptr;
+    state = own;
   }
-  kLoops[update.variant](operands, update.scalars, update.factor, count, sums);
+  using Float = Plain<float>;
+  using Half = Plain<bf16>;
+  using Floats = Same<Float>;
+  using Stochastics = Same<Stochastic>;
+  if (parameter == Format::float32 && gradient == Format::float32) {
+    if (state == Format::float32) return Loops<Float, Float, Floats>::table;
+    if (state == Format::stochastic) return Loops<Float, Float, Stochastics>::table;
+    if (state == Format::unsigned_codes) return Loops<Float, Float, BlockCodes>::table;
+  }
+  if (parameter == Format::split && gradient == Format::bfloat16) {
+    if (state == Format::float32) return Loops<Split, Half, Floats>::table;
+    if (state == Format::stochastic) return Loops<Split, Half, Stochastics>::table;
+    if (state == Format::unsigned_codes) return Loops<Split, Half, BlockCodes>::table;
+  }
+  return nullptr;
+}
+
+// Any other combination: by way of float32 in the first-level cache.
+static void update_by_copies(const Update& update, Traffic traffic, std::int64_t offset,
+                             std::int64_t count, double* sums) {
+  alignas(64) float copies[kMaxOperands][kCodeBlock];
+  Update copied = update;
   for (int i = 0; i < kMaxOperands; ++i) {
-    if (traffic.writes >> i & 1) pack(update.operands[i], offset, count, operands[i]);
+    if (!((traffic.reads | traffic.writes) >> i & 1)) continue;
+    copied.operands[i] = {copies[i], nullptr, Format::float32, 0};
+    if (traffic.reads >> i & 1) unpack(update.operands[i], offset, count, copies[i]);
+  }
+  using Float = Plain<float>;
+  Loops<Float, Float, Same<Float>>::table[update.variant](copied, 0, count, sums);
+  for (int i = 0; i < kMaxOperands; ++i) {
+    if (traffic.writes >> i & 1) pack(update.operands[i], offset, count, copies[i]);
+  }
+}
+
+static void update_block(const Update& update, std::int64_t offset, double* sums) {
+  const std::int64_t end = offset + kBlock < update.count ? offset + kBlock : update.count;
+  const Traffic traffic = kTraffic[update.variant];
+  const Loop* loops = fused_loops(update, traffic);
+  for (std::int64_t i = offset; i < end; i += kCodeBlock) {
+    const std::int64_t count = end - i < kCodeBlock ? end - i : kCodeBlock;
+    if (loops) {
+      loops[update.variant](update, i, count, sums);
+    } else {
+      update_by_copies(update, traffic, i, count, sums);
+    }
   }
 }
 
