@@ -11,96 +11,14 @@ from __future__ import annotations
 import argparse
 import ast
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CALLS = {
-    "sqrt": "square_root",
-    "maximum": "larger",
-    "fused_multiply_add": "fused_multiply_add",
-}
-OPERATORS: dict[type[ast.AST], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-}
-# States that are never negative.
-UNSIGNED = {"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg", "variance"}
-MEASURE = "_measure"
-CONSTANTS = "_constants"
+from rule_language import Expression, Helper, Untranslatable
 
-
-class Untranslatable(Exception):
-    """The rule uses Python beyond the restricted language."""
-
-    def __init__(self, node: ast.AST, why: str) -> None:
-        super().__init__(f"rules.py:{getattr(node, 'lineno', '?')}: {why}: {ast.unparse(node)}")
-
-
-class Expression:
-    """Translates expressions: over vectors, or over float64 for the constants."""
-
-    def __init__(
-        self,
-        helpers: dict[str, ast.FunctionDef],
-        over_vectors: bool,
-        scalars: Sequence[str] = (),
-    ) -> None:
-        self.helpers = helpers
-        self.over_vectors = over_vectors
-        self.scalars = scalars
-        self.used: set[str] = set()
-        self.divisors: list[str] = []
-
-    def __call__(self, node: ast.expr) -> str:
-        """The C++ text of an expression, in parentheses where it is compound."""
-        if isinstance(node, ast.Name):
-            self.used.add(node.id)
-            return node.id
-        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-            value = repr(float(node.value))
-            return f"splat({value}f)" if self.over_vectors else value
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return f"(-{self(node.operand)})"
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return f"(!{self(node.operand)})"
-        if isinstance(node, ast.BoolOp) and not self.over_vectors:
-            sign = " && " if isinstance(node.op, ast.And) else " || "
-            return f"({sign.join(self(value) for value in node.values)})"
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not self.over_vectors:
-            return f"std::pow({self(node.left)}, {self(node.right)})"
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            divisor = self(node.right)
-            if divisor in self.scalars:
-                self.divisors.append(divisor)
-                return f"divide({self(node.left)}, {divisor}, {divisor}_inverse)"
-        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            return f"({self(node.left)} {OPERATORS[type(node.op)]} {self(node.right)})"
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OPERATORS:
-            sign = OPERATORS[type(node.ops[0])]
-            return f"({self(node.left)} {sign} {self(node.comparators[0])})"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-            return self._call(node, node.func.id)
-        raise Untranslatable(node, "cannot translate")
-
-    def _call(self, node: ast.Call, name: str) -> str:
-        arguments = [self(argument) for argument in node.args]
-        if name == "where" and self.over_vectors:
-            condition, yes, no = arguments
-            return f"({condition} ? {yes} : {no})"
-        if name in ("min", "max") and not self.over_vectors:
-            return f"std::{name}<double>({', '.join(arguments)})"
-        if not self.over_vectors or (name not in CALLS and name not in self.helpers):
-            raise Untranslatable(node, "cannot call")
-        return f"{CALLS.get(name, name)}({', '.join(arguments)})"
+CONSTANTS, MEASURE, TRUST = "_constants", "_measure", "_trust"
+OWN = {"sqrt", "where", "maximum", "fused_multiply_add"}
+"""Functions of rules.py that C++ has in arithmetic.h."""
 
 
 @dataclass
@@ -118,12 +36,13 @@ class Variant:
 class Rule:
     """A function of rules.py over operands, scalars and flags."""
 
-    def __init__(self, function: ast.FunctionDef, helpers: dict[str, ast.FunctionDef]) -> None:
+    def __init__(self, function: ast.FunctionDef, helpers: dict[str, Helper]) -> None:
         self.name = function.name
         self.function = function
         self.helpers = helpers
         kinds = [(a.arg, ast.unparse(a.annotation or a)) for a in function.args.args]
-        self.operands = [name for name, kind in kinds if kind == "Value"]
+        self.operands = [name for name, kind in kinds if kind in ("Value", "Magnitude")]
+        self.magnitudes = {name for name, kind in kinds if kind == "Magnitude"}
         self.scalars = [name for name, kind in kinds if kind == "Scalar"]
         self.flags = [name for name, kind in kinds if kind == "Flag"]
         self.variants: list[Variant] = []
@@ -180,12 +99,13 @@ class Rule:
             "template <class Parameter, class Gradient, class State>",
             f"static void {self.name}_{index}(const Update& update, std::int64_t offset,",
             "    std::int64_t count, double* sums) {",
-            "  const float factor = update.factor;",
         ]
+        if "gradient" in variant.reads:
+            lines.append("  const float factor = update.factor;")
         present = variant.reads | set(variant.writes)
         for position, name in enumerate(self.operands):
             if name in present:
-                sign = "Unsigned" if name in UNSIGNED else "Signed"
+                sign = "Unsigned" if name in self.magnitudes else "Signed"
                 kind = ("Parameter", "Gradient", f"State::{sign}")[min(position, 2)]
                 if position > 1:
                     lines.append(f"  using {name}_format = typename {kind};")
@@ -218,17 +138,34 @@ class Rule:
         return sum(1 << i for i, name in enumerate(self.operands) if name in names)
 
 
-def helper(function: ast.FunctionDef, helpers: dict[str, ast.FunctionDef]) -> str:
-    """A helper of one `return`, as an inline C++ function over vectors."""
-    translate = Expression(helpers, over_vectors=True)
+def helper(function: ast.FunctionDef, known: dict[str, Helper]) -> str:
+    """A helper of assignments and one `return`, as an inline C++ function over vectors."""
+    kinds = {a.arg: ast.unparse(a.annotation or a) for a in function.args.args}
+    scalars = [name for name, kind in kinds.items() if kind == "Scalar"]
+    translate = Expression(known, over_vectors=True, scalars=scalars)
     lines = []
     for statement in function.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             lines.append(f"  const f32v {statement.targets[0].id} = {translate(statement.value)};")
         elif isinstance(statement, ast.Return) and statement.value is not None:
             lines.append(f"  return {translate(statement.value)};")
-    arguments = ", ".join(f"f32v {a.arg}" for a in function.args.args)
+    known[function.name] = Helper(list(kinds), translate.divisors)
+    names = [*kinds, *(f"{name}_inverse" for name in translate.divisors)]
+    arguments = ", ".join(f"f32v {name}" for name in names)
     return "\n".join([f"OXY_INLINE f32v {function.name}({arguments}) {{", *lines, "}", ""])
+
+
+def trust(function: ast.FunctionDef) -> str:
+    """The C++ function of a `_trust` function: of two sums and the hyper-parameters."""
+    arguments = [a.arg for a in function.args.args]
+    result = next(s.value for s in function.body if isinstance(s, ast.Return))
+    assert result is not None
+    lines = [f"static double {function.name}(const double* sums, const double* hyper) {{"]
+    for position, name in enumerate(arguments):
+        source = f"sums[{position}]" if position < 2 else f"hyper[{position - 2}]"
+        lines.append(f"  [[maybe_unused]] const double {name} = {source};")
+    text = Expression({}, over_vectors=False)(result)
+    return "\n".join([*lines, f"  return {text};", "}", ""])
 
 
 def constants(function: ast.FunctionDef, rules: list[Rule]) -> tuple[str, str, str]:
@@ -270,10 +207,9 @@ def translate(source: str) -> tuple[str, str]:
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     by_name = {function.name: function for function in functions}
     names = [n.removesuffix(CONSTANTS) for n in by_name if n.endswith(CONSTANTS)]
-    main = {*names, *(n + MEASURE for n in names), *(n + CONSTANTS for n in names)}
-    own = {"sqrt", "where", "maximum", "fused_multiply_add"}
-    helpers = {name: node for name, node in by_name.items() if name not in main | own}
-    loops = [helper(function, helpers) for function in helpers.values()]
+    main = {name + suffix for name in names for suffix in ("", CONSTANTS, MEASURE, TRUST)}
+    helpers: dict[str, Helper] = {}
+    loops = [helper(node, helpers) for name, node in by_name.items() if name not in main | OWN]
     entries, variants, used, table, ops, pointers = [], [], [], [], [], []
     for name in names:
         rules = [Rule(by_name[n], helpers) for n in (name + MEASURE, name) if n in by_name]
@@ -291,11 +227,16 @@ def translate(source: str) -> tuple[str, str]:
             numbers = ", ".join(str(firsts[-1] + i) for i in rule.by_flags)
             entries.append(f"inline constexpr int {rule.name}_variants[] = {{{numbers}}};\n")
         update = rules[-1]
-        measure = f"{name}{MEASURE}_variants" if len(rules) == 2 else "nullptr"
+        measure, factor, step_size = "nullptr", "nullptr", 0
+        if len(rules) == 2:
+            entries.append(trust(by_name[name + TRUST]))
+            measure, factor = f"{name}{MEASURE}_variants", name + TRUST
+            step_size = update.scalars.index("step_size")
         has_step = "step" in [a.arg for a in by_name[name + CONSTANTS].args.args]
         table.append(
             f'    {{"{name}_step", "{kinds}", {len(update.operands) - 2}, '
-            f"{str(has_step).lower()}, {name}_constants, {name}_variants, {measure}}},"
+            f"{str(has_step).lower()}, {name}_constants, {name}_variants, {measure}, {factor}, "
+            f"{step_size}}},"
         )
         ops.append(f'  OP({name}_step, {len(ops)}, "{schema}")')
     head = (

@@ -6,6 +6,10 @@ parameters exactly as float32, `state_dtype` shrinks the states, `seed` fixes th
 
 from __future__ import annotations
 
+from ._base import FusedOptimizer
+from .adagrad import Adagrad, RMSprop
 from .adam import Adam, AdamW
+from .lamb import Lamb, Lion
+from .sgd import SGD, Lars
 
-__all__ = ["Adam", "AdamW"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "FusedOptimizer", "Lamb", "Lars", "Lion", "RMSprop"]

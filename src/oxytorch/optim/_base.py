@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from . import _step, formats
+from . import _reference, _step, formats
 from ._step import LOW_HALF, SCALES
 
 State = dict[str, Any]
@@ -78,9 +78,13 @@ class FusedOptimizer(Optimizer):
         """The rule's hyper-parameters in the order of its `_constants` function."""
         raise NotImplementedError
 
+    def _rule(self, group: Group) -> str:
+        """The rule that updates the group."""
+        return self.rule
+
     def _names(self, group: Group) -> tuple[str, ...]:
-        """The states that the group's options use: the first of `state_names`."""
-        raise NotImplementedError
+        """The states that the group's options use, in the order of the rule's operands."""
+        return self.state_names
 
     def _initial(self, name: str, parameter: Tensor, group: Group) -> Tensor:
         """The first value of a state, in the dtype that torch would give it."""
@@ -183,25 +187,33 @@ class FusedOptimizer(Optimizer):
                 loss = closure()
         stream = 0
         for group in self.param_groups:
-            if self._is_plain(group):
+            if self._goes_as_torch(group):
+                self._step_as_torch(group)
+            else:
                 with torch.no_grad():
                     self._step_group(group, stream)
-            else:
-                self._step_as_torch(group)
             stream += len(group["params"])
         return loss
 
-    def _is_plain(self, group: Group) -> bool:
-        """Whether the fused step knows every tensor of the group."""
-        return not group.get("differentiable") and all(
-            parameter.grad is None
-            or (
-                parameter.grad.layout is torch.strided
-                and parameter.dtype in (torch.float32, torch.bfloat16, torch.float16)
-                and parameter.is_cpu
-            )
+    def _goes_as_torch(self, group: Group) -> bool:
+        """Whether the group has what neither the fused step nor the reference does."""
+        is_other = group.get("differentiable") or any(
+            parameter.grad is not None
+            and (parameter.grad.layout is not torch.strided or parameter.is_complex())
             for parameter in group["params"]
         )
+        if is_other or self._has_formats(group) or self._stock() is None:
+            return bool(is_other)
+        return not all(
+            parameter.grad is None or _step.is_fused(parameter) for parameter in group["params"]
+        )
+
+    def _has_formats(self, group: Group) -> bool:
+        return group["master_weights"] is not None or group["state_dtype"] is not None
+
+    def _stock(self) -> type[Optimizer] | None:
+        """The class of torch.optim that this one extends, or None."""
+        return next((c for c in type(self).__mro__ if _is_stock(c)), None)
 
     def _scaling(self, group: Group) -> _step.Scaling:
         return _step.Scaling(
@@ -227,27 +239,36 @@ class FusedOptimizer(Optimizer):
         for name in names:
             if name not in state:
                 self._store(parameter, group, name, self._initial(name, parameter, group))
+        self._begin_split(parameter, group, state)
+
+    def _begin_split(self, parameter: Tensor, group: Group, state: State) -> None:
+        """A bfloat16 parameter counts as exact until its lower half is known."""
         if not self._is_split(parameter, group):
             state.pop(LOW_HALF, None)
         elif LOW_HALF not in state:
             state[LOW_HALF] = torch.zeros_like(parameter, dtype=torch.int16)
 
     def _run(self, batch: _step.Batch, group: Group) -> None:
+        self._run_rule(self._rule(group), batch, group, self._hyper(group))
+
+    def _run_rule(
+        self, rule: str, batch: _step.Batch, group: Group, hyper: tuple[float, ...]
+    ) -> None:
+        fused = _step.is_compiled(rule) and all(map(_step.is_fused, batch.parameters))
+        run = _step.run if fused else _reference.run
         stochastic = group["state_dtype"] == torch.bfloat16
-        _step.run(
-            self.rule, batch, self._hyper(group), self._scaling(group), stochastic, group["seed"]
-        )
+        run(rule, batch, hyper, self._scaling(group), stochastic, group["seed"])
 
     def _step_as_torch(self, group: Group) -> None:
         """One step of the group by the class of torch.optim that this one extends."""
         name = type(self).__name__
-        stock = next((c for c in type(self).__mro__ if _is_stock(c)), None)
+        stock = self._stock()
         if stock is None:
             raise RuntimeError(
                 f"{name}: expected dense real parameters and gradients; "
                 "torch has no optimizer of this kind that takes others"
             )
-        if group["master_weights"] is not None or group["state_dtype"] is not None:
+        if self._has_formats(group):
             raise RuntimeError(
                 f"{name}: sparse gradients, complex parameters and differentiable steps go "
                 "torch's way, which knows neither master_weights nor state_dtype; "
@@ -381,6 +402,14 @@ class FusedOptimizer(Optimizer):
                         total[key] = total.get(key, 0) + value.nbytes
         report = {kind: count / max(elements, 1) for kind, count in total.items()}
         return {**report, "total": sum(report.values())}
+
+
+def check_at_least_zero(name: str, argument: str, value: float | Tensor) -> None:
+    """Refuses negative hyper-parameters and NaN, and tensors of several elements."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"{name}: expected {argument} with one element, got {list(value.shape)}")
+    if not value >= 0.0:
+        raise ValueError(f"{name}: expected {argument} >= 0, got {value}")
 
 
 def _check_options(name: str, group: Group) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from .. import _library
 LOW_HALF = "low_half"
 SCALES = "_scales"
 _NONE = torch.empty(0)
+_FUSED = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
 @dataclass
@@ -97,6 +99,8 @@ def run(
             stochastic,
             seed,
             batch.streams,
+            None,
+            0,
             *hyper,
         )
     torch.autograd.graph.increment_version(batch.parameters)
@@ -116,6 +120,12 @@ def step_dtype() -> torch.dtype:
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
+@functools.cache
 def is_compiled(rule: str) -> bool:
     """Whether the library is loaded and has the rule."""
     return _library.loaded and hasattr(torch.ops.oxytorch, f"{rule}_step")
+
+
+def is_fused(parameter: Tensor) -> bool:
+    """Whether the compiled op takes the parameter."""
+    return parameter.is_cpu and parameter.dtype in _FUSED

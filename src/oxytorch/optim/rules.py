@@ -3,13 +3,14 @@
 Each optimizer has two functions. `<rule>_constants` turns hyper-parameters and the number of the
 step into scalars, in float64, once per tensor and step. `<rule>` updates one element: it is run on
 tensors (the reference), and `tools/translate_rules.py` turns it into the C++ of every level when
-the library is built. `<rule>_measure`, where there is one, returns the quantities that are summed
-over the tensor before its update.
+the library is built. Where there is a `<rule>_measure`, it runs before, and what it returns beside
+operands is summed over the tensor; `<rule>_trust` turns the sums, in float64, into a factor of the
+update's `step_size`.
 
 The functions know values only: + - * /, comparisons, calls of the functions below and of each
 other, and `if` on a flag, which is settled when the code is translated. Arguments are operands
-(`Value`: the parameter, the gradient, then the states), then scalars, then flags; an operand is
-stored if it is returned. The order of operations is that of torch's single-tensor path,
+(the parameter, the gradient, then the states: `Value`, or `Magnitude` if never negative), then
+scalars, then flags; an operand is stored if it is returned. The order of operations is that of torch's single-tensor path,
 `fused_multiply_add` included: results are the same bits.
 """
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 Value: TypeAlias = Any
+Magnitude: TypeAlias = Any
 Scalar: TypeAlias = float
 Flag: TypeAlias = bool
 
@@ -135,8 +137,8 @@ def adam(
     parameter: Value,
     gradient: Value,
     exp_avg: Value,
-    exp_avg_sq: Value,
-    max_exp_avg_sq: Value,
+    exp_avg_sq: Magnitude,
+    max_exp_avg_sq: Magnitude,
     decay: Scalar,
     penalty: Scalar,
     first_weight: Scalar,
@@ -163,3 +165,285 @@ def adam(
         denominator = sqrt(exp_avg_sq) / correction + eps
     parameter = parameter + exp_avg * step_size / denominator
     return parameter, exp_avg, exp_avg_sq, max_exp_avg_sq
+
+
+def adagrad_constants(
+    step: float, lr: float, lr_decay: float, weight_decay: float, eps: float
+) -> dict[str, float]:
+    """Adagrad (Duchi, Hazan and Singer 2011)."""
+    return {
+        "penalty": weight_decay,
+        "eps": eps,
+        "step_size": -(lr / (1 + (step - 1) * lr_decay)),
+        "penalizes": weight_decay != 0,
+    }
+
+
+def adagrad(
+    parameter: Value,
+    gradient: Value,
+    total: Magnitude,
+    penalty: Scalar,
+    eps: Scalar,
+    step_size: Scalar,
+    penalizes: Flag,
+) -> tuple[Value, ...]:
+    """torch.optim.Adagrad."""
+    if penalizes:
+        gradient = fused_multiply_add(parameter, penalty, gradient)
+    total = fused_multiply_add(gradient, gradient, total)
+    parameter = parameter + gradient * step_size / (sqrt(total) + eps)
+    return parameter, total
+
+
+def rmsprop_constants(
+    lr: float, alpha: float, eps: float, weight_decay: float, momentum: float, centered: bool
+) -> dict[str, float]:
+    """RMSprop (Hinton, lecture 6e of Neural Networks for Machine Learning, 2012)."""
+    return {
+        "penalty": weight_decay,
+        "alpha": alpha,
+        "weight": 1 - alpha,
+        "eps": eps,
+        "momentum": momentum,
+        "step_size": -lr,
+        "penalizes": weight_decay != 0,
+        "centered": centered,
+        "moves": momentum > 0,
+    }
+
+
+def rmsprop(
+    parameter: Value,
+    gradient: Value,
+    square_avg: Magnitude,
+    momentum_buffer: Value,
+    grad_avg: Value,
+    penalty: Scalar,
+    alpha: Scalar,
+    weight: Scalar,
+    eps: Scalar,
+    momentum: Scalar,
+    step_size: Scalar,
+    penalizes: Flag,
+    centered: Flag,
+    moves: Flag,
+) -> tuple[Value, ...]:
+    """torch.optim.RMSprop."""
+    if penalizes:
+        gradient = fused_multiply_add(parameter, penalty, gradient)
+    square_avg = fused_multiply_add(gradient * weight, gradient, square_avg * alpha)
+    if centered:
+        grad_avg = lerp(grad_avg, gradient, weight)
+        average = sqrt(fused_multiply_add(-grad_avg, grad_avg, square_avg)) + eps
+    else:
+        average = sqrt(square_avg) + eps
+    if moves:
+        momentum_buffer = momentum_buffer * momentum + gradient / average
+        parameter = fused_multiply_add(momentum_buffer, step_size, parameter)
+    else:
+        parameter = parameter + gradient * step_size / average
+    return parameter, square_avg, momentum_buffer, grad_avg
+
+
+def lion_constants(lr: float, beta1: float, beta2: float, weight_decay: float) -> dict[str, float]:
+    """Lion (Chen and others, Symbolic Discovery of Optimization Algorithms, 2023)."""
+    return {
+        "decay": 1 - lr * weight_decay,
+        "beta1": beta1,
+        "first_weight": 1 - beta1,
+        "beta2": beta2,
+        "second_weight": 1 - beta2,
+        "step_size": -lr,
+        "decays": weight_decay != 0,
+    }
+
+
+def lion(
+    parameter: Value,
+    gradient: Value,
+    exp_avg: Value,
+    decay: Scalar,
+    beta1: Scalar,
+    first_weight: Scalar,
+    beta2: Scalar,
+    second_weight: Scalar,
+    step_size: Scalar,
+    decays: Flag,
+) -> tuple[Value, ...]:
+    """The sign of the interpolated momentum; NaN stays NaN."""
+    if decays:
+        parameter = parameter * decay
+    mixed = fused_multiply_add(gradient, first_weight, exp_avg * beta1)
+    sign = where(mixed > 0.0, 1.0, where(mixed < 0.0, -1.0, mixed))
+    parameter = fused_multiply_add(sign, step_size, parameter)
+    exp_avg = fused_multiply_add(gradient, second_weight, exp_avg * beta2)
+    return parameter, exp_avg
+
+
+def lamb_constants(
+    step: float, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
+) -> dict[str, float]:
+    """Lamb (You and others, Large Batch Optimization for Deep Learning, 2020), no clamping."""
+    return {
+        "beta1": beta1,
+        "first_weight": 1 - beta1,
+        "beta2": beta2,
+        "second_weight": 1 - beta2,
+        "first_correction": 1 - beta1**step,
+        "second_correction": 1 - beta2**step,
+        "eps": eps,
+        "penalty": weight_decay,
+        "step_size": -lr,
+        "penalizes": weight_decay != 0,
+    }
+
+
+def lamb_direction(
+    exp_avg: Value,
+    exp_avg_sq: Magnitude,
+    first_correction: Scalar,
+    second_correction: Scalar,
+    eps: Scalar,
+) -> Value:
+    """Adam's direction without the decay of weights."""
+    return exp_avg / first_correction / (sqrt(exp_avg_sq / second_correction) + eps)
+
+
+def lamb_measure(
+    parameter: Value,
+    gradient: Value,
+    exp_avg: Value,
+    exp_avg_sq: Magnitude,
+    beta1: Scalar,
+    first_weight: Scalar,
+    beta2: Scalar,
+    second_weight: Scalar,
+    first_correction: Scalar,
+    second_correction: Scalar,
+    eps: Scalar,
+    penalty: Scalar,
+    step_size: Scalar,
+    penalizes: Flag,
+) -> tuple[Value, ...]:
+    """Updates the moments; sums the squares of the parameter and of its direction."""
+    exp_avg = fused_multiply_add(gradient, first_weight, exp_avg * beta1)
+    exp_avg_sq = fused_multiply_add(gradient * second_weight, gradient, exp_avg_sq * beta2)
+    direction = lamb_direction(exp_avg, exp_avg_sq, first_correction, second_correction, eps)
+    if penalizes:
+        direction = fused_multiply_add(parameter, penalty, direction)
+    return exp_avg, exp_avg_sq, parameter * parameter, direction * direction
+
+
+def lamb(
+    parameter: Value,
+    gradient: Value,
+    exp_avg: Value,
+    exp_avg_sq: Magnitude,
+    beta1: Scalar,
+    first_weight: Scalar,
+    beta2: Scalar,
+    second_weight: Scalar,
+    first_correction: Scalar,
+    second_correction: Scalar,
+    eps: Scalar,
+    penalty: Scalar,
+    step_size: Scalar,
+    penalizes: Flag,
+) -> tuple[Value, ...]:
+    """The step along the direction."""
+    direction = lamb_direction(exp_avg, exp_avg_sq, first_correction, second_correction, eps)
+    if penalizes:
+        direction = fused_multiply_add(parameter, penalty, direction)
+    parameter = fused_multiply_add(direction, step_size, parameter)
+    return (parameter,)
+
+
+def lamb_trust(
+    weight_squares: float,
+    direction_squares: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> float:
+    """|parameter| / |direction|, without bounds; 1 where either is zero."""
+    return (
+        weight_squares**0.5 / direction_squares**0.5
+        if weight_squares > 0 and direction_squares > 0
+        else 1.0
+    )
+
+
+def lars_constants(
+    lr: float, momentum: float, eeta: float, weight_decay: float, epsilon: float, first: bool
+) -> dict[str, float]:
+    """Lars (You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, 2017)."""
+    return {
+        "penalty": weight_decay,
+        "momentum": momentum,
+        "step_size": -lr,
+        "penalizes": weight_decay != 0,
+        "moves": momentum != 0,
+        "first": first,
+    }
+
+
+def lars_measure(
+    parameter: Value,
+    gradient: Value,
+    momentum_buffer: Value,
+    penalty: Scalar,
+    momentum: Scalar,
+    step_size: Scalar,
+    penalizes: Flag,
+    moves: Flag,
+    first: Flag,
+) -> tuple[Value, ...]:
+    """Sums the squares of the parameter and of the gradient."""
+    return parameter * parameter, gradient * gradient
+
+
+def lars(
+    parameter: Value,
+    gradient: Value,
+    momentum_buffer: Value,
+    penalty: Scalar,
+    momentum: Scalar,
+    step_size: Scalar,
+    penalizes: Flag,
+    moves: Flag,
+    first: Flag,
+) -> tuple[Value, ...]:
+    """SGD with a learning rate of the tensor's own."""
+    if penalizes:
+        gradient = fused_multiply_add(parameter, penalty, gradient)
+    if moves:
+        if first:
+            momentum_buffer = gradient
+        else:
+            momentum_buffer = momentum_buffer * momentum + gradient
+        gradient = momentum_buffer
+    parameter = fused_multiply_add(gradient, step_size, parameter)
+    return parameter, momentum_buffer
+
+
+def lars_trust(
+    weight_squares: float,
+    gradient_squares: float,
+    lr: float,
+    momentum: float,
+    eeta: float,
+    weight_decay: float,
+    epsilon: float,
+    first: bool,
+) -> float:
+    """eeta |parameter| / (|gradient| + weight_decay |parameter| + epsilon), 1 where one is zero."""
+    return (
+        eeta
+        * weight_squares**0.5
+        / (gradient_squares**0.5 + weight_decay * weight_squares**0.5 + epsilon)
+        if weight_squares > 0 and gradient_squares > 0
+        else 1.0
+    )

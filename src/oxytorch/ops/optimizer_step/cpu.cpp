@@ -26,15 +26,20 @@ struct Call {
   bool stochastic;
   std::int64_t seed;
   std::vector<std::int64_t> streams;
+  std::optional<Tensor> sums;
+  std::int64_t phase;
 };
+
+// What a call of a rule with a measure does: both sweeps, or one of them.
+enum Phase : std::int64_t { kWhole, kMeasure, kUpdate };
 
 #define OXY_STEP_SCHEMA                                                     \
   "(Tensor(a!)[] parameters, Tensor(b!)[] low_halves, Tensor[] gradients, " \
   "Tensor(c!)[] states, Tensor(d!)[] scales, Tensor(e!)[] steps, "          \
   "Tensor? gradient_scale, Tensor? found_inf, float gradient_factor, "      \
-  "bool stochastic, int seed, int[] streams, "
+  "bool stochastic, int seed, int[] streams, Tensor(f!)? sums, int phase, "
 
-constexpr int kSharedArguments = 12;
+constexpr int kSharedArguments = 14;
 
 Call unbox(const StableIValue* stack) {
   using unboxing::Take;
@@ -49,7 +54,9 @@ Call unbox(const StableIValue* stack) {
           Take<double>::from(stack[8]),
           Take<bool>::from(stack[9]),
           Take<std::int64_t>::from(stack[10]),
-          Take<std::vector<std::int64_t>>::from(stack[11])};
+          Take<std::vector<std::int64_t>>::from(stack[11]),
+          Take<std::optional<Tensor>>::from(stack[12]),
+          Take<std::int64_t>::from(stack[13])};
 }
 
 // Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014.
@@ -209,7 +216,11 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call, const d
     update.operands[1] = {const_cast<void*>(call.gradients[i].data()), nullptr,
                           float_format(op, "gradients", call.gradients[i]), 0};
     double step = 0;
-    if (!call.steps.empty()) step = step_values[i] = scalar_value(op, "steps", call.steps[i]) + 1;
+    // The first phase counts the step, the second finds it counted.
+    if (!call.steps.empty()) {
+      const double done = scalar_value(op, "steps", call.steps[i]);
+      step = step_values[i] = call.phase == kUpdate ? done : done + 1;
+    }
     for (std::size_t k = 0; k < states; ++k) {
       Operand& operand = update.operands[2 + k];
       operand = describe_state(op, call, k * count + i, parameter);
@@ -223,7 +234,8 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call, const d
       rule.constants(step, hyper, update.scalars, &flags);
     }
     update.variant = rule.variants[flags];
-    if (kUsed[update.variant] >> (2 + states)) {
+    update.measure = rule.measures ? rule.measures[flags] : update.variant;
+    if ((kUsed[update.variant] | kUsed[update.measure]) >> (2 + states)) {
       fail(op, "states", "with every state that the options use",
            std::to_string(states) + " per parameter");
     }
@@ -235,17 +247,88 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call, const d
   return updates;
 }
 
+std::int64_t item_count(const Update& update) { return (update.count + kBlock - 1) / kBlock; }
+
+// Runs the loops over updates [begin, end); `sums` as in StepArgs.
+void sweep(const std::vector<Update>& updates, std::size_t begin, std::size_t end, double* sums) {
+  const std::int64_t first = updates[begin].first_item;
+  const Update& last = updates[end - 1];
+  const StepArgs args{updates.data(), static_cast<std::int64_t>(updates.size()), first, sums};
+  constexpr std::int64_t kBytesPerItem = 28 * kBlock;
+  run(optimizer_step_copies, args, last.first_item + item_count(last) - first, kBytesPerItem);
+}
+
+// The sums of each tensor, in an order that does not depend on threads.
+void measure(const std::vector<Update>& updates, std::size_t begin, std::size_t end,
+             double* totals) {
+  const std::int64_t first = updates[begin].first_item;
+  const Update& last = updates[end - 1];
+  std::vector<double> sums(kMaxSums * (last.first_item + item_count(last) - first), 0.0);
+  sweep(updates, begin, end, sums.data());
+  for (std::size_t i = begin; i < end; ++i) {
+    double* total = totals + kMaxSums * i;
+    std::fill(total, total + kMaxSums, 0.0);
+    const double* item = sums.data() + kMaxSums * (updates[i].first_item - first);
+    for (std::int64_t k = 0; k < item_count(updates[i]); ++k) {
+      for (int n = 0; n < kMaxSums; ++n) total[n] += item[kMaxSums * k + n];
+    }
+  }
+}
+
+// Two sweeps, over as many tensors at a time as stay in the cache in between.
+void measured_step(const Rule& rule, const Call& call, const double* hyper,
+                   std::vector<Update>& updates) {
+  std::vector<double> own;
+  double* totals = nullptr;
+  if (call.sums) {
+    const std::int64_t shape[] = {static_cast<std::int64_t>(updates.size()), kMaxSums};
+    check_shape(rule.name, "sums", *call.sums, Extents{shape, 2});
+    check_code(rule.name, "sums", *call.sums, aoti_torch_dtype_float64());
+    check_cpu(rule.name, "sums", *call.sums);
+    if (!call.sums->is_contiguous()) {
+      fail(rule.name, "sums", "contiguous", describe(call.sums->strides()));
+    }
+    totals = static_cast<double*>(call.sums->mutable_data());
+  } else {
+    own.resize(kMaxSums * updates.size());
+    totals = own.data();
+  }
+  // What the second sweep reads of an element: the parameter and at most two states.
+  constexpr std::int64_t kBytesPerElement = 12;
+  for (std::size_t begin = 0; begin < updates.size();) {
+    std::int64_t bytes = kBytesPerElement * updates[begin].count;
+    std::size_t end = begin + 1;
+    while (end < updates.size() &&
+           bytes + kBytesPerElement * updates[end].count <= tuning.stream_bytes) {
+      bytes += kBytesPerElement * updates[end++].count;
+    }
+    if (call.phase != kUpdate) measure(updates, begin, end, totals);
+    if (call.phase != kMeasure) {
+      for (std::size_t i = begin; i < end; ++i) {
+        float& step_size = updates[i].scalars[rule.step_size];
+        const double trust = rule.trust(totals + kMaxSums * i, hyper);
+        step_size = static_cast<float>(step_size * trust);
+      }
+      sweep(updates, begin, end, nullptr);
+    }
+    begin = end;
+  }
+}
+
 void step(const Rule& rule, const Call& call, const double* hyper) {
   if (call.found_inf && scalar_value(rule.name, "found_inf", *call.found_inf) != 0) return;
+  if (call.phase != kWhole && (!rule.measures || !call.sums)) {
+    fail(rule.name, "phase", "0 for a rule without sums", std::to_string(call.phase));
+  }
   std::vector<double> step_values;
-  const std::vector<Update> updates = describe_updates(rule, call, hyper, step_values);
+  std::vector<Update> updates = describe_updates(rule, call, hyper, step_values);
   if (updates.empty()) return;
   for (std::size_t i = 0; i < step_values.size(); ++i) write_step(call.steps[i], step_values[i]);
-  const Update& last = updates.back();
-  const std::int64_t items = last.first_item + (last.count + kBlock - 1) / kBlock;
-  const StepArgs args{updates.data(), static_cast<std::int64_t>(updates.size()), nullptr};
-  constexpr std::int64_t kBytesPerItem = 28 * kBlock;
-  run(optimizer_step_copies, args, items, kBytesPerItem);
+  if (rule.measures) {
+    measured_step(rule, call, hyper, updates);
+  } else {
+    sweep(updates, 0, updates.size(), nullptr);
+  }
 }
 
 template <int index>

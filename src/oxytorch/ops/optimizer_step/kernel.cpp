@@ -50,7 +50,7 @@ static const Loop* fused_loops(const Update& update, Traffic traffic) {
 }
 
 // Any other combination: by way of float32 in the first-level cache.
-static void update_by_copies(const Update& update, Traffic traffic, std::int64_t offset,
+static void update_by_copies(const Update& update, int variant, Traffic traffic, std::int64_t offset,
                              std::int64_t count, double* sums) {
   alignas(64) float copies[kMaxOperands][kCodeBlock];
   Update copied = update;
@@ -60,7 +60,7 @@ static void update_by_copies(const Update& update, Traffic traffic, std::int64_t
     if (traffic.reads >> i & 1) unpack(update.operands[i], offset, count, copies[i]);
   }
   using Float = Plain<float>;
-  Loops<Float, Float, Same<Float>>::table[update.variant](copied, 0, count, sums);
+  Loops<Float, Float, Same<Float>>::table[variant](copied, 0, count, sums);
   for (int i = 0; i < kMaxOperands; ++i) {
     if (traffic.writes >> i & 1) pack(update.operands[i], offset, count, copies[i]);
   }
@@ -68,32 +68,43 @@ static void update_by_copies(const Update& update, Traffic traffic, std::int64_t
 
 static void update_block(const Update& update, std::int64_t offset, double* sums) {
   const std::int64_t end = offset + kBlock < update.count ? offset + kBlock : update.count;
-  const Traffic traffic = kTraffic[update.variant];
+  const int variant = sums ? update.measure : update.variant;
+  const Traffic traffic = kTraffic[variant];
   const Loop* loops = fused_loops(update, traffic);
   for (std::int64_t i = offset; i < end; i += kCodeBlock) {
     const std::int64_t count = end - i < kCodeBlock ? end - i : kCodeBlock;
     if (loops) {
-      loops[update.variant](update, i, count, sums);
+      loops[variant](update, i, count, sums);
     } else {
-      update_by_copies(update, traffic, i, count, sums);
+      update_by_copies(update, variant, traffic, i, count, sums);
     }
   }
 }
 
+// A measure runs forwards and the update after it backwards, which begins with what the measure left
+// in the caches.
 static void optimizer_step(const StepArgs& args, std::int64_t begin, std::int64_t end) {
-  // The last update that starts at or before `begin`.
+  const std::int64_t first = args.first_item;
+  // The last update that starts at or before the first item.
   std::int64_t low = 0;
   std::int64_t high = args.update_count;
+  const std::int64_t start = first + (args.sums ? begin : end - 1);
   while (high - low > 1) {
     const std::int64_t middle = (low + high) / 2;
-    (args.updates[middle].first_item <= begin ? low : high) = middle;
+    (args.updates[middle].first_item <= start ? low : high) = middle;
   }
   const Update* update = args.updates + low;
   const Update* last = args.updates + args.update_count - 1;
-  for (std::int64_t item = begin; item < end; ++item) {
-    while (update < last && update[1].first_item <= item) ++update;
-    double* sums = args.sums ? args.sums + kMaxSums * item : nullptr;
-    update_block(*update, (item - update->first_item) * kBlock, sums);
+  if (args.sums) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      while (update < last && update[1].first_item <= first + i) ++update;
+      update_block(*update, (first + i - update->first_item) * kBlock, args.sums + kMaxSums * i);
+    }
+  } else {
+    for (std::int64_t i = end - 1; i >= begin; --i) {
+      while (update->first_item > first + i) --update;
+      update_block(*update, (first + i - update->first_item) * kBlock, nullptr);
+    }
   }
 }
 

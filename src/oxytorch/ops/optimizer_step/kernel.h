@@ -42,6 +42,7 @@ struct Update {
   std::int64_t count;
   std::int64_t first_item;
   int variant;
+  int measure;  // the loop before it whose sums the update needs
   float factor;  // of the gradient
   float scalars[kMaxScalars];
 };
@@ -49,7 +50,8 @@ struct Update {
 struct StepArgs {
   const Update* updates;
   std::int64_t update_count;
-  double* sums;  // kMaxSums per item; null where nothing is summed
+  std::int64_t first_item;
+  double* sums;  // of a measure: kMaxSums per item from first_item on; else null
 };
 
 }  // namespace oxytorch

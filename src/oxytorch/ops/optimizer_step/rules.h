@@ -14,9 +14,12 @@ struct Rule {
   // Whether the constants depend on the number of the step.
   bool has_step;
   void (*constants)(double step, const double* hyper, float* scalars, unsigned* flags);
-  // Loop of the update, and of the measure before it, by flags; the latter may be null.
+  // Loops by flags: of the update, and of the measure before it, null where there is none.
   const int* variants;
   const int* measures;
+  // Factor of the scalar `step_size` after the measure's sums.
+  double (*trust)(const double* sums, const double* hyper);
+  int step_size;
 };
 
 #include "oxytorch_rules.h"

@@ -1,0 +1,123 @@
+"""Stochastic gradient descent, with a learning rate for each tensor (Lars) or without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _step
+from ._base import FusedOptimizer, Group, State, check_at_least_zero
+
+BUFFER = "momentum_buffer"
+
+
+class _Momentum(FusedOptimizer):
+    """A momentum buffer that begins as the first gradient."""
+
+    state_names = (BUFFER,)
+
+    def _names(self, group: Group) -> tuple[str, ...]:
+        return self.state_names if group["momentum"] != 0 else ()
+
+    def _begin(self, parameter: Tensor, group: Group, state: State, names: Sequence[str]) -> None:
+        # torch counts no steps here; random rounding needs them.
+        if group["state_dtype"] in (torch.bfloat16, torch.int8) and names:
+            state.setdefault("step", torch.zeros((), dtype=_step.step_dtype()))
+        if names and state.get(BUFFER) is None:
+            state.pop(BUFFER, None)
+            self._store(parameter, group, BUFFER, self._initial(BUFFER, parameter, group))
+        self._begin_split(parameter, group, state)
+
+    def _step_group(self, group: Group, stream: int) -> None:
+        """Tensors without a buffer make their first step in a call of its own."""
+        names = self._names(group)
+        first, later = _step.Batch.of(names), _step.Batch.of(names)
+        for position, parameter in enumerate(group["params"]):
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                batch = first if names and state.get(BUFFER) is None else later
+                self._begin(parameter, group, state, names)
+                batch.add(parameter, state, names, stream + position)
+        self._run(later, group)
+        self._run(first, group, is_first=True)
+
+    def _run(self, batch: _step.Batch, group: Group, is_first: bool = False) -> None:
+        self._run_rule(self._rule(group), batch, group, (*self._hyper(group), is_first))
+
+
+class SGD(_Momentum, torch.optim.SGD):
+    """torch.optim.SGD with fused steps and the formats of `FusedOptimizer`."""
+
+    rule = "sgd"
+
+    def _hyper(self, group: Group) -> tuple[float, ...]:
+        return (
+            float(group["lr"]),
+            group["momentum"],
+            group["dampening"],
+            float(group["weight_decay"]),
+            group["nesterov"],
+        )
+
+
+class Lars(_Momentum):
+    """SGD whose learning rate is scaled for each tensor (You, Gitman and Ginsburg 2017).
+
+    The learning rate is multiplied by eeta |parameter| / (|gradient| + weight_decay |parameter| +
+    epsilon), by 1 where the parameter or the gradient is zero. Groups with `lars=False`, for biases
+    and norms, are plain SGD without decay of weights.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: the learning rate.
+        momentum: factor of the momentum.
+        eeta: the trust coefficient.
+        weight_decay: factor of the parameter that is added to the gradient.
+        epsilon: added to the denominator.
+        maximize: goes up instead of down.
+    """
+
+    rule = "lars"
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        eeta: float = 1e-3,
+        weight_decay: float = 0.0,
+        epsilon: float = 0.0,
+        *,
+        maximize: bool = False,
+        **options: Any,
+    ) -> None:
+        for name, value in (
+            ("lr", lr),
+            ("momentum", momentum),
+            ("eeta", eeta),
+            ("weight_decay", weight_decay),
+            ("epsilon", epsilon),
+        ):
+            check_at_least_zero("Lars", name, value)
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "eeta": eeta,
+            "weight_decay": weight_decay,
+            "epsilon": epsilon,
+            "maximize": maximize,
+            "lars": True,
+        }
+        super().__init__(params, defaults, **options)
+
+    def _rule(self, group: Group) -> str:
+        return "lars" if group["lars"] else "sgd"
+
+    def _hyper(self, group: Group) -> tuple[float, ...]:
+        lr, momentum = float(group["lr"]), group["momentum"]
+        if not group["lars"]:
+            return (lr, momentum, 0.0, 0.0, False)
+        return (lr, momentum, group["eeta"], group["weight_decay"], group["epsilon"])

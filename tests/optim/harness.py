@@ -1,0 +1,83 @@
+"""Optimizers, options and small weights that the tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oxytorch import isa, optim
+
+LEVELS = [level.name for level in isa.levels() if level.supported]
+
+SHAPES = [(37, 29), (7,), (), (64, 80), (3, 5, 7, 2), (0, 4), (1030,)]
+
+# Options that reach every flag of every rule.
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "SGD": [
+        {},
+        {"weight_decay": 0.1},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1, "maximize": True},
+        {"momentum": 0.9, "nesterov": True},
+    ],
+    "Adam": [
+        {},
+        {"weight_decay": 0.1, "maximize": True},
+        {"amsgrad": True, "betas": (0.3, 0.4)},
+        {"amsgrad": True, "weight_decay": 0.1, "decoupled_weight_decay": True},
+    ],
+    "AdamW": [{}, {"amsgrad": True, "maximize": True}, {"weight_decay": 0.0, "eps": 1e-3}],
+    "Adagrad": [
+        {},
+        {"lr_decay": 0.01, "weight_decay": 0.1, "maximize": True},
+        {"initial_accumulator_value": 0.5, "eps": 1e-3},
+    ],
+    "RMSprop": [
+        {},
+        {"centered": True},
+        {"momentum": 0.9, "weight_decay": 0.1},
+        {"momentum": 0.5, "centered": True, "alpha": 0.3, "maximize": True},
+    ],
+    "Lion": [{}, {"weight_decay": 0.1, "maximize": True}],
+    "Lamb": [{}, {"weight_decay": 0.1, "maximize": True}],
+    "Lars": [{}, {"momentum": 0.9, "weight_decay": 0.1, "epsilon": 1e-3, "maximize": True}],
+}
+
+CASES = [(name, options) for name, several in OPTIONS.items() for options in several]
+IDS = [f"{name}-{'-'.join(options) or 'plain'}" for name, options in CASES]
+
+STOCK = [case for case in CASES if hasattr(torch.optim, case[0])]
+STOCK_IDS = [i for i, case in zip(IDS, CASES, strict=True) if case in STOCK]
+
+
+def make(name: str, parameters: Iterable[Tensor], **options: Any) -> optim.FusedOptimizer:
+    """Our optimizer of that name, with a learning rate that moves weights visibly."""
+    optimizer = getattr(optim, name)(list(parameters), lr=0.01, **options)
+    assert isinstance(optimizer, optim.FusedOptimizer)
+    return optimizer
+
+
+def weights(seed: int = 0) -> list[Tensor]:
+    """float32 weights of many shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def give_gradients(optimizer: torch.optim.Optimizer, seed: int) -> None:
+    """Gradients that bfloat16 holds exactly, in the dtype of each parameter."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = torch.randn(parameter.shape, generator=generator).bfloat16()
+            parameter.grad = gradient.to(parameter.dtype)
+
+
+def train(optimizer: torch.optim.Optimizer, steps: int, first: int = 0) -> list[Tensor]:
+    """Steps number `first` and following; the parameters."""
+    for step in range(first, first + steps):
+        give_gradients(optimizer, step)
+        optimizer.step()
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

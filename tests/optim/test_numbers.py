@@ -1,0 +1,163 @@
+"""Steps against torch's single-tensor path, the reference, the formula in float64, and float32."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness import CASES, IDS, LEVELS, STOCK, STOCK_IDS, give_gradients, make, train, weights
+from oxytorch import isa
+from oxytorch.optim import _reference, _step, formats
+
+FORMATS = {
+    "fp32": {},
+    "fp32-bf16": {"state_dtype": torch.bfloat16},
+    "fp32-int8": {"state_dtype": torch.int8},
+    "split": {"master_weights": "split"},
+    "split-bf16": {"master_weights": "split", "state_dtype": torch.bfloat16},
+    "split-int8": {"master_weights": "split", "state_dtype": torch.int8},
+    "bf16": {},
+    "bf16-fp32": {"state_dtype": torch.float32},
+    "fp16": {},
+    "fp16-int8": {"state_dtype": torch.int8},
+}
+
+
+def _dtype(format_name: str) -> torch.dtype:
+    first = format_name.split("-")[0]
+    return {"fp32": torch.float32, "fp16": torch.float16}.get(first, torch.bfloat16)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("name", "options"), STOCK, ids=STOCK_IDS)
+def test_float32_is_within_two_units_of_torch_at_each_step(
+    name: str, options: dict[str, Any], level: str
+) -> None:
+    theirs = getattr(torch.optim, name)(weights(), lr=0.01, foreach=False, **options)
+    ours = make(name, weights(), **options)
+    steps = 100 if level == isa.active() else 5
+    for step in range(steps):
+        for optimizer in (theirs, ours):
+            give_gradients(optimizer, step)
+        before = [p.detach().clone() for p in theirs.param_groups[0]["params"]]
+        theirs.step()
+        with isa.use(level):
+            isa.forget_last_called()
+            ours.step()
+            assert isa.last_called() == level
+        for old, wanted, parameter in zip(
+            before, theirs.param_groups[0]["params"], ours.param_groups[0]["params"], strict=True
+        ):
+            _assert_within_units(parameter, wanted, old, 2)
+            for key, value in theirs.state[wanted].items():
+                _assert_within_units(ours.state[parameter][key], value, value, 2)
+            # The next step begins at the same place.
+            parameter.copy_(wanted)
+        ours.load_state_dict(theirs.state_dict())
+
+
+def _assert_within_units(actual: Tensor, wanted: Tensor, old: Tensor, units: float) -> None:
+    scale = torch.maximum(wanted.abs(), old.abs())
+    allowed = units * scale * torch.finfo(torch.float32).eps
+    assert ((actual - wanted).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
+def test_every_level_computes_the_bits_of_the_reference(
+    name: str, options: dict[str, Any], format_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = name in ("Lamb", "Lars")
+
+    def run() -> list[Tensor]:
+        optimizer = make(
+            name, [w.to(_dtype(format_name)) for w in weights()], **options, **FORMATS[format_name]
+        )
+        parameters = train(optimizer, 3)
+        states = [value for p in parameters for value in optimizer.state[p].values()]
+        return [p.detach() for p in parameters] + states
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_step, "run", _reference.run)
+        expected = run()
+    for level in LEVELS:
+        with isa.use(level):
+            actual = run()
+        assert len(actual) == len(expected)
+        for a, b in zip(actual, expected, strict=True):
+            if measured:
+                # Norms are summed in another order, which may turn a random rounding over.
+                _assert_near(a, b)
+            else:
+                assert torch.equal(a, b)
+
+
+def _assert_near(actual: Tensor, wanted: Tensor) -> None:
+    if actual.is_floating_point():
+        torch.testing.assert_close(actual, wanted, rtol=2e-2, atol=1e-4)
+    else:
+        assert ((actual.float() - wanted.float()).abs() > 1).float().mean() < 0.05 or (
+            actual.dtype == torch.int16
+        )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
+def test_split_is_float32_bit_for_bit(name: str, options: dict[str, Any], level: str) -> None:
+    with isa.use(level):
+        expected = train(make(name, weights(), **options), 20)
+        halves = [formats.split(weight)[0] for weight in weights()]
+        optimizer = make(name, halves, **options, master_weights="split")
+        for half, weight in zip(halves, weights(), strict=True):
+            optimizer.set_master_weight(half, weight)
+        for parameter, wanted in zip(train(optimizer, 20), expected, strict=True):
+            assert parameter.dtype == torch.bfloat16
+            assert torch.equal(optimizer.master_weight(parameter), wanted)
+
+
+@pytest.mark.parametrize(("name", "options"), [c for c in CASES if c[0] in ("Lamb", "Lars", "Lion")])
+def test_formulas_that_torch_lacks_hold_in_float64(name: str, options: dict[str, Any]) -> None:
+    ours = make(name, weights(), **options)
+    exact = copy.deepcopy([w.double() for w in weights()])
+    state: list[dict[str, Tensor]] = [{} for _ in exact]
+    for step in range(10):
+        give_gradients(ours, step)
+        for parameter, weight, own in zip(ours.param_groups[0]["params"], exact, state, strict=True):
+            sign = -1.0 if options.get("maximize") else 1.0
+            FORMULAS[name](weight, sign * parameter.grad.double(), own, step + 1, options)
+        ours.step()
+    for parameter, weight in zip(ours.param_groups[0]["params"], exact, strict=True):
+        torch.testing.assert_close(parameter.double(), weight, rtol=1e-5, atol=1e-6)
+
+
+def _lion(p: Tensor, g: Tensor, s: dict[str, Tensor], t: int, o: dict[str, Any]) -> None:
+    m = s.get("m", torch.zeros_like(p))
+    p *= 1 - 0.01 * o.get("weight_decay", 0.0)
+    p -= 0.01 * (0.9 * m + 0.1 * g).sign()
+    s["m"] = 0.99 * m + 0.01 * g
+
+
+def _lamb(p: Tensor, g: Tensor, s: dict[str, Tensor], t: int, o: dict[str, Any]) -> None:
+    s["m"] = 0.9 * s.get("m", torch.zeros_like(p)) + 0.1 * g
+    s["v"] = 0.999 * s.get("v", torch.zeros_like(p)) + 0.001 * g * g
+    r = s["m"] / (1 - 0.9**t) / ((s["v"] / (1 - 0.999**t)).sqrt() + 1e-8)
+    r = r + o.get("weight_decay", 0.0) * p
+    a, b = p.norm(), r.norm()
+    p -= 0.01 * (a / b if a > 0 and b > 0 else 1.0) * r
+
+
+def _lars(p: Tensor, g: Tensor, s: dict[str, Tensor], t: int, o: dict[str, Any]) -> None:
+    decay, a, b = o.get("weight_decay", 0.0), p.norm(), g.norm()
+    trust = 1e-3 * a / (b + decay * a + o.get("epsilon", 0.0)) if a > 0 and b > 0 else 1.0
+    d = g + decay * p
+    if "momentum" in o:
+        d = o["momentum"] * s["m"] + d if "m" in s else d
+        s["m"] = d
+    p -= 0.01 * trust * d
+
+
+FORMULAS = {"Lion": _lion, "Lamb": _lamb, "Lars": _lars}
