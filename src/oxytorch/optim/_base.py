@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from . import _reference, _step, formats
+from . import _reference, _sharding, _step, formats
 from ._step import LOW_HALF, SCALES
 
 State = dict[str, Any]
@@ -53,6 +53,11 @@ class FusedOptimizer(Optimizer):
     All three may be given per parameter group. Other arguments are those of torch's class. What the
     fused step does not do (sparse gradients, complex parameters, differentiable steps) goes torch's
     own way.
+
+    Sharded parameters (DTensor, as `torch.distributed.fsdp.fully_shard` makes them) have sharded
+    states; each process updates its shards. Random rounding has a stream per shard, and blocks of
+    8-bit codes begin anew in each, so that small states differ, within their rounding, from those
+    of another number of processes.
     """
 
     rule: ClassVar[str]
@@ -136,11 +141,12 @@ class FusedOptimizer(Optimizer):
         state = self.state[parameter]
         state.pop(name + SCALES, None)
         dtype = self._state_dtype(parameter, group)
-        aligned = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-        if aligned.stride() != value.stride():
-            value = aligned.copy_(value)
+        value = _aligned(parameter, value, name)
         if dtype == torch.int8:
-            state[name], state[name + SCALES] = formats.encode(value, name not in UNSIGNED)
+            codes, state[name + SCALES] = formats.encode(
+                _sharding.local(value), name not in UNSIGNED
+            )
+            state[name] = _sharding.placed_like(value, codes)
         else:
             state[name] = value.to(dtype)
 
@@ -148,7 +154,9 @@ class FusedOptimizer(Optimizer):
         """A state as torch keeps it."""
         kept: Tensor = state[name]
         scales = state.get(name + SCALES)
-        return kept if scales is None else formats.decode(kept, scales)
+        if scales is None:
+            return kept
+        return _sharding.placed_like(kept, formats.decode(_sharding.local(kept), scales))
 
     def _group_of(self, parameter: Tensor) -> Group:
         for group in self.param_groups:
@@ -163,19 +171,30 @@ class FusedOptimizer(Optimizer):
         """The exact float32 weight: of a split parameter both halves together, else a copy."""
         self._group_of(parameter)
         low = self.state.get(parameter, {}).get(LOW_HALF)
-        return parameter.detach().float() if low is None else formats.join(parameter, low)
+        if low is None:
+            return parameter.detach().float()
+        weight = formats.join(_sharding.local(parameter), _sharding.local(low))
+        return _sharding.placed_like(parameter, weight)
 
     @torch.no_grad()
     def set_master_weight(self, parameter: Tensor, weight: Tensor) -> None:
-        """Gives `parameter` the float32 value `weight`; a split parameter gets all its bits."""
+        """Gives `parameter` the float32 value `weight`; a split parameter gets all its bits.
+
+        weight: of a sharded parameter, sharded too or the whole tensor, the same in all processes.
+        """
         group = self._group_of(parameter)
+        if weight.shape != parameter.shape:
+            raise ValueError(
+                f"set_master_weight: expected weight of shape {list(parameter.shape)}, "
+                f"got {list(weight.shape)}"
+            )
+        weight = _sharding.shard_like(parameter, weight, "weight")
         if not self._is_split(parameter, group):
             parameter.copy_(weight)
             return
-        aligned = torch.empty_like(parameter, dtype=torch.float32, requires_grad=False)
-        upper, low = formats.split(aligned.copy_(weight))
-        parameter.copy_(upper)
-        self.state[parameter][LOW_HALF] = low
+        upper, low = formats.split(_sharding.local(_aligned(parameter, weight.float(), "weight")))
+        _sharding.local(parameter).copy_(upper)
+        self.state[parameter][LOW_HALF] = _sharding.placed_like(parameter, low)
 
     # Step
 
@@ -297,7 +316,7 @@ class FusedOptimizer(Optimizer):
         """As torch's class has it: states decoded, under the same keys.
 
         A split parameter's lower half is added as `low_half`, without which its float32 weight
-        would be lost.
+        would be lost (of a sharded parameter as int32).
         """
 
         def decode(optimizer: Optimizer, packed: dict[str, Any]) -> None:
@@ -323,6 +342,10 @@ class FusedOptimizer(Optimizer):
             if isinstance(plain.get(name), Tensor):
                 value = self._value(state, name)
                 plain[name] = value.float() if has_format else value
+        low = plain.get(LOW_HALF)
+        if low is not None and _sharding.is_sharded(low):
+            # The collectives that gather a checkpoint know no int16.
+            plain[LOW_HALF] = low.to(torch.int32)
         return plain
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -384,22 +407,26 @@ class FusedOptimizer(Optimizer):
         if self._is_split(parameter, group):
             state[LOW_HALF] = torch.zeros_like(parameter, dtype=torch.int16)
             # Another class than ours would have rounded it to the parameter's dtype.
-            if isinstance(low, _Kept) and low.tensor.dtype == torch.int16:
-                state[LOW_HALF].copy_(low.tensor)
+            if isinstance(low, _Kept) and low.tensor.dtype in (torch.int16, torch.int32):
+                state[LOW_HALF].copy_(_sharding.shard_like(parameter, low.tensor, LOW_HALF))
 
     # Report
 
     def memory_report(self) -> dict[str, float]:
-        """Bytes per element of the parameters, by kind: parameters, low halves, each state."""
+        """Bytes per element of the parameters, by kind: parameters, low halves, each state.
+
+        Of sharded parameters, this process's shards.
+        """
         total: dict[str, int] = {}
         elements = 0
         for group in self.param_groups:
             for parameter in group["params"]:
-                elements += parameter.numel()
-                total["parameters"] = total.get("parameters", 0) + parameter.nbytes
+                shard = _sharding.local(parameter)
+                elements += shard.numel()
+                total["parameters"] = total.get("parameters", 0) + shard.nbytes
                 for key, value in self.state.get(parameter, {}).items():
                     if isinstance(value, Tensor) and key != "step":
-                        total[key] = total.get(key, 0) + value.nbytes
+                        total[key] = total.get(key, 0) + _sharding.local(value).nbytes
         report = {kind: count / max(elements, 1) for kind, count in total.items()}
         return {**report, "total": sum(report.values())}
 
@@ -410,6 +437,14 @@ def check_at_least_zero(name: str, argument: str, value: float | Tensor) -> None
         raise ValueError(f"{name}: expected {argument} with one element, got {list(value.shape)}")
     if not value >= 0.0:
         raise ValueError(f"{name}: expected {argument} >= 0, got {value}")
+
+
+def _aligned(parameter: Tensor, value: Tensor, name: str) -> Tensor:
+    """`value` with the parameter's strides, sharded as the parameter is."""
+    value = _sharding.shard_like(parameter, value, name)
+    aligned = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+    is_aligned = _sharding.local(aligned).stride() == _sharding.local(value).stride()
+    return value if is_aligned else aligned.copy_(value)
 
 
 def _check_options(name: str, group: Group) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _library
+from . import _sharding
 
 LOW_HALF = "low_half"
 SCALES = "_scales"
@@ -21,13 +22,14 @@ _FUSED = frozenset((torch.float32, torch.bfloat16, torch.float16))
 class Batch:
     """The tensors of a step and how they are to be treated; lists run in step.
 
-    parameters: float32, bfloat16 or float16; dense, any strides.
+    parameters: float32, bfloat16 or float16; dense, any strides; of sharded ones the shards.
     low_halves: int16 beside a split bfloat16 parameter, else an empty tensor; may be left empty.
     gradients: float32, bfloat16 or float16, with the strides of the parameter.
     states: one list per state of the rule: float32, bfloat16, float16, or 8-bit codes.
     scales: float32, one per 256 codes, else an empty tensor; may be left empty.
     steps: number of steps done so far, as tensors of one element; only for rules that need it.
     streams: for each tensor the number of its stream of random numbers.
+    wholes: the sharded parameters of which the lists above hold the shards.
     """
 
     parameters: list[Tensor] = field(default_factory=list)
@@ -37,6 +39,7 @@ class Batch:
     scales: list[list[Tensor]] = field(default_factory=list)
     steps: list[Tensor] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
+    wholes: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Batch:
@@ -49,6 +52,16 @@ class Batch:
         """Adds a parameter that has a gradient, with its states in the formats they are in."""
         gradient = parameter.grad
         assert gradient is not None
+        if _sharding.is_sharded(parameter):
+            self.wholes.append(parameter)
+            stream += _sharding.shard_number(parameter) << _sharding.STREAM_SHIFT
+            gradient = _sharding.local_gradient(parameter, gradient)
+            state = {
+                key: _sharding.local(value)
+                for key, value in state.items()
+                if isinstance(value, Tensor)
+            }
+            parameter = _sharding.local(parameter)
         self.parameters.append(parameter)
         self.gradients.append(_aligned(gradient, parameter))
         self.streams.append(stream)
@@ -103,7 +116,7 @@ def run(
             0,
             *hyper,
         )
-    torch.autograd.graph.increment_version(batch.parameters)
+    torch.autograd.graph.increment_version([*batch.parameters, *batch.wholes])
 
 
 def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
