@@ -5,7 +5,9 @@ All cases run in one pair of processes, in the order of this file; a failed case
 
 from __future__ import annotations
 
+import copy
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import oxytorch
 from oxytorch import optim
 
 PROCESSES = 2
@@ -149,6 +152,289 @@ def ddp_is_that_of_stock(rank: int) -> None:
 def fsdp_is_that_of_stock(rank: int) -> None:
     _check_against_stock("fsdp", rank, "AdamW", lr=1e-2, weight_decay=0.1)
     _check_against_stock("fsdp", rank, "Adam", lr=torch.tensor(1e-2), amsgrad=True)
+
+
+def _gradients(parameters: list[Tensor], step: int) -> list[Tensor]:
+    """Whole gradients, the same in all processes, whose values are bfloat16."""
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(p.shape, generator=generator).bfloat16() for p in parameters]
+
+
+def _placed(like: Tensor, whole: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _step_with(optimizer: Any, step: int) -> None:
+    """One step with the gradients of `_gradients`."""
+    parameters = optimizer.param_groups[0]["params"]
+    for parameter, gradient in zip(parameters, _gradients(parameters, step), strict=True):
+        gradient = gradient.to(parameter.dtype)
+        is_plain = type(parameter) is nn.Parameter
+        parameter.grad = gradient if is_plain else _placed(parameter, gradient)
+    optimizer.step()
+
+
+def _split_pair(**options: Any) -> tuple[nn.Module, optim.AdamW, optim.AdamW]:
+    """A sharded bfloat16 model, its optimizer, and one process's float32 optimizer."""
+    plain = _network()
+    model = _sharded(copy.deepcopy(plain).bfloat16())
+    optimizer = optim.AdamW(model.parameters(), lr=1e-2, master_weights="split", **options)
+    for parameter, weight in zip(model.parameters(), plain.parameters(), strict=True):
+        optimizer.set_master_weight(parameter, weight.detach())
+    return model, optimizer, optim.AdamW(plain.parameters(), lr=1e-2)
+
+
+@case
+def fsdp_split_weights_are_those_of_float32(rank: int) -> None:
+    model, optimizer, plain = _split_pair()
+    for step in range(5):
+        _step_with(optimizer, step)
+        _step_with(plain, step)
+    for parameter, wanted in zip(model.parameters(), plain.param_groups[0]["params"], strict=True):
+        assert parameter.dtype == torch.bfloat16
+        assert torch.equal(_whole(optimizer.master_weight(parameter)), wanted)
+        assert type(optimizer.state[parameter]["low_half"]) is type(parameter)
+    assert optimizer.memory_report()["low_half"] == 2
+    # Training goes on with real gradients.
+    _train(model, optimizer, rank)
+    _assert_in_step(_weights(model))
+
+
+@case
+def fsdp_small_states_stay_near(rank: int) -> None:
+    for dtype, near in ((torch.bfloat16, 0.02), (torch.int8, 0.2)):
+        options: dict[str, Any] = {"lr": 1e-2, "state_dtype": dtype, "seed": 3}
+        model, plain = _sharded(_network()), _network()
+        optimizer = optim.AdamW(model.parameters(), **options)
+        alone = optim.AdamW(plain.parameters(), **options)
+        for step in range(3):
+            _step_with(optimizer, step)
+            _step_with(alone, step)
+        states = optimizer.state_dict()["state"], alone.state_dict()["state"]
+        for key in ("exp_avg", "exp_avg_sq"):
+            actual, wanted = (_whole(state[0][key]) for state in states)
+            assert actual.dtype == torch.float32
+            assert (actual - wanted).norm() < near * wanted.norm()
+            # The first process has the stream of random numbers that one process alone has.
+            assert torch.equal(actual[0, :64], wanted[0, :64])
+            assert not torch.equal(actual[-1], wanted[-1])
+        # Small parameters keep float32 states where 8-bit codes are asked for.
+        assert optimizer.memory_report()["exp_avg"] <= {torch.bfloat16: 2, torch.int8: 1.4}[dtype]
+
+
+@case
+def copies_of_a_shard_stay_equal(rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    for dtype in (torch.bfloat16, torch.int8):
+        weight = distribute_tensor(_network().first.weight.detach(), mesh, [Replicate()])
+        optimizer = optim.AdamW([nn.Parameter(weight)], lr=1e-2, state_dtype=dtype)
+        for step in range(3):
+            _step_with(optimizer, step)
+        parameter = optimizer.param_groups[0]["params"][0]
+        state = optimizer.state[parameter]
+        _assert_in_step([parameter.to_local(), state["exp_avg"].to_local()])
+
+
+KINDS: list[tuple[Any, dict[str, Any]]] = [
+    (torch.optim.AdamW, {}),
+    (optim.AdamW, {}),
+    (optim.AdamW, {"state_dtype": torch.bfloat16}),
+    (optim.AdamW, {"state_dtype": torch.int8}),
+]
+
+
+@case
+def checkpoints_of_torch_distributed_go_both_ways(rank: int) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    def load(kind: Any, options: dict[str, Any], how: Any, path: str) -> Any:
+        model = _sharded(_network())
+        optimizer = kind(model.parameters(), lr=1.0, **options)
+        state = {"optimizer": get_optimizer_state_dict(model, optimizer, options=how)}
+        dcp.load(state, checkpoint_id=path)
+        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=how)
+        return optimizer
+
+    with tempfile.TemporaryDirectory() as own:
+        folder = [own]
+        torch.distributed.broadcast_object_list(folder)
+        for number, (kind, options) in enumerate(KINDS):
+            model = _sharded(_network())
+            optimizer = kind(model.parameters(), lr=1e-2, **options)
+            _step_with(optimizer, 0)
+            expected = optimizer.state_dict()["state"]
+            flat = number % 2 == 0
+            how = StateDictOptions(flatten_optimizer_state_dict=flat)
+            path = f"{folder[0]}/{number}"
+            saved = {"optimizer": get_optimizer_state_dict(model, optimizer, options=how)}
+            dcp.save(saved, checkpoint_id=path)
+            for other, other_options in KINDS:
+                loaded = load(other, other_options, how, path)
+                assert loaded.param_groups[0]["lr"] == 1e-2
+                found = loaded.state_dict()["state"]
+                for index, entries in expected.items():
+                    assert found[index].keys() == entries.keys()
+                    for key, value in entries.items():
+                        near = 0.2 if other_options else 0
+                        difference = _whole(found[index][key]) - _whole(value)
+                        assert difference.norm() <= near * _whole(value).norm(), key
+        torch.distributed.barrier()
+
+
+@case
+def whole_checkpoints_keep_every_bit(rank: int) -> None:
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    how = StateDictOptions(full_state_dict=True)
+    model, optimizer, plain = _split_pair()
+    for step in range(3):
+        _step_with(optimizer, step)
+        _step_with(plain, step)
+    saved = get_optimizer_state_dict(model, optimizer, options=how)
+    assert type(saved["state"]["first.weight"]["low_half"]) is Tensor
+    # Into one process: the state of the parameters by their place.
+    names = [name for name, _ in model.named_parameters()]
+    halves = [_whole(parameter) for parameter in model.parameters()]
+    alone = optim.AdamW([nn.Parameter(half) for half in halves], master_weights="split")
+    groups = [{**saved["param_groups"][0], "params": [*range(len(names))]}]
+    entries = {i: saved["state"][name] for i, name in enumerate(names)}
+    alone.load_state_dict({"state": entries, "param_groups": groups})
+    # And back into two, which have halves of their own that must give way.
+    other, fresh, _ = _split_pair()
+    with torch.no_grad():
+        for parameter, half in zip(other.parameters(), halves, strict=True):
+            parameter.copy_(_placed(parameter, half))
+    set_optimizer_state_dict(other, fresh, saved, options=how)
+    third = _sharded(_network().bfloat16())
+    whole = optim.AdamW(third.parameters(), master_weights="split")
+    with torch.no_grad():
+        for parameter, half in zip(third.parameters(), halves, strict=True):
+            parameter.copy_(_placed(parameter, half))
+    whole.load_state_dict({"state": entries, "param_groups": groups})
+    for step in range(3, 6):
+        for each in (optimizer, plain, alone, fresh, whole):
+            _step_with(each, step)
+    wanted = plain.param_groups[0]["params"]
+    for each in (optimizer, alone, fresh, whole):
+        for parameter, weight in zip(each.param_groups[0]["params"], wanted, strict=True):
+            assert torch.equal(_whole(each.master_weight(parameter)), weight)
+
+
+def _scaled(kind: str, optimizer_class: Any, rank: int) -> tuple[list[Tensor], list[float]]:
+    """Trains with a GradScaler; in one step one process has an infinite gradient."""
+    model = _wrapped(kind, _network())
+    optimizer = optimizer_class(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scales = []
+    for step in range(4):
+        x = _batch(step).chunk(PROCESSES)[rank]
+        if step == 2 and rank == 1:
+            x = x * 1e38
+        before = _weights(model)
+        _step(model, optimizer, x, scaler)
+        scales.append(scaler.get_scale())
+        left_out = all(map(torch.equal, _weights(model), before))
+        assert left_out == (step == 2)
+    return _weights(model), scales
+
+
+@case
+def grad_scaler_leaves_out_the_step_in_all_processes(rank: int) -> None:
+    for kind in ("ddp", "fsdp"):
+        weights, scales = _scaled(kind, optim.AdamW, rank)
+        stock, stock_scales = _scaled(kind, torch.optim.AdamW, rank)
+        assert scales == stock_scales == [1024.0, 1024.0, 512.0, 512.0]
+        _assert_close(weights, stock)
+        _assert_in_step(weights)
+
+
+@case
+def ddp_of_an_optimized_model_is_float32_training(rank: int) -> None:
+    # Each process begins with weights of its own: DDP takes those of the first.
+    model = _network(seed=rank)
+    trained, optimizer = oxytorch.optimize(
+        model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), dtype=torch.bfloat16
+    )
+    wrapped = nn.parallel.DistributedDataParallel(trained)
+    with torch.no_grad():
+        if rank == 0:
+            wrapped(_batch(0))
+    masters = {n: p.detach().clone() for n, p in _network(seed=0).named_parameters()}
+    stock = torch.optim.AdamW(masters.values(), lr=1e-2)
+    losses = []
+    for step in range(6):
+        x = _batch(step % 2).chunk(PROCESSES)[rank]
+        losses.append(_step(wrapped, optimizer, x))
+        for name, parameter in trained.named_parameters():
+            assert parameter.grad is not None
+            masters[name].grad = parameter.grad.float()
+        stock.step()
+        state = trained.state_dict()
+        for name, master in masters.items():
+            torch.testing.assert_close(state[name], master, rtol=3e-7, atol=1e-8)
+    assert trained.first.weight.dtype == torch.bfloat16
+    assert losses[-2] < losses[0]
+    _assert_in_step([*trained.state_dict().values(), *trained.parameters()])
+
+
+@case
+def optimize_after_fully_shard_fuses_the_steps(rank: int) -> None:
+    models = [_sharded(_network()), _network()]
+    stock = torch.optim.AdamW(models[0].parameters(), lr=1e-2)
+    _train(models[0], stock, rank, steps=2)
+    model, optimizer = oxytorch.optimize(models[0], optimizer=stock, inplace=True)
+    assert type(optimizer) is optim.AdamW
+    _train(model, optimizer, rank, steps=2, first=2)
+    _train(models[1], torch.optim.AdamW(models[1].parameters(), lr=1e-2), None)
+    _assert_close(_weights(model), _weights(models[1]))
+
+
+@case
+def wrong_orders_are_refused(rank: int) -> None:
+    for kind, text in (("ddp", "does not wrap yet"), ("fsdp", "MixedPrecisionPolicy")):
+        model = _wrapped(kind, _network())
+        optimizer = torch.optim.AdamW(model.parameters())
+        with pytest.raises(ValueError, match=text):
+            oxytorch.optimize(model, optimizer=optimizer, dtype=torch.bfloat16, inplace=True)
+        _step(model, optimizer, _batch(0))
+    model = _network()
+    model, optimizer = oxytorch.optimize(
+        model, optimizer=torch.optim.AdamW(model.parameters()), dtype=torch.bfloat16
+    )
+    _sharded(model)
+    with pytest.raises(RuntimeError, match="fully_shard was called after optimize"):
+        model(_batch(0))
+    with pytest.raises(RuntimeError, match="replaced first.weight"):
+        model.state_dict()
+
+
+@case
+def wrong_tensors_are_refused(rank: int) -> None:
+    model = _sharded(_network())
+    optimizer = optim.AdamW(model.parameters())
+    parameter = next(model.parameters())
+    before = _whole(parameter)
+    with pytest.raises(ValueError, match=r"expected weight of shape \[65, 70\], got \[3\]"):
+        optimizer.set_master_weight(parameter, torch.zeros(3))
+    plain = optim.AdamW(_network().parameters())
+    with pytest.raises(TypeError, match="weight: expected a plain tensor"):
+        plain.set_master_weight(plain.param_groups[0]["params"][0], parameter.detach())
+    assert torch.equal(_whole(parameter), before)
 
 
 # The processes

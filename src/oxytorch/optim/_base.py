@@ -11,16 +11,13 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from . import _reference, _sharding, _step, formats
+from ._groups import OPTIONS, Group
 from ._step import LOW_HALF, SCALES
 
 State = dict[str, Any]
-Group = dict[str, Any]
 
 LEAST_CODED = 4096
 """Elements below which a state stays float32 where 8-bit codes are asked for: it weighs little."""
-
-OPTIONS = ("master_weights", "state_dtype", "seed")
-"""Keys of a group that say how things are kept; they do not belong into a checkpoint."""
 
 IN_MODEL = "split in model"
 """A value of master_weights that `oxytorch.optimize` sets: lower halves belong to the model, whose
@@ -73,8 +70,10 @@ class FusedOptimizer(Optimizer):
         **kwargs: Any,
     ) -> None:
         self._options = dict(zip(OPTIONS, (master_weights, state_dtype, seed), strict=True))
+        # Lower halves of parameters that have no state yet: a state that is not whole would tell
+        # torch.distributed.checkpoint that there is nothing left to make.
+        self._given_halves: dict[Tensor, Tensor] = {}
         super().__init__(*args, **kwargs)
-        self.defaults.update(self._options)
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._conform(parameter, group)
@@ -95,21 +94,19 @@ class FusedOptimizer(Optimizer):
         """The first value of a state, in the dtype that torch would give it."""
         return torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
-    def add_param_group(self, param_group: Group) -> None:
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"_options": self._options, "_given_halves": self._given_halves}
+        return {**super().__getstate__(), **own}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the group may have its own master_weights, state_dtype and seed."""
         if isinstance(param_group, dict):
-            for name, value in self._current_options().items():
-                param_group.setdefault(name, value)
+            param_group = Group(param_group, self._options)
             _check_options(type(self).__name__, param_group)
         super().add_param_group(param_group)
         if self.state:
             for parameter in param_group["params"]:
                 self._conform(parameter, param_group)
-
-    def _current_options(self) -> dict[str, Any]:
-        return {name: self.defaults[name] for name in OPTIONS if name in self.defaults} or (
-            self._options
-        )
 
     # Formats
 
@@ -134,7 +131,24 @@ class FusedOptimizer(Optimizer):
             if isinstance(state.get(name), Tensor) and name + SCALES not in state:
                 self._store(parameter, group, name, state[name])
         if self._is_split(parameter, group) and LOW_HALF not in state:
-            state[LOW_HALF] = torch.zeros_like(parameter, dtype=torch.int16)
+            state[LOW_HALF] = self._first_half(parameter)
+
+    def _first_half(self, parameter: Tensor) -> Tensor:
+        """The lower half with which a split parameter begins."""
+        given = self._given_halves.pop(parameter, None)
+        return torch.zeros_like(parameter, dtype=torch.int16) if given is None else given
+
+    def low_half(self, parameter: Tensor) -> Tensor | None:
+        """The lower half of a split parameter, or None where it has none or only zeros."""
+        low: Tensor | None = self.state.get(parameter, {}).get(LOW_HALF)
+        return self._given_halves.get(parameter) if low is None else low
+
+    def set_low_half(self, parameter: Tensor, low: Tensor) -> None:
+        """Makes `low` (int16, placed as the parameter) the lower half that steps update."""
+        if self.state.get(parameter):
+            self.state[parameter][LOW_HALF] = low
+        else:
+            self._given_halves[parameter] = low
 
     def _store(self, parameter: Tensor, group: Group, name: str, value: Tensor) -> None:
         """Keeps `value` as the parameter's state `name`, in the group's format."""
@@ -170,7 +184,7 @@ class FusedOptimizer(Optimizer):
     def master_weight(self, parameter: Tensor) -> Tensor:
         """The exact float32 weight: of a split parameter both halves together, else a copy."""
         self._group_of(parameter)
-        low = self.state.get(parameter, {}).get(LOW_HALF)
+        low = self.low_half(parameter)
         if low is None:
             return parameter.detach().float()
         weight = formats.join(_sharding.local(parameter), _sharding.local(low))
@@ -194,7 +208,7 @@ class FusedOptimizer(Optimizer):
             return
         upper, low = formats.split(_sharding.local(_aligned(parameter, weight.float(), "weight")))
         _sharding.local(parameter).copy_(upper)
-        self.state[parameter][LOW_HALF] = _sharding.placed_like(parameter, low)
+        self.set_low_half(parameter, _sharding.placed_like(parameter, low))
 
     # Step
 
@@ -265,7 +279,7 @@ class FusedOptimizer(Optimizer):
         if not self._is_split(parameter, group):
             state.pop(LOW_HALF, None)
         elif LOW_HALF not in state:
-            state[LOW_HALF] = torch.zeros_like(parameter, dtype=torch.int16)
+            state[LOW_HALF] = self._first_half(parameter)
 
     def _run(self, batch: _step.Batch, group: Group) -> None:
         self._run_rule(self._rule(group), batch, group, self._hyper(group))
@@ -321,14 +335,16 @@ class FusedOptimizer(Optimizer):
 
         def decode(optimizer: Optimizer, packed: dict[str, Any]) -> None:
             states = packed["state"]
-            for group in packed["param_groups"]:
-                options = [group.pop(name) for name in OPTIONS]
-                for index in group["params"]:
-                    state = states.pop(index, None)
-                    if state and options[0] == IN_MODEL:
+            for group, own in zip(packed["param_groups"], self.param_groups, strict=True):
+                has_format = any(own[name] for name in OPTIONS)
+                for index, parameter in zip(group["params"], own["params"], strict=True):
+                    state = states.pop(index, {})
+                    if parameter in self._given_halves:
+                        state = {**state, LOW_HALF: self._given_halves[parameter]}
+                    if own["master_weights"] == IN_MODEL:
                         state = {key: value for key, value in state.items() if key != LOW_HALF}
                     if state:
-                        states[index] = self._plain_state(state, any(options))
+                        states[index] = self._plain_state(state, has_format)
 
         handle = self.register_state_dict_post_hook(decode, prepend=True)
         try:
@@ -361,15 +377,23 @@ class FusedOptimizer(Optimizer):
             return {**loaded, "state": {k: _hide(v) for k, v in loaded["state"].items()}}
 
         def conform(optimizer: Optimizer) -> None:
-            for group, own in zip(self.param_groups, options, strict=True):
-                group.update(own)
+            self._given_halves = {}
+            loaded = zip(self.param_groups, options, strict=True)
+            self.param_groups = [Group(group, own) for group, own in loaded]
+            for group in self.param_groups:
                 for parameter in group["params"]:
                     if parameter in self.state:
                         self._adopt(parameter, group)
-                    low = before["state"].get(parameter, {}).get(LOW_HALF)
-                    if low is not None and group["master_weights"] == IN_MODEL:
-                        self.state[parameter][LOW_HALF] = low
+                    if parameter in in_model:
+                        self.set_low_half(parameter, in_model[parameter])
 
+        in_model = {
+            parameter: low
+            for group in self.param_groups
+            if group["master_weights"] == IN_MODEL
+            for parameter in group["params"]
+            if (low := self.low_half(parameter)) is not None
+        }
         before = self.__getstate__()
         handles = [
             self.register_load_state_dict_pre_hook(keep),
@@ -489,6 +513,8 @@ def _hide(state: Any) -> Any:
     return {
         key: _Kept(value) if isinstance(value, Tensor) and key != "step" else value
         for key, value in state.items()
+        # A flat checkpoint of torch.distributed has an empty entry for each key that we have.
+        if not str(key).endswith(SCALES)
     }
 
 

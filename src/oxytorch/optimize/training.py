@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from .. import optim
-from ..optim import formats
+from ..optim import _sharding, formats
 from ..optim._base import IN_MODEL, FusedOptimizer
-from ..optim._step import LOW_HALF
+from . import processes
 from .passes.cast import CastInput, dtypes
 from .record import ATTRIBUTE, Change, ForwardSet, HookAdded, Record
 from .report import Entry, Report
@@ -73,12 +73,18 @@ class Masters:
         parameter.copy_(upper)
         self._low[parameter].copy_(low)
 
+    def follow(self, model: nn.Module, record: Record) -> None:
+        """Keep the halves together when DDP wraps the model."""
+        if self._low:
+            hook = model.register_forward_pre_hook(processes.BeforeForward(self._low))
+            record.changes.append(HookAdded(model, "_forward_pre_hooks", hook.id))
+
     def hand_over(self, optimizer: FusedOptimizer) -> None:
         """Let the optimizer update the halves that are kept here."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter in self._low:
-                    optimizer.state[parameter][LOW_HALF] = self._low[parameter]
+                    optimizer.set_low_half(parameter, self._low[parameter])
 
 
 class _Split(Change):
@@ -103,7 +109,14 @@ class _ShowPlain:
         self, module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
     ) -> None:
         for name, parameter in module._parameters.items():
-            if parameter is not None and parameter in self.masters and prefix + name in state:
+            if parameter is None:
+                continue
+            if _sharding.is_sharded(parameter):
+                raise RuntimeError(
+                    f"optimize: fully_shard was called after optimize and replaced {prefix}{name}, "
+                    f"whose lower half is left behind; {processes.ORDER}"
+                )
+            if parameter in self.masters and prefix + name in state:
                 state[prefix + name] = self.masters.weight(parameter)
 
 
@@ -149,6 +162,7 @@ def optimize_for_training(
     else:
         masters = Masters()
         _split_weights(model, optimizer, wanted, record, masters)
+        masters.follow(model, record)
         optimizer = _fused(optimizer, fused_class, masters)
         for name, found in hooks.items():
             getattr(optimizer, name).update(found)
@@ -174,6 +188,7 @@ def _check(model: nn.Module, optimizer: Any, dtype: Any) -> None:
             f"optimize: expected dtype torch.bfloat16, torch.float32 or None for training, "
             f"got {dtype}; for float16 use torch.autocast and torch.amp.GradScaler"
         )
+    processes.check(model, dtype)
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         raise ValueError(
             "optimize: expected an optimizer without a learning-rate scheduler, got one that has "

@@ -1,0 +1,29 @@
+"""Parameter groups, and how their tensors are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+OPTIONS = ("master_weights", "state_dtype", "seed")
+"""What a group knows beyond the keys that torch's class gives it."""
+
+
+class Group(dict[str, Any]):
+    """A parameter group of torch whose OPTIONS are read and set like keys but are none.
+
+    Checkpoints of torch have no such keys, and torch.distributed.checkpoint asks a checkpoint for
+    every key that a group has.
+    """
+
+    def __init__(self, group: dict[str, Any], options: dict[str, Any]) -> None:
+        super().__init__({key: value for key, value in group.items() if key not in OPTIONS})
+        self.options = {name: group.get(name, options[name]) for name in OPTIONS}
+
+    def __missing__(self, key: str) -> Any:
+        return self.options[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in OPTIONS:
+            self.options[key] = value
+        else:
+            super().__setitem__(key, value)
