@@ -81,3 +81,11 @@ def train(optimizer: torch.optim.Optimizer, steps: int, first: int = 0) -> list[
         give_gradients(optimizer, step)
         optimizer.step()
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def assert_same_state(actual: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """The same keys with the same bits; torch keeps None where it has no momentum."""
+    wanted = {key: value for key, value in wanted.items() if value is not None}
+    assert actual.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert torch.equal(actual[key], value), key

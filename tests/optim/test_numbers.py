@@ -9,9 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import CASES, IDS, LEVELS, STOCK, STOCK_IDS, give_gradients, make, train, weights
+from harness import (
+    CASES,
+    IDS,
+    LEVELS,
+    STOCK,
+    STOCK_IDS,
+    assert_same_state,
+    give_gradients,
+    make,
+    train,
+    weights,
+)
 from oxytorch import isa
-from oxytorch.optim import _reference, _step, formats
+from oxytorch.optim import _reference, _step, formats, rules
 
 FORMATS = {
     "fp32": {},
@@ -32,38 +43,60 @@ def _dtype(format_name: str) -> torch.dtype:
     return {"fp32": torch.float32, "fp16": torch.float16}.get(first, torch.bfloat16)
 
 
+def _exact_root(x: Tensor) -> Tensor:
+    return rules.sqrt(x)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("name", "options"), STOCK, ids=STOCK_IDS)
-def test_float32_is_within_two_units_of_torch_at_each_step(
-    name: str, options: dict[str, Any], level: str
+def test_float32_is_torch_bit_for_bit_but_for_its_square_root(
+    name: str, options: dict[str, Any], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = getattr(torch.optim, name)(weights(), lr=0.01, foreach=False, **options)
     ours = make(name, weights(), **options)
     steps = 100 if level == isa.active() else 5
-    for step in range(steps):
+    with monkeypatch.context() as patch:
+        # MKL's square root, which torch takes, is a unit off here and there.
+        patch.setattr(torch.Tensor, "sqrt", _exact_root)
+        patch.setattr(torch.Tensor, "sqrt_", lambda x: x.copy_(_exact_root(x)))
+        train(theirs, steps)
+    with isa.use(level):
+        isa.forget_last_called()
+        train(ours, steps)
+        assert isa.last_called() == level
+    for wanted, parameter in zip(
+        *(o.param_groups[0]["params"] for o in (theirs, ours)), strict=True
+    ):
+        assert torch.equal(parameter, wanted)
+        assert_same_state(ours.state[parameter], theirs.state[wanted])
+
+
+@pytest.mark.parametrize(("name", "options"), STOCK, ids=STOCK_IDS)
+def test_float32_is_within_two_units_of_torch_at_each_step(
+    name: str, options: dict[str, Any]
+) -> None:
+    """Weights that are not much larger than their change show the error of torch's square root."""
+    theirs = getattr(torch.optim, name)(weights(), lr=0.01, foreach=False, **options)
+    ours = make(name, weights(), **options)
+    for step in range(100):
         for optimizer in (theirs, ours):
             give_gradients(optimizer, step)
         before = [p.detach().clone() for p in theirs.param_groups[0]["params"]]
         theirs.step()
-        with isa.use(level):
-            isa.forget_last_called()
-            ours.step()
-            assert isa.last_called() == level
+        ours.step()
         for old, wanted, parameter in zip(
             before, theirs.param_groups[0]["params"], ours.param_groups[0]["params"], strict=True
         ):
-            _assert_within_units(parameter, wanted, old, 2)
-            for key, value in theirs.state[wanted].items():
-                _assert_within_units(ours.state[parameter][key], value, value, 2)
+            if wanted.numel():
+                change = (wanted - old).abs().max()
+                is_large = wanted.abs() > 2 * change
+                unit = torch.nextafter(wanted.abs(), torch.tensor(torch.inf)) - wanted.abs()
+                error = (parameter - wanted).abs()
+                assert (error[is_large] <= 2 * unit[is_large]).all()
+                assert (error <= 4 * torch.finfo(torch.float32).eps * (wanted.abs() + change)).all()
             # The next step begins at the same place.
             parameter.copy_(wanted)
         ours.load_state_dict(theirs.state_dict())
-
-
-def _assert_within_units(actual: Tensor, wanted: Tensor, old: Tensor, units: float) -> None:
-    scale = torch.maximum(wanted.abs(), old.abs())
-    allowed = units * scale * torch.finfo(torch.float32).eps
-    assert ((actual - wanted).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -98,7 +131,7 @@ def test_every_level_computes_the_bits_of_the_reference(
 
 def _assert_near(actual: Tensor, wanted: Tensor) -> None:
     if actual.is_floating_point():
-        torch.testing.assert_close(actual, wanted, rtol=2e-2, atol=1e-4)
+        torch.testing.assert_close(actual, wanted, rtol=2e-2, atol=1e-4, equal_nan=True)
     else:
         assert ((actual.float() - wanted.float()).abs() > 1).float().mean() < 0.05 or (
             actual.dtype == torch.int16
@@ -119,14 +152,18 @@ def test_split_is_float32_bit_for_bit(name: str, options: dict[str, Any], level:
             assert torch.equal(optimizer.master_weight(parameter), wanted)
 
 
-@pytest.mark.parametrize(("name", "options"), [c for c in CASES if c[0] in ("Lamb", "Lars", "Lion")])
+@pytest.mark.parametrize(
+    ("name", "options"), [c for c in CASES if c[0] in ("Lamb", "Lars", "Lion")]
+)
 def test_formulas_that_torch_lacks_hold_in_float64(name: str, options: dict[str, Any]) -> None:
     ours = make(name, weights(), **options)
     exact = copy.deepcopy([w.double() for w in weights()])
     state: list[dict[str, Tensor]] = [{} for _ in exact]
     for step in range(10):
         give_gradients(ours, step)
-        for parameter, weight, own in zip(ours.param_groups[0]["params"], exact, state, strict=True):
+        for parameter, weight, own in zip(
+            ours.param_groups[0]["params"], exact, state, strict=True
+        ):
             sign = -1.0 if options.get("maximize") else 1.0
             FORMULAS[name](weight, sign * parameter.grad.double(), own, step + 1, options)
         ours.step()

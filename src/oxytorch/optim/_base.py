@@ -114,7 +114,7 @@ class FusedOptimizer(Optimizer):
         is_split = group["master_weights"] in ("split", IN_MODEL)
         return is_split and parameter.dtype == torch.bfloat16
 
-    def _state_dtype(self, parameter: Tensor, group: Group) -> torch.dtype:
+    def _state_dtype(self, parameter: Tensor, group: Group, name: str) -> torch.dtype:
         wanted: torch.dtype | None = group["state_dtype"]
         if wanted is None:
             return torch.float32 if self._is_split(parameter, group) else parameter.dtype
@@ -154,7 +154,7 @@ class FusedOptimizer(Optimizer):
         """Keeps `value` as the parameter's state `name`, in the group's format."""
         state = self.state[parameter]
         state.pop(name + SCALES, None)
-        dtype = self._state_dtype(parameter, group)
+        dtype = self._state_dtype(parameter, group, name)
         value = _aligned(parameter, value, name)
         if dtype == torch.int8:
             codes, state[name + SCALES] = formats.encode(
@@ -420,6 +420,9 @@ class FusedOptimizer(Optimizer):
                         f"in the checkpoint, got {list(value.tensor.shape)}"
                     )
         low = state.pop(LOW_HALF, None)
+        if isinstance(state.get("step"), Tensor):
+            # torch leaves it shared with the checkpoint, and so with who made that.
+            state["step"] = state["step"].clone()
         for key, value in list(state.items()):
             if not isinstance(value, _Kept):
                 continue

@@ -64,20 +64,26 @@ def _update(
     # Scalars are float32 where the elements are.
     if wide.dtype == torch.float32:
         values = {
-            key: value if isinstance(value, bool) else torch.tensor(value, dtype=torch.float32).item()
+            key: value
+            if isinstance(value, bool)
+            else torch.tensor(value, dtype=torch.float32).item()
             for key, value in values.items()
         }
 
+    read: list[Tensor] = []
+
     def call(name: str) -> tuple[Any, ...]:
         function = getattr(rules, name)
-        operands = [wide, gradient, *(_read(*pair) for pair in zip(kept, bounds, strict=True))]
+        read[:] = [_read(*pair) for pair in zip(kept, bounds, strict=True)]
+        operands = [wide, gradient, *read]
         named = list(inspect.signature(function).parameters)
         missing = len(named) - len(operands) - len(values)
         return tuple(function(*operands, *[wide] * missing, **values))
 
     def write(results: Sequence[Tensor], states: Sequence[int]) -> None:
         for position, value in zip(states, results, strict=False):
-            if position < len(kept):
+            # A state that the options do not use comes back as it was.
+            if position < len(kept) and value is not read[position]:
                 key = random_key(seed, batch.streams[index], step, position)
                 _write(kept[position], bounds[position], value, stochastic, key)
 

@@ -22,7 +22,11 @@ class Adagrad(FusedOptimizer, torch.optim.Adagrad):
 
 
 class RMSprop(FusedOptimizer, torch.optim.RMSprop):
-    """torch.optim.RMSprop with fused steps and the formats of `FusedOptimizer`."""
+    """torch.optim.RMSprop with fused steps and the formats of `FusedOptimizer`.
+
+    With `centered`, state_dtype is that of the momentum only: the variance is the difference of the
+    two means, which rounded to fewer bits may be zero or less.
+    """
 
     rule = "rmsprop"
     state_names = ("square_avg", "momentum_buffer", "grad_avg")
@@ -34,6 +38,11 @@ class RMSprop(FusedOptimizer, torch.optim.RMSprop):
             "momentum_buffer" if group["momentum"] > 0 else "square_avg",
             "grad_avg" if group["centered"] else "square_avg",
         )
+
+    def _state_dtype(self, parameter: Tensor, group: Group, name: str) -> torch.dtype:
+        if group["centered"] and group["state_dtype"] is not None and name != "momentum_buffer":
+            return torch.float32
+        return super()._state_dtype(parameter, group, name)
 
     def _hyper(self, group: Group) -> tuple[float, ...]:
         return (

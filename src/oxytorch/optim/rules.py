@@ -10,8 +10,8 @@ update's `step_size`.
 The functions know values only: + - * /, comparisons, calls of the functions below and of each
 other, and `if` on a flag, which is settled when the code is translated. Arguments are operands
 (the parameter, the gradient, then the states: `Value`, or `Magnitude` if never negative), then
-scalars, then flags; an operand is stored if it is returned. The order of operations is that of torch's single-tensor path,
-`fused_multiply_add` included: results are the same bits.
+scalars, then flags; an operand is stored if it is returned. The order of operations is that of
+torch's single-tensor path, `fused_multiply_add` included: results are the same bits.
 """
 
 from __future__ import annotations

@@ -25,12 +25,14 @@ static const Loop* fused_loops(const Update& update, Traffic traffic) {
   const Format parameter = update.operands[0].format;
   const Format gradient = update.operands[1].format;
   Format state = Format::float32;
+  bool is_first = true;
   for (int i = 2; i < kMaxOperands; ++i) {
     if (!((traffic.reads | traffic.writes) >> i & 1)) continue;
     const Format own =
         is_codes(update.operands[i].format) ? Format::unsigned_codes : update.operands[i].format;
-    if (state != Format::float32 && own != state) return nullptr;
+    if (!is_first && own != state) return nullptr;
     state = own;
+    is_first = false;
   }
   using Float = Plain<float>;
   using Half = Plain<bf16>;
