@@ -43,8 +43,8 @@ class Helper:
 class Expression:
     """Translates expressions: over vectors, or over float64 for the constants.
 
-    used: names that occur. divisors: scalars that are divided by, for which C++ has `<name>_inverse`
-    at hand, because dividing by them is then cheaper and as exact.
+    used: names that occur. divisors: scalars that are divided by, for which C++ has
+    `<name>_inverse` at hand, because dividing by them is then cheaper and as exact.
     """
 
     def __init__(

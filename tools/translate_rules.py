@@ -156,11 +156,17 @@ def helper(function: ast.FunctionDef, known: dict[str, Helper]) -> str:
 
 
 def trust(function: ast.FunctionDef) -> str:
-    """The C++ function of a `_trust` function: of two sums and the hyper-parameters."""
-    arguments = [a.arg for a in function.args.args]
+    """The C++ function of a `_trust` function: of two sums and the hyper-parameters.
+
+    An argument `count` after the sums is the number of elements.
+    """
+    arguments = [a.arg for a in function.args.args if a.arg != "count"]
     result = next(s.value for s in function.body if isinstance(s, ast.Return))
     assert result is not None
-    lines = [f"static double {function.name}(const double* sums, const double* hyper) {{"]
+    lines = [
+        f"static double {function.name}(const double* sums,",
+        "    [[maybe_unused]] double count, const double* hyper) {",
+    ]
     for position, name in enumerate(arguments):
         source = f"sums[{position}]" if position < 2 else f"hyper[{position - 2}]"
         lines.append(f"  [[maybe_unused]] const double {name} = {source};")

@@ -41,6 +41,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"momentum": 0.9, "weight_decay": 0.1},
         {"momentum": 0.5, "centered": True, "alpha": 0.3, "maximize": True},
     ],
+    "Adafactor": [
+        {},
+        {"weight_decay": 0.1, "maximize": True, "d": 1.5},
+        {"eps": (1e-3, 1e-2), "beta2_decay": -0.3},
+    ],
     "Lion": [{}, {"weight_decay": 0.1, "maximize": True}],
     "Lamb": [{}, {"weight_decay": 0.1, "maximize": True}],
     "Lars": [{}, {"momentum": 0.9, "weight_decay": 0.1, "epsilon": 1e-3, "maximize": True}],
@@ -49,7 +54,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 CASES = [(name, options) for name, several in OPTIONS.items() for options in several]
 IDS = [f"{name}-{'-'.join(options) or 'plain'}" for name, options in CASES]
 
-STOCK = [case for case in CASES if hasattr(torch.optim, case[0])]
+MEASURED = ("Adafactor", "Lamb", "Lars")
+"""Those whose steps depend on norms, which are summed in another order."""
+
+STOCK = [c for c in CASES if hasattr(torch.optim, c[0]) and c[0] not in MEASURED]
 STOCK_IDS = [i for i, case in zip(IDS, CASES, strict=True) if case in STOCK]
 
 

@@ -13,6 +13,7 @@ from harness import (
     CASES,
     IDS,
     LEVELS,
+    MEASURED,
     STOCK,
     STOCK_IDS,
     assert_same_state,
@@ -104,7 +105,6 @@ def test_float32_is_within_two_units_of_torch_at_each_step(
 def test_every_level_computes_the_bits_of_the_reference(
     name: str, options: dict[str, Any], format_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = name in ("Lamb", "Lars")
 
     def run() -> list[Tensor]:
         optimizer = make(
@@ -122,7 +122,7 @@ def test_every_level_computes_the_bits_of_the_reference(
             actual = run()
         assert len(actual) == len(expected)
         for a, b in zip(actual, expected, strict=True):
-            if measured:
+            if name in MEASURED:
                 # Norms are summed in another order, which may turn a random rounding over.
                 _assert_near(a, b)
             else:
@@ -169,6 +169,27 @@ def test_formulas_that_torch_lacks_hold_in_float64(name: str, options: dict[str,
         ours.step()
     for parameter, weight in zip(ours.param_groups[0]["params"], exact, strict=True):
         torch.testing.assert_close(parameter.double(), weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "options", [options for name, options in CASES if name == "Adafactor"], ids=str
+)
+def test_adafactor_is_near_torch(options: dict[str, Any], level: str) -> None:
+    # torch divides by zero for an empty parameter.
+    theirs = torch.optim.Adafactor(
+        [w for w in weights() if w.numel()], lr=0.01, foreach=False, **options
+    )
+    ours = make("Adafactor", [w for w in weights() if w.numel()], **options)
+    steps = 100 if level == isa.active() else 5
+    wanted = train(theirs, steps)
+    with isa.use(level):
+        actual = train(ours, steps)
+    for a, b in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert ours.state[a].keys() == theirs.state[b].keys()
+        for key, value in theirs.state[b].items():
+            torch.testing.assert_close(ours.state[a][key], value, rtol=1e-4, atol=1e-6)
 
 
 def _lion(p: Tensor, g: Tensor, s: dict[str, Tensor], t: int, o: dict[str, Any]) -> None:

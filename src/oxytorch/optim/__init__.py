@@ -7,9 +7,21 @@ parameters exactly as float32, `state_dtype` shrinks the states, `seed` fixes th
 from __future__ import annotations
 
 from ._base import FusedOptimizer
+from .adafactor import Adafactor
 from .adagrad import Adagrad, RMSprop
 from .adam import Adam, AdamW
 from .lamb import Lamb, Lion
 from .sgd import SGD, Lars
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "FusedOptimizer", "Lamb", "Lars", "Lion", "RMSprop"]
+__all__ = [
+    "SGD",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "FusedOptimizer",
+    "Lamb",
+    "Lars",
+    "Lion",
+    "RMSprop",
+]

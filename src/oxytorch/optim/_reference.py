@@ -91,7 +91,10 @@ def _update(
         *states, first, second = call(f"{rule}_measure")
         write(states, range(len(kept)))
         sums = [square.double().sum().item() for square in (first, second)]
-        trust = getattr(rules, f"{rule}_trust")(*sums, *hyper)
+        factor_of = getattr(rules, f"{rule}_trust")
+        if "count" in inspect.signature(factor_of).parameters:
+            sums.append(max(wide.numel(), 1))
+        trust = factor_of(*sums, *hyper)
         values["step_size"] = torch.tensor(values["step_size"] * trust, dtype=wide.dtype).item()
     updated, *states = call(rule)
     write(states, range(len(kept)))
@@ -111,6 +114,8 @@ def _widened(tensor: Tensor) -> Tensor:
 def _read(kept: Tensor, bounds: Tensor) -> Tensor:
     if kept.dtype in (torch.int8, torch.uint8):
         return formats.decode(kept, bounds)
+    if bounds.numel():
+        return kept * bounds
     return _widened(kept)
 
 

@@ -420,7 +420,7 @@ def lars(
     if penalizes:
         gradient = fused_multiply_add(parameter, penalty, gradient)
     if moves:
-        if first:
+        if first:  # noqa: SIM108
             momentum_buffer = gradient
         else:
             momentum_buffer = momentum_buffer * momentum + gradient
@@ -446,4 +446,88 @@ def lars_trust(
         / (gradient_squares**0.5 + weight_decay * weight_squares**0.5 + epsilon)
         if weight_squares > 0 and gradient_squares > 0
         else 1.0
+    )
+
+
+def adafactor_constants(
+    step: float,
+    lr: float,
+    beta2_decay: float,
+    eps1: float,
+    eps2: float,
+    d: float,
+    weight_decay: float,
+    is_factored: bool,
+) -> dict[str, float]:
+    """Adafactor (Shazeer and Stern 2018) as torch.optim.Adafactor has it.
+
+    is_factored: the variance is the product of a row and a column, which are up to date.
+    """
+    return {
+        "decay": 1 - lr * weight_decay,
+        "weight": step**beta2_decay,
+        "least": eps1 * eps1,
+        "step_size": -min(lr, 1 / step**0.5),
+        "decays": weight_decay != 0,
+        "is_whole": not is_factored,
+    }
+
+
+def adafactor_direction(gradient: Value, variance: Magnitude, least: Scalar) -> Value:
+    """The gradient in units of its root mean square."""
+    return gradient / sqrt(where(variance < least, least, variance))
+
+
+def adafactor_measure(
+    parameter: Value,
+    gradient: Value,
+    variance: Magnitude,
+    decay: Scalar,
+    weight: Scalar,
+    least: Scalar,
+    step_size: Scalar,
+    decays: Flag,
+    is_whole: Flag,
+) -> tuple[Value, ...]:
+    """Updates the variance; sums the squares of the parameter and of the direction."""
+    if is_whole:
+        variance = lerp(variance, gradient * gradient, weight)
+    direction = adafactor_direction(gradient, variance, least)
+    return variance, parameter * parameter, direction * direction
+
+
+def adafactor(
+    parameter: Value,
+    gradient: Value,
+    variance: Magnitude,
+    decay: Scalar,
+    weight: Scalar,
+    least: Scalar,
+    step_size: Scalar,
+    decays: Flag,
+    is_whole: Flag,
+) -> tuple[Value, ...]:
+    """The step along the direction."""
+    if decays:
+        parameter = parameter * decay
+    direction = adafactor_direction(gradient, variance, least)
+    parameter = fused_multiply_add(direction, step_size, parameter)
+    return (parameter,)
+
+
+def adafactor_trust(
+    weight_squares: float,
+    direction_squares: float,
+    count: float,
+    lr: float,
+    beta2_decay: float,
+    eps1: float,
+    eps2: float,
+    d: float,
+    weight_decay: float,
+    is_factored: bool,
+) -> float:
+    """max(eps2, RMS(parameter)) / max(1, RMS(direction) / d)."""
+    return max(eps2, (weight_squares / count) ** 0.5) / max(
+        1.0, (direction_squares / count) ** 0.5 / d
     )

@@ -145,8 +145,37 @@ Operand describe_parameter(const char* op, const Call& call, std::size_t i) {
   return operand;
 }
 
+// A state of the parameter's size that is kept as a column and a row for each of its matrices.
+Operand describe_factors(const char* op, const Tensor& columns, const Tensor& rows,
+                         const Tensor& like) {
+  check_minimum_dim(op, "parameters", like, 2);
+  if (!like.is_contiguous()) {
+    fail(op, "parameters", "contiguous beside factored states", describe(like.strides()));
+  }
+  const std::int64_t height = like.size(-2);
+  const std::int64_t width = like.size(-1);
+  for (const auto& [factor, length] : {std::pair{&columns, height}, std::pair{&rows, width}}) {
+    check_cpu(op, "states", *factor);
+    check_code(op, "states", *factor, aoti_torch_dtype_float32());
+    if (!factor->is_contiguous() || factor->numel() * length != like.numel()) {
+      fail(op, "states", "contiguous factors of " + describe(like.sizes()),
+           describe(factor->sizes()));
+    }
+  }
+  return {const_cast<void*>(columns.data()),
+          const_cast<void*>(rows.data()),
+          Format::factored,
+          0,
+          height,
+          width};
+}
+
 Operand describe_state(const char* op, const Call& call, std::size_t index, const Tensor& like) {
   const Tensor& state = call.states[index];
+  if (!call.scales.empty() && call.scales[index].numel() > 0 &&
+      state.dtype_code() == aoti_torch_dtype_float32()) {
+    return describe_factors(op, state, call.scales[index], like);
+  }
   check_like(op, "states", state, like);
   Operand operand{nullptr, nullptr, Format::float32, 0};
   const std::int32_t code = state.dtype_code();
@@ -306,7 +335,8 @@ void measured_step(const Rule& rule, const Call& call, const double* hyper,
     if (call.phase != kMeasure) {
       for (std::size_t i = begin; i < end; ++i) {
         float& step_size = updates[i].scalars[rule.step_size];
-        const double trust = rule.trust(totals + kMaxSums * i, hyper);
+        const double trust =
+            rule.trust(totals + kMaxSums * i, static_cast<double>(updates[i].count), hyper);
         step_size = static_cast<float>(step_size * trust);
       }
       sweep(updates, begin, end, nullptr);

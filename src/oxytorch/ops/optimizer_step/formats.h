@@ -189,11 +189,38 @@ OXY_INLINE void with_format(Format format, Body body) {
       return body(Same<Codes<true>>{});
     case Format::unsigned_codes:
       return body(Same<Codes<false>>{});
+    case Format::factored:
+      return;
+  }
+}
+
+// The rows of a factored operand that `count` elements from `offset` on lie in.
+static void multiply_factors(const Operand& operand, std::int64_t offset, std::int64_t count,
+                             float* out) {
+  std::int64_t row = offset / operand.width;
+  std::int64_t column = offset % operand.width;
+  while (count > 0) {
+    const std::int64_t left = operand.width - column;
+    const std::int64_t length = left < count ? left : count;
+    const float* columns =
+        static_cast<const float*>(operand.data) + row / operand.height * operand.width + column;
+    const f32v factor = splat(static_cast<const float*>(operand.extra)[row]);
+    sweep(0, length, [&](std::int64_t i, auto rest) {
+      store(out + i, factor * load(columns + i, rest), rest);
+    });
+    out += length;
+    count -= length;
+    column = 0;
+    ++row;
   }
 }
 
 // Copies `count` elements of an operand to float32.
 static void unpack(const Operand& operand, std::int64_t offset, std::int64_t count, float* out) {
+  if (operand.format == Format::factored) {
+    multiply_factors(operand, offset, count, out);
+    return;
+  }
   with_format(operand.format, [&](auto tag) {
     const typename decltype(tag)::Signed source(operand, offset, nullptr);
     sweep(0, count, [&](std::int64_t i, auto rest) { store(out + i, source.get(i, rest), rest); });

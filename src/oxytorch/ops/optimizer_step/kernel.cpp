@@ -52,8 +52,8 @@ static const Loop* fused_loops(const Update& update, Traffic traffic) {
 }
 
 // Any other combination: by way of float32 in the first-level cache.
-static void update_by_copies(const Update& update, int variant, Traffic traffic, std::int64_t offset,
-                             std::int64_t count, double* sums) {
+static void update_by_copies(const Update& update, int variant, Traffic traffic,
+                             std::int64_t offset, std::int64_t count, double* sums) {
   alignas(64) float copies[kMaxOperands][kCodeBlock];
   Update copied = update;
   for (int i = 0; i < kMaxOperands; ++i) {
@@ -83,8 +83,8 @@ static void update_block(const Update& update, std::int64_t offset, double* sums
   }
 }
 
-// A measure runs forwards and the update after it backwards, which begins with what the measure left
-// in the caches.
+// A measure runs forwards and the update after it backwards, which begins with what the measure
+// left in the caches.
 static void optimizer_step(const StepArgs& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t first = args.first_item;
   // The last update that starts at or before the first item.

@@ -21,6 +21,8 @@ enum class Format : std::int32_t {
   // Codes of 8 bits in `data`, a float32 for every kCodeBlock of them in `extra`.
   signed_codes,
   unsigned_codes,
+  // The product of a column in `data` and a row in `extra`, float32; only read.
+  factored,
 };
 
 struct Operand {
@@ -28,6 +30,9 @@ struct Operand {
   void* extra;
   Format format;
   std::uint32_t key;  // of this operand's random numbers
+  // Of a factored operand: the last two sizes.
+  std::int64_t height = 0;
+  std::int64_t width = 0;
 };
 
 inline constexpr std::int64_t kBlock = 1024;
@@ -42,7 +47,7 @@ struct Update {
   std::int64_t count;
   std::int64_t first_item;
   int variant;
-  int measure;  // the loop before it whose sums the update needs
+  int measure;   // the loop before it whose sums the update needs
   float factor;  // of the gradient
   float scalars[kMaxScalars];
 };

@@ -17,8 +17,8 @@ struct Rule {
   // Loops by flags: of the update, and of the measure before it, null where there is none.
   const int* variants;
   const int* measures;
-  // Factor of the scalar `step_size` after the measure's sums.
-  double (*trust)(const double* sums, const double* hyper);
+  // Factor of the scalar `step_size` after the measure's sums over `count` elements.
+  double (*trust)(const double* sums, double count, const double* hyper);
   int step_size;
 };
 

@@ -1,0 +1,124 @@
+"""Adafactor: second moments of matrices as a row and a column."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _library
+from . import _sharding, _step
+from ._base import FusedOptimizer, Group, State
+
+ROW, COLUMN, VARIANCE = "row_var", "col_var", "variance"
+
+
+class Adafactor(FusedOptimizer, torch.optim.Adafactor):
+    """torch.optim.Adafactor with fused steps and the formats of `FusedOptimizer`.
+
+    The factors of matrices are float32 whatever state_dtype is: they weigh nothing. Takes the
+    scale of a GradScaler, which torch's class refuses, and no sharded parameters.
+    """
+
+    rule = "adafactor"
+    state_names = (VARIANCE,)
+
+    def _goes_as_torch(self, group: Group) -> bool:
+        for parameter in group["params"]:
+            if parameter.grad is not None and parameter.is_complex():
+                raise RuntimeError("Adafactor does not support complex parameters")
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise RuntimeError("Adafactor does not support sparse gradients")
+            if _sharding.is_sharded(parameter):
+                raise TypeError(
+                    "Adafactor: expected plain parameters, got a DTensor: its rows and columns "
+                    "lie in several processes"
+                )
+        return super()._goes_as_torch(group)
+
+    def _step_group(self, group: Group, stream: int) -> None:
+        vectors, matrices = (_step.Batch.of(self.state_names) for _ in range(2))
+        factors: list[State] = []
+        for position, parameter in enumerate(group["params"]):
+            if parameter.grad is None or parameter.numel() == 0:
+                continue
+            state = self.state[parameter]
+            if parameter.dim() > 1:
+                self._begin(parameter, group, state, ())
+                _begin_factors(parameter, state)
+                # The variance is set when all gradients are there.
+                whole = {**state, VARIANCE: state[COLUMN]}
+                matrices.add(parameter, whole, self.state_names, stream + position)
+                factors.append(state)
+            else:
+                self._begin(parameter, group, state, self.state_names)
+                vectors.add(parameter, state, self.state_names, stream + position)
+        hyper = self._hyper_of(group, [*matrices.parameters, *vectors.parameters])
+        self._run_rule(self.rule, vectors, group, (*hyper, False))
+        found_inf = getattr(self, "found_inf", None)
+        if factors and not (found_inf is not None and found_inf.item()):
+            self._update_factors(matrices, factors, group, hyper)
+            self._run_rule(self.rule, matrices, group, (*hyper, True))
+
+    def _hyper_of(self, group: Group, parameters: list[Tensor]) -> tuple[float, ...]:
+        eps1, eps2 = group["eps"]
+        if eps1 is None and parameters:
+            # Of the first parameter, as torch has it; a split one is float32.
+            first = parameters[0]
+            dtype = torch.float32 if self._is_split(first, group) else first.dtype
+            eps1 = torch.finfo(dtype).eps
+        return (
+            float(group["lr"]),
+            group["beta2_decay"],
+            eps1 or 0.0,
+            eps2,
+            group["d"],
+            group["weight_decay"],
+        )
+
+    def _update_factors(
+        self, batch: _step.Batch, factors: list[State], group: Group, hyper: tuple[float, ...]
+    ) -> None:
+        """Moves rows and columns towards this step's means; gives the batch their products."""
+        scale = self._scaling(group)
+        factor = scale.factor
+        if scale.gradient_scale is not None:
+            factor /= scale.gradient_scale.item()
+        _, beta2_decay, eps1, *_ = hyper
+        means = _mean_squares(batch.gradients, factors)
+        batch.states[0].clear()
+        batch.scales[0].clear()
+        for state, (row_mean, column_mean) in zip(factors, means, strict=True):
+            weight = (state["step"].item() + 1) ** beta2_decay
+            for name, mean in ((ROW, row_mean), (COLUMN, column_mean)):
+                state[name].lerp_(mean if factor * factor == 1 else mean * factor**2, weight)
+            row = state[ROW]
+            batch.states[0].append(state[COLUMN])
+            batch.scales[0].append(row / row.mean(-2, keepdim=True).clamp_(min=eps1))
+
+
+def _begin_factors(parameter: Tensor, state: State) -> None:
+    for name, dim in ((ROW, -1), (COLUMN, -2)):
+        shape = list(parameter.shape)
+        shape[dim] = 1
+        factor = state.get(name)
+        if factor is None:
+            state[name] = torch.zeros(shape, device=parameter.device)
+        elif factor.dtype != torch.float32 or not factor.is_contiguous():
+            state[name] = factor.float().contiguous()
+
+
+def _mean_squares(gradients: list[Tensor], like: list[State]) -> list[tuple[Tensor, Tensor]]:
+    """Means of the squares over the last and over the last but one dimension, float32."""
+    means = [(torch.empty_like(s[ROW]), torch.empty_like(s[COLUMN])) for s in like]
+    fused = _library.loaded and all(
+        _step.is_fused(gradient) and gradient.is_contiguous() for gradient in gradients
+    )
+    if fused:
+        rows, columns = [row for row, _ in means], [column for _, column in means]
+        torch.ops.oxytorch.mean_squares(gradients, rows, columns)
+    else:
+        for gradient, (row, column) in zip(gradients, means, strict=True):
+            squares = gradient.float().square()
+            row.copy_(squares.mean(-1, keepdim=True))
+            column.copy_(squares.mean(-2, keepdim=True))
+    return means
