@@ -1,6 +1,7 @@
 # Everything from nothing but Python 3.10+, git and a C++ compiler:
 #   make demo     a real model before and after optimize
 #   make test     the whole test suite (SLOW=1 adds the long tests)
+#   make sanitize  tests of ops and optimizers with AddressSanitizer and UBSan
 #   make lint     formatting, style and types
 #   make bench    ops and whole models next to their peers; takes about half an hour
 #   make wheel    the wheel, in dist/
@@ -10,13 +11,25 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := $(shell find src cmake -name '*.cpp' -o -name '*.h' -o -name '*.cmake') CMakeLists.txt
 
-.PHONY: demo test lint format bench wheel clean
+.PHONY: demo test sanitize lint format bench wheel clean
 
 demo: $(VENV)/.demo
 	$(BIN)/oxytorch demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(if $(SLOW),-m "slow or not slow")
+
+# The sanitizers' run-time library has to be the first that the process loads. Python and torch leave
+# memory behind when they end.
+sanitize: $(VENV)/.dev
+	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DOXYTORCH_SANITIZE=ON \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	$(BIN)/cmake --build build/sanitize -j2
+	rm -rf build/sanitize/src && cp -r src build/sanitize/src
+	cp build/sanitize/liboxytorch.so build/sanitize/src/oxytorch/lib/
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(CURDIR)/build/sanitize/src \
+	  $(BIN)/python -m pytest tests/optim --ignore tests/optim/test_distributed.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

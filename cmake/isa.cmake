@@ -107,7 +107,7 @@ function(oxytorch_add_kernels target)
     # GCC 12 takes the "undefined" operands inside its own intrinsics for uninitialized variables.
     target_compile_options(${objects} PRIVATE
       $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized -Wno-maybe-uninitialized>
-      -Wno-psabi -O3 -fno-math-errno -fno-trapping-math -fno-exceptions -fno-rtti
+      -Wno-psabi $<IF:$<BOOL:${OXYTORCH_SANITIZE}>,-O1,-O3> -fno-math-errno -fno-trapping-math -fno-exceptions -fno-rtti
       -fno-threadsafe-statics -fno-lto ${oxytorch_${level}_flags})
     target_link_libraries(${target} PRIVATE ${objects})
     # Code outside the level's namespace could be shared by the linker and crash an older processor.

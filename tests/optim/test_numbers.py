@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from harness import (
     CASES,
     IDS,
@@ -22,6 +20,8 @@ from harness import (
     train,
     weights,
 )
+from torch import Tensor
+
 from oxytorch import isa
 from oxytorch.optim import _reference, _step, formats, rules
 

@@ -1,0 +1,105 @@
+"""Properties of steps and formats over sizes, options and values that hypothesis picks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from harness import CASES, MEASURED, make, train
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from oxytorch.optim import formats
+
+FAST = settings(max_examples=40, deadline=None, derandomize=True)
+
+sizes = st.one_of(st.integers(0, 70), st.integers(250, 260), st.integers(1020, 1030))
+shapes = st.lists(st.integers(1, 40), min_size=0, max_size=3)
+seeds = st.integers(0, 2**31)
+state_dtypes = st.sampled_from([None, torch.float32, torch.bfloat16, torch.int8])
+
+
+def _values(count: int, seed: int, exponent: float = 0.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, generator=generator) * 10.0**exponent
+
+
+@FAST
+@given(sizes, seeds)
+def test_halves_join_to_the_same_bits(count: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32)
+    joined = formats.join(*formats.split(bits.view(torch.float32)))
+    assert torch.equal(joined.view(torch.int32), bits)
+
+
+@FAST
+@given(sizes, seeds, st.floats(-20, 15), st.booleans())
+def test_codes_are_near_and_come_out_the_same(
+    count: int, seed: int, exponent: float, signed: bool
+) -> None:
+    values = _values(count, seed, exponent)
+    values = values if signed else values.abs()
+    codes, bounds = formats.encode(values, signed)
+    decoded = formats.decode(codes, bounds)
+    assert torch.equal(formats.decode(*formats.encode(decoded, signed)), decoded)
+    # 3 or 4 bits of mantissa, of values that are not far below the largest of their block.
+    largest = bounds.repeat_interleave(formats.CODE_BLOCK)[:count]
+    is_near = values.abs() > largest * 2.0**-14
+    step = 2.0**-3 if signed else 2.0**-4
+    error = (decoded - values).abs()
+    assert (error[is_near] <= step * values.abs()[is_near]).all()
+    assert (error[~is_near] <= largest[~is_near] * 2.0**-14).all()
+
+
+@FAST
+@given(sizes, seeds, seeds)
+def test_random_rounding_goes_to_a_neighbour(count: int, seed: int, key: int) -> None:
+    values = _values(count, seed)
+    rounded = formats.round_at_random(values, key)
+    assert ((rounded.float() - values).abs() <= values.abs() * 2.0**-7).all()
+    exact = values.bfloat16().float()
+    assert torch.equal(formats.round_at_random(exact, key).float(), exact)
+
+
+@FAST
+@given(st.sampled_from(CASES), st.lists(shapes, min_size=1, max_size=3), state_dtypes, seeds)
+def test_split_is_float32_and_depends_on_nothing_else(
+    case: tuple[str, dict[str, Any]],
+    several: list[list[int]],
+    state_dtype: torch.dtype | None,
+    seed: int,
+) -> None:
+    name, options = case
+    generator = torch.Generator().manual_seed(seed)
+    starts = [torch.randn(shape, generator=generator) for shape in several]
+    wide = make(name, [s.clone() for s in starts], **options, state_dtype=state_dtype, seed=seed)
+    halves = [formats.split(start)[0] for start in starts]
+    split = make(
+        name, halves, **options, master_weights="split", state_dtype=state_dtype, seed=seed
+    )
+    for half, start in zip(halves, starts, strict=True):
+        split.set_master_weight(half, start)
+    for half, wanted in zip(train(split, 3), train(wide, 3), strict=True):
+        assert torch.equal(split.master_weight(half), wanted)
+
+
+@FAST
+@given(st.sampled_from([c for c in CASES if c[0] not in MEASURED]), shapes, seeds)
+def test_an_update_does_not_depend_on_the_other_tensors_of_a_step(
+    case: tuple[str, dict[str, Any]], shape: list[int], seed: int
+) -> None:
+    name, options = case
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    gradient = values.flip(0) if shape else -values
+    together = make(name, [torch.ones(17, 3), values.clone(), torch.ones(300)], **options)
+    alone = make(name, [values.clone()], **options)
+    for _ in range(2):
+        for optimizer in (together, alone):
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.grad = torch.ones_like(parameter)
+            one = optimizer.param_groups[0]["params"][optimizer is together]
+            one.grad = gradient.clone()
+            optimizer.step()
+    assert torch.equal(together.param_groups[0]["params"][1], alone.param_groups[0]["params"][0])
