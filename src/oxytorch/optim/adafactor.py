@@ -7,7 +7,8 @@ from torch import Tensor
 
 from .. import _library
 from . import _sharding, _step
-from ._base import FusedOptimizer, Group, State
+from ._base import FusedOptimizer, State
+from ._groups import Group
 
 ROW, COLUMN, VARIANCE = "row_var", "col_var", "variance"
 

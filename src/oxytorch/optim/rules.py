@@ -526,7 +526,7 @@ def adafactor_trust(
     d: float,
     weight_decay: float,
     is_factored: bool,
-) -> float:
+) -> Any:
     """max(eps2, RMS(parameter)) / max(1, RMS(direction) / d)."""
     return max(eps2, (weight_squares / count) ** 0.5) / max(
         1.0, (direction_squares / count) ** 0.5 / d

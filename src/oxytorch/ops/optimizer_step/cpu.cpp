@@ -279,10 +279,12 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call, const d
 std::int64_t item_count(const Update& update) { return (update.count + kBlock - 1) / kBlock; }
 
 // Runs the loops over updates [begin, end); `sums` as in StepArgs.
-void sweep(const std::vector<Update>& updates, std::size_t begin, std::size_t end, double* sums) {
+void sweep(const std::vector<Update>& updates, std::size_t begin, std::size_t end, double* sums,
+           bool backwards = false) {
   const std::int64_t first = updates[begin].first_item;
   const Update& last = updates[end - 1];
-  const StepArgs args{updates.data(), static_cast<std::int64_t>(updates.size()), first, sums};
+  const StepArgs args{updates.data(), static_cast<std::int64_t>(updates.size()), first, sums,
+                      backwards};
   constexpr std::int64_t kBytesPerItem = 28 * kBlock;
   run(optimizer_step_copies, args, last.first_item + item_count(last) - first, kBytesPerItem);
 }
@@ -339,7 +341,7 @@ void measured_step(const Rule& rule, const Call& call, const double* hyper,
             rule.trust(totals + kMaxSums * i, static_cast<double>(updates[i].count), hyper);
         step_size = static_cast<float>(step_size * trust);
       }
-      sweep(updates, begin, end, nullptr);
+      sweep(updates, begin, end, nullptr, true);
     }
     begin = end;
   }

@@ -73,8 +73,13 @@ static void update_block(const Update& update, std::int64_t offset, double* sums
   const int variant = sums ? update.measure : update.variant;
   const Traffic traffic = kTraffic[variant];
   const Loop* loops = fused_loops(update, traffic);
-  for (std::int64_t i = offset; i < end; i += kCodeBlock) {
-    const std::int64_t count = end - i < kCodeBlock ? end - i : kCodeBlock;
+  bool has_codes = false;
+  for (int i = 2; i < kMaxOperands; ++i) {
+    has_codes |= ((traffic.reads | traffic.writes) >> i & 1) && is_codes(update.operands[i].format);
+  }
+  const std::int64_t most = loops && !has_codes ? kBlock : kCodeBlock;
+  for (std::int64_t i = offset; i < end; i += most) {
+    const std::int64_t count = end - i < most ? end - i : most;
     if (loops) {
       loops[variant](update, i, count, sums);
     } else {
@@ -90,17 +95,18 @@ static void optimizer_step(const StepArgs& args, std::int64_t begin, std::int64_
   // The last update that starts at or before the first item.
   std::int64_t low = 0;
   std::int64_t high = args.update_count;
-  const std::int64_t start = first + (args.sums ? begin : end - 1);
+  const std::int64_t start = first + (args.backwards ? end - 1 : begin);
   while (high - low > 1) {
     const std::int64_t middle = (low + high) / 2;
     (args.updates[middle].first_item <= start ? low : high) = middle;
   }
   const Update* update = args.updates + low;
   const Update* last = args.updates + args.update_count - 1;
-  if (args.sums) {
+  if (!args.backwards) {
     for (std::int64_t i = begin; i < end; ++i) {
       while (update < last && update[1].first_item <= first + i) ++update;
-      update_block(*update, (first + i - update->first_item) * kBlock, args.sums + kMaxSums * i);
+      double* sums = args.sums ? args.sums + kMaxSums * i : nullptr;
+      update_block(*update, (first + i - update->first_item) * kBlock, sums);
     }
   } else {
     for (std::int64_t i = end - 1; i >= begin; --i) {
