@@ -97,3 +97,41 @@ def ops_run(head: dict[str, Any]) -> dict[str, Any]:
             }
         )
     return run
+
+
+@pytest.fixture
+def optim_run(head: dict[str, Any]) -> dict[str, Any]:
+    """AdamW in two formats beside torch's fused step, and Lamb, which torch does not have."""
+    run = {**copy.deepcopy(head), "kind": "optim"}
+    fused = {**_step("fused", 0.05, 0.05), "label": "torch fused"}
+    absent = new_record("fused", "torch fused")
+    refuse(absent, "absent", "torch has no Lamb")
+    contests = {
+        "AdamW": [fused, _step("oxytorch", 0.04, 0.05), _step("oxytorch split+int8", 0.03, 0.05)],
+        "Lamb": [{**absent, "format": "float32"}, _step("oxytorch", 0.06, None)],
+    }
+    for optimizer, peers in contests.items():
+        run["results"].append(
+            {
+                "optimizer": optimizer,
+                "case": "bert",
+                "title": "BERT-base",
+                "tensors": 199,
+                "parameters": 109_482_240,
+                "threads": 2,
+                "base": "fused" if optimizer == "AdamW" else "oxytorch",
+                "read_write_bandwidth": spread_record(spread([50e9])),
+                "peers": peers,
+            }
+        )
+    return run
+
+
+def _step(name: str, seconds: float, base: float | None) -> Any:
+    record = _peer(name, seconds, base or seconds)
+    record["format"] = name.partition(" ")[2] or "float32"
+    record["bytes"] = 1_000_000_000
+    record["bytes_per_parameter"] = 12.0
+    record["bandwidth"] = spread_record(spread([1e9 / seconds]))
+    record["time_over_base"] = spread_record(spread([seconds / (base or seconds)]))
+    return record

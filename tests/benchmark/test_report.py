@@ -39,6 +39,18 @@ def test_ops_tables_have_fractions_and_times(ops_run: dict[str, Any]) -> None:
     assert cache.rows[0][-2:] == ["**10 us (2.00x)**", "2.00x torch eager"]
 
 
+def test_optim_table_has_a_row_per_format(optim_run: dict[str, Any]) -> None:
+    [table] = tables_of(optim_run)
+    assert table.title == "One step, BERT-base: 109 M parameters in 199 tensors"
+    plain, coded, lamb = table.rows
+    over = "0.80 (0.80 to 0.80) torch fused"
+    assert plain[:3] == ["AdamW", "float32", "12.00"]
+    assert plain[3:] == ["50 ms", "40 ms", over, "25.0 GB/s", "50% (50% to 50%)"]
+    assert coded[1] == "split+int8" and coded[3:5] == ["", "30 ms"]
+    assert lamb[3:6] == ["absent", "60 ms", "-"]
+    assert "torch fused: absent on Lamb: torch has no Lamb." in table.notes
+
+
 def test_the_newest_result_of_split_runs_counts(models_run: dict[str, Any]) -> None:
     newer = {**models_run, "date": "2026-01-03T00:00:00+00:00"}
     newer["results"] = [{**models_run["results"][0], "threads": 7}]
@@ -117,7 +129,7 @@ def test_machine_name_is_a_folder_name() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
-@pytest.mark.parametrize("kind", ["models_run", "ops_run"])
+@pytest.mark.parametrize("kind", ["models_run", "ops_run", "optim_run"])
 def test_plots_are_drawn(
     kind: str, suffix: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -149,6 +161,10 @@ def test_report_command_prints_tables(
         (("models", "--dtype", "float64"), "unknown name 'float64'; choices: float32,"),
         (("ops", "--only", "relu6"), "unknown name 'relu6'; choices: add_layer_norm,"),
         (("ops", "--isa", "sse2"), "unknown name 'sse2'"),
+        (("optim", "--only", "Adan"), "unknown name 'Adan'; choices: SGD, Adam,"),
+        (("optim", "--case", "gpt"), "unknown name 'gpt'; choices: bert, small"),
+        (("optim", "--format", "int4"), "unknown name 'int4'; choices: float32,"),
+        (("optim", "--peers", "eager"), "unknown name 'eager'; choices: foreach, fused,"),
         (("ops", "--size", "huge"), "unknown name 'huge'; choices: cache, memory"),
     ],
 )
@@ -177,6 +193,7 @@ def test_everything_is_every_kind_of_run(
         "import-time",
         "optimize-cost",
         "ops",
+        "optim",
         "models",
     ]
 

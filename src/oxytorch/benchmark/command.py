@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-SUMMARY = "measure ops and whole models next to their peers"
+SUMMARY = "measure ops, optimizers and whole models next to their peers"
 
 DESCRIPTION = """\
 Measure oxytorch next to its peers, in the same run, and next to this machine's own limits.
@@ -30,6 +30,7 @@ examples:
   oxytorch bench models --output benchmarks/results          also write JSON and a plot there
   oxytorch bench ops --only rms_norm --peers eager           one op against plain PyTorch
   oxytorch bench ops --isa avx2,avx512_bf16 --size cache     kernels of several levels
+  oxytorch bench optim --only AdamW --format float32,split+int8      one optimizer's step
   oxytorch bench limits                       bandwidth and matrix products of this machine
   oxytorch bench import-time                  what `import oxytorch` adds to `import torch`
   oxytorch bench optimize-cost                time and peak memory of optimize(BERT-base)
@@ -77,6 +78,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_list(ops, "--peers", "contestants (default: eager,compile,oxytorch)")
     _add_list(ops, "--size", "samples (default: cache,memory)", ("cache", "memory"))
     _add_list(ops, "--isa", "levels at which oxytorch runs (default: the active one)")
+
+    optim = what.add_parser("optim", help="steps of every optimizer")
+    _add_common(optim, rounds=15)
+    _add_list(optim, "--only", "optimizers to measure, such as AdamW (default: all)")
+    _add_list(optim, "--case", "tensors: bert,small (default: both)")
+    _add_list(optim, "--peers", "contestants (default: foreach,fused,predecessor,oxytorch)")
+    _add_list(optim, "--format", "formats of oxytorch, such as split+int8 (default: all)")
 
     _add_common(what.add_parser("limits", help="bandwidth and matrix products"), rounds=10)
     _add_common(what.add_parser("import-time", help="what `import oxytorch` adds"), rounds=1)
@@ -180,7 +188,7 @@ def _measure_everything(arguments: argparse.Namespace) -> int:
     if arguments.threads is not None:
         options += ["--threads", str(arguments.threads)]
     status = 0
-    for what in ("limits", "import-time", "optimize-cost", "ops", "models"):
+    for what in ("limits", "import-time", "optimize-cost", "ops", "optim", "models"):
         words = [what, *options]
         status = max(status, _measure(_parse(words), words))
     return status
@@ -195,6 +203,7 @@ def _measure(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     measure: dict[str, Callable[..., dict[str, Any]]] = {
         "models": runs.run_models,
         "ops": runs.run_ops,
+        "optim": runs.run_optim,
         "limits": runs.run_limits,
         "import-time": runs.run_import_time,
         "optimize-cost": runs.run_optimize_cost,
@@ -215,7 +224,7 @@ def _measure(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if result["results"]:
         print(provenance(result))
     plots = [] if arguments.plot is None else [arguments.plot]
-    if arguments.output is not None and arguments.what in ("models", "ops"):
+    if arguments.output is not None and arguments.what in ("models", "ops", "optim"):
         plots.append(targets[-1].with_suffix(".svg"))
     for plot in plots:
         _draw([result], plot)
@@ -260,13 +269,14 @@ def _settings(arguments: argparse.Namespace) -> Any:
     """The options as settings; raises ValueError for a name that does not exist."""
     import torch
 
-    from oxytorch.benchmark import op_runs
+    from oxytorch.benchmark import op_runs, optim_cases
     from oxytorch.benchmark.models import CASES
     from oxytorch.benchmark.peers import PEERS
     from oxytorch.benchmark.runs import Settings
 
     of_ops = arguments.what == "ops"
     chosen = vars(arguments)
+    everybody = {"ops": op_runs.PEERS, "optim": optim_cases.PEERS}.get(arguments.what, PEERS)
     if of_ops:
         registry = importlib.import_module("oxytorch.ops").registry()
         _check_names("--only", arguments.only, registry)
@@ -276,6 +286,11 @@ def _settings(arguments: argparse.Namespace) -> Any:
         isa = importlib.import_module("oxytorch.isa")
         levels = [level.name for level in isa.levels() if level.supported]
         _check_names("--isa", arguments.isa, levels)
+    elif arguments.what == "optim":
+        _check_names("--only", arguments.only, optim_cases.OPTIMIZERS)
+        _check_names("--case", arguments.case, optim_cases.CASES)
+        _check_names("--peers", arguments.peers, optim_cases.PEERS)
+        _check_names("--format", arguments.format, optim_cases.FORMATS)
     else:
         _check_names("--only", chosen.get("only", ()), CASES)
         _check_names("--dtype", chosen.get("dtype", ()), MODEL_DTYPES)
@@ -283,12 +298,14 @@ def _settings(arguments: argparse.Namespace) -> Any:
     return Settings(
         only=chosen.get("only", ()),
         dtypes=chosen.get("dtype", ()),
-        peers=chosen.get("peers", ()) or tuple(op_runs.PEERS if of_ops else PEERS),
+        peers=chosen.get("peers", ()) or tuple(everybody),
         rounds=arguments.rounds,
         threads=arguments.threads or torch.get_num_threads(),
         batch=chosen.get("batch"),
         sizes=chosen.get("size", ()),
         levels=chosen.get("isa", ()),
+        cases=chosen.get("case", ()),
+        formats=chosen.get("format", ()),
         allocation=arguments.allocation,
         silence=float(arguments.timeout),
     )

@@ -119,7 +119,10 @@ def run_contest(job: dict[str, Any], silence: float, progress: Progress) -> list
             continue
         for result in results:
             for peer, reason in lost.items():
-                record = new_record(peer, PEERS[peer].label)
+                label = (
+                    PEERS[peer].label if peer in PEERS else job.get("labels", {}).get(peer, peer)
+                )
+                record = new_record(peer, label)
                 refuse(record, "failed", reason)
                 result["peers"].append(record)
         return results

@@ -31,7 +31,7 @@ class Contestant:
 
 
 class BandwidthProbes:
-    """Reads and copies of one buffer, by several means; the best of them counts as the limit.
+    """Reads, copies and changes of one buffer; the best way of each kind counts as the limit.
 
     Args:
         traffic: bytes that a copy moves, half of them read and half written.
@@ -58,6 +58,11 @@ class BandwidthProbes:
             "copy": Contestant(lambda: torch.empty_like(source).copy_(source), 2 * source.nbytes),
             "memmove": Contestant(self._memmove, 2 * source.nbytes),
         }
+
+    def update(self) -> dict[str, Contestant]:
+        """A change in place, which reads and writes the same lines, as steps of optimizers do."""
+        source = self._source
+        return {"update": Contestant(source.neg_, 2 * source.nbytes)}
 
     def _memmove(self) -> Tensor:
         """The C library's copy, one slice per thread (ctypes releases the interpreter lock)."""

@@ -1,4 +1,4 @@
-"""Plots of results: speed-up of whole models, and ops next to the machine's limit."""
+"""Plots of results: speed-up of whole models; ops and optimizers next to the machine's limit."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ COLORS = {
     "compile": "#8d7fc0",
     "onnxruntime": "#63b3a4",
     "openvino": "#4a86c5",
+    "foreach": "#8d7fc0",
+    "fused": "#4a86c5",
     "predecessor": "#c99ab4",
     "oxytorch": "#e4572e",
 }
@@ -45,10 +47,10 @@ SHORT_NAMES = {
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Draw the newest runs into a file; its suffix (.svg, .png) says in which format.
 
-    Models if there are any, else ops.
+    Models if there are any, else ops, else optimizers.
 
     Raises:
-        ValueError: neither models nor ops were measured.
+        ValueError: none of these were measured.
     """
     import matplotlib
 
@@ -62,7 +64,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     [kinds] = machines.values()
     kind = next((k for k in DRAWERS if k in kinds and kinds[k]["results"]), None)
     if kind is None:
-        raise ValueError(f"bench: {path} not drawn: the results hold neither models nor ops")
+        raise ValueError(f"bench: {path} not drawn: the results hold no models, ops or optimizers")
     style: dict[Any, Any] = {
         "font.size": 10,
         "font.family": "sans-serif",
@@ -272,5 +274,73 @@ def _draw_dots(
     panel.set_ylim(-0.5, len(rows) - 0.5)
 
 
-DRAWERS = {"models": _draw_models, "ops": _draw_ops}
+def _draw_optim(plt: Any, run: Run) -> Any:
+    """A panel per set of tensors: a row per optimizer and format, a dot per contestant."""
+    cases = list(dict.fromkeys(result["case"] for result in run["results"]))
+    by_case = {
+        case: [
+            (result, record)
+            for result in run["results"]
+            for record in result["peers"]
+            if result["case"] == case and "format" in record and is_measured(record)
+        ]
+        for case in cases
+    }
+    rows = list(
+        dict.fromkeys((r["optimizer"], p["format"]) for pairs in by_case.values() for r, p in pairs)
+    )
+    figure, panels = plt.subplots(
+        1,
+        len(cases),
+        figsize=(2.2 + 4.2 * len(cases), 1.6 + 0.24 * len(rows)),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    handles: dict[str, Any] = {}
+    for panel, case in zip(panels[0], cases, strict=True):
+        for index in range(0, len(rows), 2):
+            panel.axhspan(index - 0.5, index + 0.5, color="#f7f8f9", zorder=0)
+        for result, record in by_case[case]:
+            row = rows.index((result["optimizer"], record["format"]))
+            _draw_step(panel, result, record, row, handles)
+        title = next(r["title"] for r in run["results"] if r["case"] == case)
+        panel.set_title(f"{title}: ms per step", loc="left", fontsize=10.5)
+        panel.set_xscale("log")
+        panel.set_ylim(-0.5, len(rows) - 0.5)
+        _clean(panel, "x")
+    panels[0][0].set_yticks(range(len(rows)), [f"{name}  {kept}" for name, kept in rows])
+    panels[0][0].invert_yaxis()
+    labels = {
+        **{peer: label_of(run["results"], peer) for peer in COLORS},
+        "limit": "least possible",
+    }
+    order = [peer for peer in labels if peer in handles]
+    figure.legend(
+        [handles[peer] for peer in order],
+        [labels[peer] for peer in order],
+        loc="outside upper left",
+        ncols=len(order),
+        frameon=False,
+    )
+    figure.supxlabel(_machine_line(run, ""), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    return figure
+
+
+def _draw_step(
+    panel: Any, result: Result, record: Result, row: int, handles: dict[str, Any]
+) -> None:
+    """The contestant's dot, and for oxytorch the time of the least traffic at the limit."""
+    peer = record["peer"].split(" ")[0]
+    milliseconds = record["seconds"]["median"] * 1e3
+    ours = peer == "oxytorch"
+    handles[peer] = panel.scatter(
+        milliseconds, row, s=46 if ours else 26, color=COLORS[peer], zorder=4 if ours else 3
+    )
+    if ours:
+        least = record["bytes"] / result["read_write_bandwidth"]["median"] * 1e3
+        handles["limit"] = panel.scatter(least, row, s=70, color=INK, marker="|", zorder=5)
+
+
+DRAWERS = {"models": _draw_models, "ops": _draw_ops, "optim": _draw_optim}
 """Kind of run -> its plot; the first kind of which there are results is drawn."""

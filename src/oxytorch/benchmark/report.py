@@ -14,6 +14,7 @@ from oxytorch.benchmark.tables import (
     models_table,
     ops_cache_table,
     ops_memory_table,
+    optim_table,
     preparation_table,
 )
 
@@ -22,6 +23,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 KEYS = {
     "models": ("model", "dtype", "batch"),
     "ops": ("op", "dtype", "size", "sample"),
+    "optim": ("optimizer", "case"),
     "limits": (),
     "costs": ("cost", "model", "dtype", "inplace"),
 }
@@ -73,6 +75,9 @@ def tables_of(run: Run) -> list[Table]:
             for make, size in ((ops_memory_table, "memory"), (ops_cache_table, "cache"))
             if any(result["size"] == size for result in results)
         ]
+    if run["kind"] == "optim":
+        cases = dict.fromkeys(result["case"] for result in results)
+        return [optim_table([r for r in results if r["case"] == case]) for case in cases]
     if run["kind"] == "limits":
         return [limits_table(results[-1])]
     return [costs_table(results)]
@@ -131,7 +136,7 @@ def fill_page(page: Path, runs: Sequence[Run]) -> list[str]:
     """Replace the marked blocks of a Markdown page by tables; the names of those replaced.
 
     A block lies between `<!-- bench:models begin -->` and `<!-- bench:models end -->`, with
-    models, ops, limits or costs.
+    models, ops, optim, limits or costs.
 
     Raises:
         ValueError: the page has no such block, or one that does not end, or the runs are of

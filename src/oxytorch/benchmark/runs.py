@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from oxytorch.benchmark import optim_cases
 from oxytorch.benchmark.jobs import JobError, run_contest, run_once
 from oxytorch.benchmark.models import CASES
 from oxytorch.benchmark.peers import PEERS
@@ -23,7 +24,7 @@ class Settings:
     """What the options say, for every kind of run.
 
     Attributes:
-        only: names of models or ops.
+        only: names of models, ops or optimizers.
         dtypes: names of dtypes.
         peers: names of peers.
         rounds: interleaved rounds.
@@ -31,6 +32,8 @@ class Settings:
         batch: batch size of models; None means each model's own.
         sizes: of the samples of ops: cache, memory.
         levels: ISA levels at which oxytorch's ops run; none means the active one.
+        cases: sets of tensors that optimizers update.
+        formats: storage formats of oxytorch's optimizers.
         allocation: "reuse" keeps freed memory (see `allocation.py`), "system" does not.
         silence: seconds without any sign of life after which a peer is given up.
     """
@@ -43,6 +46,8 @@ class Settings:
     batch: int | None = None
     sizes: tuple[str, ...] = ()
     levels: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
     allocation: str = "reuse"
     silence: float = 300.0
 
@@ -117,6 +122,26 @@ def run_ops(settings: Settings, command: str, on_result: OnResult) -> dict[str, 
             }
             jobs.append((f"{name} {dtype}", _contest(job, settings.silence)))
     return _collect(_start("ops", command, settings), jobs, on_result)
+
+
+def run_optim(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
+    """Every optimizer asked for, on every set of tensors, in every format."""
+    jobs = []
+    for case in settings.cases or optim_cases.CASES:
+        for name in settings.only or optim_cases.OPTIMIZERS:
+            job = {
+                "kind": "optim",
+                "optimizer": name,
+                "case": case,
+                "peers": list(settings.peers),
+                "labels": optim_cases.PEERS,
+                "formats": list(settings.formats or optim_cases.FORMATS),
+                "rounds": settings.rounds,
+                "threads": settings.threads,
+                "allocation": settings.allocation,
+            }
+            jobs.append((f"{name} {case}", _contest(job, settings.silence)))
+    return _collect(_start("optim", command, settings), jobs, on_result)
 
 
 def _contest(job: dict[str, Any], silence: float) -> Callable[[Watcher], list[dict[str, Any]]]:

@@ -242,6 +242,72 @@ def ops_cache_table(results: Sequence[Result]) -> Table:
     return table
 
 
+def optim_table(results: Sequence[Result]) -> Table:
+    """Time of one step on one set of tensors: a row per optimizer and format of oxytorch."""
+    first = results[0]
+    peers = [peer for peer in ("foreach", "fused", "predecessor") if peer in peer_names(results)]
+    table = Table(
+        f"One step, {first['title']}: {first['parameters'] / 1e6:.0f} M parameters "
+        f"in {first['tensors']} tensors",
+        [
+            "optimizer",
+            "parameters + states",
+            "bytes each",
+            *(label_of(results, peer) for peer in peers),
+            "oxytorch",
+            "time over peer's",
+            "least traffic",
+            "of the limit",
+        ],
+    )
+    for result in results:
+        ours = [record for record in result["peers"] if record["peer"].startswith("oxytorch")]
+        others = [peer_record(result, peer) for peer in peers]
+        for index, record in enumerate(ours):
+            row = [result["optimizer"], record["format"]]
+            if not is_measured(record):
+                status = str(record["status"])
+                table.rows.append([*row, "-", *["-"] * len(peers), status, "-", "-", "-"])
+                continue
+            times = [_step_cell(other) if index == 0 else "" for other in others]
+            table.rows.append(
+                [
+                    *row,
+                    f"{record['bytes_per_parameter']:.2f}",
+                    *times,
+                    _step_cell(record),
+                    _over_base_cell(result, record),
+                    f"{record['bandwidth']['median'] / 1e9:.1f} GB/s",
+                    _fraction_cell(record),
+                ]
+            )
+    limits = [result["read_write_bandwidth"]["median"] / 1e9 for result in results]
+    table.notes = _reasons(results, lambda result: str(result["optimizer"]))
+    table.notes.append(
+        f"The limit is the bandwidth of a copy or a change in place, whichever is faster, in the "
+        f"same rounds: {min(limits):.1f} to {max(limits):.1f} GB/s. "
+        "Every format is compared with the peer's float32 step."
+    )
+    return table
+
+
+def _step_cell(record: Result | None) -> str:
+    if record is None:
+        return "-"
+    if not is_measured(record):
+        return str(record["status"])
+    return milliseconds(record["seconds"]["median"])
+
+
+def _over_base_cell(result: Result, record: Result) -> str:
+    base = result["base"]
+    if base is None or base == record["peer"]:
+        return "-"
+    ratio = record["time_over_base"]
+    text = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+    return f"{text} {label_of([result], base)}"
+
+
 def limits_table(rates: dict[str, Any]) -> Table:
     """The machine's limits: median and quartiles."""
     table = Table("Limits of this machine", ["what", "median", "quartiles"])

@@ -16,6 +16,7 @@ from typing import Any
 JOBS = {
     "model": "oxytorch.benchmark.model_runs",
     "op": "oxytorch.benchmark.op_runs",
+    "optim": "oxytorch.benchmark.optim_runs",
     "limits": "oxytorch.benchmark.limits",
     "optimize": "oxytorch.benchmark.costs",
 }
