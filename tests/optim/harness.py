@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from oxytorch import isa, optim
+from oxytorch import isa, optim, testing
 
 LEVELS = [level.name for level in isa.levels() if level.supported]
 
@@ -97,3 +98,18 @@ def assert_same_state(actual: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert actual.keys() == wanted.keys()
     for key, value in wanted.items():
         assert torch.equal(actual[key], value), key
+
+
+class Sweeps(TorchDispatchMode):
+    """Records the names of operators that are given a tensor of more than one element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if any(tensor.numel() > 1 for tensor in testing.tensors_in(list(args))):
+            self.names.append(function._overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))

@@ -1,6 +1,9 @@
 #include "core/check.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 namespace oxytorch {
 
@@ -126,6 +129,21 @@ void check_cpu(const char* op, const char* argument, const Tensor& tensor) {
   if (tensor.device_type() != aoti_torch_device_type_cpu()) {
     fail(op, argument, "on the CPU like the other arguments", "another device");
   }
+}
+
+bool is_dense(const Tensor& tensor) {
+  if (tensor.is_contiguous()) return true;
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) != 1) dims.emplace_back(tensor.stride(i), tensor.size(i));
+  }
+  std::sort(dims.begin(), dims.end());
+  std::int64_t expected = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != expected) return false;
+    expected *= size;
+  }
+  return true;
 }
 
 Rows rows_of(const Tensor& tensor) {

@@ -29,6 +29,9 @@ void check_minimum_dim(const char* op, const char* argument, const Tensor& tenso
                        std::int64_t dim);
 void check_cpu(const char* op, const char* argument, const Tensor& tensor);
 
+// Whether the elements fill a stretch of memory without holes, in any order of the dimensions.
+bool is_dense(const Tensor& tensor);
+
 // A tensor seen as rows: last dimension contiguous, one stride between rows.
 // Copies the tensor only where it cannot be seen so.
 struct Rows {

@@ -8,6 +8,7 @@ from .add_rms_norm import add_rms_norm
 from .attention import attention
 from .embedding_bag import embedding_bag
 from .gelu_mul import gelu_mul
+from .global_norm import global_norm
 from .interaction import interaction
 from .layer_norm import layer_norm
 from .merged_embedding_bag import merged_embedding_bag
@@ -25,6 +26,7 @@ __all__ = [
     "attention",
     "embedding_bag",
     "gelu_mul",
+    "global_norm",
     "interaction",
     "layer_norm",
     "merged_embedding_bag",

@@ -7,6 +7,7 @@ parameters exactly as float32, `state_dtype` shrinks the states, `seed` fixes th
 from __future__ import annotations
 
 from ._base import FusedOptimizer
+from ._clip import clip_grad_norm_
 from .adafactor import Adafactor
 from .adagrad import Adagrad, RMSprop
 from .adam import Adam, AdamW
@@ -24,4 +25,5 @@ __all__ = [
     "Lars",
     "Lion",
     "RMSprop",
+    "clip_grad_norm_",
 ]

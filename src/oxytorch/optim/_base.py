@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from . import _reference, _sharding, _step, formats
+from . import _reference, _release, _sharding, _step, formats
+from ._clip import ClippingOptimizer
 from ._groups import OPTIONS, Group
 from ._step import LOW_HALF, SCALES
 
@@ -34,7 +35,7 @@ class _Kept:
     tensor: Tensor
 
 
-class FusedOptimizer(Optimizer):
+class FusedOptimizer(ClippingOptimizer):
     """Mixed in before a class of torch.optim: same state, groups and checkpoints, fused steps.
 
     Args:
@@ -47,9 +48,13 @@ class FusedOptimizer(Optimizer):
         seed: of the random rounding, which depends on nothing but it, the step, the parameter's
             place and the element.
 
-    All three may be given per parameter group. Other arguments are those of torch's class. What the
-    fused step does not do (sparse gradients, complex parameters, differentiable steps) goes torch's
-    own way.
+        release_gradients: steps run inside backward, a parameter at a time, and free its gradient,
+            so that gradients of the whole model never exist together. `step()` still has to be
+            called after each backward pass; see docs/gradients.md for what cannot work with it.
+
+    The first three may be given per parameter group. Other arguments are those of torch's class.
+    What the fused step does not do (sparse gradients, complex parameters, differentiable steps)
+    goes torch's own way.
 
     Sharded parameters (DTensor, as `torch.distributed.fsdp.fully_shard` makes them) have sharded
     states; each process updates its shards. Random rounding has a stream per shard, and blocks of
@@ -60,6 +65,7 @@ class FusedOptimizer(Optimizer):
     rule: ClassVar[str]
     state_names: ClassVar[tuple[str, ...]]
     _step_supports_amp_scaling = True
+    _release: _release.Release | None = None
 
     def __init__(
         self,
@@ -67,6 +73,7 @@ class FusedOptimizer(Optimizer):
         master_weights: Literal["split"] | None = None,
         state_dtype: torch.dtype | None = None,
         seed: int = 0,
+        release_gradients: bool = False,
         **kwargs: Any,
     ) -> None:
         self._options = dict(zip(OPTIONS, (master_weights, state_dtype, seed), strict=True))
@@ -77,6 +84,12 @@ class FusedOptimizer(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._conform(parameter, group)
+        if release_gradients:
+            self._release_gradients()
+
+    def _release_gradients(self) -> None:
+        self._release = _release.Release(self)
+        self._release.watch(self.param_groups)
 
     def _hyper(self, group: Group) -> tuple[float, ...]:
         """The rule's hyper-parameters in the order of its `_constants` function."""
@@ -95,8 +108,17 @@ class FusedOptimizer(Optimizer):
         return torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_options": self._options, "_given_halves": self._given_halves}
+        own = {
+            "_options": self._options,
+            "_given_halves": self._given_halves,
+            "_releases": self._release is not None,
+        }
         return {**super().__getstate__(), **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if state.get("_releases"):
+            self._release_gradients()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the group may have its own master_weights, state_dtype and seed."""
@@ -104,6 +126,8 @@ class FusedOptimizer(Optimizer):
             param_group = Group(param_group, self._options)
             _check_options(type(self).__name__, param_group)
         super().add_param_group(param_group)
+        if self._release is not None:
+            self._release.watch(self.param_groups)
         if self.state:
             for parameter in param_group["params"]:
                 self._conform(parameter, param_group)
@@ -218,15 +242,28 @@ class FusedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._release is not None and getattr(self, "found_inf", None) is not None:
+            self._release.refuse("GradScaler")
         stream = 0
-        for group in self.param_groups:
-            if self._goes_as_torch(group):
-                self._step_as_torch(group)
-            else:
-                with torch.no_grad():
-                    self._step_group(group, stream)
-            stream += len(group["params"])
+        with self._applied_clipping():
+            for group in self.param_groups:
+                self._update_group(group, stream)
+                stream += len(group["params"])
+        if self._release is not None:
+            self._release.end_step(self.param_groups)
         return loss
+
+    def _update_group(self, group: Group, stream: int) -> None:
+        if self._goes_as_torch(group):
+            self._step_as_torch(group)
+        else:
+            with torch.no_grad():
+                self._step_group(group, stream)
+
+    def _update_one(self, parameter: Tensor, group_number: int, stream: int) -> None:
+        """The step of a single parameter, inside backward."""
+        group: Any = self.param_groups[group_number]
+        self._update_group(Group({**group, "params": [parameter]}, group.options), stream)
 
     def _goes_as_torch(self, group: Group) -> bool:
         """Whether the group has what neither the fused step nor the reference does."""
@@ -252,7 +289,7 @@ class FusedOptimizer(Optimizer):
         return _step.Scaling(
             getattr(self, "grad_scale", None),
             getattr(self, "found_inf", None),
-            -1.0 if group["maximize"] else 1.0,
+            -self._clip_factor if group["maximize"] else self._clip_factor,
         )
 
     def _step_group(self, group: Group, stream: int) -> None:
@@ -310,10 +347,11 @@ class FusedOptimizer(Optimizer):
         found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         if found_inf is not None and found_inf.item():
             return
-        if scale is not None:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.div_(scale.to(parameter.grad.device))
+        for parameter in group["params"]:
+            if parameter.grad is not None and scale is not None:
+                parameter.grad.div_(scale.to(parameter.grad.device))
+            if parameter.grad is not None and self._clip_factor != 1.0:
+                parameter.grad.mul_(self._clip_factor)
         step = vars(stock)["step"]
         if getattr(step, "hooked", False):
             step = step.__wrapped__

@@ -80,22 +80,6 @@ void check_length(const char* op, const char* argument, const Tensors& list, std
   fail(op, argument, "with " + std::to_string(length) + " tensors", std::to_string(list.size()));
 }
 
-// Whether the elements fill a stretch of memory without holes, in any order of the dimensions.
-bool is_dense(const Tensor& tensor) {
-  if (tensor.is_contiguous()) return true;
-  std::vector<std::pair<std::int64_t, std::int64_t>> dims;
-  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
-    if (tensor.size(i) != 1) dims.emplace_back(tensor.stride(i), tensor.size(i));
-  }
-  std::sort(dims.begin(), dims.end());
-  std::int64_t expected = 1;
-  for (const auto& [stride, size] : dims) {
-    if (stride != expected) return false;
-    expected *= size;
-  }
-  return true;
-}
-
 // Refuses a tensor whose elements do not lie where those of the parameter do.
 void check_like(const char* op, const char* argument, const Tensor& tensor, const Tensor& like) {
   check_cpu(op, argument, tensor);

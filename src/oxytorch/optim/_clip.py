@@ -1,0 +1,214 @@
+"""Clipping by the norm of all gradients: one sweep that reads them, none that only scales them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_ as clip_as_torch
+from torch.nn.utils import get_total_norm
+from torch.optim.optimizer import Optimizer
+
+from .. import _library
+from ..ops.global_norm import global_norm
+from . import _release, _sharding
+
+_FUSED = frozenset((torch.float32, torch.bfloat16, torch.float16))
+_LEAST_NORM = 1e-6
+
+
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """torch.nn.utils.clip_grad_norm_ with the 2-norm from one fused sweep.
+
+    Multiplies all gradients, in place, by min(1, max_norm / (norm + 1e-6)), and returns the norm of
+    all of them together, in the dtype that torch gives it. It is summed in float64, with the same
+    bits for any number of threads. Gradients that are short enough are not written. What is not a
+    dense float32, bfloat16 or float16 gradient on the CPU, other norms and sharded gradients go
+    torch's own way. `FusedOptimizer.clip_grad_norm_` saves the sweep that scales.
+
+    Raises RuntimeError for a norm that is not finite if `error_if_nonfinite`.
+    """
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        _release.refuse_clipping(parameters)
+    if not _is_fused(gradients, norm_type) or foreach is False:
+        usual: Tensor = clip_as_torch(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        return usual
+    with torch.no_grad():
+        norm = global_norm(gradients)
+        _check_finite(norm, norm_type, error_if_nonfinite)
+        factor = clip_factor(max_norm, norm)
+        if factor.item() != 1.0:
+            torch._foreach_mul_(gradients, factor)
+        return norm.to(_common_dtype(gradients))
+
+
+def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
+    """What gradients of that norm are multiplied by, in torch's arithmetic."""
+    return torch.clamp(float(max_norm) / (norm + _LEAST_NORM), max=1.0)
+
+
+def _is_fused(gradients: Sequence[Tensor], norm_type: float) -> bool:
+    return (
+        _library.loaded
+        and len(gradients) > 0
+        and float(norm_type) == 2.0
+        and all(
+            type(gradient) is Tensor
+            and gradient.is_cpu
+            and gradient.layout is torch.strided
+            and gradient.dtype in _FUSED
+            for gradient in gradients
+        )
+    )
+
+
+def _common_dtype(gradients: Sequence[Tensor]) -> torch.dtype:
+    """The dtype that torch.stack gives to their norms."""
+    dtypes = list({gradient.dtype for gradient in gradients})
+    common = dtypes[0]
+    for dtype in dtypes[1:]:
+        common = torch.promote_types(common, dtype)
+    return common
+
+
+def _check_finite(norm: Tensor, norm_type: float, error_if_nonfinite: bool) -> None:
+    if error_if_nonfinite and not math.isfinite(norm.item()):
+        raise RuntimeError(
+            f"The total norm of order {float(norm_type)} for gradients from `parameters` is "
+            "non-finite, so it cannot be clipped. To disable this error and scale the gradients by "
+            "the non-finite norm anyway, set `error_if_nonfinite=False`"
+        )
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """A factor that the next step multiplies gradients by.
+
+    gradients: those that it was computed from. versions: their versions then; None if they contained
+    a GradScaler's scale, which may be divided out before the step.
+    """
+
+    factor: float
+    gradients: dict[Tensor, Tensor]
+    versions: list[int] | None
+
+    def valid_factor(self, name: str, has_scale: bool) -> float:
+        """The factor, after checking that gradients are still what it was computed from.
+
+        Gradients that are all gone or replaced are not clipped, as in torch. has_scale: whether a
+        GradScaler leaves its scale to the step.
+        """
+        kept = list(self.gradients.values())
+        now = [parameter.grad for parameter in self.gradients]
+        same = [one is other for one, other in zip(now, kept, strict=True)]
+        if not any(same):
+            return 1.0
+        found = [gradient._version for gradient in kept]
+        if not all(same) or (self.versions is not None and (has_scale or found != self.versions)):
+            raise RuntimeError(
+                f"{name}: gradients are not those that clip_grad_norm_ saw, whose factor the step "
+                "was to apply; call it last before the step, with scaler= if there is a GradScaler, or "
+                "use oxytorch.optim.clip_grad_norm_, which scales gradients at once"
+            )
+        return self.factor
+
+
+class ClippingOptimizer(Optimizer):
+    """An optimizer whose next step can clip gradients by their norm."""
+
+    _release: _release.Release | None = None
+    _clipping: Clipping | None = None
+    _clip_factor = 1.0
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        scaler: Any = None,
+    ) -> Tensor:
+        """Clips gradients in the next step: they are read once here and written nowhere.
+
+        The step multiplies all gradients by min(1, max_norm / (norm + 1e-6)), as `clip_grad_norm_`
+        would before it. The last call before a step counts; `zero_grad` and steps end it, and
+        gradients must not change in between.
+
+        Args:
+            max_norm: of the gradients of all parameters together.
+            norm_type: order of the norm; others than 2 are computed by torch.
+            error_if_nonfinite: raises RuntimeError for a norm that is not finite.
+            scaler: the torch.amp.GradScaler of the gradients; its scale is divided out of the norm,
+                unless `scaler.unscale_` has divided it out of the gradients.
+
+        Returns:
+            The norm before clipping, of gradients that are not scaled.
+        """
+        if self._release is not None:
+            self._release.refuse("clip_grad_norm_")
+        self._clipping = None
+        with torch.no_grad():
+            gradients = self._gradients()
+            norm, dtype = _norm(list(gradients.values()), norm_type)
+            is_scaled = self._is_scaled_by(scaler)
+            if is_scaled:
+                norm = norm / scaler.get_scale()
+            _check_finite(norm, norm_type, error_if_nonfinite)
+            versions = None if is_scaled else [grad._version for grad in gradients.values()]
+            self._clipping = Clipping(clip_factor(max_norm, norm).item(), gradients, versions)
+            return norm.to(dtype)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; also ends a clipping that no step has applied."""
+        self._clipping = None
+        super().zero_grad(set_to_none)
+
+    def _gradients(self) -> dict[Tensor, Tensor]:
+        return {
+            parameter: parameter.grad
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        }
+
+    def _is_scaled_by(self, scaler: Any) -> bool:
+        """Whether gradients still contain the scale of a GradScaler."""
+        if scaler is None or not scaler.is_enabled():
+            return False
+        state = scaler._per_optimizer_states.get(id(self))
+        return state is None or state["stage"].name != "UNSCALED"
+
+    @contextmanager
+    def _applied_clipping(self) -> Iterator[None]:
+        """Sets the factor for the updates inside, and ends the clipping."""
+        clipping, self._clipping = self._clipping, None
+        if clipping is not None:
+            has_scale = getattr(self, "grad_scale", None) is not None
+            self._clip_factor = clipping.valid_factor(type(self).__name__, has_scale)
+        try:
+            yield
+        finally:
+            self._clip_factor = 1.0
+
+
+def _norm(gradients: Sequence[Tensor], norm_type: float) -> tuple[Tensor, torch.dtype]:
+    """The norm of all gradients, and the dtype that torch would give it."""
+    if _is_fused(gradients, norm_type):
+        return global_norm(gradients), _common_dtype(gradients)
+    norm = get_total_norm(gradients, norm_type)
+    if _sharding.is_sharded(norm):
+        whole: Any = norm
+        norm = whole.full_tensor()
+    return norm, norm.dtype
