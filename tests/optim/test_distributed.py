@@ -99,7 +99,7 @@ def _train(
 
 def _whole(tensor: Tensor) -> Tensor:
     """The tensor with all its shards."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach().clone()
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
@@ -164,7 +164,7 @@ def _placed(like: Tensor, whole: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(like, DTensor)
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+    return distribute_tensor(whole.detach(), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _step_with(optimizer: Any, step: int) -> None:
@@ -412,15 +412,17 @@ def wrong_orders_are_refused(rank: int) -> None:
         with pytest.raises(ValueError, match=text):
             oxytorch.optimize(model, optimizer=optimizer, dtype=torch.bfloat16, inplace=True)
         _step(model, optimizer, _batch(0))
-    model = _network()
-    model, optimizer = oxytorch.optimize(
-        model, optimizer=torch.optim.AdamW(model.parameters()), dtype=torch.bfloat16
-    )
-    _sharded(model)
-    with pytest.raises(RuntimeError, match="fully_shard was called after optimize"):
-        model(_batch(0))
-    with pytest.raises(RuntimeError, match="replaced first.weight"):
-        model.state_dict()
+    for paths in (("",), ("0",), ("2", "")):
+        layers = nn.Sequential(nn.Linear(70, 4), nn.GELU(), nn.Linear(4, 1))
+        model, _ = oxytorch.optimize(
+            layers, optimizer=torch.optim.AdamW(layers.parameters()), dtype=torch.bfloat16
+        )
+        for path in paths:
+            _sharded(model.get_submodule(path))
+        with pytest.raises(RuntimeError, match="fully_shard was called after optimize"):
+            model(_batch(0))
+        with pytest.raises(RuntimeError, match="replaced 0.weight"):
+            model.state_dict()
 
 
 @case

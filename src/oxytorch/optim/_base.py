@@ -462,6 +462,9 @@ class FusedOptimizer(ClippingOptimizer):
             # torch leaves it shared with the checkpoint, and so with who made that.
             state["step"] = state["step"].clone()
         for key, value in list(state.items()):
+            if key == "step" and isinstance(value, Tensor):
+                # Otherwise two optimizers that load one checkpoint would count each other's steps.
+                state[key] = value.clone()
             if not isinstance(value, _Kept):
                 continue
             tensor = value.tensor.to(parameter.device, copy=True)

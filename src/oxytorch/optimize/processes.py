@@ -54,7 +54,7 @@ class BeforeForward:
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         fsdp = sys.modules.get("torch.distributed.fsdp")
-        if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+        if fsdp is not None and any(isinstance(own, fsdp.FSDPModule) for own in module.modules()):
             raise RuntimeError(
                 "optimize: fully_shard was called after optimize and replaced the parameters "
                 f"that the optimizer updates; {ORDER}"
