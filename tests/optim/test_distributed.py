@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -63,11 +64,17 @@ def _batch(step: int) -> Tensor:
     return torch.randn(8, 70, generator=torch.Generator().manual_seed(step))
 
 
-def _sharded(model: nn.Module) -> nn.Module:
+def _sharded(model: nn.Module, copies: int | None = None) -> nn.Module:
+    """Shards over all processes, or over `copies` groups of them that hold the same."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    fully_shard(model, mesh=init_device_mesh("cpu", (PROCESSES,)))
+    if copies is None:
+        mesh = init_device_mesh("cpu", (PROCESSES,))
+    else:
+        shape = (copies, PROCESSES // copies)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards"))
+    fully_shard(model, mesh=mesh)
     return model
 
 
@@ -152,6 +159,9 @@ def ddp_is_that_of_stock(rank: int) -> None:
 def fsdp_is_that_of_stock(rank: int) -> None:
     _check_against_stock("fsdp", rank, "AdamW", lr=1e-2, weight_decay=0.1)
     _check_against_stock("fsdp", rank, "Adam", lr=torch.tensor(1e-2), amsgrad=True)
+    _check_against_stock("fsdp", rank, "SGD", lr=1e-2, momentum=0.9, nesterov=True)
+    _check_against_stock("fsdp", rank, "Adagrad", lr=1e-2)
+    _check_against_stock("fsdp", rank, "RMSprop", lr=1e-3, momentum=0.9, eps=0.1)
 
 
 def _gradients(parameters: list[Tensor], step: int) -> list[Tensor]:
@@ -169,7 +179,7 @@ def _placed(like: Tensor, whole: Tensor) -> Tensor:
 
 def _step_with(optimizer: Any, step: int) -> None:
     """One step with the gradients of `_gradients`."""
-    parameters = optimizer.param_groups[0]["params"]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter, gradient in zip(parameters, _gradients(parameters, step), strict=True):
         gradient = gradient.to(parameter.dtype)
         is_plain = type(parameter) is nn.Parameter
@@ -239,6 +249,71 @@ def copies_of_a_shard_stay_equal(rank: int) -> None:
         parameter = optimizer.param_groups[0]["params"][0]
         state = optimizer.state[parameter]
         _assert_in_step([parameter.to_local(), state["exp_avg"].to_local()])
+
+
+def _in_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Matrices, and vectors without decay."""
+    parameters = [*model.parameters()]
+    matrices = [p for p in parameters if p.dim() > 1]
+    vectors = [p for p in parameters if p.dim() == 1]
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+
+
+@case
+def norms_are_those_of_whole_tensors(rank: int) -> None:
+    lamb = {"lr": 1e-2, "weight_decay": 0.1}
+    lars = {"lr": 1.0, "weight_decay": 0.1, "momentum": 0.9}
+    runs: list[tuple[type[optim.FusedOptimizer], dict[str, Any], torch.dtype, int | None]] = [
+        (optim.Lamb, lamb, torch.float32, None),
+        (optim.Lars, lars, torch.float32, None),
+        (optim.Lars, {**lars, "momentum": 0.0}, torch.float32, None),
+        (optim.Lamb, {**lamb, "master_weights": "split"}, torch.bfloat16, None),
+        (optim.Lars, {**lars, "master_weights": "split"}, torch.bfloat16, None),
+        # Not for the compiled op.
+        (optim.Lamb, lamb, torch.float64, None),
+        (optim.Lars, lars, torch.float64, None),
+        (optim.Lamb, lamb, torch.float32, 1),
+        (optim.Lamb, lamb, torch.float32, 2),
+    ]
+    for kind, options, dtype, copies in runs:
+        model = _sharded(_network().to(dtype), copies)
+        plain = _network().to(dtype)
+        optimizer = kind(_in_groups(model), **options)
+        alone = kind(_in_groups(plain), **options)
+        for step in range(3):
+            with mock.patch.object(
+                torch.distributed, "all_reduce", wraps=torch.distributed.all_reduce
+            ) as reduce:
+                _step_with(optimizer, step)
+            # Both groups, and with momentum both calls of the op, in one message.
+            assert reduce.call_count == (0 if copies == PROCESSES else 1)
+            _step_with(alone, step)
+        for parameter, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+            weight, wanted_weight = optimizer.master_weight(parameter), alone.master_weight(wanted)
+            torch.testing.assert_close(_whole(weight), wanted_weight, rtol=1e-6, atol=1e-8)
+            state, wanted_state = optimizer.state[parameter], alone.state[wanted]
+            assert state.keys() == wanted_state.keys()
+            for key, value in wanted_state.items():
+                if key != "low_half":
+                    torch.testing.assert_close(_whole(state[key]), value, rtol=1e-5, atol=1e-7)
+        _assert_in_step(_weights(model))
+        # Gradients are not kept alive.
+        assert not optimizer._measured
+
+
+@case
+def found_infinity_leaves_out_both_sweeps(rank: int) -> None:
+    model = _sharded(_network())
+    optimizer = optim.Lamb(model.parameters(), lr=1e-2)
+    _step_with(optimizer, 0)
+    before = copy.deepcopy(optimizer.state_dict()["state"]), _weights(model)
+    optimizer.found_inf = torch.ones(())
+    _step_with(optimizer, 1)
+    after = optimizer.state_dict()["state"]
+    assert all(map(torch.equal, _weights(model), before[1]))
+    for index, state in before[0].items():
+        for key, value in state.items():
+            assert torch.equal(_whole(after[index][key]), _whole(value))
 
 
 KINDS: list[tuple[Any, dict[str, Any]]] = [
@@ -421,7 +496,7 @@ def wrong_orders_are_refused(rank: int) -> None:
             _sharded(model.get_submodule(path))
         with pytest.raises(RuntimeError, match="fully_shard was called after optimize"):
             model(_batch(0))
-        with pytest.raises(RuntimeError, match="replaced 0.weight"):
+        with pytest.raises(RuntimeError, match=r"replaced 0\.weight"):
             model.state_dict()
 
 

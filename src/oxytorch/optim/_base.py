@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from . import _reference, _release, _sharding, _step, formats
+from . import _reference, _release, _sharding, _step, formats, rules
 from ._clip import ClippingOptimizer
 from ._groups import OPTIONS, Group
 from ._step import LOW_HALF, SCALES
@@ -57,15 +59,17 @@ class FusedOptimizer(ClippingOptimizer):
     goes torch's own way.
 
     Sharded parameters (DTensor, as `torch.distributed.fsdp.fully_shard` makes them) have sharded
-    states; each process updates its shards. Random rounding has a stream per shard, and blocks of
-    8-bit codes begin anew in each, so that small states differ, within their rounding, from those
-    of another number of processes.
+    states; each process updates its shards. Norms of a tensor (Lamb, Lars) are those of the whole
+    one, for which the processes exchange one message in each step. Random rounding has a stream per
+    shard, and blocks of 8-bit codes begin anew in each, so that small states differ, within their
+    rounding, from those of another number of processes.
     """
 
     rule: ClassVar[str]
     state_names: ClassVar[tuple[str, ...]]
     _step_supports_amp_scaling = True
     _release: _release.Release | None = None
+    _measured: list[_step.Measured] | None = None
 
     def __init__(
         self,
@@ -245,7 +249,7 @@ class FusedOptimizer(ClippingOptimizer):
         if self._release is not None and getattr(self, "found_inf", None) is not None:
             self._release.refuse("GradScaler")
         stream = 0
-        with self._applied_clipping():
+        with self._applied_clipping(), self._norms_together():
             for group in self.param_groups:
                 self._update_group(group, stream)
                 stream += len(group["params"])
@@ -264,6 +268,16 @@ class FusedOptimizer(ClippingOptimizer):
         """The step of a single parameter, inside backward."""
         group: Any = self.param_groups[group_number]
         self._update_group(Group({**group, "params": [parameter]}, group.options), stream)
+
+    @contextmanager
+    def _norms_together(self) -> Iterator[None]:
+        """Updates that need norms of sharded parameters end together, after one message."""
+        self._measured = []
+        try:
+            yield
+            _step.finish(self._measured)
+        finally:
+            self._measured = None
 
     def _goes_as_torch(self, group: Group) -> bool:
         """Whether the group has what neither the fused step nor the reference does."""
@@ -325,9 +339,17 @@ class FusedOptimizer(ClippingOptimizer):
         self, rule: str, batch: _step.Batch, group: Group, hyper: tuple[float, ...]
     ) -> None:
         fused = _step.is_compiled(rule) and all(map(_step.is_fused, batch.parameters))
-        run = _step.run if fused else _reference.run
         stochastic = group["state_dtype"] == torch.bfloat16
-        run(rule, batch, hyper, self._scaling(group), stochastic, group["seed"])
+        run = functools.partial(
+            _step.run if fused else _reference.run,
+            *(rule, batch, hyper, self._scaling(group), stochastic, group["seed"]),
+        )
+        if not batch.wholes or not hasattr(rules, f"{rule}_measure"):
+            run()
+        elif self._measured is None:
+            _step.finish([_step.Measured(run, batch)])
+        else:
+            self._measured.append(_step.Measured(run, batch))
 
     def _step_as_torch(self, group: Group) -> None:
         """One step of the group by the class of torch.optim that this one extends."""
@@ -462,9 +484,6 @@ class FusedOptimizer(ClippingOptimizer):
             # torch leaves it shared with the checkpoint, and so with who made that.
             state["step"] = state["step"].clone()
         for key, value in list(state.items()):
-            if key == "step" and isinstance(value, Tensor):
-                # Otherwise two optimizers that load one checkpoint would count each other's steps.
-                state[key] = value.clone()
             if not isinstance(value, _Kept):
                 continue
             tensor = value.tensor.to(parameter.device, copy=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import formats, rules
-from ._step import Batch, Scaling
+from ._step import MEASURE, SUMS, UPDATE, WHOLE, Batch, Scaling
 
 _MASK = (1 << 64) - 1
 
@@ -27,6 +27,8 @@ def run(
     scaling: Scaling,
     stochastic: bool,
     seed: int,
+    sums: Tensor | None = None,
+    phase: int = WHOLE,
 ) -> None:
     """As `_step.run`, one tensor after the other."""
     if scaling.found_inf is not None and scaling.found_inf.item():
@@ -34,9 +36,11 @@ def run(
     factor = scaling.factor
     if scaling.gradient_scale is not None:
         factor /= scaling.gradient_scale.item()
+    if sums is None:
+        sums = torch.zeros(len(batch.parameters), SUMS, dtype=torch.float64)
     for index in range(len(batch.parameters)):
-        step = batch.steps[index].item() + 1 if batch.steps else 0.0
-        _update(rule, batch, index, hyper, step, factor, stochastic, seed)
+        step = batch.steps[index].item() + (phase != UPDATE) if batch.steps else 0.0
+        _update(rule, batch, index, hyper, step, factor, stochastic, seed, sums[index], phase)
         if batch.steps:
             batch.steps[index].fill_(step)
 
@@ -50,6 +54,8 @@ def _update(
     factor: float,
     stochastic: bool,
     seed: int,
+    sums: Tensor,
+    phase: int,
 ) -> None:
     parameter = batch.parameters[index]
     low = batch.low_halves[index] if batch.low_halves else None
@@ -88,13 +94,16 @@ def _update(
                 _write(kept[position], bounds[position], value, stochastic, key)
 
     if hasattr(rules, f"{rule}_measure"):
-        *states, first, second = call(f"{rule}_measure")
-        write(states, range(len(kept)))
-        sums = [square.double().sum().item() for square in (first, second)]
+        if phase != UPDATE:
+            *states, first, second = call(f"{rule}_measure")
+            write(states, range(len(kept)))
+            sums.copy_(torch.stack([square.double().sum() for square in (first, second)]))
+        if phase == MEASURE:
+            return
         factor_of = getattr(rules, f"{rule}_trust")
-        if "count" in inspect.signature(factor_of).parameters:
-            sums.append(max(wide.numel(), 1))
-        trust = factor_of(*sums, *hyper)
+        has_count = "count" in inspect.signature(factor_of).parameters
+        count = [max(wide.numel(), 1)] if has_count else []
+        trust = factor_of(*sums.tolist(), *count, *hyper)
         values["step_size"] = torch.tensor(values["step_size"] * trust, dtype=wide.dtype).item()
     updated, *states = call(rule)
     write(states, range(len(kept)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,12 @@ from . import _sharding
 
 LOW_HALF = "low_half"
 SCALES = "_scales"
+WHOLE, MEASURE, UPDATE = range(3)
+"""Phases of a rule with a measure: both sweeps over the tensors, the first, or the second."""
+
+SUMS = 2
+"""How many sums a measure takes over each tensor."""
+
 _NONE = torch.empty(0)
 _FUSED = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
@@ -29,7 +35,7 @@ class Batch:
     scales: float32, one per 256 codes, else an empty tensor; may be left empty.
     steps: number of steps done so far, as tensors of one element; only for rules that need it.
     streams: for each tensor the number of its stream of random numbers.
-    wholes: the sharded parameters of which the lists above hold the shards.
+    wholes: the sharded parameters, by their place, of which the lists above hold the shards.
     """
 
     parameters: list[Tensor] = field(default_factory=list)
@@ -39,7 +45,7 @@ class Batch:
     scales: list[list[Tensor]] = field(default_factory=list)
     steps: list[Tensor] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
-    wholes: list[Tensor] = field(default_factory=list)
+    wholes: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Batch:
@@ -53,7 +59,7 @@ class Batch:
         gradient = parameter.grad
         assert gradient is not None
         if _sharding.is_sharded(parameter):
-            self.wholes.append(parameter)
+            self.wholes[len(self.parameters)] = parameter
             stream += _sharding.shard_number(parameter) << _sharding.STREAM_SHIFT
             gradient = _sharding.local_gradient(parameter, gradient)
             state = {
@@ -93,8 +99,14 @@ def run(
     scaling: Scaling,
     stochastic: bool = False,
     seed: int = 0,
+    sums: Tensor | None = None,
+    phase: int = WHOLE,
 ) -> None:
-    """Updates parameters, states and steps in place; checks everything before it writes."""
+    """Updates parameters, states and steps in place; checks everything before it writes.
+
+    sums: float64 [number of parameters, SUMS], which the phase MEASURE fills with sums over the
+    tensors of the batch and the phase UPDATE reads.
+    """
     if not batch.parameters:
         return
     overload = getattr(torch.ops.oxytorch, f"{rule}_step").default
@@ -112,11 +124,39 @@ def run(
             stochastic,
             seed,
             batch.streams,
-            None,
-            0,
+            sums,
+            phase,
             *hyper,
         )
-    torch.autograd.graph.increment_version([*batch.parameters, *batch.wholes])
+    if phase != MEASURE:
+        torch.autograd.graph.increment_version([*batch.parameters, *batch.wholes.values()])
+
+
+class Measured:
+    """A step over shards whose first sweep is done and whose second waits for sums over all."""
+
+    def __init__(self, run: Callable[..., None], batch: Batch) -> None:
+        """run: takes `sums` and `phase` as the function `run` does, all else is bound."""
+        device = batch.parameters[0].device
+        self.sums = torch.zeros(len(batch.parameters), SUMS, dtype=torch.float64, device=device)
+        self.wholes = [batch.wholes.get(i, own) for i, own in enumerate(batch.parameters)]
+        self._run = run
+        run(sums=self.sums, phase=MEASURE)
+
+    def update(self) -> None:
+        """The second sweep."""
+        self._run(sums=self.sums, phase=UPDATE)
+
+
+def finish(steps: Sequence[Measured]) -> None:
+    """Combines the sums of all processes, all steps in one message, and ends the steps."""
+    if not steps:
+        return
+    sums = torch.cat([step.sums for step in steps])
+    _sharding.reduce_(sums, [whole for step in steps for whole in step.wholes])
+    for step, own in zip(steps, sums.split([len(step.sums) for step in steps]), strict=True):
+        step.sums.copy_(own)
+        step.update()
 
 
 def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
