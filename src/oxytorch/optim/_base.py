@@ -70,6 +70,7 @@ class FusedOptimizer(ClippingOptimizer):
     _step_supports_amp_scaling = True
     _release: _release.Release | None = None
     _measured: list[_step.Measured] | None = None
+    param_groups: list[Group]  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -266,7 +267,7 @@ class FusedOptimizer(ClippingOptimizer):
 
     def _update_one(self, parameter: Tensor, group_number: int, stream: int) -> None:
         """The step of a single parameter, inside backward."""
-        group: Any = self.param_groups[group_number]
+        group = self.param_groups[group_number]
         self._update_group(Group({**group, "params": [parameter]}, group.options), stream)
 
     @contextmanager

@@ -154,8 +154,9 @@ def finish(steps: Sequence[Measured]) -> None:
         return
     sums = torch.cat([step.sums for step in steps])
     _sharding.reduce_(sums, [whole for step in steps for whole in step.wholes])
-    for step, own in zip(steps, sums.split([len(step.sums) for step in steps]), strict=True):
-        step.sums.copy_(own)
+    parts = torch.split(sums, [len(step.sums) for step in steps])
+    for step, part in zip(steps, parts, strict=True):
+        step.sums.copy_(part)
         step.update()
 
 

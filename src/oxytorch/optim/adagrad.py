@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._base import FusedOptimizer, Group
+from ._base import FusedOptimizer
+from ._groups import Group
 
 
 class Adagrad(FusedOptimizer, torch.optim.Adagrad):

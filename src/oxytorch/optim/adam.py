@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ._base import FusedOptimizer, Group
+from ._base import FusedOptimizer
+from ._groups import Group
 
 
 class Adam(FusedOptimizer, torch.optim.Adam):

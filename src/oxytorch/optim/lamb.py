@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ._base import FusedOptimizer, Group, check_at_least_zero
+from ._base import FusedOptimizer, check_at_least_zero
+from ._groups import Group
 
 
 def _check_betas(name: str, betas: tuple[float, float]) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from . import _step
-from ._base import FusedOptimizer, Group, State, check_at_least_zero
+from ._base import FusedOptimizer, State, check_at_least_zero
+from ._groups import Group
 
 BUFFER = "momentum_buffer"
 

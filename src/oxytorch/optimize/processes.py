@@ -59,7 +59,7 @@ class BeforeForward:
                 "optimize: fully_shard was called after optimize and replaced the parameters "
                 f"that the optimizer updates; {ORDER}"
             )
-        wrapper = DistributedDataParallel._get_active_ddp_module()
+        wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
         is_training = module.training and torch.is_grad_enabled()
         if wrapper is None or not is_training or (self._done and self._done() is wrapper):
             return
