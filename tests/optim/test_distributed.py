@@ -6,6 +6,8 @@ All cases run in one pair of processes, in the order of this file; a failed case
 from __future__ import annotations
 
 import copy
+import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +26,10 @@ from torch.nn import functional as F
 import oxytorch
 from oxytorch import optim
 
+HAS_GLOO = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+pytestmark = pytest.mark.skipif(not HAS_GLOO, reason="this torch was built without gloo")
+
+PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 PROCESSES = 2
 LIMIT = 90.0
 """Seconds for all cases together."""
@@ -195,6 +201,45 @@ def _split_pair(**options: Any) -> tuple[nn.Module, optim.AdamW, optim.AdamW]:
     for parameter, weight in zip(model.parameters(), plain.parameters(), strict=True):
         optimizer.set_master_weight(parameter, weight.detach())
     return model, optimizer, optim.AdamW(plain.parameters(), lr=1e-2)
+
+
+@case
+def fsdp_steps_are_those_of_one_process(rank: int) -> None:
+    kinds: list[tuple[type[optim.FusedOptimizer], dict[str, Any]]] = [
+        (optim.SGD, {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1}),
+        (optim.Adam, {"amsgrad": True}),
+        (optim.AdamW, {}),
+        (optim.Adagrad, {}),
+        (optim.RMSprop, {"centered": True, "momentum": 0.9}),
+        (optim.Lion, {"weight_decay": 0.1}),
+    ]
+    for kind, options in kinds:
+        model, plain = _sharded(_network()), _network()
+        optimizer = kind(model.parameters(), lr=1e-2, **options)
+        alone = kind(plain.parameters(), lr=1e-2, **options)
+        for step in range(3):
+            _step_with(optimizer, step)
+            _step_with(alone, step)
+        for weight, wanted in zip(_weights(model), _weights(plain), strict=True):
+            assert torch.equal(weight, wanted), kind.__name__
+
+
+@case
+def fsdp_computes_in_bfloat16_with_float32_shards(rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    weights = []
+    for kind in (optim.AdamW, torch.optim.AdamW):
+        model = _network()
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        fully_shard(model, mesh=init_device_mesh("cpu", (PROCESSES,)), mp_policy=policy)
+        _train(model, kind(model.parameters(), lr=1e-2), rank)
+        weights.append(_weights(model))
+    assert weights[0][0].dtype == torch.float32
+    # A bfloat16 that rounds the other way turns the direction of a small gradient.
+    for ours, stock in zip(*weights, strict=True):
+        assert (ours - stock).norm() < 0.01 * stock.norm()
 
 
 @case
@@ -543,9 +588,7 @@ def _work(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder that the processes have written to; they have ended."""
-    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-        pytest.skip("this torch was built without gloo")
-    folder = tmp_path_factory.mktemp("distributed")
+    folder = tmp_path_factory.mktemp("processes")
     context = torch.multiprocessing.get_context("spawn")
     processes = [context.Process(target=_work, args=(i, str(folder))) for i in range(PROCESSES)]
     end = time.monotonic() + LIMIT
@@ -568,3 +611,28 @@ def test_distributed(name: str, outcomes: Path) -> None:
     errors = [path.read_text() for path in found if path.exists()]
     assert not any(errors), "\n".join(errors)
     assert len(errors) == PROCESSES, f"did not end within {LIMIT} s, or a case before it failed"
+
+
+SCRIPTS = re.findall(
+    r"^```py\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=["ddp", "fsdp"])
+def test_script_of_the_page_runs(script: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    with subprocess.Popen(
+        [*launcher, "--nproc-per-node", str(PROCESSES), "train.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as running:
+        try:
+            output, _ = running.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            # The launcher ends its processes when it is asked to, not when it is killed.
+            running.terminate()
+            raise
+    assert running.returncode == 0, output
