@@ -103,13 +103,13 @@ def shard_number(parameter: Tensor) -> int:
     return number
 
 
-def reduce_(values: Tensor, like: Sequence[Tensor], operation: str = "sum") -> Tensor:
-    """Combines, in place, numbers about shards into numbers about whole tensors; returns `values`.
+def add_shards_(values: Tensor, like: Sequence[Tensor]) -> None:
+    """Turns, in place, sums over shards into sums over whole tensors.
 
     values: float32 or float64 [len(like), ...], row i computed from this process's shard of
-    `like[i]`. operation: "sum" or "max". Rows of plain and of copied tensors stay as they are. One
-    collective for each mesh dimension that anything is sharded over, for all tensors together;
-    every process of the mesh has to call it with the same tensors.
+    `like[i]`. Rows of plain and of copied tensors stay as they are. One collective for each mesh
+    dimension that anything is sharded over, for all tensors together; every process of the mesh has
+    to call it with the same tensors.
     """
     groups: dict[str, tuple[Any, list[int]]] = {}
     for row, tensor in enumerate(like):
@@ -119,15 +119,10 @@ def reduce_(values: Tensor, like: Sequence[Tensor], operation: str = "sum") -> T
                 if not placement.is_replicate() and whole.device_mesh.size(dim) > 1:
                     group = whole.device_mesh.get_group(dim)
                     groups.setdefault(group.group_name, (group, []))[1].append(row)
-    if groups:
-        from torch.distributed import ReduceOp, all_reduce
-
-        kind = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX}[operation]
-        for group, rows in groups.values():
-            if len(rows) == len(values):
-                all_reduce(values, kind, group)
-            else:
-                part = values[rows]
-                all_reduce(part, kind, group)
-                values[rows] = part
-    return values
+    for group, rows in groups.values():
+        if len(rows) == len(values):
+            torch.distributed.all_reduce(values, group=group)
+        else:
+            part = values[rows]
+            torch.distributed.all_reduce(part, group=group)
+            values[rows] = part

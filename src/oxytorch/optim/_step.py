@@ -153,7 +153,7 @@ def finish(steps: Sequence[Measured]) -> None:
     if not steps:
         return
     sums = torch.cat([step.sums for step in steps])
-    _sharding.reduce_(sums, [whole for step in steps for whole in step.wholes])
+    _sharding.add_shards_(sums, [whole for step in steps for whole in step.wholes])
     parts = torch.split(sums, [len(step.sums) for step in steps])
     for step, part in zip(steps, parts, strict=True):
         step.sums.copy_(part)
