@@ -296,6 +296,47 @@ def copies_of_a_shard_stay_equal(rank: int) -> None:
         _assert_in_step([parameter.to_local(), state["exp_avg"].to_local()])
 
 
+@case
+def clipping_is_that_of_torch(rank: int) -> None:
+    def backward(model: nn.Module) -> None:
+        x = _batch(0).chunk(PROCESSES)[rank]
+        F.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+
+    for max_norm, norm_type in ((0.1, 2.0), (1e6, 2.0), (0.1, 3.0)):
+        for kind in ("ddp", "fsdp"):
+            models = [_wrapped(kind, _network()) for _ in range(3)]
+            for model in models:
+                backward(model)
+            stock = [*models[0].parameters()]
+            wanted = _whole(torch.nn.utils.clip_grad_norm_(stock, max_norm, norm_type))
+            gradients = [_whole(p.grad) for p in stock if p.grad is not None]
+            found = optim.clip_grad_norm_(models[1].parameters(), max_norm, norm_type)
+            _assert_close([_whole(found)], [wanted])
+            _assert_close(
+                [_whole(p.grad) for p in models[1].parameters() if p.grad is not None], gradients
+            )
+            optimizer = optim.SGD(models[2].parameters(), lr=1.0)
+            _assert_close([optimizer.clip_grad_norm_(max_norm, norm_type)], [wanted])
+            optimizer.step()
+            torch.optim.SGD(stock, lr=1.0).step()
+            _assert_close(_weights(models[2]), _weights(models[0]))
+            _assert_in_step(_weights(models[2]))
+
+
+@case
+def gradient_release_is_a_step_after_backward(rank: int) -> None:
+    kinds: tuple[type[optim.FusedOptimizer], ...] = (optim.AdamW, optim.Lamb)
+    for kind in kinds:
+        models = [_sharded(_network()) for _ in range(2)]
+        _train(models[0], kind(models[0].parameters(), lr=1e-2, release_gradients=True), rank)
+        _train(models[1], kind(models[1].parameters(), lr=1e-2), rank)
+        _assert_close(_weights(models[0]), _weights(models[1]))
+    plain = _network()
+    optimizer = optim.AdamW(plain.parameters(), release_gradients=True)
+    with pytest.raises(RuntimeError, match="needs sharded parameters"):
+        _step(plain, optimizer, _batch(0))
+
+
 def _in_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Matrices, and vectors without decay."""
     parameters = [*model.parameters()]

@@ -148,6 +148,7 @@ class Measured:
         self._run(sums=self.sums, phase=UPDATE)
 
 
+@torch.no_grad()
 def finish(steps: Sequence[Measured]) -> None:
     """Combines the sums of all processes, all steps in one message, and ends the steps."""
     if not steps:
