@@ -97,8 +97,8 @@ def _check_finite(norm: Tensor, norm_type: float, error_if_nonfinite: bool) -> N
 class Clipping:
     """A factor that the next step multiplies gradients by.
 
-    gradients: those that it was computed from. versions: their versions then; None if they contained
-    a GradScaler's scale, which may be divided out before the step.
+    gradients: those that it was computed from. versions: their versions then; None if they
+    contained a GradScaler's scale, which may be divided out before the step.
     """
 
     factor: float
@@ -120,8 +120,8 @@ class Clipping:
         if not all(same) or (self.versions is not None and (has_scale or found != self.versions)):
             raise RuntimeError(
                 f"{name}: gradients are not those that clip_grad_norm_ saw, whose factor the step "
-                "was to apply; call it last before the step, with scaler= if there is a GradScaler, or "
-                "use oxytorch.optim.clip_grad_norm_, which scales gradients at once"
+                "was to apply; call it last before the step, with scaler= if there is a GradScaler "
+                "(oxytorch.optim.clip_grad_norm_ scales gradients at once)"
             )
         return self.factor
 

@@ -30,7 +30,7 @@ def reference(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(())
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
-    total = torch.linalg.vector_norm(torch.stack(norms))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total if tensors[0].dtype == torch.float64 else total.float()
 
 
