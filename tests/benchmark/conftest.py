@@ -135,3 +135,31 @@ def _step(name: str, seconds: float, base: float | None) -> Any:
     record["bandwidth"] = spread_record(spread([1e9 / seconds]))
     record["time_over_base"] = spread_record(spread([seconds / (base or seconds)]))
     return record
+
+
+@pytest.fixture
+def training_run(head: dict[str, Any]) -> dict[str, Any]:
+    """Two ways of training from two seeds: the other is twice as fast and ends a little worse."""
+    run = {**copy.deepcopy(head), "kind": "training"}
+    for way, seconds, worse in (("float32", 0.1, 0.0), ("bfloat16", 0.05, 0.3)):
+        run["results"] += [
+            {
+                "measure": "step",
+                "way": way,
+                "threads": 2,
+                "step_seconds": spread_record(spread([seconds])),
+                "optimizer_seconds": spread_record(spread([seconds / 10])),
+                "speedup": spread_record(spread([0.1 / seconds])),
+                "bytes_per_parameter": {"weights": 2.0, "gradients": 2.0, "low_half": 2.0},
+            },
+            {
+                "measure": "loss",
+                "way": way,
+                "threads": 2,
+                "seeds": [0, 1],
+                "curves": [[(0, 4.6), (5, 2.0 + worse)], [(0, 4.6), (5, 2.5 + worse)]],
+                "losses": [2.0 + worse, 2.5 + worse],
+                "plain_losses": [2.0 + worse, 2.5 + worse],
+            },
+        ]
+    return run

@@ -51,6 +51,24 @@ def test_optim_table_has_a_row_per_format(optim_run: dict[str, Any]) -> None:
     assert "torch fused: absent on Lamb: torch has no Lamb." in table.notes
 
 
+def test_training_tables_have_times_memory_and_losses(training_run: dict[str, Any]) -> None:
+    steps, losses = tables_of(training_run)
+    assert steps.rows[1] == ["bfloat16", "50 ms", "2.00x", "5 ms", "4.00 bytes", "6.00 bytes"]
+    assert losses.rows[0][1:5] == ["2.2500", "2.0000 to 2.5000", "+0.0000", "yes"]
+    assert losses.rows[1][1:5] == ["2.5500", "2.3000 to 2.8000", "+0.3000", "no"]
+
+
+def test_a_plot_of_trainings_needs_their_losses(
+    training_run: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    from oxytorch.benchmark.plot import draw
+
+    steps = [result for result in training_run["results"] if result["measure"] == "step"]
+    with pytest.raises(ValueError, match="their losses were not measured"):
+        draw([{**training_run, "results": steps}], tmp_path / "plot.svg")
+
+
 def test_the_newest_result_of_split_runs_counts(models_run: dict[str, Any]) -> None:
     newer = {**models_run, "date": "2026-01-03T00:00:00+00:00"}
     newer["results"] = [{**models_run["results"][0], "threads": 7}]
@@ -129,7 +147,7 @@ def test_machine_name_is_a_folder_name() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
-@pytest.mark.parametrize("kind", ["models_run", "ops_run", "optim_run"])
+@pytest.mark.parametrize("kind", ["models_run", "ops_run", "optim_run", "training_run"])
 def test_plots_are_drawn(
     kind: str, suffix: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -1,7 +1,8 @@
-"""Plots of results: speed-up of whole models; ops and optimizers next to the machine's limit."""
+"""Plots: speed-up of models; ops and optimizers next to the limit; curves of trainings."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ COLORS = {
     "oxytorch": "#e4572e",
 }
 OTHER_COLORS = ("#e4572e", "#f0955f", "#b83d1b", "#f7c59f", "#8a2c10", "#d97b66")
-REMARK = "; random weights; × no result, the table says why"
+ROUNDS = "medians of interleaved rounds"
+REMARK = f"{ROUNDS}; random weights; × no result, the table says why"
+TRAINING_COLORS = ("#9aa3ad", "#4a86c5", "#f0955f", "#8a2c10")
 INK = "#2b3036"
 FAINT = "#e3e6ea"
 
@@ -47,7 +50,7 @@ SHORT_NAMES = {
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Draw the newest runs into a file; its suffix (.svg, .png) says in which format.
 
-    Models if there are any, else ops, else optimizers.
+    Models if there are any, else ops, else optimizers, else trainings.
 
     Raises:
         ValueError: none of these were measured.
@@ -64,7 +67,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     [kinds] = machines.values()
     kind = next((k for k in DRAWERS if k in kinds and kinds[k]["results"]), None)
     if kind is None:
-        raise ValueError(f"bench: {path} not drawn: the results hold no models, ops or optimizers")
+        raise ValueError(f"bench: {path} not drawn: the results hold nothing that has a plot")
     style: dict[Any, Any] = {
         "font.size": 10,
         "font.family": "sans-serif",
@@ -88,7 +91,7 @@ def _machine_line(run: Run, remark: str) -> str:
     machine, versions = run["machine"], run["versions"]
     return (
         f"{machine['cpu']}, {machine['cores']} cores; torch {versions['torch']}; "
-        f"{run['date'][:10]}; medians of interleaved rounds{remark}"
+        f"{run['date'][:10]}; {remark}"
     )
 
 
@@ -239,7 +242,7 @@ def _draw_ops(plt: Any, run: Run) -> Any:
         ncols=len(order),
         frameon=False,
     )
-    figure.supxlabel(_machine_line(run, ""), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    figure.supxlabel(_machine_line(run, ROUNDS), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
     return figure
 
 
@@ -323,7 +326,7 @@ def _draw_optim(plt: Any, run: Run) -> Any:
         ncols=len(order),
         frameon=False,
     )
-    figure.supxlabel(_machine_line(run, ""), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    figure.supxlabel(_machine_line(run, ROUNDS), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
     return figure
 
 
@@ -342,5 +345,51 @@ def _draw_step(
         handles["limit"] = panel.scatter(least, row, s=70, color=INK, marker="|", zorder=5)
 
 
-DRAWERS = {"models": _draw_models, "ops": _draw_ops, "optim": _draw_optim}
+def _draw_training(plt: Any, run: Run) -> Any:
+    """Left the held-out losses; right their differences from the first way, step by step."""
+    results = [result for result in run["results"] if result["measure"] == "loss"]
+    if not results:
+        raise ValueError("bench: no plot of trainings: their losses were not measured")
+    figure, (losses, differences) = plt.subplots(1, 2, figsize=(11, 4.3), layout="constrained")
+    steps = [step for step, _ in results[0]["curves"][0]]
+    base = _losses_by_step(results[0])
+    middle = [statistics.fmean(values) for values in base]
+    differences.fill_between(
+        steps,
+        [min(values) - mean for values, mean in zip(base, middle, strict=True)],
+        [max(values) - mean for values, mean in zip(base, middle, strict=True)],
+        color=FAINT,
+        linewidth=0,
+        label=f"least to largest seed of {results[0]['way']}",
+    )
+    for index, result in enumerate(results):
+        means = [statistics.fmean(values) for values in _losses_by_step(result)]
+        # The curves all but coincide: the later ones are thinner, so that none is hidden.
+        line = {"color": TRAINING_COLORS[index % 4], "linewidth": max(1.2, 5 - 1.5 * index)}
+        losses.plot(steps, means, label=result["way"], **line)
+        if index > 0:
+            gaps = [mean - base for mean, base in zip(means, middle, strict=True)]
+            differences.plot(steps, gaps, **{**line, "linewidth": 1.5})
+    losses.set_title("held-out loss, nats per character", loc="left", fontsize=11)
+    differences.set_title(f"difference from {results[0]['way']}", loc="left", fontsize=11)
+    for panel in (losses, differences):
+        panel.set_xlabel("steps")
+        panel.legend(frameon=False, fontsize=9)
+        _clean(panel, "y")
+    remark = f"means of {len(results[0]['seeds'])} seeds"
+    figure.supxlabel(_machine_line(run, remark), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    return figure
+
+
+def _losses_by_step(result: Result) -> list[tuple[float, ...]]:
+    """At every evaluation the losses of all seeds."""
+    return [*zip(*([loss for _, loss in curve] for curve in result["curves"]), strict=True)]
+
+
+DRAWERS = {
+    "models": _draw_models,
+    "ops": _draw_ops,
+    "optim": _draw_optim,
+    "training": _draw_training,
+}
 """Kind of run -> its plot; the first kind of which there are results is drawn."""

@@ -16,6 +16,8 @@ from oxytorch.benchmark.tables import (
     ops_memory_table,
     optim_table,
     preparation_table,
+    training_loss_table,
+    training_step_table,
 )
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -26,6 +28,7 @@ KEYS = {
     "optim": ("optimizer", "case"),
     "limits": (),
     "costs": ("cost", "model", "dtype", "inplace"),
+    "training": ("measure", "way"),
 }
 """Kind of run -> fields that tell its results apart; a newer result replaces an older one."""
 
@@ -80,6 +83,12 @@ def tables_of(run: Run) -> list[Table]:
         return [optim_table([r for r in results if r["case"] == case]) for case in cases]
     if run["kind"] == "limits":
         return [limits_table(results[-1])]
+    if run["kind"] == "training":
+        return [
+            make([result for result in results if result["measure"] == measure])
+            for make, measure in ((training_step_table, "step"), (training_loss_table, "loss"))
+            if any(result["measure"] == measure for result in results)
+        ]
     return [costs_table(results)]
 
 
@@ -136,7 +145,7 @@ def fill_page(page: Path, runs: Sequence[Run]) -> list[str]:
     """Replace the marked blocks of a Markdown page by tables; the names of those replaced.
 
     A block lies between `<!-- bench:models begin -->` and `<!-- bench:models end -->`, with
-    models, ops, optim, limits or costs.
+    models, ops, optim, limits, costs or training.
 
     Raises:
         ValueError: the page has no such block, or one that does not end, or the runs are of
