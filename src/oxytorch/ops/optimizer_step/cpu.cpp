@@ -263,8 +263,11 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call, const d
 std::int64_t item_count(const Update& update) { return (update.count + kBlock - 1) / kBlock; }
 
 // Runs the loops over updates [begin, end); `sums` as in StepArgs.
-void sweep(const std::vector<Update>& updates, std::size_t begin, std::size_t end, double* sums,
+void sweep(std::vector<Update>& updates, std::size_t begin, std::size_t end, double* sums,
            bool backwards = false) {
+  for (std::size_t i = begin; i < end; ++i) {
+    for (Operand& operand : updates[i].operands) operand.ahead = backwards ? -kBlock : kBlock;
+  }
   const std::int64_t first = updates[begin].first_item;
   const Update& last = updates[end - 1];
   const StepArgs args{updates.data(), static_cast<std::int64_t>(updates.size()), first, sums,
@@ -274,8 +277,7 @@ void sweep(const std::vector<Update>& updates, std::size_t begin, std::size_t en
 }
 
 // The sums of each tensor, in an order that does not depend on threads.
-void measure(const std::vector<Update>& updates, std::size_t begin, std::size_t end,
-             double* totals) {
+void measure(std::vector<Update>& updates, std::size_t begin, std::size_t end, double* totals) {
   const std::int64_t first = updates[begin].first_item;
   const Update& last = updates[end - 1];
   std::vector<double> sums(kMaxSums * (last.first_item + item_count(last) - first), 0.0);

@@ -15,10 +15,11 @@ class Plain {
   static constexpr std::int64_t kScratch = 1;
 
   Plain(const Operand& operand, std::int64_t offset, float*)
-      : data_(static_cast<T*>(operand.data) + offset) {}
+      : data_(static_cast<T*>(operand.data) + offset), ahead_(operand.ahead) {}
 
   template <class Rest>
   OXY_MEMBER f32v get(std::int64_t i, Rest rest) const {
+    __builtin_prefetch(data_ + i + ahead_);
     return load(data_ + i, rest);
   }
   template <class Rest>
@@ -29,6 +30,7 @@ class Plain {
 
  private:
   T* data_;
+  std::int64_t ahead_;
 };
 
 // The upper half of a float32 in one tensor, the lower half in another.
@@ -38,10 +40,13 @@ class Split {
 
   Split(const Operand& operand, std::int64_t offset, float*)
       : upper_(static_cast<std::uint16_t*>(operand.data) + offset),
-        low_(static_cast<std::uint16_t*>(operand.extra) + offset) {}
+        low_(static_cast<std::uint16_t*>(operand.extra) + offset),
+        ahead_(operand.ahead) {}
 
   template <class Rest>
   OXY_MEMBER f32v get(std::int64_t i, Rest rest) const {
+    __builtin_prefetch(upper_ + i + ahead_);
+    __builtin_prefetch(low_ + i + ahead_);
     const u32v upper = zero_extend(load_raw<u16v>(upper_ + i, rest));
     return from_bits(upper << 16 | zero_extend(load_raw<u16v>(low_ + i, rest)));
   }
@@ -55,6 +60,7 @@ class Split {
  private:
   std::uint16_t* upper_;
   std::uint16_t* low_;
+  std::int64_t ahead_;
 };
 
 // Numbers for elements from `index` on that are spread evenly over 32 bits: a Weyl sequence. Its
@@ -70,10 +76,14 @@ class Stochastic {
   static constexpr std::int64_t kScratch = 1;
 
   Stochastic(const Operand& operand, std::int64_t offset, float*)
-      : data_(static_cast<bf16*>(operand.data) + offset), offset_(offset), key_(operand.key) {}
+      : data_(static_cast<bf16*>(operand.data) + offset),
+        offset_(offset),
+        ahead_(operand.ahead),
+        key_(operand.key) {}
 
   template <class Rest>
   OXY_MEMBER f32v get(std::int64_t i, Rest rest) const {
+    __builtin_prefetch(data_ + i + ahead_);
     return load(data_ + i, rest);
   }
   template <class Rest>
@@ -88,6 +98,7 @@ class Stochastic {
  private:
   bf16* data_;
   std::int64_t offset_;
+  std::int64_t ahead_;
   std::uint32_t key_;
 };
 
@@ -106,11 +117,13 @@ class Codes {
         bound_(static_cast<std::uint32_t*>(operand.extra) + offset / kCodeBlock),
         values_(scratch),
         offset_(offset),
+        ahead_(operand.ahead),
         key_(operand.key),
         zero_((*bound_ >> kShift) - kLast) {}
 
   template <class Rest>
   OXY_MEMBER f32v get(std::int64_t i, Rest rest) const {
+    __builtin_prefetch(codes_ + i + ahead_);
     const u32v code = zero_extend(load_raw<u8v>(codes_ + i, rest));
     if constexpr (!has_sign) return from_bits((code + zero_) << kShift);
     const u32v magnitude = code & kLast;
@@ -155,6 +168,7 @@ class Codes {
   std::uint32_t* bound_;
   float* values_;
   std::int64_t offset_;
+  std::int64_t ahead_;
   std::uint32_t key_;
   std::uint32_t zero_;  // the upper bits that code 0 would stand for
 };

@@ -33,6 +33,8 @@ struct Operand {
   // Of a factored operand: the last two sizes.
   std::int64_t height = 0;
   std::int64_t width = 0;
+  // Elements asked for ahead of their use, in the direction of the sweep.
+  std::int64_t ahead = 0;
 };
 
 inline constexpr std::int64_t kBlock = 1024;
