@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import __version__, _library, config, isa, ops
+from . import __version__, _library, config, isa, ops, optim
 
 # cpuid features that decide between levels, as Linux spells them.
 FEATURES = (
@@ -76,6 +76,7 @@ def collect() -> dict[str, Any]:
             "kernels": compiled,
             "plain_pytorch": [name for name in ops.registry() if name not in compiled],
         },
+        "optimizers": [name for name in optim.__all__ if _is_optimizer(getattr(optim, name))],
         "environment": environment(),
         "extras": {
             extra: [name for name in needs if importlib.util.find_spec(name) is None]
@@ -258,6 +259,11 @@ def gpu_text(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _is_optimizer(value: Any) -> bool:
+    base = optim.FusedOptimizer
+    return isinstance(value, type) and issubclass(value, base) and value is not base
+
+
 def accelerated_text(facts: dict[str, Any]) -> list[str]:
     """What runs faster here, and what stays as it is in PyTorch."""
     kernels = ", ".join(facts["ops"]["kernels"])
@@ -269,7 +275,11 @@ def accelerated_text(facts: dict[str, Any]) -> list[str]:
     ]
     if kernels and facts["ops"]["plain_pytorch"]:
         lines.append(row("", "plain PyTorch: " + ", ".join(facts["ops"]["plain_pytorch"])))
-    lines.append(row("Not yet", "training, GPUs, 8-bit and 4-bit weights: as in plain PyTorch"))
+    lines += [
+        row("", "oxytorch.optim, oxytorch.optimize(model, optimizer=...): training on it"),
+        row("", f"fused steps: {', '.join(facts['optimizers'])}"),
+        row("Not yet", "GPUs, 8-bit and 4-bit weights: as in plain PyTorch"),
+    ]
     return lines
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MEASURED, OPTIONS, STOCK, STOCK_IDS, give_gradients, make, train, weights
+from optimizers import MEASURED, OPTIONS, STOCK, STOCK_IDS, give_gradients, make, train, weights
 from torch import Tensor
 
 from oxytorch import optim

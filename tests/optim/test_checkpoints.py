@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import (
+from optimizers import (
     CASES,
     IDS,
     OPTIONS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import LEVELS, Sweeps, give_gradients, make, weights
+from optimizers import LEVELS, Sweeps, give_gradients, make, weights
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_ as clip_as_torch
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Sweeps, make, weights
+from optimizers import Sweeps, make, weights
 from torch import nn
 
 from oxytorch import optim

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import (
+from optimizers import (
     CASES,
     IDS,
     LEVELS,

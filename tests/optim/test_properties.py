@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from harness import CASES, MEASURED, make, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optimizers import CASES, MEASURED, make, train
 from torch import Tensor
 
 from oxytorch.optim import formats
