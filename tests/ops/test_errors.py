@@ -71,7 +71,8 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.attention(*[ones(1, 2, n, 4) for n in (3, 5, 5)], ones(2, 5, 3)),
     ),
     (
-        "global_norm: expected tensors of dtype float32, bfloat16 or float16 (or float64), got int64",
+        "global_norm: expected tensors of dtype float32, bfloat16 or float16 (or float64), "
+        "got int64",
         lambda: ops.global_norm([ones(3, 4), ones(2, dtype=torch.int64)]),
     ),
     (
