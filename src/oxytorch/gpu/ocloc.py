@@ -24,3 +24,8 @@ def version() -> str:
 def compile_opencl(source: OpenClSource, device: str) -> bytes:
     """Code for a device of `devices.DEVICES`, or SPIR-V for "spirv"."""
     raise NotImplementedError("written by the Intel back end")
+
+
+def validate(code: bytes, device: str) -> None:
+    """Raises ImageError where ocloc cannot disassemble the code."""
+    raise NotImplementedError("written by the Intel back end")
