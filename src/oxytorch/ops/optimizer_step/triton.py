@@ -118,7 +118,8 @@ def prepare(
 
 @triton.jit
 def step_piece(
-    row,
+    addresses,
+    sizes,
     start,
     count,
     scalars,
@@ -140,16 +141,13 @@ def step_piece(
     """The rule on ROWS * CODE_BLOCK elements from `start` on; returns what it measures."""
     offsets = tl.arange(0, ROWS)[:, None] * CODE_BLOCK + tl.arange(0, CODE_BLOCK)[None, :]
     mask = offsets < count - start
-    height = tl.load(row + HEIGHT)
-    width = tl.load(row + WIDTH)
     operands = ()
     for i in tl.static_range(INPUTS):
         if (READS >> i) & 1:
             value = read(
-                tl.load(row + 2 * i),
-                tl.load(row + 2 * i + 1),
-                height,
-                width,
+                addresses[2 * i],
+                addresses[2 * i + 1],
+                sizes,
                 (formats >> (FORMAT_BITS * i)) & 255,
                 start,
                 offsets,
@@ -177,8 +175,8 @@ def step_piece(
         if (WRITES >> i) & 1:
             key = tl.load(keys + (i - 2)) if i > 1 else 0
             write(
-                tl.load(row + 2 * i),
-                tl.load(row + 2 * i + 1),
+                addresses[2 * i],
+                addresses[2 * i + 1],
                 (formats >> (FORMAT_BITS * i)) & 255,
                 start,
                 offsets,
@@ -233,6 +231,10 @@ def sweep(
             start = tl.load(own + 1).to(tl.int64) * BLOCK
             row = tensors.to(tl.pointer_type(tl.int64)) + tensor * TENSOR_FIELDS
             count = tl.load(row + COUNT)
+            sizes = (tl.load(row + HEIGHT), tl.load(row + WIDTH))
+            addresses = ()
+            for i in tl.static_range(2 * INPUTS):
+                addresses = addresses + (tl.load(row + i),)
             own_scalars = scalars.to(tl.pointer_type(tl.float32)) + tensor * SCALAR_FIELDS
             own_keys = keys.to(tl.pointer_type(tl.uint32)) + tensor * KEY_FIELDS
             first = tl.full((), 0.0, tl.float64)
@@ -243,12 +245,13 @@ def sweep(
                 unaligned = tl.full((), 0, tl.int64)
                 for i in tl.static_range(INPUTS):
                     if ((READS | WRITES) >> i) & 1:
-                        unaligned = unaligned | tl.load(row + 2 * i)
+                        unaligned = unaligned | addresses[2 * i]
                         if (FORMATS >> (FORMAT_BITS * i)) & 255 == SPLIT:
-                            unaligned = unaligned | tl.load(row + 2 * i + 1)
+                            unaligned = unaligned | addresses[2 * i + 1]
                 if ((unaligned & 15) == 0) & (left == BLOCK):
                     first, second = step_piece(
-                        row,
+                        addresses,
+                        sizes,
                         start,
                         count,
                         own_scalars,
@@ -271,7 +274,8 @@ def sweep(
             for ahead in range(0, left, PIECE):
                 word = formats if FORMATS is None else FORMATS
                 more_first, more_second = step_piece(
-                    row,
+                    addresses,
+                    sizes,
                     start + ahead,
                     count,
                     own_scalars,

@@ -53,8 +53,11 @@ def store(address, start, offsets, mask, value, ELEMENT: tl.constexpr, WHOLE: tl
 
 
 @triton.jit
-def read(data, extra, height, width, format, start, offsets, mask, WHOLE: tl.constexpr):
-    """The float32 values of an operand. format: a constant, or known when the kernel runs."""
+def read(data, extra, sizes, format, start, offsets, mask, WHOLE: tl.constexpr):
+    """The float32 values of an operand.
+
+    format: a constant, or known when the kernel runs. sizes: the last two of a factored operand.
+    """
     if format == FLOAT32:
         value = load(data, start, offsets, mask, tl.float32, WHOLE)
     elif format == FLOAT16:
@@ -68,7 +71,7 @@ def read(data, extra, height, width, format, start, offsets, mask, WHOLE: tl.con
     elif format == UNSIGNED_CODES:
         value = _decode(data, extra, start, offsets, mask, False, WHOLE)
     elif format == FACTORED:
-        value = _multiply_factors(data, extra, height, width, start, offsets, mask)
+        value = _multiply_factors(data, extra, sizes, start, offsets, mask)
     else:
         value = load(data, start, offsets, mask, tl.bfloat16, WHOLE).to(tl.float32)
     return value
@@ -171,8 +174,9 @@ def _encode(
 
 
 @triton.jit
-def _multiply_factors(columns, rows, height, width, start, offsets, mask):
-    """The product of a column in `columns` and a row in `rows`, of matrices [height, width]."""
+def _multiply_factors(columns, rows, sizes, start, offsets, mask):
+    """The product of a column in `columns` and a row in `rows`, of matrices of two `sizes`."""
+    height, width = sizes
     row = start // width
     ahead = (start - row * width).to(tl.uint32) + offsets.to(tl.uint32)
     width = width.to(tl.uint32)
@@ -182,6 +186,5 @@ def _multiply_factors(columns, rows, height, width, start, offsets, mask):
     matrices = ((row - matrix * height).to(tl.uint32) + down) // height.to(tl.uint32)
     column_pointers = (columns + matrix * width * 4).to(tl.pointer_type(tl.float32))
     row_pointers = (rows + row * 4).to(tl.pointer_type(tl.float32))
-    inside = (down >= 0) if mask is None else mask
-    factor = tl.load(row_pointers + down, mask=inside, other=0)
-    return factor * tl.load(column_pointers + matrices * width + column, mask=inside, other=0)
+    factor = tl.load(row_pointers + down, mask=mask, other=0)
+    return factor * tl.load(column_pointers + matrices * width + column, mask=mask, other=0)
