@@ -88,7 +88,7 @@ class Expression:
             sign = " && " if isinstance(node.op, ast.And) else " || "
             return f"({sign.join(self(value) for value in node.values)})"
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not over_elements:
-            return f"{self.dialect.calls['**']}({self(node.left)}, {self(node.right)})"
+            return self._power(node.left, node.right)
         if (
             self.dialect.divides_by_inverse
             and isinstance(node, ast.BinOp)
@@ -112,6 +112,12 @@ class Expression:
         if function:
             return f"{function}({self(left)}, {self(right)})"
         return f"({self(left)} {sign} {self(right)})"
+
+    def _power(self, base: ast.expr, exponent: ast.expr) -> str:
+        root = self.dialect.calls.get("**0.5")
+        if root and isinstance(exponent, ast.Constant) and exponent.value == 0.5:
+            return f"{root}({self(base)})"
+        return f"{self.dialect.calls['**']}({self(base)}, {self(exponent)})"
 
     def _divide_by(self, scalar: str) -> None:
         if scalar not in self.divisors:
