@@ -11,14 +11,18 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
+from .devices import BY_NAME
 from .kernel import OpenClSource
 
 PACKAGE = "intel-opencl-icd"
-SPIRV_DEVICE = ("dg2-g10", "acm-g10", "ats-m150", "dg2-g10-c0", "tgllp", "skl")
-"""For what SPIR-V is made: chips without float64, so that every chip can run it."""
+SPIRV = "spirv"
+"""The device for which SPIR-V is made, in place of code of one chip."""
+
+SPIRV_DEVICE = "ats-m150"
+"""The chip that the compiler of SPIR-V has in mind: without float64, so that every chip can run
+it."""
 
 _SECONDS = 600
 # The words of releases from 2021 to 2025 for a device that they do not know.
@@ -42,6 +46,11 @@ def find() -> Path:
     return Path(found)
 
 
+def missing() -> str:
+    """What is absent; "" if ocloc is there."""
+    return "" if shutil.which("ocloc") else "`ocloc` is not installed"
+
+
 def version() -> str:
     """The release of the compute runtime that ocloc belongs to, such as "22.43.24595"."""
     return _version(find())
@@ -60,62 +69,50 @@ def _version(path: Path) -> str:
     return found[0]
 
 
-def compile_opencl(source: OpenClSource, *names: str) -> bytes:
-    """The native image of a kernel for one chip.
+def compile_opencl(source: OpenClSource, device: str) -> bytes:
+    """The native image of a kernel for a device of `devices.DEVICES`, or SPIR-V for "spirv".
 
-    names: what releases of ocloc call the chip; the first that this ocloc knows is taken. Raises
-    OclocError if it knows none, and with the compiler's words if the source does not compile.
+    Releases of ocloc have different names for one chip; the first that this ocloc knows is taken.
+    Raises OclocError if it knows none, and with the compiler's words if the source does not compile.
     """
-    return _compile(source, names, "-exclude_ir")
-
-
-def compile_spirv(source: OpenClSource) -> bytes:
-    """The SPIR-V of a kernel, which needs no float64 of the chip."""
-    return _compile(source, SPIRV_DEVICE, "-spv_only")
-
-
-def _compile(source: OpenClSource, names: Sequence[str], kind: str) -> bytes:
+    kind = "-spv_only" if device == SPIRV else "-exclude_ir"
+    names = BY_NAME[SPIRV_DEVICE if device == SPIRV else device].compiler_names
+    if not names:
+        raise ValueError(f"compile_opencl: expected a device of Intel or {SPIRV!r}, got {device!r}")
     find()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        file = folder / "kernel.cl"
-        file.write_text(source.text)
-        known = None
-        for device in names:
-            command = ["compile", "-file", "kernel.cl", "-device", device, kind, "-64"]
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
+        (folder / "kernel.cl").write_text(source.text)
+        for name in names:
+            command = ["compile", "-file", "kernel.cl", "-device", name, kind, "-64"]
             command += ["-options", " ".join(source.options)] if source.options else []
-            command += ["-output", "image", "-output_no_suffix"]
-            answer = _run(command, folder)
-            known = known or not _UNKNOWN.search(answer.stdout + answer.stderr)
-            if known:
+            answer = _run([*command, "-output", "image", "-output_no_suffix"], folder)
+            if not _UNKNOWN.search(answer.stdout + answer.stderr):
                 break
-        if not known:
+        else:
             raise OclocError(
                 f"ocloc {version()} does not know {' = '.join(names)}; install a newer {PACKAGE}"
             )
-        written = [
-            path
-            for path in (folder / "image", folder / "image.bin", folder / "image.spv")
-            if path.exists() and (path.suffix == ".spv") == (kind == "-spv_only")
-        ]
+        endings = (".spv",) if device == SPIRV else ("", ".bin")
+        written = [path for path in (folder / f"image{e}" for e in endings) if path.exists()]
         if answer.returncode or len(written) != 1:
-            raise OclocError(f"ocloc, {source.function} for {device}: {_said(answer)}")
+            raise OclocError(f"ocloc, {source.function} for {name}: {_said(answer)}")
         return written[0].read_bytes()
 
 
-def check(image: bytes, *names: str) -> None:
-    """Takes a native image apart; raises OclocError if it is damaged."""
+def check(image: bytes, device: str) -> None:
+    """Takes the native image of a device apart; raises OclocError if it is damaged."""
     find()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "image.bin").write_bytes(image)
-        command = ["disasm", "-file", "image.bin", "-dump", "parts", "-device", names[0]]
+        command = ["disasm", "-file", "image.bin", "-dump", "parts"]
         if _is_zebin(image):
             command = ["validate", "-file", "image.bin"]
         answer = _run(command, folder)
         said = _said(answer)
         if answer.returncode or "Error" in said or "not found" in said:
-            raise OclocError(f"the image for {names[0]} is damaged: {said}")
+            raise OclocError(f"the image for {device} is damaged: {said}")
 
 
 def _is_zebin(image: bytes) -> bool:
