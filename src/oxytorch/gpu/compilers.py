@@ -205,7 +205,7 @@ def sources(kernel: Kernel, signature: Signature, device: Device) -> tuple[str, 
     record = Path(make.__code__.co_filename)
     if PACKAGE not in record.parents:
         return ()
-    found = {PACKAGE / _RULES, *record.parent.rglob("*.py")}
+    found = {PACKAGE / _RULES, *record.parent.rglob("*.py"), *record.parent.rglob("*.cl")}
     if device.vendor != "intel":
         found |= _called(kernel.triton(signature))
     inside = [path for path in found if PACKAGE in path.parents]
@@ -263,21 +263,29 @@ def _compile_opencl(kernel: Kernel, signature: Signature, device: Device) -> Com
 
 
 _ELF = b"\x7fELF"
+_SPIRV = (0x07230203).to_bytes(4, "little")
 _MACHINES = {"nvidia": 190, "amd": 224}
 
 
 def validate(code: bytes, device: Device, subject: str) -> None:
     """Raises ImageError where code is not of the form that the device takes.
 
-    Intel's code is disassembled by ocloc, where it is installed.
+    Intel's code is taken apart by ocloc, where it is installed.
     """
     if device.vendor == "intel":
         from . import ocloc
 
-        if not ocloc.missing():
-            ocloc.validate(code, device.name)
-        return
-    if device.fallback:
+        if device.fallback:
+            good = code[:4] in (_SPIRV, _SPIRV[::-1])
+        elif ocloc.missing():
+            good = code[:4] == _ELF
+        else:
+            try:
+                ocloc.check(code, device.name)
+            except ocloc.OclocError as error:
+                raise ImageError(f"{subject}: {error}") from error
+            good = True
+    elif device.fallback:
         good = b".version" in code[:4096] and b".entry" in code
     else:
         good = (
