@@ -119,14 +119,13 @@ def _bounds(extra, start, offsets):
 @triton.jit
 def _any_in_row(offsets, mask):
     """Whether the first element of each row exists."""
-    return (
-        tl.max(tl.where(offsets % CODE_BLOCK == 0, mask, False).to(tl.int32), 1, keep_dims=True)
-        != 0
-    )
+    return tl.max(tl.where(offsets % CODE_BLOCK == 0, mask, False).to(tl.int32), 1, keep_dims=True) != 0
 
 
 @triton.jit
-def _decode(data, extra, start, offsets, mask, SIGNED: tl.constexpr, WHOLE: tl.constexpr):
+def _decode(
+    data, extra, start, offsets, mask, SIGNED: tl.constexpr, WHOLE: tl.constexpr
+):
     shift: tl.constexpr = 20 if SIGNED else 19
     last: tl.constexpr = 127 if SIGNED else 255
     pointers = _bounds(extra, start, offsets)
