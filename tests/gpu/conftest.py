@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sample_kernels import SAMPLES
 
 from oxytorch import config
 from oxytorch.gpu import build, images, launch
 from oxytorch.gpu.devices import parse
-
-SAMPLES = "sample_kernels:KERNELS"
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
-)
 
 
 @pytest.fixture(scope="session")

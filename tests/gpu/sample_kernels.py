@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 
+import pytest
+
 from oxytorch.gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
+
+SAMPLES = "sample_kernels:KERNELS"
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
 SCALE = """
 __kernel void scale(ulong x, ulong y, long count, float factor) {
@@ -15,7 +21,7 @@ __kernel void scale(ulong x, ulong y, long count, float factor) {
 }
 """
 
-if importlib.util.find_spec("triton") is not None:
+if HAS_TRITON:
     import triton
     import triton.language as tl
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import linecache
 import subprocess
 import sys
 import zlib
 from pathlib import Path
 
 import pytest
+from sample_kernels import KERNEL, SAMPLES, needs_triton
 
-from conftest import SAMPLES, needs_triton
 from oxytorch.gpu import build, compilers, images, pack
 from oxytorch.gpu.devices import BY_NAME, DEVICES, parse
 from oxytorch.gpu.errors import ImageError
@@ -96,33 +97,34 @@ def test_ptx_never_leaves_contraction_to_the_driver(compiled_samples):
     assert operations == []
 
 
-def test_build_compiles_only_what_changed(tmp_path):
-    pytest.importorskip("triton")
+def _build_anew(folder: Path) -> build.Result:
+    """Builds the kernels of changing.py as they are written now."""
+    sys.modules.pop("changing", None)
+    linecache.checkcache()
+    return build.build("changing:KERNELS", parse("sm_90"), folder, 1)
+
+
+@needs_triton
+def test_build_compiles_only_what_changed_and_forgets_what_is_no_more(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     folder = tmp_path / "images"
-    results = []
-    for term in ("1.0", "1.0", "3.0"):
-        _write_kernels(tmp_path, term)
-        results.append(_finish(_in_another_process(folder, "sm_90", "changing:KERNELS", tmp_path)))
     # Of two kernels and two devices: all, none, and those that call the changed function.
-    for result, (compiled, unchanged) in zip(results, [(4, 0), (0, 4), (2, 2)], strict=True):
-        assert f"compiled={compiled}, unchanged={unchanged}," in result
+    for term, (compiled, unchanged) in (("1.0", (4, 0)), ("1.0", (0, 4)), ("3.0", (2, 2))):
+        _write_kernels(tmp_path, term)
+        result = _build_anew(folder)
+        assert (result.compiled, result.unchanged, result.failures) == (compiled, unchanged, [])
+    _write_kernels(tmp_path, "3.0", "[:1]")
+    assert _build_anew(folder).compiled == 0
+    assert [entry.image.kernel for entry in pack.entries(folder, "sm_90")] == ["first"]
 
 
-def test_kernels_that_are_no_more_leave_the_folder(tmp_path):
-    pytest.importorskip("triton")
-    folder = tmp_path / "images"
-    for more, expected in (("", {"first", "second"}), ("[:1]", {"first"})):
-        _write_kernels(tmp_path, "1.0", more)
-        _finish(_in_another_process(folder, "sm_90", "changing:KERNELS", tmp_path))
-        assert {entry.image.kernel for entry in pack.entries(folder, "sm_90")} == expected
-
-
-@pytest.mark.parametrize("devices", [("sm_80", "sm_90"), ("sm_80,sm_90", "sm_90,sm_80")])
-def test_two_builds_at_once_lose_nothing(devices, tmp_path):
-    pytest.importorskip("triton")
+@needs_triton
+def test_two_builds_at_once_lose_nothing(tmp_path):
     folder = tmp_path / "images"
     here = Path(__file__).parent
-    running = [_in_another_process(folder, each, SAMPLES, here) for each in devices]
+    wanted = ("sm_80,sm_90", "sm_90")
+    running = [_in_another_process(folder, devices, SAMPLES, here) for devices in wanted]
     for process in running:
         _finish(process)
     for device in ("compute_80", "sm_80", "sm_90"):
@@ -163,8 +165,6 @@ def test_unknown_kernel_is_an_error_that_lists_the_known_ones(compiled_samples, 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [one.name for one in DEVICES if one.vendor != "intel"])
 def test_triton_compiles_for_each_device_of_nvidia_and_amd(name):
-    from sample_kernels import KERNEL
-
     compiled = compilers.compile_for(KERNEL, KERNEL.signatures()[0], BY_NAME[name])
     compilers.validate(compiled.code, BY_NAME[name], "scale")
 
