@@ -33,9 +33,9 @@ def sum_squares(tensors, blocks, block_count, partials, FORMAT: tl.constexpr):
         left = tl.load(row + COUNT) - start
         mask = offsets < left
         if ((address & 15) == 0) & (left >= BLOCK):
-            value = read(address, 0, 0, FORMAT, start, offsets, mask, True)
+            value = read((address, 0, start, offsets, mask), (0, 0), FORMAT, True)
         else:
-            value = read(address, 0, 0, FORMAT, start, offsets, mask, False)
+            value = read((address, 0, start, offsets, mask), (0, 0), FORMAT, False)
         value = value.to(tl.float64)
         total = tl.fma(value, value, total)
     target = partials.to(tl.pointer_type(tl.float64)) + tl.program_id(0)

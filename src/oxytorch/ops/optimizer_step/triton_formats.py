@@ -53,11 +53,13 @@ def store(address, start, offsets, mask, value, ELEMENT: tl.constexpr, WHOLE: tl
 
 
 @triton.jit
-def read(data, extra, sizes, format, start, offsets, mask, WHOLE: tl.constexpr):
-    """The float32 values of an operand.
+def read(place, sizes, format, WHOLE: tl.constexpr):
+    """The float32 values of a piece of an operand.
 
-    format: a constant, or known when the kernel runs. sizes: the last two of a factored operand.
+    place: the addresses of its data and of its extra, `start`, offsets and mask. sizes: the last two
+    of a factored operand. format: a constant, or known when the kernel runs.
     """
+    data, extra, start, offsets, mask = place
     if format == FLOAT32:
         value = load(data, start, offsets, mask, tl.float32, WHOLE)
     elif format == FLOAT16:
@@ -78,8 +80,9 @@ def read(data, extra, sizes, format, start, offsets, mask, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def write(data, extra, format, start, offsets, mask, value, key, WHOLE: tl.constexpr):
+def write(place, format, value, key, WHOLE: tl.constexpr):
     """Keeps the float32 values. key: where the random numbers of the tensor start."""
+    data, extra, start, offsets, mask = place
     if format == FLOAT32:
         store(data, start, offsets, mask, value, tl.float32, WHOLE)
     elif format == FLOAT16:
