@@ -113,7 +113,7 @@ def test_wrong_source_gives_the_compilers_words() -> None:
     wrong = OpenClSource("kernel void fill() { nonsense; }", "fill", {}, 64)
     for compile_wrong in (
         lambda: ocloc.compile_opencl(wrong, "pvc"),
-        lambda: ocloc.compile_spirv(wrong),
+        lambda: ocloc.compile_opencl(wrong, "spirv"),
     ):
         with pytest.raises(ocloc.OclocError, match=r"(?s)fill for .*nonsense"):
             compile_wrong()

@@ -73,7 +73,7 @@ def compile_opencl(source: OpenClSource, device: str) -> bytes:
     """The native image of a kernel for a device of `devices.DEVICES`, or SPIR-V for "spirv".
 
     Releases of ocloc have different names for one chip; the first that this ocloc knows is taken.
-    Raises OclocError if it knows none, and with the compiler's words if the source does not compile.
+    Raises OclocError if it knows none, and with the compiler's words if the source is wrong.
     """
     kind = "-spv_only" if device == SPIRV else "-exclude_ir"
     names = BY_NAME[SPIRV_DEVICE if device == SPIRV else device].compiler_names
