@@ -1,8 +1,9 @@
 // What is the same for numbers of float64 and for pairs.
 
 static int is_greater(number x, number y) { return is_less(y, x); }
-static number larger_number(number x, number y) { return is_less(y, x) ? x : y; }
-static number smaller_number(number x, number y) { return is_less(x, y) ? x : y; }
+// x where either is no number, as in Python and C++.
+static number larger_number(number x, number y) { return is_less(x, y) ? y : x; }
+static number smaller_number(number x, number y) { return is_less(y, x) ? y : x; }
 
 // base^exponent for base >= 0. Whole powers are products of more digits than a number has:
 // 1 - beta^step has none to lose.
