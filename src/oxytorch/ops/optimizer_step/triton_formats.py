@@ -53,11 +53,13 @@ def store(address, start, offsets, mask, value, ELEMENT: tl.constexpr, WHOLE: tl
 
 
 @triton.jit
-def read(data, extra, sizes, format, start, offsets, mask, WHOLE: tl.constexpr):
-    """The float32 values of an operand.
+def read(place, sizes, format, WHOLE: tl.constexpr):
+    """The float32 values of a piece of an operand.
 
-    format: a constant, or known when the kernel runs. sizes: the last two of a factored operand.
+    place: the addresses of its data and of its extra, `start`, offsets and mask. sizes: the last two
+    of a factored operand. format: a constant, or known when the kernel runs.
     """
+    data, extra, start, offsets, mask = place
     if format == FLOAT32:
         value = load(data, start, offsets, mask, tl.float32, WHOLE)
     elif format == FLOAT16:
@@ -78,8 +80,9 @@ def read(data, extra, sizes, format, start, offsets, mask, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def write(data, extra, format, start, offsets, mask, value, key, WHOLE: tl.constexpr):
+def write(place, format, value, key, WHOLE: tl.constexpr):
     """Keeps the float32 values. key: where the random numbers of the tensor start."""
+    data, extra, start, offsets, mask = place
     if format == FLOAT32:
         store(data, start, offsets, mask, value, tl.float32, WHOLE)
     elif format == FLOAT16:
@@ -154,8 +157,10 @@ def _encode(
     if not WHOLE:
         value = tl.where(mask, value, 0.0)
     bits = value.to(tl.uint32, bitcast=True)
-    # Without a sign, bits are in the order of the values. The bound of a NaN has to be one.
-    largest = tl.max((bits & 0x7FFFFFFF).to(tl.int32), 1, keep_dims=True)
+    # Without the sign, which a NaN may have anywhere, bits are in the order of the values. Rounded up,
+    # those of a NaN may be the bits of -0.
+    magnitude = bits & 0x7FFFFFFF
+    largest = tl.max(magnitude.to(tl.int32), 1, keep_dims=True)
     largest = tl.minimum(largest, 0x7FC00000).to(tl.uint32)
     bound = ((largest + round_up) >> shift) << shift
     pointers = _bounds(extra, start, offsets)
@@ -163,7 +168,6 @@ def _encode(
         tl.store(pointers, bound)
     else:
         tl.store(pointers, bound, mask=_any_in_row(offsets, mask))
-    magnitude = (bits & 0x7FFFFFFF) if SIGNED else bits
     noisy = magnitude + (_noise(start, offsets, key) >> (32 - shift))
     zero = (bound >> shift).to(tl.int32) - last
     code = (noisy >> shift).to(tl.int32) - zero
