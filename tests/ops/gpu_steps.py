@@ -474,11 +474,20 @@ def interpreter() -> Run:
     return run
 
 
+SWEEPS = ("norm", "factors")
+"""What gpu_sweeps.py has beside the rules."""
+
+
 def main() -> None:
     """Interprets all cases of the rules that are named; prints what differs, as JSON."""
     run = interpreter()
     report = {}
     for rule in sys.argv[1:]:
+        if rule in SWEEPS:
+            import gpu_sweeps
+
+            report[rule] = getattr(gpu_sweeps, rule)(run, "cpu")
+            continue
         for case in cases(rule, is_quick=True):
             before = batch(case)
             actual = moved(before, "cpu")

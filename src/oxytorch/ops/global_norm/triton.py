@@ -21,8 +21,7 @@ def sum_squares(tensors, blocks, block_count, partials, FORMAT: tl.constexpr):
     partials: float64, one per program.
     """
     offsets = (
-        tl.arange(0, BLOCK // CODE_BLOCK)[:, None] * CODE_BLOCK
-        + tl.arange(0, CODE_BLOCK)[None, :]
+        tl.arange(0, BLOCK // CODE_BLOCK)[:, None] * CODE_BLOCK + tl.arange(0, CODE_BLOCK)[None, :]
     )
     total = tl.zeros(offsets.shape, tl.float64)
     for block in range(tl.program_id(0), block_count, tl.num_programs(0)):
@@ -43,9 +42,7 @@ def sum_squares(tensors, blocks, block_count, partials, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def finish(
-    partials, count, gradient_scale, max_norm, norm, clip_factor, LANES: tl.constexpr
-):
+def finish(partials, count, gradient_scale, max_norm, norm, clip_factor, LANES: tl.constexpr):
     """The norm of gradients without the scale, and what they are to be multiplied by; float32.
 
     count: of the partial sums. gradient_scale: the address of a float32 that the gradients contain,
