@@ -28,7 +28,7 @@ __attribute__((reqd_work_group_size(GROUP, 1, 1))) kernel void squares(ulong ten
   for (int bin = 0; bin < BINS; ++bin) {
     number sum = sum_over_group(totals[bin], shared);
     const int power = 2 * shift_of(bin);
-    if (float_of(sum) != 0.0f) {
+    if (!is_zero(sum)) {
       sum = add(sum, from_argument_scaled(total, -power));
       total = to_argument_scaled(sum, power);
     }

@@ -21,6 +21,7 @@ static number quotient(number x, number y) { return x / y; }
 static number negated(number x) { return -x; }
 static number root(number x) { return sqrt(x); }
 static int is_less(number x, number y) { return x < y; }
+static int is_zero(number x) { return x == 0.0; }
 
 // A value as the sum of two numbers (Dekker, A floating-point technique for extending the available
 // precision, 1971).

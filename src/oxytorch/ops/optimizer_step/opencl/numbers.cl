@@ -11,7 +11,7 @@ static number power(number base, number exponent) {
   const float size = fabs(float_of(exponent));
   const long whole = size < 2147483648.0f ? whole_of(exponent) : 0;
   const number left = subtract(exponent, number_of((float)whole));
-  if (!(size < 16777216.0f) || float_of(left) != 0.0f) return power_of_any(base, exponent);
+  if (!(size < 16777216.0f) || !is_zero(left)) return power_of_any(base, exponent);
   precise factor = precise_of(base);
   precise result = precise_of(number_of(1.0f));
 #pragma unroll 1

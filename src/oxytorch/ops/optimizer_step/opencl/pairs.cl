@@ -91,6 +91,8 @@ static int is_less(number x, number y) {
   return x.high < y.high || (x.high == y.high && x.low < y.low);
 }
 
+static int is_zero(number x) { return x.high == 0.0f; }
+
 typedef number precise;
 static precise precise_of(number x) { return x; }
 static number number_of_precise(precise x) { return x; }
