@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import linecache
+import multiprocessing
 import subprocess
 import sys
 import zlib
@@ -117,6 +118,18 @@ def test_build_compiles_only_what_changed_and_forgets_what_is_no_more(tmp_path, 
     _write_kernels(tmp_path, "3.0", "[:1]")
     assert _build_anew(folder).compiled == 0
     assert [entry.image.kernel for entry in pack.entries(folder, "sm_90")] == ["first"]
+
+
+@needs_triton
+def test_interrupted_build_keeps_what_it_has_and_ends(tmp_path):
+    def interrupt(done: int, total: int, what: str) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build.build(SAMPLES, parse("sm_90"), tmp_path, 1, progress=interrupt)
+    assert [entry.image.signature for entry in pack.entries(tmp_path, "sm_90")] == ["plain"]
+    assert multiprocessing.active_children() == []
 
 
 @needs_triton

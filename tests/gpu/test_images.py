@@ -208,25 +208,28 @@ def test_merge_leaves_damaged_images_out_and_keeps_the_others(folder, caplog):
     assert "kernel/two is damaged" in caplog.text
 
 
-def test_digest_of_sources_follows_their_contents_and_names(tmp_path):
-    digests = set()
-    for name, text in (("a.py", "x = 1"), ("a.py", "x = 2"), ("b.py", "x = 2")):
-        (tmp_path / name).write_text(text)
-        digests.add(images.source_digest((name,), tmp_path))
-    assert len(digests) == 3
-
-
-def test_stale_names_the_files_of_an_image_that_changed(folder):
-    entry = pack.entry("kernel", "made", _compiled(b"made"), ("optim/rules.py",))
+def test_image_names_the_source_files_that_have_changed(folder, monkeypatch, tmp_path):
+    root = tmp_path / "package"
+    root.mkdir()
+    for name in ("a.py", "b.py"):
+        (root / name).write_text("x = 1\n")
+    digests = images.file_digests
+    monkeypatch.setattr(pack, "file_digests", lambda names: digests(names, root))
+    monkeypatch.setattr(images, "file_digests", lambda names: digests(names, root))
+    pack._digests.cache_clear()
+    entry = pack.entry("kernel", "made", _compiled(b"made"), ("a.py", "b.py"))
     pack.merge(folder, "sm_90", [entry])
     found = images.Collection(folder, "sm_90")
     image = found.get("kernel", "made")
-    assert found.stale(image) == ""
-    older = dataclasses.replace(image, source="0" * 16)
-    found.manifest["sources"]["0" * 16] = ["optim/rules.py"]
-    assert found.stale(older) == "optim/rules.py"
-    found.manifest["sources"]["0" * 16] = ["optim/gone.py"]
-    assert "gone.py" in found.stale(dataclasses.replace(image, source="0" * 16))
+    for change, expected in (("x = 1\n", ""), ("x = 2\n", "b.py"), (None, "b.py")):
+        images._changed.cache_clear()
+        if change is None:
+            (root / "b.py").unlink()
+        else:
+            (root / "b.py").write_text(change)
+        assert found.stale(image) == expected
+    pack._digests.cache_clear()
+    images._changed.cache_clear()
 
 
 def test_compression_is_zlib(folder):

@@ -139,10 +139,8 @@ def _run(place: str, tasks: Sequence[Task], jobs: int | None) -> Iterator[tuple[
     workers = max(1, min(jobs or len(os.sched_getaffinity(0)), len(tasks)))
     # Not a fork: torch and Triton have threads by now.
     context = multiprocessing.get_context("spawn")
-    with (
-        tempfile.TemporaryDirectory(prefix="oxytorch-aot-") as scratch,
-        ProcessPoolExecutor(workers, context, _start, (place, scratch)) as pool,
-    ):
+    with tempfile.TemporaryDirectory(prefix="oxytorch-aot-") as scratch:
+        pool = ProcessPoolExecutor(workers, context, _start, (place, scratch))
         futures: dict[Future[_Outcome], Task] = {
             pool.submit(_compile, task): task for task in tasks
         }
@@ -157,7 +155,7 @@ def _run(place: str, tasks: Sequence[Task], jobs: int | None) -> Iterator[tuple[
                         "out of memory? Try fewer --jobs"
                     ) from error
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 _kernels: dict[str, Kernel] = {}

@@ -15,7 +15,7 @@ import json
 import os
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -156,17 +156,18 @@ class Collection:
         return None if record is None else Image.from_record(record, self.path)
 
     def stale(self, image: Image) -> str:
-        """The source files of which one has changed since the image was compiled; "" if none."""
-        return _changed(image.source, self.sources(image))
+        """The source files that have changed since the image was compiled; "" if none has."""
+        return _changed(tuple(self.sources(image).items()))
 
-    def sources(self, image: Image) -> tuple[str, ...]:
-        """The source files that the image was made of, relative to the package."""
+    def sources(self, image: Image) -> dict[str, str]:
+        """The source files that the image was made of, as `file_digests`."""
         if not image.source:
-            return ()
+            return {}
         files = self.manifest["sources"].get(image.source)
-        if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
-            raise ImageError(f"{self.path}: sources of {image.source} are {files!r}; {REBUILD}")
-        return tuple(files)
+        good = isinstance(files, dict) and all(isinstance(one, str) for one in files.values())
+        if not good or source_digest(files) != image.source:
+            raise ImageError(f"{self.path}: the sources of {image.source} are damaged; {REBUILD}")
+        return dict(files)
 
     def compressed(self, image: Image) -> bytes:
         """The image as it lies in the pack, compared with its sha256."""
@@ -193,21 +194,29 @@ class Collection:
         return data
 
 
-def source_digest(files: tuple[str, ...], root: Path = PACKAGE) -> str:
-    """A name for the contents of source files, which are given relative to the package."""
-    digest = hashlib.sha256()
-    for name in files:
-        digest.update(name.encode() + b"\0" + hashlib.sha256((root / name).read_bytes()).digest())
-    return digest.hexdigest()[:16]
+def source_digest(files: Mapping[str, str]) -> str:
+    """A name for the contents of source files, given as `file_digests`."""
+    return hashlib.sha256(json.dumps(dict(sorted(files.items()))).encode()).hexdigest()[:16]
 
 
-@lru_cache
-def _changed(digest: str, files: tuple[str, ...]) -> str:
-    try:
-        same = source_digest(files) == digest
-    except OSError as error:
-        return str(error)
-    return "" if same else ", ".join(files)
+def file_digests(names: Iterable[str], root: Path = PACKAGE) -> dict[str, str]:
+    """A short sha256 of each file; they are given relative to the package."""
+    return {
+        name: hashlib.sha256((root / name).read_bytes()).hexdigest()[:16] for name in sorted(names)
+    }
+
+
+@lru_cache(maxsize=256)
+def _changed(files: tuple[tuple[str, str], ...]) -> str:
+    changed = []
+    for name, digest in files:
+        try:
+            same = file_digests([name])[name] == digest
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            changed.append(name)
+    return ", ".join(changed)
 
 
 def user_folder() -> Path | None:

@@ -15,12 +15,13 @@ import logging
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from .compilers import Compiled
 from .errors import ImageError
-from .images import SCHEMA, Collection, Image, source_digest
+from .images import SCHEMA, Collection, Image, file_digests, source_digest
 
 _log = logging.getLogger("oxytorch.gpu")
 _LEVEL = 9
@@ -32,22 +33,27 @@ class Entry:
 
     image: Image
     compressed: bytes
-    sources: tuple[str, ...]
+    sources: dict[str, str]
 
 
-def entry(kernel: str, signature: str, compiled: Compiled, sources: tuple[str, ...]) -> Entry:
+def entry(kernel: str, signature: str, compiled: Compiled, sources: Iterable[str]) -> Entry:
     """Compresses what a compiler made of source files, which are given relative to the package."""
     compressed = zlib.compress(compiled.code, _LEVEL)
     image = dataclasses.replace(compiled.image(kernel, signature), length=len(compressed))
-    return with_sources(Entry(image, compressed, ()), sources)
+    return with_sources(Entry(image, compressed, {}), sources)
 
 
-def with_sources(entry: Entry, sources: tuple[str, ...]) -> Entry:
+def with_sources(entry: Entry, sources: Iterable[str]) -> Entry:
     """The same image, known to be what these source files say now."""
-    digest = source_digest(sources) if sources else ""
-    image = dataclasses.replace(entry.image, source=digest)
+    files = _digests(tuple(sources))
+    image = dataclasses.replace(entry.image, source=source_digest(files) if files else "")
     image = dataclasses.replace(image, sha256=image.digest(entry.compressed))
-    return Entry(image, entry.compressed, sources)
+    return Entry(image, entry.compressed, files)
+
+
+@lru_cache
+def _digests(sources: tuple[str, ...]) -> dict[str, str]:
+    return file_digests(sources)
 
 
 def entries(folder: Path, device: str) -> list[Entry]:
@@ -110,7 +116,7 @@ def _write(folder: Path, device: str, content: Sequence[Entry]) -> None:
     pack = bytearray()
     places: dict[bytes, int] = {}
     records = []
-    sources: dict[str, list[str]] = {}
+    sources: dict[str, dict[str, str]] = {}
     for one in content:
         image = one.image
         if one.compressed not in places:
@@ -120,7 +126,7 @@ def _write(folder: Path, device: str, content: Sequence[Entry]) -> None:
             dataclasses.asdict(dataclasses.replace(image, offset=places[one.compressed]))
         )
         if image.source:
-            sources[image.source] = list(one.sources)
+            sources[image.source] = one.sources
     name = f"{device}-{hashlib.sha256(pack).hexdigest()[:16]}.pack"
     manifest = {
         "schema": SCHEMA,
