@@ -28,14 +28,15 @@ SCALINGS = [
 
 
 def _cases() -> Iterator[Any]:
-    """All cases; those that are not among a few for each setting are slow."""
+    """All cases; slow but for float32 in every setting and a few formats in the first one."""
     for rule in gpu_steps.HYPER:
         for case in gpu_steps.cases(rule, is_quick=False):
             kinds = tuple(own.name.lower() for own in case.formats)
             is_common = kinds[:1] + kinds[2:3] in (("float32", "float32"), ("split", "factored"))
             has_codes = kinds[0] == "split" and any(kind.endswith("codes") for kind in kinds)
             is_random = kinds[0] == "bfloat16" and "stochastic" in kinds
-            marks = [] if is_common or has_codes or is_random else [pytest.mark.slow]
+            is_few = is_common or (case.setting == 0 and (has_codes or is_random))
+            marks = [] if is_few else [pytest.mark.slow]
             yield pytest.param(case, id=case.name, marks=marks)
 
 
@@ -43,16 +44,18 @@ def _cases() -> Iterator[Any]:
 def runs(sycl_driver: Any) -> Mapping[str, gpu_steps.Run]:
     """Runs kernels on SYCL's CPU device, by the way of computing numbers."""
 
-    def make(options: Sequence[str]) -> gpu_steps.Run:
-        compiled: dict[tuple[str, str], Function] = {}
+    compiled: dict[tuple[str, str, Sequence[str]], Function] = {}
 
+    def make(options: Sequence[str]) -> gpu_steps.Run:
         def run(
             kernel: Kernel, signature: Signature, arguments: Sequence[float], programs: int
         ) -> None:
-            name = kernel.name, signature.name
+            # An update computes no numbers.
+            own = () if kernel is gpu.UPDATE else options
+            name = kernel.name, signature.name, own
             if name not in compiled:
                 source = kernel.opencl(signature)
-                source = dataclasses.replace(source, options=(*source.options, *options))
+                source = dataclasses.replace(source, options=(*source.options, *own))
                 compiled[name] = sycl_driver.from_source(source)
             compiled[name].bind(*arguments)(programs, 0)
             sycl_driver.wait()
