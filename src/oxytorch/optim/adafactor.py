@@ -7,8 +7,9 @@ from torch import Tensor
 
 from .. import _library
 from . import _sharding, _step
-from ._base import FusedOptimizer, State
+from ._base import FusedOptimizer
 from ._groups import Group
+from ._states import State
 
 ROW, COLUMN, VARIANCE = "row_var", "col_var", "variance"
 

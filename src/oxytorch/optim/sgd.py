@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from . import _step
-from ._base import FusedOptimizer, State, check_at_least_zero
+from ._base import FusedOptimizer, check_at_least_zero
 from ._groups import Group
+from ._states import State
 
 BUFFER = "momentum_buffer"
 
