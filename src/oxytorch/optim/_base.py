@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from . import _reference, _release, _step, rules
+from . import _planned, _reference, _release, _step, rules
 from ._checkpoint import CheckpointedOptimizer
 from ._groups import OPTIONS, Group
 from ._states import State, check_options
 from ._step import LOW_HALF
+from ._table import Changes
+
+if TYPE_CHECKING:
+    from ._plan import Plan
+
+
+_STEPS_TOGETHER = 256
+"""Numbers of steps that share an allocation on a device."""
 
 
 class FusedOptimizer(CheckpointedOptimizer):
@@ -50,6 +58,8 @@ class FusedOptimizer(CheckpointedOptimizer):
     _step_supports_amp_scaling = True
     _release: _release.Release | None = None
     _measured: list[_step.Measured] | None = None
+    # Of a step that is being made: its parts so far, None once one cannot be repeated.
+    _parts: list[_planned.Part] | None = None
 
     def __init__(
         self,
@@ -62,19 +72,31 @@ class FusedOptimizer(CheckpointedOptimizer):
     ) -> None:
         self._options = dict(zip(OPTIONS, (master_weights, state_dtype, seed), strict=True))
         self._given_halves = {}
+        self._forget_steps()
         super().__init__(*args, **kwargs)
+        self.state = _planned.counted(self.state)
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._conform(parameter, group)
         if release_gradients:
             self._release_gradients()
 
+    def _forget_steps(self) -> None:
+        # By what was stepped: the number of a group, and of a single parameter's stream.
+        self._records: dict[tuple[int, int | None], _planned.Record] = {}
+        # Plans whose tables graphs read whenever they run.
+        self._captured: list[Plan] = []
+        self._fresh_steps: dict[torch.device, list[Tensor]] = {}
+
     def _release_gradients(self) -> None:
         self._release = _release.Release(self)
         self._release.watch(self.param_groups)
 
-    def _hyper(self, group: Group) -> tuple[float, ...]:
-        """The rule's hyper-parameters in the order of its `_constants` function."""
+    def _hyper(self, group: Group) -> tuple[Any, ...]:
+        """The rule's hyper-parameters in the order of its `_constants` function.
+
+        The learning rate is a tensor where it is one on a device with kernels.
+        """
         raise NotImplementedError
 
     def _rule(self, group: Group) -> str:
@@ -91,6 +113,9 @@ class FusedOptimizer(CheckpointedOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.state = _planned.counted(self.state)
+        if "_records" not in self.__dict__:
+            self._forget_steps()
         if state.get("_releases"):
             self._release_gradients()
 
@@ -116,24 +141,56 @@ class FusedOptimizer(CheckpointedOptimizer):
             self._release.refuse("GradScaler")
         stream = 0
         with self._applied_clipping(), self._norms_together():
-            for group in self.param_groups:
-                self._update_group(group, stream)
+            for number, group in enumerate(self.param_groups):
+                self._update_group(group, stream, (number, None))
                 stream += len(group["params"])
         if self._release is not None:
             self._release.end_step(self.param_groups)
         return loss
 
-    def _update_group(self, group: Group, stream: int) -> None:
+    def _update_group(self, group: Group, stream: int, key: tuple[int, int | None]) -> None:
+        record = self._records.get(key)
+        if record is not None and record.repeat(self, group):
+            return
+        self._records.pop(key, None)
+        before = Changes.count
         if self._goes_as_torch(group):
             self._step_as_torch(group)
-        else:
+            return
+        self._parts = [] if _planned.counts_changes(self.state) else None
+        try:
             with torch.no_grad():
+                self._place_steps(group)
                 self._step_group(group, stream)
+            for other in self._records.values():
+                other.settle(before)
+            if self._parts:
+                settings = self._settings(group)
+                self._records[key] = _planned.Record(self, group, settings, self._parts)
+        finally:
+            self._parts = None
 
     def _update_one(self, parameter: Tensor, group_number: int, stream: int) -> None:
         """The step of a single parameter, inside backward."""
         group = self.param_groups[group_number]
-        self._update_group(Group({**group, "params": [parameter]}, group.options), stream)
+        alone = Group({**group, "params": [parameter]}, group.options)
+        self._update_group(alone, stream, (group_number, stream))
+
+    def _settings(self, group: Group) -> Hashable:
+        """What decides, beside hyper-parameters, how the group's step is done."""
+        options = (group["master_weights"], group["state_dtype"], group["seed"])
+        is_differentiable = bool(group.get("differentiable"))
+        return (
+            *(self._rule(group), self._names(group), group["maximize"], is_differentiable),
+            *options,
+        )
+
+    def _await_sums(self, measured: _step.Measured) -> None:
+        """Ends a step whose sums are still to be added over processes, now or with others."""
+        if self._measured is None:
+            _step.finish([measured])
+        else:
+            self._measured.append(measured)
 
     @contextmanager
     def _norms_together(self) -> Iterator[None]:
@@ -155,7 +212,8 @@ class FusedOptimizer(CheckpointedOptimizer):
         if is_other or self._has_formats(group) or self._stock() is None:
             return bool(is_other)
         return not all(
-            parameter.grad is None or _step.is_fused(parameter) for parameter in group["params"]
+            parameter.grad is None or _planned.has_kernel(parameter)
+            for parameter in group["params"]
         )
 
     def _has_formats(self, group: Group) -> bool:
@@ -169,7 +227,8 @@ class FusedOptimizer(CheckpointedOptimizer):
         return _step.Scaling(
             getattr(self, "grad_scale", None),
             getattr(self, "found_inf", None),
-            -self._clip_factor if group["maximize"] else self._clip_factor,
+            -1.0 if group["maximize"] else 1.0,
+            self._clip_factor,
         )
 
     def _step_group(self, group: Group, stream: int) -> None:
@@ -185,16 +244,42 @@ class FusedOptimizer(CheckpointedOptimizer):
     def _begin(self, parameter: Tensor, group: Group, state: State, names: Sequence[str]) -> None:
         """Makes the states that the parameter lacks."""
         if "step" not in state:
-            state["step"] = torch.zeros((), dtype=_step.step_dtype())
+            state["step"] = self._first_step(parameter)
         for name in names:
             if name not in state:
                 self._store(parameter, group, name, self._initial(name, parameter, group))
         self._begin_split(parameter, group, state)
 
+    def _first_step(self, parameter: Tensor) -> Tensor:
+        """The number of steps that were done, none; where kernels count, beside others."""
+        if not _planned.is_planned(parameter):
+            return torch.zeros((), dtype=_step.step_dtype())
+        fresh = self._fresh_steps.setdefault(parameter.device, [])
+        if not fresh:
+            fresh.extend(torch.zeros(_STEPS_TOGETHER, device=parameter.device).unbind())
+        return fresh.pop()
+
+    def _place_steps(self, group: Group) -> None:
+        """Brings numbers of steps, which torch may have left on the host, to where they count."""
+        strays: dict[torch.device, list[State]] = {}
+        for parameter in group["params"]:
+            step = self.state.get(parameter, {}).get("step")
+            if isinstance(step, Tensor) and parameter.grad is not None:
+                is_there = step.device == parameter.device and step.dtype == torch.float32
+                if not is_there and _planned.is_planned(parameter):
+                    strays.setdefault(parameter.device, []).append(self.state[parameter])
+        for device, states in strays.items():
+            values = torch.stack([state["step"].reshape(()).float().cpu() for state in states])
+            for state, step in zip(
+                states, values.to(device, non_blocking=True).unbind(), strict=True
+            ):
+                state["step"] = step
+
     def _begin_split(self, parameter: Tensor, group: Group, state: State) -> None:
         """A bfloat16 parameter counts as exact until its lower half is known."""
         if not self._is_split(parameter, group):
-            state.pop(LOW_HALF, None)
+            if LOW_HALF in state:
+                del state[LOW_HALF]
         elif LOW_HALF not in state:
             state[LOW_HALF] = self._first_half(parameter)
 
@@ -202,8 +287,35 @@ class FusedOptimizer(CheckpointedOptimizer):
         self._run_rule(self._rule(group), batch, group, self._hyper(group))
 
     def _run_rule(
+        self,
+        rule: str,
+        batch: _step.Batch,
+        group: Group,
+        hyper: tuple[Any, ...],
+        flags: tuple[bool, ...] = (),
+        repeats: bool = True,
+    ) -> None:
+        """One step by a rule.
+
+        flags: hyper-parameters beyond those of the group. repeats: the next step can be the same.
+        """
+        for part in batch.by_device() if batch.parameters else []:
+            planned = _planned.plan(self, rule, part, group, hyper, flags)
+            if planned is not None:
+                _planned.launch(self, planned, (*hyper, *flags), self._scaling(group))
+                updated = [*part.parameters, *part.wholes.values()]
+                torch.autograd.graph.increment_version(updated)
+            else:
+                self._run_part(rule, part, group, (*map(number, hyper), *flags))
+            if planned is None or not repeats or part.has_copies:
+                self._parts = None
+            elif self._parts is not None:
+                self._parts.append(planned)
+
+    def _run_part(
         self, rule: str, batch: _step.Batch, group: Group, hyper: tuple[float, ...]
     ) -> None:
+        """One step by a rule of tensors on one device that makes no plans."""
         fused = _step.is_compiled(rule) and all(map(_step.is_fused, batch.parameters))
         stochastic = group["state_dtype"] == torch.bfloat16
         run = functools.partial(
@@ -212,10 +324,9 @@ class FusedOptimizer(CheckpointedOptimizer):
         )
         if not batch.wholes or not hasattr(rules, f"{rule}_measure"):
             run()
-        elif self._measured is None:
-            _step.finish([_step.Measured(run, batch)])
         else:
-            self._measured.append(_step.Measured(run, batch))
+            wholes, sums = _step.whole_parameters(batch), _step.empty_sums(batch)
+            self._await_sums(_step.Measured(run, wholes, sums))
 
     def _step_as_torch(self, group: Group) -> None:
         """One step of the group by the class of torch.optim that this one extends."""
@@ -238,8 +349,8 @@ class FusedOptimizer(CheckpointedOptimizer):
         for parameter in group["params"]:
             if parameter.grad is not None and scale is not None:
                 parameter.grad.div_(scale.to(parameter.grad.device))
-            if parameter.grad is not None and self._clip_factor != 1.0:
-                parameter.grad.mul_(self._clip_factor)
+            if parameter.grad is not None and self._clip_factor is not None:
+                parameter.grad.mul_(self._clip_factor.to(parameter.grad.device))
         step = vars(stock)["step"]
         if getattr(step, "hooked", False):
             step = step.__wrapped__
@@ -249,6 +360,19 @@ class FusedOptimizer(CheckpointedOptimizer):
             step(self)
         finally:
             self.__dict__.update(param_groups=groups, **hidden)
+
+
+def number(value: float | Tensor) -> float:
+    """A hyper-parameter as a number of the host."""
+    return float(value)
+
+
+def rate(group: Group) -> float | Tensor:
+    """The group's learning rate: a tensor on a device with kernels stays there."""
+    value: float | Tensor = group["lr"]
+    if isinstance(value, Tensor) and _planned.is_planned(value):
+        return value
+    return float(value)
 
 
 def check_at_least_zero(name: str, argument: str, value: float | Tensor) -> None:

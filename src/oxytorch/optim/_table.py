@@ -42,12 +42,14 @@ class Entry(dict[str, Any]):
         super().update(*args, **kwargs)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        _note()
+        if key not in self:
+            _note()
         return super().setdefault(key, default)
 
-    def pop(self, *args: Any) -> Any:
-        _note()
-        return super().pop(*args)
+    def pop(self, key: str, *default: Any) -> Any:
+        if key in self:
+            _note()
+        return super().pop(key, *default)
 
     def popitem(self) -> tuple[str, Any]:
         _note()

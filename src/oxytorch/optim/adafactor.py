@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .. import _library
 from . import _sharding, _step
-from ._base import FusedOptimizer
+from ._base import FusedOptimizer, rate
 from ._groups import Group
 from ._states import State
 
@@ -55,13 +57,13 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
                 self._begin(parameter, group, state, self.state_names)
                 vectors.add(parameter, state, self.state_names, stream + position)
         hyper = self._hyper_of(group, [*matrices.parameters, *vectors.parameters])
-        self._run_rule(self.rule, vectors, group, (*hyper, False))
+        self._run_rule(self.rule, vectors, group, hyper, (False,))
         found_inf = getattr(self, "found_inf", None)
         if factors and not (found_inf is not None and found_inf.item()):
             self._update_factors(matrices, factors, group, hyper)
-            self._run_rule(self.rule, matrices, group, (*hyper, True))
+            self._run_rule(self.rule, matrices, group, hyper, (True,))
 
-    def _hyper_of(self, group: Group, parameters: list[Tensor]) -> tuple[float, ...]:
+    def _hyper_of(self, group: Group, parameters: list[Tensor]) -> tuple[Any, ...]:
         eps1, eps2 = group["eps"]
         if eps1 is None and parameters:
             # Of the first parameter, as torch has it; a split one is float32.
@@ -69,7 +71,7 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
             dtype = torch.float32 if self._is_split(first, group) else first.dtype
             eps1 = torch.finfo(dtype).eps
         return (
-            float(group["lr"]),
+            rate(group),
             group["beta2_decay"],
             eps1 or 0.0,
             eps2,
@@ -78,7 +80,7 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
         )
 
     def _update_factors(
-        self, batch: _step.Batch, factors: list[State], group: Group, hyper: tuple[float, ...]
+        self, batch: _step.Batch, factors: list[State], group: Group, hyper: tuple[Any, ...]
     ) -> None:
         """Moves rows and columns towards this step's means; gives the batch their products."""
         scale = self._scaling(group)
