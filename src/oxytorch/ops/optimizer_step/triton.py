@@ -21,8 +21,8 @@ WIDTH = tl.constexpr(layout.WIDTH)
 SCALAR_FIELDS = tl.constexpr(layout.SCALAR_FIELDS)
 FACTOR = tl.constexpr(layout.FACTOR)
 KEY_FIELDS = tl.constexpr(layout.KEY_FIELDS)
-FORMAT_BITS = tl.constexpr(layout.FORMAT_BITS)
 BLOCK = tl.constexpr(layout.BLOCK)
+BLOCK_FIELDS = tl.constexpr(layout.BLOCK_FIELDS)
 SUMS = tl.constexpr(layout.SUMS)
 PIECE = tl.constexpr(512)
 """Elements at a time of the last block of a tensor, or of one that does not lie at 16 bytes."""
@@ -148,7 +148,7 @@ def step_piece(
                 addresses[2 * i],
                 addresses[2 * i + 1],
                 sizes,
-                (formats >> (FORMAT_BITS * i)) & 255,
+                (formats >> (8 * i)) & 255,
                 start,
                 offsets,
                 mask,
@@ -177,7 +177,7 @@ def step_piece(
             write(
                 addresses[2 * i],
                 addresses[2 * i + 1],
-                (formats >> (FORMAT_BITS * i)) & 255,
+                (formats >> (8 * i)) & 255,
                 start,
                 offsets,
                 mask,
@@ -226,7 +226,7 @@ def sweep(
     """
     if optional(found_inf, 0.0, tl.float32) == 0.0:
         for block in range(tl.program_id(0), block_count, tl.num_programs(0)):
-            own = blocks.to(tl.pointer_type(tl.int32)) + block.to(tl.int64) * 2
+            own = blocks.to(tl.pointer_type(tl.int32)) + block * BLOCK_FIELDS
             tensor = tl.load(own).to(tl.int64)
             start = tl.load(own + 1).to(tl.int64) * BLOCK
             row = tensors.to(tl.pointer_type(tl.int64)) + tensor * TENSOR_FIELDS
@@ -246,7 +246,7 @@ def sweep(
                 for i in tl.static_range(INPUTS):
                     if ((READS | WRITES) >> i) & 1:
                         unaligned = unaligned | addresses[2 * i]
-                        if (FORMATS >> (FORMAT_BITS * i)) & 255 == SPLIT:
+                        if (FORMATS >> (8 * i)) & 255 == SPLIT:
                             unaligned = unaligned | addresses[2 * i + 1]
                 if ((unaligned & 15) == 0) & (left == BLOCK):
                     first, second = step_piece(
@@ -297,7 +297,7 @@ def sweep(
                 first += more_first
                 second += more_second
             if MEASURES:
-                sums = partials.to(tl.pointer_type(tl.float64)) + block.to(tl.int64) * SUMS
+                sums = partials.to(tl.pointer_type(tl.float64)) + block * SUMS
                 tl.store(sums, first)
                 tl.store(sums + 1, second)
 
