@@ -113,10 +113,10 @@ def run(
     with torch._C._AutoDispatchBelowAutograd():
         overload(
             batch.parameters,
-            batch.low_halves,
+            _given(batch.low_halves),
             batch.gradients,
             [tensor for state in batch.states for tensor in state],
-            [tensor for state in batch.scales for tensor in state],
+            _given([tensor for state in batch.scales for tensor in state]),
             batch.steps,
             scaling.gradient_scale,
             scaling.found_inf,
@@ -159,6 +159,11 @@ def finish(steps: Sequence[Measured]) -> None:
     for step, part in zip(steps, parts, strict=True):
         step.sums.copy_(part)
         step.update()
+
+
+def _given(tensors: list[Tensor]) -> list[Tensor]:
+    """The list, or an empty one if nobody has such a tensor: each that is passed takes time."""
+    return tensors if any(tensor is not _NONE for tensor in tensors) else []
 
 
 def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
