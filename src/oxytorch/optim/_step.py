@@ -146,10 +146,10 @@ def run(
     with torch._C._AutoDispatchBelowAutograd():
         overload(
             batch.parameters,
-            batch.low_halves,
+            _given(batch.low_halves),
             batch.gradients,
             [tensor for state in batch.states for tensor in state],
-            [tensor for state in batch.scales for tensor in state],
+            _given([tensor for state in batch.scales for tensor in state]),
             batch.steps,
             _on_host(scaling.gradient_scale),
             _on_host(scaling.found_inf),
@@ -209,6 +209,9 @@ def empty_sums(batch: Batch) -> Tensor:
 
 def _on_host(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is None else tensor.cpu()
+def _given(tensors: list[Tensor]) -> list[Tensor]:
+    """The list, or an empty one if nobody has such a tensor: each that is passed takes time."""
+    return tensors if any(tensor is not _NONE for tensor in tensors) else []
 
 
 def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
