@@ -12,7 +12,10 @@ rules whose steps need norms, then `update`; all read `tensors`, and what one ke
   COUNT         number of elements
   STREAM        number of its stream of random numbers
   FIRST_BLOCK   where its blocks begin in `blocks`
-  HEIGHT, WIDTH the last two sizes of a tensor with a factored state; else 0
+  HEIGHT, WIDTH the last two sizes of a tensor with a factored state; else 0. There data and extra
+                of the state are its columns and the factors of its rows, and besides
+  ROWS          is the address of the rows that are kept: float32, a mean for each
+  STRIPS        that of float32 [mean_squares.tiling.strip_count, WIDTH], to work in
 `blocks`: int32 [number of blocks, 2], for each block of BLOCK elements: the tensor, and the number
   of the block within it. Blocks of a tensor follow each other.
 `scalars`: float32 [n, SCALAR_FIELDS]: the rule's scalars in the order of its arguments; at FACTOR
@@ -50,6 +53,8 @@ OPERANDS = 5
 
 TENSOR_FIELDS = 16
 STEP, COUNT, STREAM, FIRST_BLOCK, HEIGHT, WIDTH = range(2 * OPERANDS, TENSOR_FIELDS)
+ROWS, STRIPS = 6, 8
+"""In place of the last two operands."""
 
 BLOCK_FIELDS = 2
 

@@ -154,8 +154,10 @@ def _encode(
     if not WHOLE:
         value = tl.where(mask, value, 0.0)
     bits = value.to(tl.uint32, bitcast=True)
-    # Without a sign, bits are in the order of the values. The bound of a NaN has to be one.
-    largest = tl.max((bits & 0x7FFFFFFF).to(tl.int32), 1, keep_dims=True)
+    # Without the sign, which a NaN may have anywhere, bits are in the order of the values. Rounded up,
+    # those of a NaN may be the bits of -0.
+    magnitude = bits & 0x7FFFFFFF
+    largest = tl.max(magnitude.to(tl.int32), 1, keep_dims=True)
     largest = tl.minimum(largest, 0x7FC00000).to(tl.uint32)
     bound = ((largest + round_up) >> shift) << shift
     pointers = _bounds(extra, start, offsets)
@@ -163,7 +165,6 @@ def _encode(
         tl.store(pointers, bound)
     else:
         tl.store(pointers, bound, mask=_any_in_row(offsets, mask))
-    magnitude = (bits & 0x7FFFFFFF) if SIGNED else bits
     noisy = magnitude + (_noise(start, offsets, key) >> (32 - shift))
     zero = (bound >> shift).to(tl.int32) - last
     code = (noisy >> shift).to(tl.int32) - zero
