@@ -13,10 +13,10 @@ from torch.optim.optimizer import Optimizer
 
 from . import _planned, _reference, _release, _step, rules
 from ._checkpoint import CheckpointedOptimizer
+from ._counted import Changes
 from ._groups import OPTIONS, Group
 from ._states import State, check_options
 from ._step import LOW_HALF
-from ._table import Changes
 
 if TYPE_CHECKING:
     from ._plan import Plan

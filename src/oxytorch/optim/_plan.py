@@ -14,34 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..gpu.kernel import Launch
+from ..gpu.kernel import Kernel, Launch, Signature
+from ..ops.mean_squares import gpu as mean_squares
+from ..ops.mean_squares import tiling
 from ..ops.optimizer_step import gpu, layout, rule_text
 from ..ops.optimizer_step.layout import Format
 from . import rules
 from ._devices import Device
 from ._step import MEASURE, SUMS, UPDATE, WHOLE, Batch, Scaling
+from ._tables import Factored, formats_of, tables_of
 
 Hyper = Sequence[Any]
 """Numbers and flags in the order of `<rule>_constants`; the learning rate may be a tensor."""
 
 GRADIENT = 2
 """Where in a row of `tensors` the address of the gradient stands."""
-
-_FLOATS = {
-    torch.float32: Format.FLOAT32,
-    torch.bfloat16: Format.BFLOAT16,
-    torch.float16: Format.FLOAT16,
-}
-_CODES = {torch.int8: Format.SIGNED_CODES, torch.uint8: Format.UNSIGNED_CODES}
-
-
-@dataclass(frozen=True)
-class _Section:
-    """Tensors in the same formats, which one launch treats: blocks [first, first + count)."""
-
-    formats: tuple[Format, ...]
-    first: int
-    count: int
 
 
 @dataclass(frozen=True)
@@ -69,13 +56,15 @@ class Plan:
         self.rule = rule
         self._device = device
         self._flags = flags_of(rule, hyper)
-        formats = [_formats(rule, batch, i, stochastic) for i in range(len(batch.parameters))]
+        formats = [formats_of(rule, batch, i, stochastic) for i in range(len(batch.parameters))]
         self.order = sorted(range(len(formats)), key=formats.__getitem__)
-        self._host, self._sections, blocks = _tables(batch, formats, self.order)
+        self._host, self._sections, blocks = tables_of(batch, formats, self.order)
         self.addresses = self._host[:, GRADIENT:]
         count = len(self.order)
         place = device.device
         measures = rule_text.families()[rule].measure is not None
+        shapes = [batch.parameters[i].shape for i in self.order]
+        self._room = Factored(self._host, shapes, place) if Format.FACTORED in formats[0] else None
         self._tables = _Tables(
             torch.empty_like(self._host, device=place),
             torch.empty_like(blocks, device=place),
@@ -87,11 +76,14 @@ class Plan:
         self.sums = self._tables.sums
         self._seed = (seed + 2**63) % 2**64 - 2**63
         self._prepare: Launch
+        self._factors: list[tuple[Launch, int]] = []
         self._first: list[tuple[Launch, int]] = []
         self._trust: Launch | None = None
         self._second: list[tuple[Launch, int]] = []
         # Loads the kernels, so that what is missing is known before anything is written.
         self._bind(hyper)
+        if self._room is not None:
+            self._bind_factors(self._room, shapes, hyper)
         self._arguments: list[Any] = []
         self._found_inf = 0
         self._phase = WHOLE
@@ -130,6 +122,8 @@ class Plan:
         kept = self._set(hyper, scaling, phase)
         if phase != UPDATE:
             self._prepare(gpu.programs_of_prepare(len(self.order)), stream)
+            for launch, count in self._factors:
+                launch(count, stream)
             for launch, count in self._first:
                 launch(gpu.programs_of_step(count), stream)
         if self._trust is not None:
@@ -182,7 +176,8 @@ class Plan:
 
     def _launches(self) -> list[Launch]:
         others = [] if self._trust is None else [self._trust]
-        return [self._prepare, *others, *(launch for launch, _ in self._first + self._second)]
+        counted = (*self._factors, *self._first, *self._second)
+        return [self._prepare, *others, *(launch for launch, _ in counted)]
 
     def _bind(self, hyper: Hyper) -> None:
         tables, function = self._tables, self._device.function
@@ -217,6 +212,25 @@ class Plan:
                 )
                 launches.append((launch, section.count))
 
+    def _bind_factors(self, room: Factored, shapes: Sequence[Sequence[int]], hyper: Hyper) -> None:
+        """What moves Adafactor's rows and columns before the sweeps."""
+        tables, function = self._tables, self._device.function
+        tensors, scalars = tables.tensors.data_ptr(), tables.scalars.data_ptr()
+        kernels: list[tuple[Kernel, Signature, Tensor, list[float]]] = []
+        for section in self._sections:
+            tiles = tiling.sum_tiles(shapes[section.tensors])
+            tiles[:, 0] += section.tensors.start
+            signature = mean_squares.sums_signature(section.formats[1])
+            kernels.append((mean_squares.SUMS, signature, tiles, []))
+        tiles, signature = tiling.factor_tiles(shapes), mean_squares.FACTORS_SIGNATURE
+        kernels.append((mean_squares.FACTORS, signature, tiles, [_least(hyper)]))
+        for kernel, signature, tiles, more in kernels:
+            own = torch.empty_like(tiles, device=self._device.device)
+            self._device.upload(own, tiles, self._device.staging(tiles))
+            room.tiles.append(own)
+            launch = function(kernel, signature).bind(tensors, own.data_ptr(), scalars, 0, *more)
+            self._factors.append((launch, len(tiles)))
+
     def _set(self, hyper: Hyper, scaling: Scaling, phase: int) -> list[Tensor]:
         """Sets the arguments that change; returns tensors that the launches read."""
         kept: list[Tensor] = []
@@ -238,6 +252,8 @@ class Plan:
             _set_from(self._prepare, 4, arguments, self._arguments)
             if self._trust is not None:
                 _set_from(self._trust, 6, numbers, self._arguments[6:])
+            if self._factors:
+                self._factors[-1][0].set(4, _least(hyper))
             self._arguments = arguments
         if found_inf != self._found_inf:
             self._found_inf = found_inf
@@ -245,10 +261,17 @@ class Plan:
                 self._trust.set(4, found_inf)
             for launch, _ in self._first + self._second:
                 launch.set(6, found_inf)
+            for launch, _ in self._factors:
+                launch.set(3, found_inf)
         if self._trust is not None and phase != self._phase:
             self._phase = phase
             self._trust.set(5, phase)
         return kept
+
+
+def _least(hyper: Hyper) -> float:
+    """The least mean of rows: eps1 of `adafactor_constants`."""
+    return float(hyper[2])
 
 
 def _set_from(launch: Launch, first: int, values: Sequence[float], before: Sequence[float]) -> None:
@@ -271,129 +294,3 @@ def flags_of(rule: str, hyper: Hyper) -> dict[str, bool]:
     first = [1.0] if rule_text.families()[rule].has_step else []
     values = constants(*first, *numbers)
     return {name: value for name, value in values.items() if isinstance(value, bool)}
-
-
-def _formats(rule: str, batch: Batch, index: int, stochastic: bool) -> tuple[Format, ...]:
-    """How the operands of a tensor are kept; refuses those that kernels cannot treat."""
-    parameter, gradient = batch.parameters[index], batch.gradients[index]
-    _check_dense(rule, parameter)
-    _check_like(rule, "gradients", gradient, parameter)
-    low = batch.low_halves[index]
-    own = _float_format(rule, "parameters", parameter)
-    if low.numel():
-        _check_like(rule, "low_halves", low, parameter)
-        if parameter.dtype != torch.bfloat16 or low.dtype != torch.int16:
-            raise _refusal(
-                rule,
-                "parameters",
-                "halves of dtype bfloat16 and int16",
-                f"{parameter.dtype} and {low.dtype}",
-            )
-        own = Format.SPLIT
-    found = [own, _float_format(rule, "gradients", gradient)]
-    for states, scales in zip(batch.states, batch.scales, strict=True):
-        state, extra = states[index], scales[index]
-        if state.dtype in _CODES:
-            _check_like(rule, "states", state, parameter)
-            blocks = -(-parameter.numel() // layout.CODE_BLOCK)
-            if extra.shape != (blocks,) or extra.dtype != torch.float32:
-                raise _refusal(rule, "scales", f"float32 of shape [{blocks}]", list(extra.shape))
-            found.append(_CODES[state.dtype])
-        elif extra.numel():
-            found.append(Format.FACTORED)
-        else:
-            _check_like(rule, "states", state, parameter)
-            own = _float_format(rule, "states", state)
-            is_random = stochastic and own is Format.BFLOAT16
-            found.append(Format.STOCHASTIC if is_random else own)
-    return tuple(found)
-
-
-def _tables(
-    batch: Batch, formats: Sequence[tuple[Format, ...]], order: Sequence[int]
-) -> tuple[Tensor, list[_Section], Tensor]:
-    """`tensors`, the sections, and `blocks`; each section begins at an even block."""
-    rows, sections, blocks, first_block = [], [], [], 0
-    begin = 0
-    while begin < len(order):
-        own = formats[order[begin]]
-        end = begin
-        while end < len(order) and formats[order[end]] == own:
-            end += 1
-        members = order[begin:end]
-        counts = torch.tensor([batch.parameters[i].numel() for i in members])
-        table = layout.block_table(counts)
-        table[:, 0] += begin
-        sections.append(_Section(own, first_block, len(table)))
-        starts = torch.cumsum(layout.block_counts(counts), 0) - layout.block_counts(counts)
-        rows += [
-            _row(batch, i, first_block + start)
-            for i, start in zip(members, starts.tolist(), strict=True)
-        ]
-        blocks.append(torch.nn.functional.pad(table, (0, 0, 0, len(table) % 2)))
-        first_block += len(blocks[-1])
-        begin = end
-    return torch.tensor(rows), sections, torch.cat(blocks).contiguous()
-
-
-def _row(batch: Batch, index: int, first_block: int) -> list[int]:
-    """A row of `tensors`."""
-    parameter, low = batch.parameters[index], batch.low_halves[index]
-    operands = [
-        (parameter, low),
-        (batch.gradients[index], None),
-        *((s[index], e[index]) for s, e in zip(batch.states, batch.scales, strict=True)),
-    ]
-    row = [0] * layout.TENSOR_FIELDS
-    for position, (data, extra) in enumerate(operands):
-        row[2 * position] = data.data_ptr()
-        if extra is not None and extra.numel():
-            row[2 * position + 1] = extra.data_ptr()
-            if extra.dtype == torch.float32 and data.dtype == torch.float32:
-                row[layout.HEIGHT], row[layout.WIDTH] = parameter.shape[-2:]
-    row[layout.STEP] = batch.steps[index].data_ptr() if batch.steps else 0
-    row[layout.COUNT] = parameter.numel()
-    row[layout.STREAM] = batch.streams[index]
-    row[layout.FIRST_BLOCK] = first_block
-    return row
-
-
-def _refusal(rule: str, argument: str, wanted: str, found: object) -> RuntimeError:
-    return RuntimeError(f"{rule}_step: expected {argument} {wanted}, got {found}")
-
-
-def _float_format(rule: str, argument: str, tensor: Tensor) -> Format:
-    if tensor.dtype not in _FLOATS:
-        wanted = "of dtype float32, bfloat16 or float16"
-        raise _refusal(rule, argument, wanted, tensor.dtype)
-    return _FLOATS[tensor.dtype]
-
-
-def _check_dense(rule: str, parameter: Tensor) -> None:
-    if not parameter.is_contiguous():
-        expected = 1
-        for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
-            if size != 1:
-                if stride != expected:
-                    raise _refusal(
-                        rule,
-                        "parameters",
-                        "without holes between their elements",
-                        f"strides {list(parameter.stride())}",
-                    )
-                expected *= size
-
-
-def _check_like(rule: str, argument: str, tensor: Tensor, like: Tensor) -> None:
-    """Refuses a tensor whose elements do not lie where those of the parameter do."""
-    if tensor.device != like.device:
-        raise _refusal(rule, argument, f"on {like.device}", tensor.device)
-    if tensor.shape != like.shape:
-        raise _refusal(rule, argument, f"of shape {list(like.shape)}", list(tensor.shape))
-    if tensor.stride() != like.stride() and any(
-        own != wanted
-        for own, wanted, size in zip(tensor.stride(), like.stride(), like.shape, strict=True)
-        if size > 1
-    ):
-        wanted = f"with the parameter's strides {list(like.stride())}"
-        raise _refusal(rule, argument, wanted, list(tensor.stride()))

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..gpu.errors import NoKernelError
 from . import _devices, _sharding, _step, _watch
+from ._counted import Changes, Table
 from ._groups import Group
-from ._table import Changes, Table
 from ._watch import Moved
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ class Batch:
     low_halves: int16 beside a split bfloat16 parameter, else an empty tensor; may be left empty.
     gradients: float32, bfloat16 or float16, with the strides of the parameter.
     states: one list per state of the rule: float32, bfloat16, float16, or 8-bit codes.
-    scales: float32, one per 256 codes, else an empty tensor; may be left empty.
+    scales: float32, one per 256 codes, else an empty tensor; may be left empty. Of a state that
+        is kept as columns the rows (for the compiled op and the reference, their factors).
     steps: number of steps done so far, as tensors of one element; only for rules that need it.
     streams: for each tensor the number of its stream of random numbers.
     wholes: the sharded parameters, by their place, of which the lists above hold the shards.
@@ -209,6 +210,8 @@ def empty_sums(batch: Batch) -> Tensor:
 
 def _on_host(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is None else tensor.cpu()
+
+
 def _given(tensors: list[Tensor]) -> list[Tensor]:
     """The list, or an empty one if nobody has such a tensor: each that is passed takes time."""
     return tensors if any(tensor is not _NONE for tensor in tensors) else []
