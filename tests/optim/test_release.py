@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from oxytorch import optim
 
-NAMES = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Lion", "Lamb", "Lars"]
+NAMES = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Lion", "Lamb", "Lars", "Adafactor"]
 SPLIT = {"master_weights": "split", "state_dtype": torch.int8}
 
 

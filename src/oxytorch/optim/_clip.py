@@ -101,21 +101,21 @@ class Clipping:
     contained a GradScaler's scale, which may be divided out before the step.
     """
 
-    factor: float
+    factor: Tensor
     gradients: dict[Tensor, Tensor]
     versions: list[int] | None
 
-    def valid_factor(self, name: str, has_scale: bool) -> float:
+    def valid_factor(self, name: str, has_scale: bool) -> Tensor | None:
         """The factor, after checking that gradients are still what it was computed from.
 
-        Gradients that are all gone or replaced are not clipped, as in torch. has_scale: whether a
-        GradScaler leaves its scale to the step.
+        None if gradients are all gone or replaced: they are not clipped, as in torch. has_scale:
+        whether a GradScaler leaves its scale to the step.
         """
         kept = list(self.gradients.values())
         now = [parameter.grad for parameter in self.gradients]
         same = [one is other for one, other in zip(now, kept, strict=True)]
         if not any(same):
-            return 1.0
+            return None
         found = [gradient._version for gradient in kept]
         if not all(same) or (self.versions is not None and (has_scale or found != self.versions)):
             raise RuntimeError(
@@ -131,7 +131,7 @@ class ClippingOptimizer(Optimizer):
 
     _release: _release.Release | None = None
     _clipping: Clipping | None = None
-    _clip_factor = 1.0
+    _clip_factor: Tensor | None = None
 
     def clip_grad_norm_(
         self,
@@ -167,7 +167,7 @@ class ClippingOptimizer(Optimizer):
                 norm = norm / scaler.get_scale()
             _check_finite(norm, norm_type, error_if_nonfinite)
             versions = None if is_scaled else [grad._version for grad in gradients.values()]
-            self._clipping = Clipping(clip_factor(max_norm, norm).item(), gradients, versions)
+            self._clipping = Clipping(clip_factor(max_norm, norm), gradients, versions)
             return norm.to(dtype)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -200,7 +200,7 @@ class ClippingOptimizer(Optimizer):
         try:
             yield
         finally:
-            self._clip_factor = 1.0
+            self._clip_factor = None
 
 
 def _norm(gradients: Sequence[Tensor], norm_type: float) -> tuple[Tensor, torch.dtype]:
