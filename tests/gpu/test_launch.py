@@ -192,6 +192,16 @@ def test_no_way_left_is_an_error_that_lists_what_was_built_and_the_command(
         assert not caught.value.forced
 
 
+def test_device_that_nothing_can_be_built_for_is_told(samples, monkeypatch, no_triton):
+    library = FakeCuda((7, 5))
+    driver = fake_driver(library)
+    library.link = [UNSUPPORTED_PTX]
+    monkeypatch.setattr(cuda, "driver", lambda index: driver)
+    _use(monkeypatch, samples)
+    with pytest.raises(NoKernelError, match=r"\(sm_75\).*builds nothing for this device"):
+        launch.function(KERNEL, PLAIN, DEVICE)
+
+
 @pytest.mark.parametrize(
     ("way", "expected"), [("aot", "image"), ("jit", "driver"), ("triton", "Triton")]
 )
