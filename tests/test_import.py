@@ -177,7 +177,7 @@ LAYERS = [
     {"isa", "core", "gpu"},
     {"ops"},
     {"graph", "optimize", "optim"},
-    {"testing", "info", "benchmark", "demo", "__main__", "__init__"},
+    {"testing", "info", "aot", "benchmark", "demo", "__main__", "__init__"},
 ]
 
 

@@ -6,6 +6,7 @@ before Triton is imported, and writes what differs from the reference as JSON.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import sys
@@ -148,13 +149,22 @@ class Case:
         return values
 
 
-def cases(rule: str) -> Iterator[Case]:
-    """Every setting with every compiled combination of formats, and with some that are general."""
+FEW = (("float32", "float32"), ("bfloat16", "stochastic"), ("split", gpu.CODES))
+
+
+def cases(rule: str, is_quick: bool) -> Iterator[Case]:
+    """Every setting with every compiled combination of formats, and with some that are general.
+
+    is_quick: only FEW of the combinations for all settings but one with every state.
+    """
     family = rule_text.families()[rule]
+    most = {"sgd": 1, "adam": 2, "rmsprop": 3, "lars": 1}.get(rule, 0)
     for setting, hyper in enumerate(HYPER[rule]):
         is_factored = bool(hyper.get("is_factored"))
         for parameter, states in gpu.STATES.items():
             for state in ["factored"] if is_factored else states:
+                if is_quick and setting != most and (parameter, state) not in FEW:
+                    continue
                 yield Case(rule, setting, _formats(family.update, parameter, state))
         if not is_factored:
             mixed = (Format.SPLIT, Format.FLOAT32, Format.SIGNED_CODES, Format.FLOAT32)
@@ -353,12 +363,21 @@ def reference(case: Case, batch: _step.Batch, scaling: _step.Scaling, seed: int)
     return expected
 
 
+def _whole(case: Case, batch: _step.Batch) -> list[Tensor]:
+    """The parameters, split ones joined."""
+    if case.formats[0] is not Format.SPLIT:
+        return batch.parameters
+    halves = zip(batch.parameters, batch.low_halves, strict=True)
+    return [formats.join(upper.cpu(), low.cpu()) for upper, low in halves]
+
+
 def differences(case: Case, actual: _step.Batch, wanted: _step.Batch) -> list[str]:
     """What is not the same bits, in words; NaN equals NaN, whatever its sign is."""
     operands = rule_text.families()[case.rule].update.operands
-    lists = [("parameter", actual.parameters, wanted.parameters)]
-    lists += [("low half", actual.low_halves, wanted.low_halves)]
-    lists += [("step", actual.steps, wanted.steps)]
+    lists = [
+        ("parameter", _whole(case, actual), _whole(case, wanted)),
+        ("step", actual.steps, wanted.steps),
+    ]
     for k, (own, other) in enumerate(zip(actual.states, wanted.states, strict=True)):
         if case.formats[2 + k] in (Format.SIGNED_CODES, Format.UNSIGNED_CODES):
             scales = zip(actual.scales[k], wanted.scales[k], strict=True)
@@ -383,26 +402,38 @@ def differences(case: Case, actual: _step.Batch, wanted: _step.Batch) -> list[st
     return found
 
 
+def _library_fma() -> Any:
+    function = ctypes.CDLL("libm.so.6").fma
+    function.restype, function.argtypes = ctypes.c_double, [ctypes.c_double] * 3
+    return function
+
+
+def _narrow_fma(x: Any, y: Any, z: Any) -> Any:
+    """x y + z of float32 arrays, rounded once; as arithmetic.h has it for old processors."""
+    import numpy
+
+    with numpy.errstate(all="ignore"):
+        product = x.astype(numpy.float64) * y
+        total = product + z
+        part = total - product
+        error = (product - (total - part)) + (z - part)
+        bits = numpy.array(total).view(numpy.int64)
+        towards = numpy.where((error > 0) == (total > 0), 1, -1)
+        changes = (error != 0) & ((bits & 1) == 0) & numpy.isfinite(total)
+        return (bits + towards * changes).view(numpy.float64).astype(numpy.float32)
+
+
 def interpreter() -> Run:
     """Runs kernels in Triton's interpreter, which is made to round as GPUs do."""
-    import ctypes
-
     import numpy
     import triton.language as tl
     from triton.runtime import interpreter as triton_interpreter
 
-    library = ctypes.CDLL("libm.so.6")
-    fused = {}
-    for dtype, kind, name in (
-        (numpy.float32, ctypes.c_float, "fmaf"),
-        (numpy.float64, ctypes.c_double, "fma"),
-    ):
-        function = getattr(library, name)
-        function.restype, function.argtypes = kind, [kind] * 3
-        fused[numpy.dtype(dtype)] = numpy.vectorize(function, otypes=[dtype])
+    wide = numpy.vectorize(_library_fma(), otypes=[numpy.float64])
 
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
-        data = fused[x.data.dtype](x.data, y.data, z.data)
+        function = _narrow_fma if x.data.dtype == numpy.float32 else wide
+        data = function(x.data, y.data, z.data)
         return triton_interpreter.TensorHandle(data, z.dtype.scalar)
 
     def create_fp_trunc(self: Any, x: Any, dtype: Any) -> Any:
@@ -443,12 +474,21 @@ def interpreter() -> Run:
     return run
 
 
+SWEEPS = ("norm", "factors")
+"""What gpu_sweeps.py has beside the rules."""
+
+
 def main() -> None:
     """Interprets all cases of the rules that are named; prints what differs, as JSON."""
     run = interpreter()
     report = {}
     for rule in sys.argv[1:]:
-        for case in cases(rule):
+        if rule in SWEEPS:
+            import gpu_sweeps
+
+            report[rule] = getattr(gpu_sweeps, rule)(run, "cpu")
+            continue
+        for case in cases(rule, is_quick=True):
             before = batch(case)
             actual = moved(before, "cpu")
             step(run, case, actual, seed=5, factor=-0.5)

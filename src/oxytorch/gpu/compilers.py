@@ -5,6 +5,7 @@ NVIDIA and AMD: Triton, into cubin, PTX and hsaco. Intel: `ocloc`, from OpenCL C
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -16,13 +17,15 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from .devices import BY_NAME, Device
-from .errors import NoKernelError
-from .images import PACKAGE, Image, source_digest
+from .errors import ImageError, NoKernelError
+from .images import PACKAGE, Image
 from .kernel import Kernel, OpenClSource, Signature, TritonSource
 
 # What drivers of CUDA 12.0 read, which every torch for CUDA 12 and 13 runs on. Of all targets of
 # NVIDIA, so that sm_80 and its PTX are compiled once.
 _PTX_VERSION = 80
+# Read as text, so no function leads to it.
+_RULES = "optim/rules.py"
 INSTALL = {
     "nvidia": "pip install 'oxytorch[aot]'",
     "amd": "pip install 'oxytorch[aot]'",
@@ -43,13 +46,12 @@ class Compiled:
     scratch: int
     key: str
     compiler: str
-    sources: tuple[str, ...]
 
-    def image(self, kernel: Kernel, signature: Signature) -> Image:
+    def image(self, kernel: str, signature: str) -> Image:
         """The record of the code, not in a pack."""
         return Image(
-            kernel=kernel.name,
-            signature=signature.name,
+            kernel=kernel,
+            signature=signature,
             entry=self.entry,
             threads=self.threads,
             shared=self.shared,
@@ -62,7 +64,7 @@ class Compiled:
             sha256="",
             key=self.key,
             compiler=self.compiler,
-            source=source_digest(self.sources) if self.sources else "",
+            source="",
         )
 
 
@@ -190,17 +192,28 @@ def _compile_triton(kernel: Kernel, signature: Signature, device: str) -> Compil
         scratch=2,
         key=hashlib.sha256(parts).hexdigest(),
         compiler=f"Triton {triton.__version__}",
-        sources=_sources(kernel, source),
     )
 
 
-def _sources(kernel: Kernel, source: TritonSource) -> tuple[str, ...]:
-    """Files of the package from which a kernel is made: those of its module's folder, and those of
-    every function that Triton compiles into it."""
+def sources(kernel: Kernel, signature: Signature, device: Device) -> tuple[str, ...]:
+    """Files of the package from which a kernel is made, relative to it: the rules, those of the
+    folder in which the kernel is recorded, and those of every function that Triton compiles into
+    it. Empty for a kernel that is recorded outside of the package."""
+    make: Any = kernel.opencl if device.vendor == "intel" else kernel.triton
+    while isinstance(make, functools.partial):
+        make = make.func
+    record = Path(make.__code__.co_filename)
+    if PACKAGE not in record.parents:
+        return ()
+    found = {PACKAGE / _RULES, *record.parent.rglob("*.py"), *record.parent.rglob("*.cl")}
+    if device.vendor != "intel":
+        found |= _called(kernel.triton(signature))
+    inside = [path for path in found if PACKAGE in path.parents]
+    return tuple(sorted(path.relative_to(PACKAGE).as_posix() for path in inside))
+
+
+def _called(source: TritonSource) -> set[Path]:
     found: set[Path] = set()
-    module = Path(kernel.triton.__code__.co_filename)
-    if PACKAGE in module.parents:
-        found.update(module.parent.glob("*.py"))
     seen: set[int] = set()
     todo = [source.function, *source.constants.values()]
     while todo:
@@ -211,8 +224,7 @@ def _sources(kernel: Kernel, source: TritonSource) -> tuple[str, ...]:
         python = function.fn
         found.add(Path(python.__code__.co_filename))
         todo += _named(python.__code__, python.__globals__)
-    inside = [path for path in found if PACKAGE in path.parents]
-    return tuple(sorted(path.relative_to(PACKAGE).as_posix() for path in inside))
+    return found
 
 
 def _named(code: CodeType, scope: dict[str, Any]) -> Iterator[Any]:
@@ -247,8 +259,40 @@ def _compile_opencl(kernel: Kernel, signature: Signature, device: Device) -> Com
         scratch=0,
         key=hashlib.sha256(json.dumps(_opencl_parts(source, device)).encode()).hexdigest(),
         compiler=f"ocloc {ocloc.version()}",
-        sources=(),
     )
+
+
+_ELF = b"\x7fELF"
+_SPIRV = (0x07230203).to_bytes(4, "little")
+_MACHINES = {"nvidia": 190, "amd": 224}
+
+
+def validate(code: bytes, device: Device, subject: str) -> None:
+    """Raises ImageError where code is not of the form that the device takes.
+
+    Intel's code is taken apart by ocloc, where it is installed.
+    """
+    if device.vendor == "intel":
+        from . import ocloc
+
+        if device.fallback:
+            good = code[:4] in (_SPIRV, _SPIRV[::-1])
+        elif ocloc.missing():
+            good = code[:4] == _ELF
+        else:
+            try:
+                ocloc.check(code, device.name)
+            except ocloc.OclocError as error:
+                raise ImageError(f"{subject}: {error}") from error
+            good = True
+    elif device.fallback:
+        good = b".version" in code[:4096] and b".entry" in code
+    else:
+        good = (
+            code[:4] == _ELF and int.from_bytes(code[18:20], "little") == _MACHINES[device.vendor]
+        )
+    if not good:
+        raise ImageError(f"{subject}: not code for {device.name}")
 
 
 def compilers_of(devices: list[Device]) -> dict[str, str]:

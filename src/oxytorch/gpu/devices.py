@@ -125,14 +125,14 @@ DEVICES = (
         "lnl",
         "intel",
         "Core Ultra 200 V (Lunar Lake)",
-        ("lnl-m", "lunar-lake"),
+        ("lnl-m", "lnl-b0", "lnl-a0", "lunar-lake"),
         compiler_names=("lnl-m", "lnl", "lnl-b0", "lnl-a0"),
     ),
     Device(
         "bmg",
         "intel",
         "Arc B580, B570, Pro B50, B60",
-        ("bmg-g21", "battlemage", "b580", "b570"),
+        ("bmg-g21", "bmg-g21-a0", "battlemage", "b580", "b570"),
         compiler_names=("bmg-g21", "bmg", "bmg-g21-a0"),
     ),
 )

@@ -112,7 +112,9 @@ class HipDriver:
     def build(self, kernel: Kernel, signature: Signature) -> tuple[Function, str]:
         """Compiles with Triton for this very device, and loads it."""
         compiled = compilers.compile_here(kernel, signature, self.device)
-        return self.load(compiled.code, compiled.image(kernel, signature)), compiled.compiler
+        return self.load(
+            compiled.code, compiled.image(kernel.name, signature.name)
+        ), compiled.compiler
 
     def release_memory(self) -> None:
         """Gives memory back that torch keeps but does not use."""

@@ -3,16 +3,19 @@
 `<folder>/<device>.json` is the manifest: what is in the pack, entry by entry. It names the pack,
 `<folder>/<device>-<digest>.pack`, so that replacing the manifest replaces both in one step; the
 pack is nothing but zlib streams one after another. An image is found by one look into the manifest
-and one read from the pack, and its sha256 is compared before it is decompressed.
+and one read from the pack; its sha256, over the bytes and their entry in the manifest, is compared
+before it is decompressed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
+import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +29,7 @@ PACKAGE = Path(__file__).parents[1]
 SHIPPED = Path(__file__).parent / "images"
 # No kernel comes near it; a damaged manifest must not make us allocate what it says.
 LARGEST_IMAGE = 64 * 2**20
+LARGEST_PACK = 2**40
 REBUILD = "run `oxytorch aot build`"
 
 
@@ -36,9 +40,9 @@ class Image:
     entry: the function's name in the image. threads: of one program. shared: bytes of dynamic
     shared memory. arguments: types in Triton's words, in order. aligned: positions of arguments
     that must be multiples of 16. scratch: null pointers that follow the arguments. offset, length:
-    place of the compressed bytes in the pack. size: bytes of the image itself. sha256: of the
-    compressed bytes. key: what the image was compiled from (`compilers.key`). source: a name of the
-    source files in the manifest, empty where none are recorded.
+    place of the compressed bytes in the pack. size: bytes of the image itself. sha256: `digest`.
+    key: what the image was compiled from (`compilers.key`). source: a name of the source files in
+    the manifest, empty where none are recorded.
     """
 
     kernel: str
@@ -75,9 +79,15 @@ class Image:
                 raise ImageError(f"{manifest}: {name} of an entry is {value!r}; {REBUILD}")
             values[name] = value
         image = cls(**values)
-        if image.size > LARGEST_IMAGE or image.length > LARGEST_IMAGE:
+        if max(image.size, image.length) > LARGEST_IMAGE or image.offset > LARGEST_PACK:
             raise ImageError(f"{manifest}: an image of {image.size} bytes cannot be; {REBUILD}")
         return image
+
+    def digest(self, compressed: bytes) -> str:
+        """The sha256 of the compressed bytes and of all that is said of them but their place."""
+        facts = dataclasses.replace(self, offset=0, sha256="")
+        words = json.dumps(dataclasses.astuple(facts)).encode()
+        return hashlib.sha256(words + b"\0" + compressed).hexdigest()
 
 
 def load_manifest(path: Path) -> dict[str, Any]:
@@ -115,6 +125,7 @@ class Collection:
             pack = folder / self.manifest["pack"]
             try:
                 self._file = os.open(pack, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+                weakref.finalize(self, os.close, self._file)
                 break
             except FileNotFoundError:
                 # Another process has just replaced both.
@@ -133,10 +144,6 @@ class Collection:
                 raise ImageError(f"{self.path}: an entry has no kernel or signature; {REBUILD}")
             self._records[name] = record
 
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            os.close(self._file)
-
     def __iter__(self) -> Iterator[Image]:
         return (Image.from_record(record, self.path) for record in self._records.values())
 
@@ -149,21 +156,23 @@ class Collection:
         return None if record is None else Image.from_record(record, self.path)
 
     def stale(self, image: Image) -> str:
-        """The source file that has changed since the image was compiled; "" if none has."""
-        return _changed(image.source, self._sources(image))
+        """The source files that have changed since the image was compiled; "" if none has."""
+        return _changed(tuple(self.sources(image).items()))
 
-    def _sources(self, image: Image) -> tuple[str, ...]:
+    def sources(self, image: Image) -> dict[str, str]:
+        """The source files that the image was made of, as `file_digests`."""
         if not image.source:
-            return ()
+            return {}
         files = self.manifest["sources"].get(image.source)
-        if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
-            raise ImageError(f"{self.path}: sources of {image.source} are {files!r}; {REBUILD}")
-        return tuple(files)
+        good = isinstance(files, dict) and all(isinstance(one, str) for one in files.values())
+        if not good or source_digest(files) != image.source:
+            raise ImageError(f"{self.path}: the sources of {image.source} are damaged; {REBUILD}")
+        return dict(files)
 
     def compressed(self, image: Image) -> bytes:
-        """The image as it lies in the pack, with its sha256 compared."""
+        """The image as it lies in the pack, compared with its sha256."""
         data = os.pread(self._file, image.length, image.offset)
-        if len(data) != image.length or hashlib.sha256(data).hexdigest() != image.sha256:
+        if len(data) != image.length or image.digest(data) != image.sha256:
             pack = self.folder / self.manifest["pack"]
             raise ImageError(
                 f"{pack}: the image of {image.kernel}/{image.signature} is damaged; {REBUILD}"
@@ -185,21 +194,29 @@ class Collection:
         return data
 
 
-def source_digest(files: tuple[str, ...], root: Path = PACKAGE) -> str:
-    """A name for the contents of source files, which are given relative to the package."""
-    digest = hashlib.sha256()
-    for name in files:
-        digest.update(name.encode() + b"\0" + hashlib.sha256((root / name).read_bytes()).digest())
-    return digest.hexdigest()[:16]
+def source_digest(files: Mapping[str, str]) -> str:
+    """A name for the contents of source files, given as `file_digests`."""
+    return hashlib.sha256(json.dumps(dict(sorted(files.items()))).encode()).hexdigest()[:16]
 
 
-@lru_cache
-def _changed(digest: str, files: tuple[str, ...]) -> str:
-    try:
-        same = source_digest(files) == digest
-    except OSError as error:
-        return str(error)
-    return "" if same else ", ".join(files)
+def file_digests(names: Iterable[str], root: Path = PACKAGE) -> dict[str, str]:
+    """A short sha256 of each file; they are given relative to the package."""
+    return {
+        name: hashlib.sha256((root / name).read_bytes()).hexdigest()[:16] for name in sorted(names)
+    }
+
+
+@lru_cache(maxsize=256)
+def _changed(files: tuple[tuple[str, str], ...]) -> str:
+    changed = []
+    for name, digest in files:
+        try:
+            same = file_digests([name])[name] == digest
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            changed.append(name)
+    return ", ".join(changed)
 
 
 def user_folder() -> Path | None:

@@ -16,7 +16,7 @@ CODE_BLOCK = 256
 _LAYOUT = {True: (20, 127), False: (19, 255)}
 
 _LARGEST = 0x7FC00000
-"""The bits of the largest bound, a NaN: those of a NaN may be so large that rounded up they are -0."""
+"""The bits of the largest bound, a NaN. Those of others, rounded up, may be the bits of -0."""
 
 
 def split(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
 from ..optimizer_step.layout import Format
 
 PROGRAMS = 1024
-"""Programs of `squares`, and so partial sums: always as many, that sums do not depend on the GPU."""
+"""Programs of `squares`, and so partial sums: as many on every GPU, so that sums are the same."""
 
 LANES = 1024
 

@@ -21,8 +21,7 @@ def sum_squares(tensors, blocks, block_count, partials, FORMAT: tl.constexpr):
     partials: float64, one per program.
     """
     offsets = (
-        tl.arange(0, BLOCK // CODE_BLOCK)[:, None] * CODE_BLOCK
-        + tl.arange(0, CODE_BLOCK)[None, :]
+        tl.arange(0, BLOCK // CODE_BLOCK)[:, None] * CODE_BLOCK + tl.arange(0, CODE_BLOCK)[None, :]
     )
     total = tl.zeros(offsets.shape, tl.float64)
     for block in range(tl.program_id(0), block_count, tl.num_programs(0)):
@@ -33,9 +32,9 @@ def sum_squares(tensors, blocks, block_count, partials, FORMAT: tl.constexpr):
         left = tl.load(row + COUNT) - start
         mask = offsets < left
         if ((address & 15) == 0) & (left >= BLOCK):
-            value = read(address, 0, 0, FORMAT, start, offsets, mask, True)
+            value = read((address, 0, start, offsets, mask), (0, 0), FORMAT, True)
         else:
-            value = read(address, 0, 0, FORMAT, start, offsets, mask, False)
+            value = read((address, 0, start, offsets, mask), (0, 0), FORMAT, False)
         value = value.to(tl.float64)
         total = tl.fma(value, value, total)
     target = partials.to(tl.pointer_type(tl.float64)) + tl.program_id(0)
@@ -43,9 +42,7 @@ def sum_squares(tensors, blocks, block_count, partials, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def finish(
-    partials, count, gradient_scale, max_norm, norm, clip_factor, LANES: tl.constexpr
-):
+def finish(partials, count, gradient_scale, max_norm, norm, clip_factor, LANES: tl.constexpr):
     """The norm of gradients without the scale, and what they are to be multiplied by; float32.
 
     count: of the partial sums. gradient_scale: the address of a float32 that the gradients contain,

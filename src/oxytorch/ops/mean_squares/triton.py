@@ -83,14 +83,14 @@ def _small(row, number, height, width, count, factor, weight, ELEMENT: tl.conste
     gradient = tl.load(row + GRADIENT)
     if number < row_tiles:
         index = number * LANES + tl.arange(0, LANES)
-        for i in range(0, width):
+        for i in range(width):
             total += _squares(gradient, index * width + i, index < rows, ELEMENT)
         _move(tl.load(row + ROWS), index, index < rows, total, width, factor, weight)
     else:
         index = (number - row_tiles) * LANES + tl.arange(0, LANES)
         mask = index < count // tl.maximum(height, 1)
         begin = index // width * (height * width) + index % width
-        for i in range(0, height):
+        for i in range(height):
             total += _squares(gradient, begin + i * width, mask, ELEMENT)
         _move(tl.load(row + COLUMNS), index, mask, total, height, factor, weight)
 
@@ -121,10 +121,10 @@ def _small_factors(source, target, number, matrices, height, least):
     index = number * LANES + tl.arange(0, LANES)
     mask = index < matrices
     total = tl.zeros((LANES,), tl.float32)
-    for i in range(0, height):
+    for i in range(height):
         total += tl.load(source + index * height + i, mask=mask, other=0)
     mean = _at_least(tl.div_rn(total, height.to(tl.float32)), least)
-    for i in range(0, height):
+    for i in range(height):
         value = tl.load(source + index * height + i, mask=mask, other=0)
         tl.store(target + index * height + i, tl.div_rn(value, mean), mask=mask)
 

@@ -1,8 +1,8 @@
 """The GPU kernels of a step, and which forms of them are built ahead of time.
 
 `prepare` and `trust` have a signature for each rule. `measure` and `update` have one for each
-setting of the flags that decide which states there are (`rule_text.COMPILED_FLAGS`), times the
-formats that are common, and a general one that learns the formats when it runs and takes all others.
+setting of the flags that decide which states there are (`rule_text.COMPILED_FLAGS`) in each of the
+formats that are common, and a general one that learns the formats when it runs, for all others.
 """
 
 from __future__ import annotations

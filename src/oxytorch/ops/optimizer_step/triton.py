@@ -135,6 +135,7 @@ def step_piece(
     READS: tl.constexpr,
     WRITES: tl.constexpr,
     MEASURES: tl.constexpr,
+    FORMATS: tl.constexpr,
     ROWS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
@@ -144,16 +145,11 @@ def step_piece(
     operands = ()
     for i in tl.static_range(INPUTS):
         if (READS >> i) & 1:
-            value = read(
-                addresses[2 * i],
-                addresses[2 * i + 1],
-                sizes,
-                (formats >> (8 * i)) & 255,
-                start,
-                offsets,
-                mask,
-                WHOLE,
-            )
+            place = (addresses[2 * i], addresses[2 * i + 1], start, offsets, mask)
+            if FORMATS is None:
+                value = read(place, sizes, (formats >> (8 * i)) & 255, WHOLE)
+            else:
+                value = read(place, sizes, (FORMATS >> (8 * i)) & 255, WHOLE)
             if i == 1:
                 value = value * tl.load(scalars + FACTOR)
         else:
@@ -174,17 +170,12 @@ def step_piece(
     for i in tl.static_range(INPUTS):
         if (WRITES >> i) & 1:
             key = tl.load(keys + (i - 2)) if i > 1 else 0
-            write(
-                addresses[2 * i],
-                addresses[2 * i + 1],
-                (formats >> (8 * i)) & 255,
-                start,
-                offsets,
-                mask,
-                results[0 if i == 0 else i - before],
-                key,
-                WHOLE,
-            )
+            place = (addresses[2 * i], addresses[2 * i + 1], start, offsets, mask)
+            value = results[0 if i == 0 else i - before]
+            if FORMATS is None:
+                write(place, (formats >> (8 * i)) & 255, value, key, WHOLE)
+            else:
+                write(place, (FORMATS >> (8 * i)) & 255, value, key, WHOLE)
     if MEASURES:
         first = results[len(results) - 2].to(tl.float64)
         second = results[len(results) - 1].to(tl.float64)
@@ -257,7 +248,7 @@ def sweep(
                         own_scalars,
                         own_keys,
                         flags,
-                        FORMATS,
+                        formats,
                         RULE,
                         SCALARS,
                         FLAGS,
@@ -267,12 +258,12 @@ def sweep(
                         READS,
                         WRITES,
                         MEASURES,
+                        FORMATS,
                         BLOCK // CODE_BLOCK,
                         True,
                     )
                     left = left * 0
             for ahead in range(0, left, PIECE):
-                word = formats if FORMATS is None else FORMATS
                 more_first, more_second = step_piece(
                     addresses,
                     sizes,
@@ -281,7 +272,7 @@ def sweep(
                     own_scalars,
                     own_keys,
                     flags,
-                    word,
+                    formats,
                     RULE,
                     SCALARS,
                     FLAGS,
@@ -291,6 +282,7 @@ def sweep(
                     READS,
                     WRITES,
                     MEASURES,
+                    FORMATS,
                     PIECE // CODE_BLOCK,
                     False,
                 )

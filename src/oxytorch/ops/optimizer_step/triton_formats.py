@@ -1,7 +1,7 @@
 """How operands are kept in memory, for Triton: the formats of formats.h, bit for bit.
 
-A piece of a tensor is [rows, CODE_BLOCK] elements from `start` on. If it is whole, all of them exist
-and lie at multiples of 16 bytes; else `mask` tells which exist.
+A piece of a tensor is [rows, CODE_BLOCK] elements from `start` on. If it is whole, all of them are
+there and lie at multiples of 16 bytes; else `mask` tells which exist.
 """
 
 import triton
@@ -53,11 +53,13 @@ def store(address, start, offsets, mask, value, ELEMENT: tl.constexpr, WHOLE: tl
 
 
 @triton.jit
-def read(data, extra, sizes, format, start, offsets, mask, WHOLE: tl.constexpr):
-    """The float32 values of an operand.
+def read(place, sizes, format, WHOLE: tl.constexpr):
+    """The float32 values of a piece of an operand.
 
-    format: a constant, or known when the kernel runs. sizes: the last two of a factored operand.
+    place: the addresses of its data and its extra, `start`, offsets, mask. sizes: the last two of
+    a factored operand. format: a constant, or known when the kernel runs.
     """
+    data, extra, start, offsets, mask = place
     if format == FLOAT32:
         value = load(data, start, offsets, mask, tl.float32, WHOLE)
     elif format == FLOAT16:
@@ -78,8 +80,9 @@ def read(data, extra, sizes, format, start, offsets, mask, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def write(data, extra, format, start, offsets, mask, value, key, WHOLE: tl.constexpr):
+def write(place, format, value, key, WHOLE: tl.constexpr):
     """Keeps the float32 values. key: where the random numbers of the tensor start."""
+    data, extra, start, offsets, mask = place
     if format == FLOAT32:
         store(data, start, offsets, mask, value, tl.float32, WHOLE)
     elif format == FLOAT16:
@@ -119,13 +122,14 @@ def _bounds(extra, start, offsets):
 @triton.jit
 def _any_in_row(offsets, mask):
     """Whether the first element of each row exists."""
-    return tl.max(tl.where(offsets % CODE_BLOCK == 0, mask, False).to(tl.int32), 1, keep_dims=True) != 0
+    return (
+        tl.max(tl.where(offsets % CODE_BLOCK == 0, mask, False).to(tl.int32), 1, keep_dims=True)
+        != 0
+    )
 
 
 @triton.jit
-def _decode(
-    data, extra, start, offsets, mask, SIGNED: tl.constexpr, WHOLE: tl.constexpr
-):
+def _decode(data, extra, start, offsets, mask, SIGNED: tl.constexpr, WHOLE: tl.constexpr):
     shift: tl.constexpr = 20 if SIGNED else 19
     last: tl.constexpr = 127 if SIGNED else 255
     pointers = _bounds(extra, start, offsets)
@@ -154,8 +158,8 @@ def _encode(
     if not WHOLE:
         value = tl.where(mask, value, 0.0)
     bits = value.to(tl.uint32, bitcast=True)
-    # Without the sign, which a NaN may have anywhere, bits are in the order of the values. Rounded up,
-    # those of a NaN may be the bits of -0.
+    # Without the sign, which a NaN may have anywhere, bits are in the order of the values. Those of
+    # a NaN, rounded up, may be those of -0.
     magnitude = bits & 0x7FFFFFFF
     largest = tl.max(magnitude.to(tl.int32), 1, keep_dims=True)
     largest = tl.minimum(largest, 0x7FC00000).to(tl.uint32)

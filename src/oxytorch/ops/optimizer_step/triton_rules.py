@@ -107,6 +107,8 @@ def functions() -> Mapping[str, Any]:
     namespace: dict[str, Any] = {**vars(triton_arithmetic), "__name__": __name__}
     before = set(namespace)
     exec(compile(text, _FILE, "exec"), namespace)
-    made = {name: triton.jit(namespace[name]) for name in namespace.keys() - before - {"__builtins__"}}
+    made = {
+        name: triton.jit(namespace[name]) for name in namespace.keys() - before - {"__builtins__"}
+    }
     namespace.update(made)
     return made
