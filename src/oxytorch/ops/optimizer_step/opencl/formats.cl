@@ -86,7 +86,8 @@ static void encode(operand own, long index, int have, value x, uint key, int has
   if (have > 0 && get_local_id(0) % ITEMS_PER_BOUND == 0) {
     ((global uint*)own.extra)[index / CODE_BLOCK] = bound;
   }
-  const bits noisy = (has_sign ? sizes : kept) + (noise(index, key) >> (32 - shift));
+  // Of values that are never negative a NaN may have the sign.
+  const bits noisy = sizes + (noise(index, key) >> (32 - shift));
   const int4 codes = convert_int4_sat(noisy >> shift) - ((int)(bound >> shift) - last);
   bits result = as_uint4(clamp(codes, first, last));
   if (has_sign) result |= kept >> 31 << 7;
