@@ -19,7 +19,7 @@ from ._states import State, check_options
 from ._step import LOW_HALF
 
 if TYPE_CHECKING:
-    from ._plan import Plan
+    pass
 
 
 _STEPS_TOGETHER = 256
@@ -84,8 +84,7 @@ class FusedOptimizer(CheckpointedOptimizer):
     def _forget_steps(self) -> None:
         # By what was stepped: the number of a group, and of a single parameter's stream.
         self._records: dict[tuple[int, int | None], _planned.Record] = {}
-        # Plans whose tables graphs read whenever they run.
-        self._captured: list[Plan] = []
+        self._captured = []
         self._fresh_steps: dict[torch.device, list[Tensor]] = {}
 
     def _release_gradients(self) -> None:
@@ -198,7 +197,8 @@ class FusedOptimizer(CheckpointedOptimizer):
         self._measured = []
         try:
             yield
-            _step.finish(self._measured)
+            if self._measured:
+                _step.finish(self._measured)
         finally:
             self._measured = None
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..gpu.errors import NoKernelError
 from . import _devices, _sharding, _step, _watch
 from ._counted import Changes, Table
 from ._groups import Group
@@ -49,12 +48,12 @@ class Record:
         planned = {id(whole) for part in parts for whole in part.wholes}
         rest = [own for own in self._parameters if id(own) not in planned]
         self._watches = [
-            (_watch.watch(_kept(optimizer, part.wholes), part.wholes), part.plan.addresses, part)
+            (_watch.watch(_kept(optimizer, part.wholes), part.wholes, part.plan.addresses), part)
             for part in parts
         ]
         # They may get a gradient, or lose an empty one.
         addresses = torch.zeros(sum(own.grad is not None for own in rest), 1, dtype=torch.int64)
-        self._rest = (_watch.watch([], rest), addresses) if rest else None
+        self._rest = _watch.watch([], rest, addresses) if rest else None
 
     def settle(self, before: int) -> None:
         """Tells that no change of states since `before` was one of the record's."""
@@ -73,17 +72,17 @@ class Record:
             or self._settings != optimizer._settings(group)
         ):
             return False
-        if self._rest is not None and self._rest[0].compare(self._rest[1]) is Moved.OTHER:
+        if self._rest is not None and self._rest.compare() is Moved.OTHER:
             return False
         hyper = optimizer._hyper(group)
-        for watch, addresses, part in self._watches:
-            moved = watch.compare(addresses)
+        for watch, part in self._watches:
+            moved = watch.compare()
             if moved is Moved.OTHER or not part.plan.fits((*hyper, *part.flags)):
                 return False
             if moved is Moved.GRADIENTS:
                 part.plan.moved()
         scaling = optimizer._scaling(group)
-        for watch, _, part in self._watches:
+        for watch, part in self._watches:
             launch(optimizer, part, (*hyper, *part.flags), scaling)
             watch.bump_versions()
         return True
@@ -104,7 +103,8 @@ def plan(
     flags: tuple[bool, ...],
 ) -> Part | None:
     """A plan for the batch, which is on one device; None where that has no kernels for it."""
-    # Programs that stay on the processor need not import it.
+    # Programs that stay on the processor need not import them.
+    from ..gpu.errors import NoKernelError
     from ._plan import Plan
 
     device = _devices.find(batch.parameters[0].device)
