@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -227,3 +228,12 @@ def test_ocloc_compiles_every_signature(kernel: Kernel) -> None:
         source = kernel.opencl(signature)
         for device in ("pvc", "ats-m150"):
             ocloc.check(ocloc.compile_opencl(source, device), device)
+
+
+def test_numbers_in_constants_are_float32() -> None:
+    """Pairs are made of them with a float32, which would not hold 0.1."""
+    for name, function in rule_text.functions().items():
+        if name.endswith((rule_text.CONSTANTS, rule_text.TRUST)):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Constant) and isinstance(node.value, float):
+                    assert torch.tensor(node.value).item() == node.value, (name, node.value)
