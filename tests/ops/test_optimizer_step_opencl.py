@@ -83,6 +83,28 @@ def test_kernels_compute_the_bits_of_the_reference(
     assert gpu_steps.differences(case, actual, wanted) == []
 
 
+@pytest.mark.usefixtures("ocloc_on_path")
+@pytest.mark.parametrize("rule", ["adam", "lamb", "adafactor"])
+def test_spirv_computes_the_bits_of_the_reference(rule: str, sycl_driver: Any) -> None:
+    """The way of an Intel GPU for which there is no image."""
+
+    def run(
+        kernel: Kernel, signature: Signature, arguments: Sequence[float], programs: int
+    ) -> None:
+        source = kernel.opencl(signature)
+        program = sycl_driver._from_spirv(ocloc.compile_opencl(source, ocloc.SPIRV))
+        sycl_driver._from(program, source).bind(*arguments)(programs, 0)
+        sycl_driver.wait()
+
+    cases = [*gpu_steps.cases(rule, is_quick=True)]
+    case = next(case for case in cases if layout.Format.SPLIT in case.formats)
+    before = gpu_steps.batch(case)
+    actual = gpu_steps.moved(before, "cpu")
+    gpu_steps.step(run, case, actual, seed=5)
+    wanted = gpu_steps.reference(case, before, _step.Scaling(), 5)
+    assert gpu_steps.differences(case, actual, wanted) == []
+
+
 @pytest.mark.parametrize("scaling", SCALINGS, ids=["factor", "gradient_scale", "found_inf"])
 @pytest.mark.parametrize("rule", ["adam", "lamb"])
 def test_gradients_are_scaled_and_steps_left_out(
