@@ -174,10 +174,10 @@ def test_old_torch_warns_in_one_line_and_references_run(tmp_path: Path) -> None:
 # From the lowest layer to the highest: a module imports its own layer and those before it.
 LAYERS = [
     {"config", "_library"},
-    {"isa", "core"},
+    {"isa", "core", "gpu"},
     {"ops"},
     {"graph", "optimize", "optim"},
-    {"testing", "info", "benchmark", "demo", "__main__", "__init__"},
+    {"testing", "info", "aot", "benchmark", "demo", "__main__", "__init__"},
 ]
 
 

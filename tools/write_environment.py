@@ -13,7 +13,7 @@ HEAD = """# Environment variables
 
 Written by `python tools/write_environment.py` from `src/oxytorch/config.py`, the only file of the
 package's core that reads the environment. Variables are read once, when oxytorch is imported; an
-empty value counts as unset. oxytorch never writes one.
+empty value counts as unset, but for lists. oxytorch never writes one.
 
 | Variable | Meaning |
 |---|---|

@@ -23,6 +23,7 @@ class Command:
 COMMANDS = (
     Command("info", "oxytorch.info", "what oxytorch finds and does on this machine"),
     Command("demo", "oxytorch.demo.command", "a real model, stock and optimized, side by side"),
+    Command("aot", "oxytorch.aot", "GPU kernels compiled ahead of time"),
     Command("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
 )
 

@@ -167,7 +167,7 @@ def gpu_build() -> str:
 def environment() -> dict[str, str]:
     """The environment variables that oxytorch reads, with the values in force; "" is not set."""
     return {
-        field.metadata["variable"]: str(getattr(config.current, field.name))
+        field.metadata["variable"]: getattr(config.current, field.name) or ""
         for field in dataclasses.fields(config.current)
         if "variable" in field.metadata
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optimizers import CASES, MEASURED, make, train
+from optimizers import CASES, LEVELS, MEASURED, make, train
 from torch import Tensor
 
+from oxytorch import isa
 from oxytorch.optim import formats
 
 FAST = settings(max_examples=40, deadline=None, derandomize=True)
@@ -103,3 +105,32 @@ def test_an_update_does_not_depend_on_the_other_tensors_of_a_step(
             one.grad = gradient.clone()
             optimizer.step()
     assert torch.equal(together.param_groups[0]["params"][1], alone.param_groups[0]["params"][0])
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -0x400000, -1, -0x10000])
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_keep_a_nan_whatever_its_bits_are(bits: int, signed: bool) -> None:
+    values = torch.rand(700)
+    values.view(torch.int32)[300] = bits
+    assert values[300].isnan()
+    decoded = formats.decode(*formats.encode(values, signed))
+    assert decoded[300].isnan()
+    assert decoded[:256].isfinite().all()
+    assert decoded[512:].isfinite().all()
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -0x400000, -1, -0x10000])
+@pytest.mark.parametrize("level", LEVELS)
+def test_steps_keep_a_nan_in_codes_whatever_its_bits_are(bits: int, level: str) -> None:
+    weight = torch.randn(4096)
+    optimizer = make("Adam", [weight], state_dtype=torch.int8)
+    (parameter,) = optimizer.param_groups[0]["params"]
+    parameter.grad = torch.randn(4096)
+    parameter.grad.view(torch.int32)[300] = bits
+    with isa.use(level):
+        optimizer.step()
+    state = optimizer.state[parameter]
+    for name in ("exp_avg", "exp_avg_sq"):
+        decoded = formats.decode(state[name], state[name + "_scales"])
+        assert decoded[300].isnan()
+        assert decoded[512:].isfinite().all()

@@ -15,6 +15,9 @@ CODE_BLOCK = 256
 # Lower bits that are cut off, and the last code; by whether there is a sign.
 _LAYOUT = {True: (20, 127), False: (19, 255)}
 
+_LARGEST = 0x7FC00000
+"""The bits of the largest bound, a NaN. Those of others, rounded up, may be the bits of -0."""
+
 
 def split(weight: Tensor) -> tuple[Tensor, Tensor]:
     """The halves of float32 `weight`: bfloat16 (truncated, not rounded) and int16.
@@ -82,9 +85,11 @@ def encode(values: Tensor, signed: bool, noise: Tensor | None = None) -> tuple[T
     """
     shift, last = _LAYOUT[signed]
     bits = _blocks(in_memory_order(values.detach().float()).view(torch.int32))
-    magnitude = bits & 0x7FFFFFFF if signed else bits
+    # Of values that are never negative a NaN may have the sign.
+    magnitude = bits & 0x7FFFFFFF
     round_up = (1 << shift) - 1
-    bounds = (bits & 0x7FFFFFFF).amax(1, keepdim=True) + round_up & ~round_up
+    largest = magnitude.amax(1, keepdim=True).clamp(max=_LARGEST)
+    bounds = largest + round_up & ~round_up
     added = torch.tensor(1 << shift - 1) if noise is None else _blocks(noise >> 32 - shift)
     # Sums of bits may pass 2^31, as they do without a sign in the kernel.
     code = ((magnitude.long() + added) >> shift) - ((bounds >> shift) - last)

@@ -2,10 +2,10 @@
 
 Each optimizer has two functions. `<rule>_constants` turns hyper-parameters and the number of the
 step into scalars, in float64, once per tensor and step. `<rule>` updates one element: it is run on
-tensors (the reference), and `tools/translate_rules.py` turns it into the C++ of every level when
-the library is built. Where there is a `<rule>_measure`, it runs before, and what it returns beside
-operands is summed over the tensor; `<rule>_trust` turns the sums, in float64, into a factor of the
-update's `step_size`.
+tensors (the reference), and `ops/optimizer_step/translation` turns it into C++ when the library is
+built, and into OpenCL C. Where there is a `<rule>_measure`, it runs before, and what it returns
+beside operands is summed over the tensor; `<rule>_trust` turns the sums, in float64, into a factor
+of the update's `step_size`.
 
 The functions know values only: + - * /, comparisons, calls of the functions below and of each
 other, and `if` on a flag, which is settled when the code is translated. Arguments are operands

@@ -19,7 +19,8 @@ from torch.optim.optimizer import Optimizer
 
 from .. import optim
 from ..optim import _sharding, formats
-from ..optim._base import IN_MODEL, FusedOptimizer
+from ..optim._base import FusedOptimizer
+from ..optim._states import IN_MODEL
 from . import processes
 from .passes.cast import CastInput, dtypes
 from .record import ATTRIBUTE, Change, ForwardSet, HookAdded, Record

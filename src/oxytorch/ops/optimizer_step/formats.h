@@ -145,12 +145,16 @@ class Codes {
       largest = largest > bits ? largest : bits;
     }
     constexpr std::uint32_t kRoundUp = (1u << kShift) - 1;
-    const std::uint32_t bound = (maximum(largest) + kRoundUp) & ~kRoundUp;
+    // The bits of a NaN may be so large that rounded up they are those of -0.
+    constexpr std::uint32_t kLargest = 0x7fc00000;
+    const std::uint32_t most = maximum(largest);
+    const std::uint32_t bound = ((most < kLargest ? most : kLargest) + kRoundUp) & ~kRoundUp;
     *bound_ = bound;
     const auto zero = static_cast<std::int32_t>((bound >> kShift) - kLast);
     sweep(0, count, [&](std::int64_t i, auto rest) {
       const u32v value = bits_of(load(values + i));
-      const u32v magnitude = has_sign ? value & 0x7fffffff : value;
+      // Of values that are never negative a NaN may have the sign.
+      const u32v magnitude = value & 0x7fffffff;
       const u32v noisy = magnitude + (noise(offset + i, key) >> (32 - kShift));
       const i32v code = clamp(reinterpret_cast<i32v>(noisy >> kShift) - zero, kFirst, kLast);
       u32v result = reinterpret_cast<u32v>(code);

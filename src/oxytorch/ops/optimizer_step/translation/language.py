@@ -1,16 +1,11 @@
-"""The restricted Python of src/oxytorch/optim/rules.py, expression by expression, as C++."""
+"""The restricted Python of optim/rules.py, expression by expression, in the words of a target."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-CALLS = {
-    "sqrt": "square_root",
-    "maximum": "larger",
-    "fused_multiply_add": "fused_multiply_add",
-}
 OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "+",
     ast.Sub: "-",
@@ -23,6 +18,24 @@ OPERATORS: dict[type[ast.AST], str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",
 }
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a target writes expressions, over elements or over the float64 of constants.
+
+    value: the type of a local variable. literal: a number, in place of {}. calls: names of
+    functions. Operators are written by the functions of `operators`; those that it lacks are
+    written as they are. divides_by_inverse: scalars that are divided by have `<name>_inverse` at
+    hand, because dividing by them is then cheaper and as exact.
+    """
+
+    over_elements: bool
+    value: str
+    literal: str
+    calls: Mapping[str, str]
+    operators: Mapping[str, str] = field(default_factory=dict)
+    divides_by_inverse: bool = False
 
 
 class Untranslatable(Exception):
@@ -41,45 +54,44 @@ class Helper:
 
 
 class Expression:
-    """Translates expressions: over vectors, or over float64 for the constants.
+    """Translates expressions.
 
-    used: names that occur. divisors: scalars that are divided by, for which C++ has
-    `<name>_inverse` at hand, because dividing by them is then cheaper and as exact.
+    used: names that occur. divisors: scalars that are divided by and need an inverse.
     """
 
     def __init__(
-        self,
-        helpers: dict[str, Helper],
-        over_vectors: bool,
-        scalars: Sequence[str] = (),
+        self, dialect: Dialect, helpers: Mapping[str, Helper], scalars: Sequence[str] = ()
     ) -> None:
+        self.dialect = dialect
         self.helpers = helpers
-        self.over_vectors = over_vectors
         self.scalars = scalars
         self.used: set[str] = set()
         self.divisors: list[str] = []
 
     def __call__(self, node: ast.expr) -> str:
-        """The C++ text of an expression, in parentheses where it is compound."""
+        """The text of an expression, in parentheses where it is compound."""
+        over_elements = self.dialect.over_elements
         if isinstance(node, ast.Name):
             self.used.add(node.id)
             return node.id
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-            value = repr(float(node.value))
-            return f"splat({value}f)" if self.over_vectors else value
+            return self.dialect.literal.format(repr(float(node.value)))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return f"(-{self(node.operand)})"
+            negate = self.dialect.operators.get("negate")
+            operand = self(node.operand)
+            return f"{negate}({operand})" if negate else f"(-{operand})"
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return f"(!{self(node.operand)})"
-        if isinstance(node, ast.IfExp) and not self.over_vectors:
+        if isinstance(node, ast.IfExp) and not over_elements:
             return f"({self(node.test)} ? {self(node.body)} : {self(node.orelse)})"
-        if isinstance(node, ast.BoolOp) and not self.over_vectors:
+        if isinstance(node, ast.BoolOp) and not over_elements:
             sign = " && " if isinstance(node.op, ast.And) else " || "
             return f"({sign.join(self(value) for value in node.values)})"
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not self.over_vectors:
-            return f"std::pow({self(node.left)}, {self(node.right)})"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not over_elements:
+            return self._power(node.left, node.right)
         if (
-            isinstance(node, ast.BinOp)
+            self.dialect.divides_by_inverse
+            and isinstance(node, ast.BinOp)
             and isinstance(node.op, ast.Div)
             and isinstance(node.right, ast.Name)
             and node.right.id in self.scalars
@@ -88,13 +100,24 @@ class Expression:
             self._divide_by(divisor)
             return f"divide({self(node.left)}, {divisor}, {divisor}_inverse)"
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            return f"({self(node.left)} {OPERATORS[type(node.op)]} {self(node.right)})"
+            return self._operation(OPERATORS[type(node.op)], node.left, node.right)
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OPERATORS:
-            sign = OPERATORS[type(node.ops[0])]
-            return f"({self(node.left)} {sign} {self(node.comparators[0])})"
+            return self._operation(OPERATORS[type(node.ops[0])], node.left, node.comparators[0])
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
             return self._call(node, node.func.id)
         raise Untranslatable(node, "cannot translate")
+
+    def _operation(self, sign: str, left: ast.expr, right: ast.expr) -> str:
+        function = self.dialect.operators.get(sign)
+        if function:
+            return f"{function}({self(left)}, {self(right)})"
+        return f"({self(left)} {sign} {self(right)})"
+
+    def _power(self, base: ast.expr, exponent: ast.expr) -> str:
+        root = self.dialect.calls.get("**0.5")
+        if root and isinstance(exponent, ast.Constant) and exponent.value == 0.5:
+            return f"{root}({self(base)})"
+        return f"{self.dialect.calls['**']}({self(base)}, {self(exponent)})"
 
     def _divide_by(self, scalar: str) -> None:
         if scalar not in self.divisors:
@@ -102,13 +125,9 @@ class Expression:
 
     def _call(self, node: ast.Call, name: str) -> str:
         arguments = [self(argument) for argument in node.args]
-        if name == "where" and self.over_vectors:
+        if name == "where" and self.dialect.over_elements:
             condition, yes, no = arguments
             return f"({condition} ? {yes} : {no})"
-        if name in ("min", "max") and not self.over_vectors:
-            return f"std::{name}<double>({', '.join(arguments)})"
-        if not self.over_vectors or (name not in CALLS and name not in self.helpers):
-            raise Untranslatable(node, "cannot call")
         if name in self.helpers:
             helper = self.helpers[name]
             for divisor in helper.divisors:
@@ -117,4 +136,7 @@ class Expression:
                     raise Untranslatable(node, f"expected a scalar as {divisor}")
                 self._divide_by(scalar)
                 arguments.append(f"{scalar}_inverse")
-        return f"{CALLS.get(name, name)}({', '.join(arguments)})"
+            return f"{name}({', '.join(arguments)})"
+        if name not in self.dialect.calls:
+            raise Untranslatable(node, "cannot call")
+        return f"{self.dialect.calls[name]}({', '.join(arguments)})"

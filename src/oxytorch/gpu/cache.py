@@ -1,0 +1,68 @@
+"""Files that oxytorch keeps per user: what a driver compiled, so that it does so once.
+
+A cache that cannot be read or written costs time, never an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from .. import config
+
+log = logging.getLogger("oxytorch.gpu")
+_DIGEST = hashlib.sha256().digest_size
+
+
+def folder() -> Path | None:
+    """Where the files lie; None where this user has no home."""
+    if config.current.cache_home:
+        return Path(config.current.cache_home) / "oxytorch" / "gpu"
+    try:
+        return Path.home() / ".cache" / "oxytorch" / "gpu"
+    except RuntimeError:
+        return None
+
+
+def read(key: str) -> bytes | None:
+    """What was written as `key`; None if it is absent or damaged."""
+    place = folder()
+    if place is None:
+        return None
+    try:
+        content = (place / key).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("cannot read the cache: %s", error)
+        return None
+    digest, data = content[:_DIGEST], content[_DIGEST:]
+    if hashlib.sha256(data).digest() != digest:
+        log.warning("the cache's file %s is damaged and is made anew", place / key)
+        return None
+    return data
+
+
+def write(key: str, data: bytes) -> bool:
+    """Keeps `data` as `key`, in one step for other processes; returns whether it is kept."""
+    place = folder()
+    if place is None:
+        return False
+    temporary = ""
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(dir=place, prefix=".new-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(data).digest() + data)
+        os.replace(temporary, place / key)
+    except OSError as error:
+        log.warning("cannot write the cache, the next process compiles again: %s", error)
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        return False
+    return True

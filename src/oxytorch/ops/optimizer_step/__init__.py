@@ -1,0 +1,1 @@
+"""One step of an optimizer over many tensors, on processors and GPUs."""

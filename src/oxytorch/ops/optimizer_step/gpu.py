@@ -1,0 +1,284 @@
+"""The GPU kernels of a step, and which forms of them are built ahead of time.
+
+`prepare` and `trust` have a signature for each rule. `measure` and `update` have one for each
+setting of the flags that decide which states there are (`rule_text.COMPILED_FLAGS`) in each of the
+formats that are common, and a general one that learns the formats when it runs, for all others.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
+from . import layout, rule_text
+from .layout import Format
+
+CODES = "codes"
+"""8-bit codes, signed or not as the state is."""
+
+STATES: Mapping[str, Sequence[str]] = {
+    "float32": ("float32", "stochastic", CODES),
+    "bfloat16": ("bfloat16", "float32", "stochastic", CODES),
+    "float16": ("float16", "float32", CODES),
+    "split": ("float32", "stochastic", CODES),
+}
+"""For each format of the parameter the formats of states that are compiled."""
+
+GENERAL = "general"
+
+PREPARE_LANES = 32
+TRUST_LANES = 1024
+
+_TABLES = frozenset({"tensors", "blocks", "scalars", "keys", "partials", "sums"})
+_HYPER = {f"hyper_{i}": "fp64" for i in range(layout.HYPER)}
+
+
+def step_rule(kernel: str, rule: str) -> rule_text.Rule:
+    """The function of a rule that the kernel `measure` or `update` runs."""
+    family = rule_text.families()[rule]
+    function = family.measure if kernel == "measure" else family.update
+    if function is None:
+        raise ValueError(f"{kernel}: expected a rule with norms, got {rule}")
+    return function
+
+
+def family_signature(rule: str) -> Signature:
+    """The signature of `prepare` and `trust` for a rule."""
+    return Signature(rule, {"rule": rule})
+
+
+def step_signature(
+    kernel: str, rule: str, flags: Mapping[str, object], formats: Sequence[Format]
+) -> Signature:
+    """The signature of `measure` or `update` for operands in these formats.
+
+    flags: by name, as `<rule>_constants` returns them. formats: of the parameter, the gradient and
+    the states in the rule's order; those of operands that the kernel does not touch do not count.
+    """
+    function = step_rule(kernel, rule)
+    compiled = {name: bool(flags[name]) for name in function.compiled_flags}
+    traffic = function.traffic(compiled)
+    used = traffic.reads | traffic.writes
+    wanted = layout.formats_word(
+        [
+            own if name in used else Format.ABSENT
+            for name, own in zip(function.operands, formats, strict=False)
+        ]
+    )
+    known = _signatures_by_use(kernel)
+    setting = tuple(compiled.values())
+    return known.get((rule, setting, wanted)) or known[rule, setting, None]
+
+
+def run_time_flags(kernel: str, rule: str, flags: Mapping[str, object]) -> int:
+    """The argument `flags` of `measure` and `update`."""
+    names = step_rule(kernel, rule).flags
+    return sum(1 << position for position, name in enumerate(names) if flags[name])
+
+
+def _formats(function: rule_text.Rule, used: frozenset[str], parameter: str, state: str) -> int:
+    """The word of formats for a common combination."""
+    kinds = [Format[parameter.upper()], Format.BFLOAT16 if parameter == "split" else None]
+    for name in function.operands[2:]:
+        if state == CODES:
+            unsigned = name in function.magnitudes
+            kinds.append(Format.UNSIGNED_CODES if unsigned else Format.SIGNED_CODES)
+        else:
+            kinds.append(Format[state.upper()])
+    gradient = kinds[1] or kinds[0]
+    own = [kinds[0], gradient, *kinds[2:]]
+    return layout.formats_word(
+        [
+            kind if name in used and kind is not None else Format.ABSENT
+            for name, kind in zip(function.operands, own, strict=True)
+        ]
+    )
+
+
+@functools.cache
+def _step_signatures(kernel: str) -> tuple[Signature, ...]:
+    """All signatures of `measure` or `update`."""
+    found: dict[str, Signature] = {}
+    for rule, family in rule_text.families().items():
+        if kernel == "measure" and family.measure is None:
+            continue
+        function = step_rule(kernel, rule)
+        for setting in itertools.product((False, True), repeat=len(function.compiled_flags)):
+            compiled = dict(zip(function.compiled_flags, setting, strict=True))
+            names = [rule, *(name for name, value in compiled.items() if value)]
+            traffic = function.traffic(compiled)
+            used = traffic.reads | traffic.writes
+            has_states = len(used - {"parameter", "gradient"}) > 0
+            for parameter, states in STATES.items():
+                kinds = list(states) if has_states else [""]
+                # Adafactor keeps the variance of matrices as factors.
+                if rule == "adafactor" and not compiled.get("is_whole", False):
+                    kinds = ["factored", *(kinds if kernel == "update" else [])]
+                for state in kinds:
+                    name = "-".join([*names, parameter, *([state] if state else [])])
+                    word = _formats(function, used, parameter, state or "float32")
+                    options = {"rule": rule, **compiled, "formats": word}
+                    found[name] = Signature(name, options)
+            found["-".join([*names, GENERAL])] = Signature(
+                "-".join([*names, GENERAL]), {"rule": rule, **compiled}
+            )
+    return tuple(found.values())
+
+
+@functools.cache
+def _signatures_by_use(
+    kernel: str,
+) -> Mapping[tuple[str, tuple[bool, ...], int | None], Signature]:
+    """The signatures of `measure` or `update` by rule, setting of flags and word of formats."""
+    result = {}
+    for signature in _step_signatures(kernel):
+        options = signature.options
+        rule = str(options["rule"])
+        setting = tuple(bool(options[n]) for n in step_rule(kernel, rule).compiled_flags)
+        word = options.get("formats")
+        result[rule, setting, None if word is None else int(word)] = signature
+    return result
+
+
+def _mask(names: Sequence[str], chosen: frozenset[str]) -> int:
+    return sum(1 << position for position, name in enumerate(names) if name in chosen)
+
+
+def _step_triton(kernel: str, signature: Signature) -> TritonSource:
+    from . import triton, triton_rules
+
+    options = signature.options
+    function = step_rule(kernel, str(options["rule"]))
+    compiled = {name: bool(options[name]) for name in function.compiled_flags}
+    traffic = function.traffic(compiled)
+    arguments = {
+        "tensors": "i64",
+        "blocks": "i64",
+        "block_count": "i32",
+        "scalars": "i64",
+        "keys": "i64",
+        "partials": "i64",
+        "found_inf": "i64",
+        "flags": "i32",
+        "formats": "i64",
+    }
+    constants: dict[str, Any] = {
+        "RULE": triton_rules.functions()[function.name],
+        "SCALARS": len(function.scalars),
+        "FLAGS": len(function.flags),
+        "COMPILED": _mask(function.flags, frozenset(compiled)),
+        "SETTING": _mask(function.flags, frozenset(n for n, value in compiled.items() if value)),
+        "INPUTS": len(function.operands),
+        "READS": _mask(function.operands, traffic.reads),
+        "WRITES": _mask(function.operands, traffic.writes),
+        "MEASURES": kernel == "measure",
+        "FORMATS": options.get("formats"),
+    }
+    return TritonSource(triton.sweep, arguments, constants, _TABLES & {*arguments})
+
+
+def _prepare_triton(signature: Signature) -> TritonSource:
+    from . import triton, triton_rules
+
+    family = rule_text.families()[str(signature.options["rule"])]
+    arguments = {
+        "tensors": "i64",
+        "scalars": "i64",
+        "keys": "i64",
+        "count": "i32",
+        "found_inf": "i64",
+        "gradient_scale": "i64",
+        "clip_factor": "i64",
+        "learning_rate": "i64",
+        "seed": "i64",
+        "factor": "fp64",
+        **_HYPER,
+    }
+    constants = {
+        "CONSTANTS": triton_rules.functions()[family.name + rule_text.CONSTANTS],
+        "HYPER": len(family.hyper),
+        "HAS_STEP": family.has_step,
+        "SCALARS": len(family.update.scalars),
+        "STATES": len(family.update.operands) - 2,
+        "LANES": PREPARE_LANES,
+    }
+    aligned = _TABLES & {*arguments}
+    return TritonSource(triton.prepare, arguments, constants, aligned, num_warps=1)
+
+
+def _trust_triton(signature: Signature) -> TritonSource:
+    from . import triton, triton_rules
+
+    family = rule_text.families()[str(signature.options["rule"])]
+    arguments = {
+        "tensors": "i64",
+        "partials": "i64",
+        "sums": "i64",
+        "scalars": "i64",
+        "found_inf": "i64",
+        "phase": "i32",
+        **_HYPER,
+    }
+    constants = {
+        "TRUST": triton_rules.functions()[family.name + rule_text.TRUST],
+        "HYPER": len(family.hyper),
+        "TAKES_COUNT": family.trust_takes_count,
+        "STEP_SIZE": family.update.scalars.index("step_size"),
+        "LANES": TRUST_LANES,
+    }
+    return TritonSource(triton.trust, arguments, constants, _TABLES & {*arguments}, num_warps=8)
+
+
+def _opencl(kernel: str) -> Callable[[Signature], OpenClSource]:
+    def source(signature: Signature) -> OpenClSource:
+        from . import opencl
+
+        return opencl.source(kernel, signature)
+
+    return source
+
+
+def _families(has_measure: bool) -> tuple[Signature, ...]:
+    return tuple(
+        family_signature(rule)
+        for rule, family in rule_text.families().items()
+        if family.measure is not None or not has_measure
+    )
+
+
+PREPARE = Kernel("prepare", lambda: _families(False), _prepare_triton, _opencl("prepare"))
+"""Counts steps, makes scalars and keys; programs: `programs_of_prepare`."""
+
+MEASURE = Kernel(
+    "measure",
+    functools.partial(_step_signatures, "measure"),
+    functools.partial(_step_triton, "measure"),
+    _opencl("measure"),
+)
+"""The first sweep of rules with norms; programs: `programs_of_step`."""
+
+TRUST = Kernel("trust", lambda: _families(True), _trust_triton, _opencl("trust"))
+"""From the sums of the first sweep to step sizes; as many programs as tensors."""
+
+UPDATE = Kernel(
+    "update",
+    functools.partial(_step_signatures, "update"),
+    functools.partial(_step_triton, "update"),
+    _opencl("update"),
+)
+"""The sweep that updates parameters and states; programs: `programs_of_step`."""
+
+KERNELS = (PREPARE, MEASURE, TRUST, UPDATE)
+
+
+def programs_of_prepare(tensor_count: int) -> int:
+    """How many programs `prepare` needs."""
+    return -(-tensor_count // PREPARE_LANES)
+
+
+def programs_of_step(block_count: int) -> int:
+    """How many programs `measure` and `update` need."""
+    return block_count

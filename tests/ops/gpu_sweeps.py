@@ -1,0 +1,157 @@
+"""The norm of gradients and Adafactor's rows and columns by GPU kernels, against torch."""
+
+from __future__ import annotations
+
+import torch
+from gpu_steps import Run, moved
+from torch import Tensor
+
+from oxytorch.ops.global_norm import gpu as norm_kernels
+from oxytorch.ops.mean_squares import gpu as factor_kernels
+from oxytorch.ops.mean_squares import tiling
+from oxytorch.ops.optimizer_step import gpu, layout
+from oxytorch.ops.optimizer_step.layout import Format
+from oxytorch.optim import _clip, _step
+
+DTYPES = (
+    (Format.FLOAT32, torch.float32),
+    (Format.BFLOAT16, torch.bfloat16),
+    (Format.FLOAT16, torch.float16),
+)
+
+
+def norm(run: Run, device: str) -> list[str]:
+    """What is wrong with the norm of gradients of all dtypes together."""
+    generator = torch.Generator().manual_seed(3)
+    gradients: list[Tensor] = []
+    partials = torch.full((len(DTYPES) * norm_kernels.PROGRAMS,), torch.nan, dtype=torch.float64)
+    partials = partials.to(device)
+    for position, (own, dtype) in enumerate(DTYPES):
+        group = [
+            (torch.randn(count + shift, generator=generator) * 1e3).to(dtype).to(device)[shift:]
+            for count, shift in ((1, 0), (0, 0), (4096, 0), (1025, 1), (9001, 0))
+        ]
+        if dtype == torch.float32:
+            group.append(torch.full((300,), 1e30, device=device))
+        gradients += group
+        rows = torch.zeros(len(group), layout.TENSOR_FIELDS, dtype=torch.int64)
+        for row, gradient in zip(rows, group, strict=True):
+            row[2] = gradient.data_ptr()
+            row[layout.COUNT] = gradient.numel()
+        rows = rows.to(device)
+        blocks = layout.block_table(torch.tensor([g.numel() for g in group])).to(device)
+        target = partials[position * norm_kernels.PROGRAMS :].data_ptr()
+        run(
+            norm_kernels.SQUARES,
+            norm_kernels.squares_signature(own),
+            [rows.data_ptr(), blocks.data_ptr(), len(blocks), target],
+            norm_kernels.PROGRAMS,
+        )
+    scale = torch.tensor(8.0, device=device)
+    results = torch.full((2,), torch.nan, device=device)
+    at = [results[0:].data_ptr(), results[1:].data_ptr()]
+    run(
+        norm_kernels.NORM,
+        norm_kernels.NORM_SIGNATURE,
+        [partials.data_ptr(), len(partials), scale.data_ptr(), 2.5, *at],
+        1,
+    )
+    squares = sum(g.double().square().sum() for g in gradients)
+    assert isinstance(squares, Tensor)
+    wanted = (squares.sqrt().float() / scale).cpu()
+    factor = _clip.clip_factor(2.5, wanted)
+    found = results.cpu()
+    wrong = []
+    if found[0] != wanted:
+        wrong.append(f"norm: {found[0]} for {wanted}")
+    if found[1] != factor:
+        wrong.append(f"clip factor: {found[1]} for {factor}")
+    return wrong
+
+
+SHAPES = (
+    (3, 5),
+    (33, 70),
+    (2, 40, 13),
+    (1, 1030),
+    (64, 64),
+    (50, 3, 3),
+    (7, 1),
+    (300, 200),
+    (0, 4),
+)
+LEAST = 1e-3
+
+
+def factors(run: Run, device: str) -> list[str]:
+    """What is wrong with rows, columns and factors of gradients of all dtypes."""
+    wrong = []
+    for own, dtype in DTYPES:
+        generator = torch.Generator().manual_seed(4)
+        batch = _step.Batch.of(("variance",))
+        batch.gradients = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+        batch.parameters = [torch.zeros(()) for _ in SHAPES]
+        batch.low_halves = batch.parameters
+        batch.states = [[torch.rand(*s[:-2], 1, s[-1], generator=generator) for s in SHAPES]]
+        rows = [torch.rand(*s[:-1], 1, generator=generator) for s in SHAPES]
+        batch.scales = [rows]
+        batch.steps = [torch.tensor(float(i)) for i in range(len(SHAPES))]
+        there = moved(batch, device)
+        row_factors = [torch.full_like(row, torch.nan).to(device) for row in rows]
+        strips = [
+            torch.full((tiling.strip_count(s), s[-1]), torch.nan, device=device) for s in SHAPES
+        ]
+        table = torch.zeros(len(SHAPES), layout.TENSOR_FIELDS, dtype=torch.int64)
+        for i, row in enumerate(table):
+            row[2] = there.gradients[i].data_ptr()
+            row[4] = there.states[0][i].data_ptr()
+            row[5] = row_factors[i].data_ptr()
+            row[layout.ROWS] = there.scales[0][i].data_ptr()
+            row[layout.STRIPS] = strips[i].data_ptr()
+            row[layout.STEP] = there.steps[i].data_ptr()
+            row[layout.COUNT] = batch.gradients[i].numel()
+            row[layout.HEIGHT], row[layout.WIDTH] = SHAPES[i][-2:]
+        table = table.to(device)
+        scalars = torch.zeros(len(SHAPES), layout.SCALAR_FIELDS, device=device)
+        keys = torch.zeros(len(SHAPES), layout.KEY_FIELDS, dtype=torch.int32, device=device)
+        tensors, numbers = table.data_ptr(), scalars.data_ptr()
+        hyper = [0.01, -0.8, LEAST, 1e-3, 1.0, 0.0, 1.0, 0.0]
+        run(
+            gpu.PREPARE,
+            gpu.family_signature("adafactor"),
+            [tensors, numbers, keys.data_ptr(), len(SHAPES), 0, 0, 0, 0, 0, -0.5, *hyper],
+            gpu.programs_of_prepare(len(SHAPES)),
+        )
+        for kernel, signature, tiles, least in (
+            (
+                factor_kernels.SUMS,
+                factor_kernels.sums_signature(own),
+                tiling.sum_tiles(SHAPES).to(device),
+                [],
+            ),
+            (
+                factor_kernels.FACTORS,
+                factor_kernels.FACTORS_SIGNATURE,
+                tiling.factor_tiles(SHAPES).to(device),
+                [LEAST],
+            ),
+        ):
+            run(kernel, signature, [tensors, tiles.data_ptr(), numbers, 0, *least], len(tiles))
+        for i, gradient in enumerate(batch.gradients):
+            if not gradient.numel():
+                continue
+            squares = (gradient.double() * -0.5).square()
+            weight = (i + 1.0) ** -0.8
+            row = rows[i].double().lerp(squares.mean(-1, keepdim=True), weight)
+            column = batch.states[0][i].double().lerp(squares.mean(-2, keepdim=True), weight)
+            factor = row / row.mean(-2, keepdim=True).clamp(min=LEAST)
+            for name, actual, wanted in (
+                ("row", there.scales[0][i], row),
+                ("column", there.states[0][i], column),
+                ("row factor", row_factors[i], factor),
+            ):
+                error = (actual.cpu().double() - wanted).abs()
+                # Sums of at most some hundreds of float32 numbers.
+                if not (error <= 2e-6 * wanted.abs()).all():
+                    wrong.append(f"{own.name} {SHAPES[i]}: {name} is off by {error.max():.3g}")
+    return wrong
