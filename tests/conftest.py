@@ -1,6 +1,12 @@
-"""Settings that every test shares."""
+"""Settings and tools that every test shares."""
 
 from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,3 +15,43 @@ import torch
 @pytest.fixture(autouse=True)
 def _same_numbers_every_time() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def sycl_driver() -> Any:
+    """SYCL's CPU device, from the packages dpctl and intel-opencl-rt."""
+    from oxytorch.gpu import sycl
+    from oxytorch.gpu.errors import NoKernelError
+
+    # The file that tells the loader of OpenCL names another folder when pip has installed it.
+    library = Path(sys.prefix) / "lib" / "libintelocl.so"
+    if library.exists():
+        os.environ.setdefault("OCL_ICD_FILENAMES", str(library))
+    try:
+        return sycl.driver(torch.device("cpu"))
+    except NoKernelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def ocloc_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of an ocloc that is installed, or that apt fetches."""
+    from oxytorch.gpu import ocloc
+
+    if not ocloc.missing():
+        return str(ocloc.find().parent)
+    path = Path(__file__).parents[1] / "tools" / "fetch_ocloc.py"
+    specification = importlib.util.spec_from_file_location("fetch_ocloc", path)
+    assert specification is not None and specification.loader is not None
+    tool = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(tool)
+    try:
+        return str(tool.fetch(tmp_path_factory.mktemp("ocloc")))
+    except RuntimeError as error:
+        pytest.skip(f"no ocloc on PATH, and apt cannot fetch it: {error}")
+
+
+@pytest.fixture
+def ocloc_on_path(ocloc_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts ocloc on PATH."""
+    monkeypatch.setenv("PATH", ocloc_folder, prepend=os.pathsep)

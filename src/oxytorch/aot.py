@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +212,8 @@ def _progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
 def facts(folder: Path | None = None) -> dict[str, Any]:
     """What is built and what this machine would use, as data."""
     collections = []
-    for found in images.collections(None if folder is None else [folder]):
+    places = None if folder is None else [folder]
+    for found in images.collections(places):
         listed = list(found)
         collections.append(
             {
@@ -226,7 +227,7 @@ def facts(folder: Path | None = None) -> dict[str, Any]:
                 "kernels": _counts(one.kernel for one in listed),
             }
         )
-    return {"collections": collections, "machine": _machine()}
+    return {"collections": collections, "machine": _machine(places)}
 
 
 def _counts(names: Iterator[str]) -> dict[str, int]:
@@ -236,7 +237,7 @@ def _counts(names: Iterator[str]) -> dict[str, int]:
     return count
 
 
-def _machine() -> list[dict[str, str]]:
+def _machine(places: list[Path] | None) -> list[dict[str, str]]:
     """Each GPU of this machine, and where its kernels would come from."""
     found = []
     for kind in ("cuda", "xpu"):
@@ -248,15 +249,14 @@ def _machine() -> list[dict[str, str]]:
             except (NoKernelError, DriverError) as error:
                 found.append({**row, "kind": "", "way": str(error)})
                 continue
-            found.append({**row, "kind": here.device, "way": _way(here)})
+            found.append({**row, "kind": here.device, "way": _way(here, images.built(places))})
     return found
 
 
-def _way(here: launch.Driver) -> str:
+def _way(here: launch.Driver, built: Mapping[str, int]) -> str:
     forced = launch.forced_way()
     if forced:
         return f"OXYTORCH_GPU={forced}"
-    built = images.built()
     for device in devices.usable_images(here.device):
         if built.get(device.name):
             return f"images of {device.name}"
@@ -264,7 +264,7 @@ def _way(here: launch.Driver) -> str:
         return f"{here.fallback}, compiled by the driver once"
     if importlib.util.find_spec("triton") is not None:
         return "Triton, compiled when first used"
-    return f"plain PyTorch; oxytorch aot build --devices {here.device}"
+    return f"plain PyTorch; to change that: oxytorch aot build --devices {here.device}"
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -315,7 +315,7 @@ def _size(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     logging.getLogger("oxytorch.gpu").setLevel(logging.ERROR)
     places = images.folders() if arguments.folder is None else [arguments.folder]
-    here = {row["kind"]: torch.device(row["device"]) for row in _machine()}
+    here = {row["kind"]: torch.device(row["device"]) for row in _machine(places)}
     failures, number, loaded = [], 0, 0
     for folder in places:
         for path in sorted(folder.glob("*.json")):

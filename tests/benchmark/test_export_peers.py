@@ -7,7 +7,7 @@ from torch import nn
 from oxytorch.benchmark.contest import Absent, largest_difference
 from oxytorch.benchmark.export_peers import prepare_onnxruntime, prepare_openvino
 from oxytorch.benchmark.models import ModelCase, call_model, output_tensors
-from oxytorch.benchmark.peers import Task, require
+from oxytorch.benchmark.task import Task, require
 
 PREPARE = {"onnxruntime": prepare_onnxruntime, "openvino": prepare_openvino}
 

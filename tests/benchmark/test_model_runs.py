@@ -9,7 +9,8 @@ from oxytorch.benchmark import model_runs
 from oxytorch.benchmark.contest import Absent, judge, largest_difference, new_record
 from oxytorch.benchmark.models import CASES, ModelCase, call_model, output_tensors
 from oxytorch.benchmark.networks import DLRM, SequenceClassifier
-from oxytorch.benchmark.peers import PEERS, Peer, Runner, Task, prepare_eager
+from oxytorch.benchmark.peers import PEERS, Peer, prepare_eager
+from oxytorch.benchmark.task import Runner, Task
 
 
 def run(case: ModelCase, *peers: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from oxytorch.gpu import cuda
+
 SUCCESS, OUT_OF_MEMORY, NO_BINARY, UNSUPPORTED_PTX = 0, 2, 209, 222
 ERRORS = {
     OUT_OF_MEMORY: (b"CUDA_ERROR_OUT_OF_MEMORY", b"out of memory"),
@@ -14,9 +16,15 @@ ERRORS = {
         b"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
         b"the provided PTX was compiled with an unsupported toolchain.",
     ),
+    400: (b"CUDA_ERROR_INVALID_HANDLE", b"invalid resource handle"),
     500: (b"CUDA_ERROR_NOT_FOUND", b"named symbol not found"),
 }
 CONTEXT = 0xC0
+
+
+def driver(library: FakeCuda) -> cuda.CudaDriver:
+    """A driver over the library, for device 0."""
+    return cuda.CudaDriver(library, 0, lambda: library.index)
 
 
 class Call:
@@ -39,6 +47,8 @@ class FakeCuda:
     def __init__(self, capability: tuple[int, int] = (9, 0), current: int = CONTEXT) -> None:
         self.capability = capability
         self.current = [current]
+        self.index = 0
+        self.other_context = 201
         self.load: list[int] = []
         self.link: list[int] = []
         self.modules: list[bytes] = []
@@ -74,10 +84,6 @@ class FakeCuda:
 
     def _cuGetErrorString(self, status, answer):
         answer._obj.value = ERRORS[status][1]
-        return SUCCESS
-
-    def _cuCtxGetCurrent(self, context):
-        context._obj.value = self.current[-1]
         return SUCCESS
 
     def _cuCtxPushCurrent_v2(self, context):
@@ -131,6 +137,8 @@ class FakeCuda:
 
     def _cuLaunchKernelEx(self, config, handle, pointers, extra):
         assert extra is None
+        if self.current[-1] != CONTEXT:
+            return self.other_context
         given = config._obj
         self.launches.append(
             {

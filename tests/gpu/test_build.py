@@ -198,7 +198,7 @@ def test_folder_that_cannot_be_written_is_an_error_and_keeps_what_it_had(samples
 
 def test_equal_images_lie_in_the_pack_once(samples):
     entry = pack.entries(samples, "sm_90")[0]
-    image = dataclasses.replace(entry.image, signature="twin")
+    image = entry.image._replace(signature="twin")
     twin = pack.with_sources(dataclasses.replace(entry, image=image), ())
     before = sum(path.stat().st_size for path in samples.glob("sm_90-*.pack"))
     pack.merge(samples, "sm_90", [twin])

@@ -100,11 +100,12 @@ def test_launch_runs_on_the_current_stream(use):
     y = torch.zeros_like(x)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
+    bound = _bind(PLAIN, x, y)
     with torch.cuda.stream(side):
         assert launch.current_stream(x.device) == side.cuda_stream
-        torch.cuda._sleep(20_000_000)
+        torch.cuda._sleep(100_000_000)
         x.fill_(3.0)
-        _run(PLAIN, x, y)
+        bound(x.numel() // BLOCK, launch.current_stream(x.device))
     assert not side.query()
     torch.cuda.current_stream().wait_stream(side)
     assert torch.equal(y, torch.full_like(y, 6.0))
@@ -147,7 +148,7 @@ def test_launch_does_not_synchronize(use):
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(100_000_000)
         bound(4, launch.current_stream(x.device))
         assert not torch.cuda.current_stream().query()
     finally:

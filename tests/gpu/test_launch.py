@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from fake_cuda import CONTEXT, NO_BINARY, OUT_OF_MEMORY, UNSUPPORTED_PTX, Call, FakeCuda
+from fake_cuda import driver as fake_driver
 from sample_kernels import KERNEL, signatures
 
 from oxytorch import config
@@ -26,7 +27,7 @@ DEVICE = torch.device("cuda", 0)
 def fake(monkeypatch) -> FakeCuda:
     """One GPU of capability 9.0, and a torch built for CUDA."""
     library = FakeCuda()
-    driver = cuda.CudaDriver(library, 0)
+    driver = fake_driver(library)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(cuda, "driver", lambda index: driver)
     return library
@@ -68,7 +69,7 @@ def test_image_of_the_device_is_taken_first(fake, samples, monkeypatch, caplog, 
 
 def test_image_of_an_older_chip_of_the_generation_is_taken(samples, monkeypatch, no_triton):
     library = FakeCuda((8, 9))
-    driver = cuda.CudaDriver(library, 0)
+    driver = fake_driver(library)
     monkeypatch.setattr(cuda, "driver", lambda index: driver)
     _use(monkeypatch, samples)
     launch.function(KERNEL, PLAIN, DEVICE)
@@ -79,7 +80,7 @@ def test_ptx_is_compiled_once_and_kept_where_there_is_no_image(
     samples, monkeypatch, no_triton, caplog
 ):
     library = FakeCuda((10, 3))
-    driver = cuda.CudaDriver(library, 0)
+    driver = fake_driver(library)
     monkeypatch.setattr(cuda, "driver", lambda index: driver)
     _use(monkeypatch, samples)
     with caplog.at_level(logging.INFO, "oxytorch.gpu"):
@@ -95,7 +96,7 @@ def test_ptx_is_compiled_once_and_kept_where_there_is_no_image(
 
 def test_damaged_file_of_the_cache_is_made_anew(samples, monkeypatch, no_triton):
     library = FakeCuda((10, 3))
-    driver = cuda.CudaDriver(library, 0)
+    driver = fake_driver(library)
     monkeypatch.setattr(cuda, "driver", lambda index: driver)
     _use(monkeypatch, samples)
     for _ in range(2):
@@ -110,7 +111,7 @@ def test_file_of_the_cache_that_the_driver_refuses_is_made_anew(
     samples, monkeypatch, no_triton, caplog
 ):
     library = FakeCuda((10, 3))
-    driver = cuda.CudaDriver(library, 0)
+    driver = fake_driver(library)
     monkeypatch.setattr(cuda, "driver", lambda index: driver)
     _use(monkeypatch, samples)
     launch.function(KERNEL, PLAIN, DEVICE)
@@ -191,6 +192,16 @@ def test_no_way_left_is_an_error_that_lists_what_was_built_and_the_command(
         assert not caught.value.forced
 
 
+def test_device_that_nothing_can_be_built_for_is_told(samples, monkeypatch, no_triton):
+    library = FakeCuda((7, 5))
+    driver = fake_driver(library)
+    library.link = [UNSUPPORTED_PTX]
+    monkeypatch.setattr(cuda, "driver", lambda index: driver)
+    _use(monkeypatch, samples)
+    with pytest.raises(NoKernelError, match=r"\(sm_75\).*builds nothing for this device"):
+        launch.function(KERNEL, PLAIN, DEVICE)
+
+
 @pytest.mark.parametrize(
     ("way", "expected"), [("aot", "image"), ("jit", "driver"), ("triton", "Triton")]
 )
@@ -252,7 +263,7 @@ def test_device_of_another_kind_is_an_error():
 def _bound(fake, samples, monkeypatch, **changes):
     found = images.Collection(samples, "sm_90")
     image = found.get("scale", "plain")
-    loaded = cuda.driver(0).load(found.read(image), dataclasses.replace(image, **changes))
+    loaded = cuda.driver(0).load(found.read(image), image._replace(**changes))
     return loaded.bind(32, 64, 1000, 2.5)
 
 
@@ -281,13 +292,15 @@ def test_launch_of_no_programs_does_nothing(fake, samples, monkeypatch):
     assert fake.launches == []
 
 
+@pytest.mark.parametrize("answer", [201, 400])
+@pytest.mark.parametrize("index", [0, 1])
 def test_launch_makes_the_context_of_its_device_current_only_as_long_as_it_lasts(
-    fake, samples, monkeypatch
+    index, answer, fake, samples, monkeypatch
 ):
     bound = _bound(fake, samples, monkeypatch)
-    fake.current = [0xBAD]
+    fake.current, fake.index, fake.other_context = [0xBAD], index, answer
     bound(1, 0)
-    assert fake.launches[0]["context"] == CONTEXT
+    assert [one["context"] for one in fake.launches] == [CONTEXT]
     assert fake.current == [0xBAD]
 
 

@@ -150,7 +150,7 @@ def test_a_norm_that_is_not_finite_is_an_error_if_asked(bad: float) -> None:
 # In the next step
 
 
-NAMES = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Lion", "Lamb", "Lars"]
+NAMES = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Lion", "Lamb", "Lars", "Adafactor"]
 
 
 def pair(name: str, **options: Any) -> list[optim.FusedOptimizer]:

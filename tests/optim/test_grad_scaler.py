@@ -12,7 +12,7 @@ from torch import nn
 
 from oxytorch import optim
 
-NAMES = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Lion", "Lamb", "Lars"]
+NAMES = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Lion", "Lamb", "Lars", "Adafactor"]
 
 
 def scaler_of(**options: Any) -> torch.amp.GradScaler:

@@ -215,6 +215,33 @@ def test_dtype_may_differ_by_path_and_type() -> None:
     assert gap < 0.05
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_path_leaves_batch_norm_below_it_beside_its_statistics(trains: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Sequential(nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 8, 3)), nn.Flatten()
+    ).train(trains)
+    x = torch.randn(2, 3, 6, 6)
+    expected = model(x)
+    if trains:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimized, _ = oxytorch.optimize(model, optimizer=optimizer, dtype={"0": torch.bfloat16})
+    else:
+        optimized = oxytorch.optimize(model, dtype={"0": torch.bfloat16})
+    norm, _, convolution = optimized[0]
+    assert norm.weight.dtype == norm.running_mean.dtype == torch.float32
+    assert convolution.weight.dtype == torch.bfloat16
+    assert (optimized(x).float() - expected).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("key", ["0", nn.BatchNorm2d])
+def test_a_key_that_names_batch_norm_is_an_error(key: Any) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3)).eval()
+    with pytest.raises(ValueError, match="BatchNorm2d '0', whose running statistics are float32"):
+        oxytorch.optimize(model, dtype={key: torch.bfloat16})
+    assert oxytorch.optimize(model, dtype={key: torch.float32})[0].weight.dtype == torch.float32
+
+
 def test_modules_that_read_their_childrens_weights_are_left_alone() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)

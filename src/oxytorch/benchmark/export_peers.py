@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from oxytorch.benchmark.contest import Absent
 from oxytorch.benchmark.models import output_tensors
-from oxytorch.benchmark.peers import Runner, Task, require
+from oxytorch.benchmark.task import Runner, Task, require
 
 
 class PositionalModel(nn.Module):

@@ -20,9 +20,10 @@ from oxytorch.benchmark.contest import (
     refuse_for,
 )
 from oxytorch.benchmark.models import CASES, ModelCase, call_model, output_tensors
-from oxytorch.benchmark.peers import PEERS, Peer, Runner, Task
+from oxytorch.benchmark.peers import PEERS, Peer
 from oxytorch.benchmark.results import PeerRecord, measured, spread_record
 from oxytorch.benchmark.rounds import interleave, paired_ratio, spread
+from oxytorch.benchmark.task import Runner, Task
 
 
 def _prepare(peer: Peer, task: Task, record: PeerRecord) -> Runner | None:

@@ -11,47 +11,17 @@ import importlib
 import importlib.util
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from oxytorch.benchmark.contest import Absent, first_line
-from oxytorch.benchmark.models import Inputs, call_model, output_tensors
+from oxytorch.benchmark.export_peers import prepare_onnxruntime, prepare_openvino
+from oxytorch.benchmark.models import Inputs, call_model
 from oxytorch.benchmark.rounds import Call
-
-
-@dataclass(frozen=True)
-class Task:
-    """What every peer is asked to run.
-
-    Attributes:
-        model: in evaluation mode, fp32; a peer that changes modules takes a copy.
-        inputs: arguments of `forward`, fp32 where they are floating point.
-        dtype: torch.float32 or torch.bfloat16, the precision of the computation.
-        threads: number of threads every peer may use.
-    """
-
-    model: nn.Module
-    inputs: Inputs
-    dtype: torch.dtype
-    threads: int
-
-
-@dataclass(frozen=True)
-class Runner:
-    """A peer that is ready to be called.
-
-    Attributes:
-        call: runs the model once.
-        tensors: the output of `call` -> its tensors, in the order of the original model.
-        notes: what a reader should know about this peer on this model.
-    """
-
-    call: Call
-    tensors: Callable[[object], list[Tensor]] = output_tensors
-    notes: dict[str, object] = field(default_factory=dict)
+from oxytorch.benchmark.task import Runner, Task
 
 
 @dataclass(frozen=True)
@@ -67,13 +37,6 @@ class Peer:
     name: str
     label: str
     prepare: Callable[[Task], Runner]
-
-
-def require(module: str, extra: str = "bench") -> Any:
-    """The imported module, or `Absent` that names the package to install."""
-    if importlib.util.find_spec(module) is None:
-        raise Absent(f"{module} is not installed (pip install 'oxytorch[{extra}]')")
-    return importlib.import_module(module)
 
 
 def cast_inputs(inputs: Inputs, dtype: torch.dtype) -> Inputs:
@@ -165,26 +128,14 @@ def prepare_predecessor(task: Task) -> Runner:
     return Runner(_call_in_dtype(frozen, task), notes={"mode": "traced and frozen"})
 
 
-def _prepare_onnxruntime(task: Task) -> Runner:
-    from oxytorch.benchmark.export_peers import prepare_onnxruntime
-
-    return prepare_onnxruntime(task)
-
-
-def _prepare_openvino(task: Task) -> Runner:
-    from oxytorch.benchmark.export_peers import prepare_openvino
-
-    return prepare_openvino(task)
-
-
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
         Peer("eager", "torch eager", prepare_eager),
         Peer("eager_cast", "torch eager, cast", prepare_eager_cast),
         Peer("compile", "torch.compile", prepare_compile),
-        Peer("onnxruntime", "ONNX Runtime", _prepare_onnxruntime),
-        Peer("openvino", "OpenVINO", _prepare_openvino),
+        Peer("onnxruntime", "ONNX Runtime", prepare_onnxruntime),
+        Peer("openvino", "OpenVINO", prepare_openvino),
         Peer("predecessor", "predecessor", prepare_predecessor),
         Peer("oxytorch", "oxytorch", prepare_oxytorch),
     )

@@ -9,19 +9,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from . import cache, compilers
+from . import cache
 from .arguments import Arguments
 from .errors import DriverError, OutOfDeviceMemoryError
 from .images import Image
 from .kernel import Kernel, Launch, Signature
 
 _CUDA_ERROR_OUT_OF_MEMORY = 2
+# What a launch answers in a thread whose current context is another one, or that has none yet.
+_OTHER_CONTEXT = 201
+_OTHER_CONTEXTS = (201, 400)
 _CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 _CU_JIT_INPUT_PTX = 1
 _CU_JIT_ERROR_LOG_BUFFER = 5
@@ -64,10 +67,8 @@ class CudaLaunch:
             None,
         )
         self._launch = driver.library.cuLaunchKernelEx
-        self._get_context = driver.library.cuCtxGetCurrent
-        self._current = ctypes.c_void_p()
-        self._current_reference = ctypes.byref(self._current)
-        self._context = driver.context
+        self._current_index = driver.current_index
+        self._index = driver.index
 
     def __call__(self, programs: int, stream: int) -> None:
         """Starts `programs` programs; none is allowed."""
@@ -75,10 +76,11 @@ class CudaLaunch:
             return
         self._config.gridDimX = programs
         self._config.hStream = stream
-        self._get_context(self._current_reference)
-        if self._current.value == self._context:
+        if self._current_index() == self._index:
             status = self._launch(*self._operands)
         else:
+            status = _OTHER_CONTEXT
+        if status in _OTHER_CONTEXTS:
             with self._driver.active():
                 status = self._launch(*self._operands)
         if status:
@@ -101,8 +103,11 @@ class CudaDriver:
 
     fallback = "compute_80"
 
-    def __init__(self, library: Any, index: int) -> None:
-        self.library = library
+    def __init__(
+        self, library: Any, index: int, current_index: Callable[[], int] | None = None
+    ) -> None:
+        self.library, self.index = library, index
+        self.current_index = current_index or _current_index
         _declare(library)
         self.check(library.cuInit(0), "cuInit")
         device = ctypes.c_int()
@@ -203,6 +208,8 @@ class CudaDriver:
 
     def build(self, kernel: Kernel, signature: Signature) -> tuple[CudaFunction, str]:
         """Compiles with Triton for this very device, and loads it."""
+        from . import compilers
+
         compiled = compilers.compile_here(kernel, signature, self.device)
         return self.load(
             compiled.code, compiled.image(kernel.name, signature.name)
@@ -228,6 +235,10 @@ def _declare(library: Any) -> None:
     )
     library.cuLinkComplete.argtypes = (pointer, pointer, pointer)
     library.cuLinkDestroy.argtypes = (pointer,)
+
+
+# torch.cuda.current_device also asks whether CUDA is initialized, at three times the cost.
+_current_index = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 @lru_cache

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from . import compilers
 from .arguments import Arguments
 from .errors import DriverError, NoKernelError, OutOfDeviceMemoryError
 from .images import Image
@@ -111,6 +110,8 @@ class HipDriver:
 
     def build(self, kernel: Kernel, signature: Signature) -> tuple[Function, str]:
         """Compiles with Triton for this very device, and loads it."""
+        from . import compilers
+
         compiled = compilers.compile_here(kernel, signature, self.device)
         return self.load(
             compiled.code, compiled.image(kernel.name, signature.name)

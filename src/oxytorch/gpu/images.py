@@ -9,17 +9,15 @@ before it is decompressed.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import config
 from .errors import ImageError
@@ -31,11 +29,12 @@ SHIPPED = Path(__file__).parent / "images"
 LARGEST_IMAGE = 64 * 2**20
 LARGEST_PACK = 2**40
 REBUILD = "run `oxytorch aot build`"
+_NUMBERS = frozenset({"threads", "shared", "scratch", "offset", "length", "size"})
+_ELEMENTS = {"arguments": str, "aligned": int}
 
 
-@dataclass(frozen=True)
-class Image:
-    """One compiled kernel.
+class Image(NamedTuple):
+    """One compiled kernel. (No dataclass: making that class takes a millisecond at start.)
 
     entry: the function's name in the image. threads: of one program. shared: bytes of dynamic
     shared memory. arguments: types in Triton's words, in order. aligned: positions of arguments
@@ -67,15 +66,17 @@ class Image:
         if not isinstance(record, dict):
             raise ImageError(f"{manifest}: an entry is no object; {REBUILD}")
         values: dict[str, Any] = {}
-        for name, kind in cls.__annotations__.items():
+        for name in cls._fields:
             value: Any = record.get(name)
-            if kind == "str" or kind == "int":
-                good = type(value) is {"str": str, "int": int}[kind]
-            else:
-                element = str if "str" in kind else int
+            element = _ELEMENTS.get(name)
+            if element is not None:
                 good = isinstance(value, list) and all(type(item) is element for item in value)
                 value = tuple(value) if good else value
-            if not good or (kind == "int" and value < 0):
+            elif name in _NUMBERS:
+                good = type(value) is int and value >= 0
+            else:
+                good = isinstance(value, str)
+            if not good:
                 raise ImageError(f"{manifest}: {name} of an entry is {value!r}; {REBUILD}")
             values[name] = value
         image = cls(**values)
@@ -85,8 +86,7 @@ class Image:
 
     def digest(self, compressed: bytes) -> str:
         """The sha256 of the compressed bytes and of all that is said of them but their place."""
-        facts = dataclasses.replace(self, offset=0, sha256="")
-        words = json.dumps(dataclasses.astuple(facts)).encode()
+        words = json.dumps(self._replace(offset=0, sha256="")).encode()
         return hashlib.sha256(words + b"\0" + compressed).hexdigest()
 
 
@@ -109,7 +109,7 @@ def load_manifest(path: Path) -> dict[str, Any]:
             raise ImageError(f"{path}: {name} is {manifest.get(name)!r}; {REBUILD}")
     if manifest["device"] != path.stem:
         raise ImageError(f"{path} holds images for {manifest['device']}; {REBUILD}")
-    if Path(manifest["pack"]).name != manifest["pack"]:
+    if Path(manifest["pack"]).name != manifest["pack"] or not manifest["pack"].endswith(".pack"):
         raise ImageError(f"{path}: pack is {manifest['pack']!r}, expected a file's name; {REBUILD}")
     return manifest
 
@@ -171,7 +171,10 @@ class Collection:
 
     def compressed(self, image: Image) -> bytes:
         """The image as it lies in the pack, compared with its sha256."""
-        data = os.pread(self._file, image.length, image.offset)
+        try:
+            data = os.pread(self._file, image.length, image.offset)
+        except OSError as error:
+            raise ImageError(f"cannot read the pack of {self.path}: {error}") from error
         if len(data) != image.length or image.digest(data) != image.sha256:
             pack = self.folder / self.manifest["pack"]
             raise ImageError(
@@ -258,10 +261,10 @@ def collections(places: list[Path] | None = None) -> Iterator[Collection]:
                 yield found
 
 
-def built() -> Mapping[str, int]:
+def built(places: list[Path] | None = None) -> Mapping[str, int]:
     """How many images there are for each device, damaged manifests left out."""
     count: dict[str, int] = {}
-    for folder in folders():
+    for folder in folders() if places is None else places:
         for path in sorted(folder.glob("*.json")):
             try:
                 found = collection(folder, path.stem)

@@ -20,7 +20,7 @@ import torch
 
 from .. import config
 from . import images
-from .devices import usable_images
+from .devices import BY_NAME, usable_images
 from .errors import DriverError, ImageError, NoKernelError, OutOfDeviceMemoryError
 from .images import Collection, Image
 from .kernel import Function, Kernel, Signature
@@ -150,10 +150,14 @@ def _load(kernel: Kernel, signature: Signature, device: torch.device) -> Functio
         _log.info("%s on %s: %s, %.1f ms", subject, device, how, milliseconds)
         return found
     only = f", and OXYTORCH_GPU={way} leaves no other way" if way else ""
+    next_step = (
+        f"to build for this device: oxytorch aot build --devices {here.device}"
+        if here.device in BY_NAME
+        else "oxytorch builds nothing for this device (oxytorch aot list): install Triton"
+    )
     raise NoKernelError(
         f"{subject} cannot run on {device} ({here.device}): {'; '.join(reasons)}{only}. "
-        f"{_what_is_built()}; to build for this device: "
-        f"oxytorch aot build --devices {here.device}",
+        f"{_what_is_built()}; {next_step}",
         forced=bool(way),
     )
 

@@ -24,6 +24,9 @@ SPIRV_DEVICE = "ats-m150"
 """The chip that the compiler of SPIR-V has in mind: without float64, so that every chip can run
 it."""
 
+# The format of images that drivers of today read; from 23 on the only one.
+_ZEBIN = "-ze-allow-zebin"
+_EM_INTELGT = 205
 _SECONDS = 600
 # The words of releases from 2021 to 2025 for a device that they do not know.
 _UNKNOWN = re.compile(
@@ -73,7 +76,7 @@ def compile_opencl(source: OpenClSource, device: str) -> bytes:
     """The native image of a kernel for a device of `devices.DEVICES`, or SPIR-V for "spirv".
 
     Releases of ocloc have different names for one chip; the first that this ocloc knows is taken.
-    Raises OclocError if it knows none, and with the compiler's words if the source does not compile.
+    Raises OclocError if it knows none, and with the compiler's words if the source is wrong.
     """
     kind = "-spv_only" if device == SPIRV else "-exclude_ir"
     names = BY_NAME[SPIRV_DEVICE if device == SPIRV else device].compiler_names
@@ -86,6 +89,7 @@ def compile_opencl(source: OpenClSource, device: str) -> bytes:
         for name in names:
             command = ["compile", "-file", "kernel.cl", "-device", name, kind, "-64"]
             command += ["-options", " ".join(source.options)] if source.options else []
+            command += ["-internal_options", _ZEBIN] if int(version().split(".")[0]) < 23 else []
             answer = _run([*command, "-output", "image", "-output_no_suffix"], folder)
             if not _UNKNOWN.search(answer.stdout + answer.stderr):
                 break
@@ -111,17 +115,14 @@ def check(image: bytes, device: str) -> None:
             command = ["validate", "-file", "image.bin"]
         answer = _run(command, folder)
         said = _said(answer)
-        if answer.returncode or "Error" in said or "not found" in said:
+        wrong = ("Error", "not found", "contains 0 kernels")
+        if answer.returncode or any(words in said for words in wrong):
             raise OclocError(f"the image for {device} is damaged: {said}")
 
 
 def _is_zebin(image: bytes) -> bool:
-    """Whether an image has the format of newer releases, the one that `validate` knows.
-
-    It is ELF with a type of its own (IGC, documentation/visa/ZEBIN), as is the older format.
-    """
-    kind = int.from_bytes(image[16:18], "little")
-    return image.startswith(b"\x7fELF") and kind in (0xFF11, 0xFF12, 0xFF13)
+    """Whether an image has the format that `validate` knows: ELF for a machine of its own."""
+    return image.startswith(b"\x7fELF") and image[18:20] == _EM_INTELGT.to_bytes(2, "little")
 
 
 def _run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

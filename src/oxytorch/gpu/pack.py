@@ -39,15 +39,15 @@ class Entry:
 def entry(kernel: str, signature: str, compiled: Compiled, sources: Iterable[str]) -> Entry:
     """Compresses what a compiler made of source files, which are given relative to the package."""
     compressed = zlib.compress(compiled.code, _LEVEL)
-    image = dataclasses.replace(compiled.image(kernel, signature), length=len(compressed))
+    image = compiled.image(kernel, signature)._replace(length=len(compressed))
     return with_sources(Entry(image, compressed, {}), sources)
 
 
 def with_sources(entry: Entry, sources: Iterable[str]) -> Entry:
     """The same image, known to be what these source files say now."""
     files = _digests(tuple(sources))
-    image = dataclasses.replace(entry.image, source=source_digest(files) if files else "")
-    image = dataclasses.replace(image, sha256=image.digest(entry.compressed))
+    image = entry.image._replace(source=source_digest(files) if files else "")
+    image = image._replace(sha256=image.digest(entry.compressed))
     return Entry(image, entry.compressed, files)
 
 
@@ -87,8 +87,8 @@ def merge(
     be written; then what was there before is whole.
     """
     present = {entry.image for entry in entries(folder, device)}
-    same = {dataclasses.replace(one.image, offset=0) for one in new}
-    if same <= {dataclasses.replace(one, offset=0) for one in present} and all(map(keep, present)):
+    same = {one.image._replace(offset=0) for one in new}
+    if same <= {one._replace(offset=0) for one in present} and all(map(keep, present)):
         return
     with _locked(folder):
         before = [entry for entry in entries(folder, device) if keep(entry.image)]
@@ -122,9 +122,7 @@ def _write(folder: Path, device: str, content: Sequence[Entry]) -> None:
         if one.compressed not in places:
             places[one.compressed] = len(pack)
             pack += one.compressed
-        records.append(
-            dataclasses.asdict(dataclasses.replace(image, offset=places[one.compressed]))
-        )
+        records.append(image._replace(offset=places[one.compressed])._asdict())
         if image.source:
             sources[image.source] = one.sources
     name = f"{device}-{hashlib.sha256(pack).hexdigest()[:16]}.pack"

@@ -33,7 +33,7 @@ def run(
     """As `_step.run`, one tensor after the other."""
     if scaling.found_inf is not None and scaling.found_inf.item():
         return
-    factor = scaling.factor
+    factor = scaling.whole_factor
     if scaling.gradient_scale is not None:
         factor /= scaling.gradient_scale.item()
     if sums is None:

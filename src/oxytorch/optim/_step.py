@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ SUMS = 2
 """How many sums a measure takes over each tensor."""
 
 _NONE = torch.empty(0)
-_FUSED = frozenset((torch.float32, torch.bfloat16, torch.float16))
+FUSED = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
 @dataclass
@@ -32,10 +33,12 @@ class Batch:
     low_halves: int16 beside a split bfloat16 parameter, else an empty tensor; may be left empty.
     gradients: float32, bfloat16 or float16, with the strides of the parameter.
     states: one list per state of the rule: float32, bfloat16, float16, or 8-bit codes.
-    scales: float32, one per 256 codes, else an empty tensor; may be left empty.
+    scales: float32, one per 256 codes, else an empty tensor; may be left empty. Of a state that
+        is kept as columns the rows (for the compiled op and the reference, their factors).
     steps: number of steps done so far, as tensors of one element; only for rules that need it.
     streams: for each tensor the number of its stream of random numbers.
     wholes: the sharded parameters, by their place, of which the lists above hold the shards.
+    has_copies: a gradient is a copy, in the parameter's strides, which the next step makes anew.
     """
 
     parameters: list[Tensor] = field(default_factory=list)
@@ -46,6 +49,7 @@ class Batch:
     steps: list[Tensor] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
     wholes: dict[int, Tensor] = field(default_factory=dict)
+    has_copies: bool = False
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Batch:
@@ -60,6 +64,7 @@ class Batch:
         assert gradient is not None
         if _sharding.is_sharded(parameter):
             self.wholes[len(self.parameters)] = parameter
+            self.has_copies |= _sharding.placements(gradient) != _sharding.placements(parameter)
             stream += _sharding.shard_number(parameter) << _sharding.STREAM_SHIFT
             gradient = _sharding.local_gradient(parameter, gradient)
             state = {
@@ -70,6 +75,7 @@ class Batch:
             parameter = _sharding.local(parameter)
         self.parameters.append(parameter)
         self.gradients.append(_aligned(gradient, parameter))
+        self.has_copies |= self.gradients[-1] is not gradient
         self.streams.append(stream)
         self.low_halves.append(state.get(LOW_HALF, _NONE))
         for position, name in enumerate(names):
@@ -78,18 +84,47 @@ class Batch:
         if "step" in state:
             self.steps.append(state["step"])
 
+    def by_device(self) -> list[Batch]:
+        """The batch in parts, each of tensors on one device."""
+        places: dict[torch.device, list[int]] = {}
+        for place, parameter in enumerate(self.parameters):
+            places.setdefault(parameter.device, []).append(place)
+        return [self] if len(places) == 1 else [self._part(own) for own in places.values()]
+
+    def _part(self, places: Sequence[int]) -> Batch:
+        def pick(values: list[Any]) -> list[Any]:
+            return [values[place] for place in places] if values else []
+
+        return Batch(
+            parameters=pick(self.parameters),
+            low_halves=pick(self.low_halves),
+            gradients=pick(self.gradients),
+            states=[pick(state) for state in self.states],
+            scales=[pick(scales) for scales in self.scales],
+            steps=pick(self.steps),
+            streams=pick(self.streams),
+            wholes={new: self.wholes[old] for new, old in enumerate(places) if old in self.wholes},
+            has_copies=self.has_copies,
+        )
+
 
 @dataclass(frozen=True)
 class Scaling:
     """What every gradient is multiplied by, and when the step is left out.
 
     gradient_scale: gradients are divided by it. found_inf: the step is left out if it is not zero.
-    factor: gradients are multiplied by it; -1 for maximize.
+    factor: gradients are multiplied by it; -1 for maximize. clip_factor: and by it.
     """
 
     gradient_scale: Tensor | None = None
     found_inf: Tensor | None = None
     factor: float = 1.0
+    clip_factor: Tensor | None = None
+
+    @property
+    def whole_factor(self) -> float:
+        """Both factors as a number of the host."""
+        return self.factor if self.clip_factor is None else self.factor * self.clip_factor.item()
 
 
 def run(
@@ -113,14 +148,14 @@ def run(
     with torch._C._AutoDispatchBelowAutograd():
         overload(
             batch.parameters,
-            batch.low_halves,
+            _given(batch.low_halves),
             batch.gradients,
             [tensor for state in batch.states for tensor in state],
-            [tensor for state in batch.scales for tensor in state],
+            _given([tensor for state in batch.scales for tensor in state]),
             batch.steps,
-            scaling.gradient_scale,
-            scaling.found_inf,
-            scaling.factor,
+            _on_host(scaling.gradient_scale),
+            _on_host(scaling.found_inf),
+            scaling.whole_factor,
             stochastic,
             seed,
             batch.streams,
@@ -135,13 +170,15 @@ def run(
 class Measured:
     """A step over shards whose first sweep is done and whose second waits for sums over all."""
 
-    def __init__(self, run: Callable[..., None], batch: Batch) -> None:
-        """run: takes `sums` and `phase` as the function `run` does, all else is bound."""
-        device = batch.parameters[0].device
-        self.sums = torch.zeros(len(batch.parameters), SUMS, dtype=torch.float64, device=device)
-        self.wholes = [batch.wholes.get(i, own) for i, own in enumerate(batch.parameters)]
+    def __init__(self, run: Callable[..., None], wholes: Sequence[Tensor], sums: Tensor) -> None:
+        """run: takes `sums` and `phase` as the function `run` does, all else is bound.
+
+        wholes: the sharded or plain parameters. sums: float64 [len(wholes), SUMS].
+        """
+        self.sums = sums
+        self.wholes = wholes
         self._run = run
-        run(sums=self.sums, phase=MEASURE)
+        run(sums=sums, phase=MEASURE)
 
     def update(self) -> None:
         """The second sweep."""
@@ -159,6 +196,26 @@ def finish(steps: Sequence[Measured]) -> None:
     for step, part in zip(steps, parts, strict=True):
         step.sums.copy_(part)
         step.update()
+
+
+def whole_parameters(batch: Batch) -> list[Tensor]:
+    """The parameters of which the batch holds all or a shard."""
+    return [batch.wholes.get(i, own) for i, own in enumerate(batch.parameters)]
+
+
+def empty_sums(batch: Batch) -> Tensor:
+    """Sums of a measure, zeros."""
+    parameters = batch.parameters
+    return torch.zeros(len(parameters), SUMS, dtype=torch.float64, device=parameters[0].device)
+
+
+def _on_host(tensor: Tensor | None) -> Tensor | None:
+    return tensor if tensor is None else tensor.cpu()
+
+
+def _given(tensors: list[Tensor]) -> list[Tensor]:
+    """The list, or an empty one if nobody has such a tensor: each that is passed takes time."""
+    return tensors if any(tensor is not _NONE for tensor in tensors) else []
 
 
 def _aligned(gradient: Tensor, parameter: Tensor) -> Tensor:
@@ -183,4 +240,16 @@ def is_compiled(rule: str) -> bool:
 
 def is_fused(parameter: Tensor) -> bool:
     """Whether the compiled op takes the parameter."""
-    return parameter.is_cpu and parameter.dtype in _FUSED
+    return parameter.is_cpu and parameter.dtype in FUSED
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill a stretch of memory without holes, in any order of dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

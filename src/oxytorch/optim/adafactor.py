@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .. import _library
 from . import _sharding, _step
-from ._base import FusedOptimizer, State
+from ._base import FusedOptimizer, rate
 from ._groups import Group
+from ._states import State
+from ._step import SCALES
 
 ROW, COLUMN, VARIANCE = "row_var", "col_var", "variance"
 
@@ -38,7 +42,6 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
 
     def _step_group(self, group: Group, stream: int) -> None:
         vectors, matrices = (_step.Batch.of(self.state_names) for _ in range(2))
-        factors: list[State] = []
         for position, parameter in enumerate(group["params"]):
             if parameter.grad is None or parameter.numel() == 0:
                 continue
@@ -46,55 +49,55 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
             if parameter.dim() > 1:
                 self._begin(parameter, group, state, ())
                 _begin_factors(parameter, state)
-                # The variance is set when all gradients are there.
-                whole = {**state, VARIANCE: state[COLUMN]}
+                whole = {**state, VARIANCE: state[COLUMN], VARIANCE + SCALES: state[ROW]}
                 matrices.add(parameter, whole, self.state_names, stream + position)
-                factors.append(state)
             else:
                 self._begin(parameter, group, state, self.state_names)
                 vectors.add(parameter, state, self.state_names, stream + position)
-        hyper = self._hyper_of(group, [*matrices.parameters, *vectors.parameters])
-        self._run_rule(self.rule, vectors, group, (*hyper, False))
-        found_inf = getattr(self, "found_inf", None)
-        if factors and not (found_inf is not None and found_inf.item()):
-            self._update_factors(matrices, factors, group, hyper)
-            self._run_rule(self.rule, matrices, group, (*hyper, True))
+        hyper = self._hyper(group)
+        self._run_rule(self.rule, vectors, group, hyper, (False,))
+        self._run_rule(self.rule, matrices, group, hyper, (True,))
 
-    def _hyper_of(self, group: Group, parameters: list[Tensor]) -> tuple[float, ...]:
+    def _run_part(
+        self, rule: str, batch: _step.Batch, group: Group, hyper: tuple[float, ...]
+    ) -> None:
+        if not hyper[-1]:
+            super()._run_part(rule, batch, group, hyper)
+            return
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is None or not found_inf.item():
+            self._update_factors(batch, group, hyper)
+            super()._run_part(rule, batch, group, hyper)
+
+    def _hyper(self, group: Group) -> tuple[Any, ...]:
         eps1, eps2 = group["eps"]
-        if eps1 is None and parameters:
+        if eps1 is None:
             # Of the first parameter, as torch has it; a split one is float32.
-            first = parameters[0]
-            dtype = torch.float32 if self._is_split(first, group) else first.dtype
+            used = (own for own in group["params"] if own.grad is not None and own.numel())
+            first = next(used, None)
+            dtype = torch.float32
+            if first is not None and not self._is_split(first, group):
+                dtype = first.dtype
             eps1 = torch.finfo(dtype).eps
         return (
-            float(group["lr"]),
-            group["beta2_decay"],
-            eps1 or 0.0,
-            eps2,
-            group["d"],
-            group["weight_decay"],
+            rate(group),
+            *(group["beta2_decay"], eps1, eps2, group["d"], group["weight_decay"]),
         )
 
-    def _update_factors(
-        self, batch: _step.Batch, factors: list[State], group: Group, hyper: tuple[float, ...]
-    ) -> None:
+    def _update_factors(self, batch: _step.Batch, group: Group, hyper: tuple[float, ...]) -> None:
         """Moves rows and columns towards this step's means; gives the batch their products."""
         scale = self._scaling(group)
-        factor = scale.factor
+        factor = scale.whole_factor
         if scale.gradient_scale is not None:
             factor /= scale.gradient_scale.item()
         _, beta2_decay, eps1, *_ = hyper
-        means = _mean_squares(batch.gradients, factors)
-        batch.states[0].clear()
-        batch.scales[0].clear()
-        for state, (row_mean, column_mean) in zip(factors, means, strict=True):
-            weight = (state["step"].item() + 1) ** beta2_decay
-            for name, mean in ((ROW, row_mean), (COLUMN, column_mean)):
-                state[name].lerp_(mean if factor * factor == 1 else mean * factor**2, weight)
-            row = state[ROW]
-            batch.states[0].append(state[COLUMN])
-            batch.scales[0].append(row / row.mean(-2, keepdim=True).clamp_(min=eps1))
+        rows, columns = batch.scales[0], batch.states[0]
+        means = _mean_squares(batch.gradients, rows, columns)
+        for place, (row, column) in enumerate(zip(rows, columns, strict=True)):
+            weight = (batch.steps[place].item() + 1) ** beta2_decay
+            for own, mean in zip((row, column), means[place], strict=True):
+                own.lerp_(mean if factor * factor == 1 else mean * factor**2, weight)
+            rows[place] = row / row.mean(-2, keepdim=True).clamp_(min=eps1)
 
 
 def _begin_factors(parameter: Tensor, state: State) -> None:
@@ -108,15 +111,19 @@ def _begin_factors(parameter: Tensor, state: State) -> None:
             state[name] = factor.float().contiguous()
 
 
-def _mean_squares(gradients: list[Tensor], like: list[State]) -> list[tuple[Tensor, Tensor]]:
+def _mean_squares(
+    gradients: list[Tensor], rows: list[Tensor], columns: list[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
     """Means of the squares over the last and over the last but one dimension, float32."""
-    means = [(torch.empty_like(s[ROW]), torch.empty_like(s[COLUMN])) for s in like]
+    means = [
+        (torch.empty_like(row), torch.empty_like(column))
+        for row, column in zip(rows, columns, strict=True)
+    ]
     fused = _library.loaded and all(
         _step.is_fused(gradient) and gradient.is_contiguous() for gradient in gradients
     )
     if fused:
-        rows, columns = [row for row, _ in means], [column for _, column in means]
-        torch.ops.oxytorch.mean_squares(gradients, rows, columns)
+        torch.ops.oxytorch.mean_squares(gradients, *map(list, zip(*means, strict=True)))
     else:
         for gradient, (row, column) in zip(gradients, means, strict=True):
             squares = gradient.float().square()

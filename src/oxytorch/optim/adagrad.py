@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ._base import FusedOptimizer
+from ._base import FusedOptimizer, rate
 from ._groups import Group
 
 
@@ -18,8 +20,8 @@ class Adagrad(FusedOptimizer, torch.optim.Adagrad):
     def _initial(self, name: str, parameter: Tensor, group: Group) -> Tensor:
         return torch.full_like(parameter, self.defaults["initial_accumulator_value"])
 
-    def _hyper(self, group: Group) -> tuple[float, ...]:
-        return (float(group["lr"]), group["lr_decay"], group["weight_decay"], group["eps"])
+    def _hyper(self, group: Group) -> tuple[Any, ...]:
+        return (rate(group), group["lr_decay"], group["weight_decay"], group["eps"])
 
 
 class RMSprop(FusedOptimizer, torch.optim.RMSprop):
@@ -45,9 +47,9 @@ class RMSprop(FusedOptimizer, torch.optim.RMSprop):
             return torch.float32
         return super()._state_dtype(parameter, group, name)
 
-    def _hyper(self, group: Group) -> tuple[float, ...]:
+    def _hyper(self, group: Group) -> tuple[Any, ...]:
         return (
-            float(group["lr"]),
+            rate(group),
             group["alpha"],
             group["eps"],
             group["weight_decay"],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from ._base import FusedOptimizer
+from ._base import FusedOptimizer, rate
 from ._groups import Group
 
 
@@ -17,10 +19,10 @@ class Adam(FusedOptimizer, torch.optim.Adam):
     def _names(self, group: Group) -> tuple[str, ...]:
         return self.state_names if group["amsgrad"] else self.state_names[:2]
 
-    def _hyper(self, group: Group) -> tuple[float, ...]:
+    def _hyper(self, group: Group) -> tuple[Any, ...]:
         beta1, beta2 = group["betas"]
         return (
-            float(group["lr"]),
+            rate(group),
             float(beta1),
             float(beta2),
             group["eps"],

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ._base import FusedOptimizer, check_at_least_zero
+from ._base import FusedOptimizer, check_at_least_zero, rate
 from ._groups import Group
 
 
@@ -57,8 +57,8 @@ class Lamb(FusedOptimizer):
         }
         super().__init__(params, defaults, **options)
 
-    def _hyper(self, group: Group) -> tuple[float, ...]:
-        return (float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"])
+    def _hyper(self, group: Group) -> tuple[Any, ...]:
+        return (rate(group), *group["betas"], group["eps"], group["weight_decay"])
 
 
 class Lion(FusedOptimizer):
@@ -91,5 +91,5 @@ class Lion(FusedOptimizer):
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults, **options)
 
-    def _hyper(self, group: Group) -> tuple[float, ...]:
-        return (float(group["lr"]), *group["betas"], group["weight_decay"])
+    def _hyper(self, group: Group) -> tuple[Any, ...]:
+        return (rate(group), *group["betas"], group["weight_decay"])

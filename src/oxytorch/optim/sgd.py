@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from . import _step
-from ._base import FusedOptimizer, State, check_at_least_zero
+from ._base import FusedOptimizer, check_at_least_zero, rate
 from ._groups import Group
+from ._states import State
 
 BUFFER = "momentum_buffer"
 
@@ -25,10 +26,10 @@ class _Momentum(FusedOptimizer):
 
     def _begin(self, parameter: Tensor, group: Group, state: State, names: Sequence[str]) -> None:
         # torch counts no steps here; random rounding needs them.
-        if group["state_dtype"] in (torch.bfloat16, torch.int8) and names:
-            state.setdefault("step", torch.zeros((), dtype=_step.step_dtype()))
+        is_random = bool(names) and group["state_dtype"] in (torch.bfloat16, torch.int8)
+        if is_random and "step" not in state:
+            state["step"] = self._first_step(parameter)
         if names and state.get(BUFFER) is None:
-            state.pop(BUFFER, None)
             self._store(parameter, group, BUFFER, self._initial(BUFFER, parameter, group))
         self._begin_split(parameter, group, state)
 
@@ -46,7 +47,9 @@ class _Momentum(FusedOptimizer):
         self._run(first, group, is_first=True)
 
     def _run(self, batch: _step.Batch, group: Group, is_first: bool = False) -> None:
-        self._run_rule(self._rule(group), batch, group, (*self._hyper(group), is_first))
+        self._run_rule(
+            self._rule(group), batch, group, self._hyper(group), (is_first,), not is_first
+        )
 
 
 class SGD(_Momentum, torch.optim.SGD):
@@ -54,9 +57,9 @@ class SGD(_Momentum, torch.optim.SGD):
 
     rule = "sgd"
 
-    def _hyper(self, group: Group) -> tuple[float, ...]:
+    def _hyper(self, group: Group) -> tuple[Any, ...]:
         return (
-            float(group["lr"]),
+            rate(group),
             group["momentum"],
             group["dampening"],
             float(group["weight_decay"]),
@@ -117,8 +120,8 @@ class Lars(_Momentum):
     def _rule(self, group: Group) -> str:
         return "lars" if group["lars"] else "sgd"
 
-    def _hyper(self, group: Group) -> tuple[float, ...]:
-        lr, momentum = float(group["lr"]), group["momentum"]
+    def _hyper(self, group: Group) -> tuple[Any, ...]:
+        lr, momentum = rate(group), group["momentum"]
         if not group["lars"]:
             return (lr, momentum, 0.0, 0.0, False)
         return (lr, momentum, group["eeta"], group["weight_decay"], group["epsilon"])

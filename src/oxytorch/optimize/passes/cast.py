@@ -47,7 +47,9 @@ def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
     """Return the dtype wanted for each module's own parameters, for the modules to be cast.
 
     dtype: a torch.dtype, or a mapping whose keys are "" (all modules of the list), module paths
-    (the module and all below it) or module types; the most particular key wins.
+    (the module and all below it) or module types; the most particular key wins. Normalizations that
+    keep statistics are left out: torch's kernels take parameters and statistics of one dtype only,
+    and rounded running means would be of no use. A key that names one of them is a ValueError.
     """
     rules: Mapping[Any, torch.dtype] = dtype if isinstance(dtype, Mapping) else {"": dtype}
     recognizer = Recognizer()
@@ -60,6 +62,8 @@ def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
             key=len,
             default=None,
         )
+        if _keeps_statistics(path, module, rules):
+            continue
         if by_path is not None:
             wanted[module] = rules[by_path]
         elif type(module) in rules:
@@ -67,6 +71,23 @@ def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
         elif "" in rules and _listed(module, recognizer):
             wanted[module] = rules[""]
     return wanted
+
+
+def _keeps_statistics(path: str, module: nn.Module, rules: Mapping[Any, torch.dtype]) -> bool:
+    """Whether it is a normalization with statistics; an error if a key gives it another dtype."""
+    statistics = getattr(module, "running_mean", None)
+    if not isinstance(statistics, torch.Tensor):
+        return False
+    for key in (path or None, type(module)):
+        wanted = rules.get(key, statistics.dtype)
+        if wanted != statistics.dtype:
+            raise ValueError(
+                f"optimize: expected no dtype but {_short(statistics.dtype)} for "
+                f"{type(module).__name__} {path!r}, whose running statistics are "
+                f"{_short(statistics.dtype)}, got {_short(wanted)}; "
+                "a key that names a module above it leaves it as it is"
+            )
+    return True
 
 
 def _below(path: str, key: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ....gpu.kernel import OpenClSource, Signature
-from .. import layout, rule_text
+from .. import gpu, layout, rule_text
 from ..translation.language import Dialect, Expression, Helper, Untranslatable
 from ..translation.reading import arguments_of, helper_body, result_of
 
@@ -41,9 +41,8 @@ NUMBERS = Dialect(
 
 OPTIONS = ("-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt")
 
-STEP_GROUP = 256
-PREPARE_GROUP = 32
-"""Tensors of a program, as in `gpu.PREPARE_LANES`."""
+STEP_GROUP = layout.BLOCK // 4
+"""Items of a block: four elements each."""
 
 _STEP_ARGUMENTS = {
     "tensors": "i64",
@@ -89,24 +88,24 @@ def source(kernel: str, signature: Signature) -> OpenClSource:
     """
     family = rule_text.families()[str(signature.options["rule"])]
     if kernel == "prepare":
-        settings = {"GROUP": PREPARE_GROUP, "STATES": len(family.update.operands) - 2}
-        text = _text(settings, "tables.cl", _constants(family), "prepare.cl")
-        return OpenClSource(text, "prepare", _PREPARE_ARGUMENTS, PREPARE_GROUP, OPTIONS)
+        settings = {"GROUP": gpu.PREPARE_LANES, "STATES": len(family.update.operands) - 2}
+        text = assemble(settings, "tables.cl", _constants(family), "prepare.cl")
+        return OpenClSource(text, "prepare", _PREPARE_ARGUMENTS, gpu.PREPARE_LANES, OPTIONS)
     if kernel == "trust":
         step_size = family.update.scalars.index("step_size")
         settings = {"GROUP": STEP_GROUP, "STEP_SIZE": step_size}
-        text = _text(settings, "tables.cl", _trust(family), "trust.cl")
+        text = assemble(settings, "tables.cl", _trust(family), "trust.cl")
         return OpenClSource(text, "trust", _TRUST_ARGUMENTS, STEP_GROUP, OPTIONS)
     rule = family.measure if kernel == "measure" else family.update
     if kernel not in ("measure", "update") or rule is None:
         raise ValueError(f"opencl: {family.name} has no kernel {kernel!r}")
-    generated = (_known_helpers()[1], _sweep(kernel, rule, signature))
-    text = _text({"GROUP": STEP_GROUP}, "arithmetic.cl", "tables.cl", "formats.cl", *generated)
+    generated = (helpers()[1], _sweep(kernel, rule, signature))
+    text = assemble({"GROUP": STEP_GROUP}, "arithmetic.cl", "tables.cl", "formats.cl", *generated)
     return OpenClSource(text, kernel, _STEP_ARGUMENTS, STEP_GROUP, OPTIONS)
 
 
-def _text(settings: Mapping[str, int], *pieces: str) -> str:
-    """The source of a kernel from settings, names of files and texts."""
+def assemble(settings: Mapping[str, int], *pieces: str) -> str:
+    """The source of a kernel: settings, numbers, and `pieces`: names of files here, or texts."""
     shared = {
         "TENSOR_FIELDS": layout.TENSOR_FIELDS,
         "SCALAR_FIELDS": layout.SCALAR_FIELDS,
@@ -145,7 +144,7 @@ def _file(name: str) -> str:
 
 
 @functools.cache
-def _known_helpers() -> tuple[Mapping[str, Helper], str]:
+def helpers() -> tuple[Mapping[str, Helper], str]:
     """The functions that rules call: how they are called, and their text."""
     known: dict[str, Helper] = {}
     texts = []
@@ -207,7 +206,7 @@ class _Body:
         self._walk(rule.function.body, "    ")
 
     def _expression(self, node: ast.expr) -> str:
-        return Expression(ELEMENTS, _known_helpers()[0], self.rule.scalars)(node)
+        return Expression(ELEMENTS, helpers()[0], self.rule.scalars)(node)
 
     def _walk(self, statements: list[ast.stmt], indent: str) -> None:
         for statement in statements:

@@ -1,8 +1,9 @@
 // What is the same for numbers of float64 and for pairs.
 
 static int is_greater(number x, number y) { return is_less(y, x); }
-static number larger_number(number x, number y) { return is_less(y, x) ? x : y; }
-static number smaller_number(number x, number y) { return is_less(x, y) ? x : y; }
+// x where either is no number, as in Python and C++.
+static number larger_number(number x, number y) { return is_less(x, y) ? y : x; }
+static number smaller_number(number x, number y) { return is_less(y, x) ? y : x; }
 
 // base^exponent for base >= 0. Whole powers are products of more digits than a number has:
 // 1 - beta^step has none to lose.
@@ -10,7 +11,7 @@ static number power(number base, number exponent) {
   const float size = fabs(float_of(exponent));
   const long whole = size < 2147483648.0f ? whole_of(exponent) : 0;
   const number left = subtract(exponent, number_of((float)whole));
-  if (!(size < 16777216.0f) || float_of(left) != 0.0f) return power_of_any(base, exponent);
+  if (!(size < 16777216.0f) || !is_zero(left)) return power_of_any(base, exponent);
   precise factor = precise_of(base);
   precise result = precise_of(number_of(1.0f));
 #pragma unroll 1

@@ -17,7 +17,10 @@ static number number_of(float x) { return (number){x, 0.0f}; }
 static float float_of(number x) { return x.high; }
 static long whole_of(number x) { return (long)x.high + (long)x.low; }
 
-static number from_argument(argument x) {
+static ulong bits_of(argument x) { return x; }
+
+// x 2^shift
+static number from_argument_scaled(argument x, int shift) {
   const int exponent = (int)(x >> 52 & 0x7ff);
   const ulong mantissa = x & 0xffffffffffffful;
   const float sign = x >> 63 ? -1.0f : 1.0f;
@@ -26,26 +29,31 @@ static number from_argument(argument x) {
   const ulong whole = mantissa | 1ul << 52;
   const float high = convert_float_rte(whole);
   const float low = convert_float_rte((long)whole - (long)high);
-  return normal(sign * ldexp(high, exponent - 1075), sign * ldexp(low, exponent - 1075));
+  const int power = exponent - 1075 + shift;
+  return normal(sign * ldexp(high, power), sign * ldexp(low, power));
 }
 
-static argument to_argument(number x) {
+static argument to_argument_scaled(number x, int power) {
   const ulong sign = (ulong)(as_uint(x.high) >> 31) << 63;
   if (isnan(x.high)) return 0x7ff8000000000000ul;
   if (isinf(x.high)) return sign | 0x7ff0000000000000ul;
   if (x.high == 0.0f) return sign;
-  // 2^52 <= |x| 2^shift < 2^54: whole numbers hold the high part, and the low part but for bits that
-  // float64 has no place for either.
+  // 2^52 <= |x| 2^shift < 2^53: whole numbers hold the high part, and the low part but for bits
+  // that float64 has no place for either.
   const int shift = 52 - ilogb(x.high);
   const float at = sign ? -1.0f : 1.0f;
-  ulong whole = (ulong)((long)ldexp(at * x.high, shift) + convert_long_rte(ldexp(at * x.low, shift)));
-  int exponent = 1075 - shift;
+  ulong whole =
+      (ulong)((long)ldexp(at * x.high, shift) + convert_long_rte(ldexp(at * x.low, shift)));
+  int exponent = 1075 - shift + power;
   if (whole < 1ul << 52) {
     whole <<= 1;
     --exponent;
   }
   return sign | (ulong)exponent << 52 | (whole & 0xffffffffffffful);
 }
+
+static number from_argument(argument x) { return from_argument_scaled(x, 0); }
+static argument to_argument(number x) { return to_argument_scaled(x, 0); }
 
 static number add(number x, number y) {
   const float sum = x.high + y.high;
@@ -84,6 +92,8 @@ static int is_less(number x, number y) {
   return x.high < y.high || (x.high == y.high && x.low < y.low);
 }
 
+static int is_zero(number x) { return x.high == 0.0f; }
+
 typedef number precise;
 static precise precise_of(number x) { return x; }
 static number number_of_precise(precise x) { return x; }
@@ -121,3 +131,9 @@ static number power_of_any(number base, number exponent) {
   }
   return exponential(multiply(exponent, logarithm(base)));
 }
+
+// Squares of float32 are kept in three sums by size, scaled, so that none is too large or too small
+// (Blue, A portable Fortran program to find the Euclidean norm of a vector, 1978).
+#define BINS 3
+static int bin_of(float x) { return fabs(x) > 0x1p40f ? 2 : fabs(x) < 0x1p-40f ? 0 : 1; }
+static int shift_of(int bin) { return 80 * (bin - 1); }

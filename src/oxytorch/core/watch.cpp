@@ -1,0 +1,200 @@
+// Notices that tensors have moved, for launches that keep addresses from one step to the next.
+//
+// A step over a thousand tensors has no time to ask each of them in Python. The tensors are handed
+// over once (op `watch`); afterwards one call compares addresses and layouts.
+#include <dlfcn.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "core/torch_api.h"
+
+namespace oxytorch {
+
+namespace {
+
+// What a call of oxytorch_moved found.
+enum Answer : int { kSame, kGradientsMoved, kOther };
+
+// Torch's stable ABI has no way to a gradient and to a version. Where these functions are not found
+// under their names, Python asks the tensors instead.
+using GradientOf = const void* (*)(const void*);
+using BumpVersion = void (*)(const void*);
+
+// c10::TensorImpl::grad() const
+GradientOf gradient_function() {
+  static const auto function =
+      reinterpret_cast<GradientOf>(dlsym(RTLD_DEFAULT, "_ZNK3c1010TensorImpl4gradEv"));
+  return function;
+}
+
+// torch::autograd::impl::bump_version(at::Tensor const&)
+BumpVersion bump_version_function() {
+  static const auto function = reinterpret_cast<BumpVersion>(
+      dlsym(RTLD_DEFAULT, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"));
+  return function;
+}
+
+// A handle points at a tensor, which is a pointer to its implementation.
+const void* implementation(AtenTensorHandle handle) {
+  return *reinterpret_cast<const void* const*>(handle);
+}
+
+AtenTensorHandle gradient_of(const Tensor& parameter) {
+  return reinterpret_cast<AtenTensorHandle>(
+      const_cast<void*>(gradient_function()(implementation(parameter.handle()))));
+}
+
+const void* address(AtenTensorHandle handle) {
+  const void* pointer = nullptr;
+  check_call(torch_get_const_data_ptr(handle, &pointer), "const_data_ptr");
+  return pointer;
+}
+
+std::int64_t element_count(AtenTensorHandle handle) {
+  std::int64_t count = 0;
+  check_call(aoti_torch_get_numel(handle, &count), "get_numel");
+  return count;
+}
+
+// The implementation that all tensors without a value share.
+const void* undefined() {
+  static const void* const shared = [] {
+    AtenTensorHandle handle = nullptr;
+    check_call(aoti_torch_new_uninitialized_tensor(&handle), "new_uninitialized_tensor");
+    const void* found = implementation(handle);
+    aoti_torch_delete_tensor_object(handle);
+    return found;
+  }();
+  return shared;
+}
+
+struct Layout {
+  std::int32_t dtype = -1;
+  std::vector<std::int64_t> strides;
+};
+
+// Whether a gradient lies in memory as `layout` says; its sizes are those of its parameter.
+bool has_layout(AtenTensorHandle gradient, const Layout& layout) {
+  static const std::int32_t strided = aoti_torch_layout_strided();
+  std::int32_t kind = -1, dtype = -1;
+  std::int64_t dim = 0;
+  check_call(aoti_torch_get_layout(gradient, &kind), "get_layout");
+  if (kind != strided) return false;
+  check_call(aoti_torch_get_dtype(gradient, &dtype), "get_dtype");
+  check_call(aoti_torch_get_dim(gradient, &dim), "get_dim");
+  if (dtype != layout.dtype || static_cast<std::size_t>(dim) != layout.strides.size()) return false;
+  std::int64_t* strides = nullptr;
+  check_call(aoti_torch_get_strides(gradient, &strides), "get_strides");
+  return std::memcmp(strides, layout.strides.data(), 8 * layout.strides.size()) == 0;
+}
+
+struct Kept {
+  Tensor tensor;
+  const void* address;
+};
+
+struct Followed {
+  Tensor parameter;
+  std::int64_t count;
+  bool has_gradient;
+  Layout layout;  // of the gradient
+};
+
+struct Watch {
+  std::vector<Kept> kept;
+  std::vector<Followed> followed;
+
+  bool kept_is_same() const {
+    for (const Kept& own : kept) {
+      if (address(own.tensor.handle()) != own.address) return false;
+    }
+    return true;
+  }
+
+  // Addresses of gradients go to every `stride`-th number of `out`, those without left out.
+  Answer compare(std::int64_t* out, std::int64_t stride) {
+    if (!kept_is_same()) return kOther;
+    bool is_same = true;
+    for (const Followed& own : followed) {
+      const AtenTensorHandle gradient = gradient_of(own.parameter);
+      if ((implementation(gradient) != undefined()) != own.has_gradient) return kOther;
+      if (element_count(own.parameter.handle()) != own.count) return kOther;
+      if (!own.has_gradient) continue;
+      if (!has_layout(gradient, own.layout)) return kOther;
+      const void* found = address(gradient);
+      const auto number = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(found));
+      is_same &= *out == number;
+      *out = number;
+      out += stride;
+    }
+    return is_same ? kSame : kGradientsMoved;
+  }
+
+  // Tells autograd that the parameters that have gradients are written to.
+  void bump_versions() const {
+    for (const Followed& own : followed) {
+      if (own.has_gradient) bump_version_function()(own.parameter.handle());
+    }
+  }
+};
+
+void watch(StableIValue* stack, uint64_t, uint64_t) {
+  using Tensors = std::vector<Tensor>;
+  Tensors kept = unboxing::Take<Tensors>::from(stack[0]);
+  Tensors parameters = unboxing::Take<Tensors>::from(stack[1]);
+  auto watch = std::make_unique<Watch>();
+  for (Tensor& tensor : kept) {
+    const void* own = address(tensor.handle());
+    watch->kept.push_back({std::move(tensor), own});
+  }
+  for (Tensor& parameter : parameters) {
+    const AtenTensorHandle gradient = gradient_of(parameter);
+    Followed own{{}, parameter.numel(), implementation(gradient) != undefined(), {}};
+    if (own.has_gradient) {
+      std::int64_t* strides = nullptr;
+      std::int64_t dim = 0;
+      check_call(aoti_torch_get_dtype(gradient, &own.layout.dtype), "get_dtype");
+      check_call(aoti_torch_get_dim(gradient, &dim), "get_dim");
+      check_call(aoti_torch_get_strides(gradient, &strides), "get_strides");
+      own.layout.strides.assign(strides, strides + dim);
+    }
+    own.parameter = std::move(parameter);
+    watch->followed.push_back(std::move(own));
+  }
+  stack[0] = static_cast<StableIValue>(reinterpret_cast<std::uintptr_t>(watch.release()));
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
+  library.def("watch(Tensor[] kept, Tensor[] parameters) -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
+  library.impl("watch", &watch);
+}
+
+}  // namespace oxytorch
+
+#define OXY_EXPORT extern "C" __attribute__((visibility("default")))
+
+OXY_EXPORT int oxytorch_can_watch() {
+  return oxytorch::gradient_function() && oxytorch::bump_version_function();
+}
+
+OXY_EXPORT int oxytorch_moved(void* watch, std::int64_t* gradients, std::int64_t stride) {
+  try {
+    return static_cast<oxytorch::Watch*>(watch)->compare(gradients, stride);
+  } catch (const std::exception&) {
+    // Whoever asks looks at the tensors again then, and meets the error.
+    return oxytorch::kOther;
+  }
+}
+
+OXY_EXPORT void oxytorch_bump_versions(const void* watch) {
+  static_cast<const oxytorch::Watch*>(watch)->bump_versions();
+}
+
+OXY_EXPORT void oxytorch_unwatch(void* watch) { delete static_cast<oxytorch::Watch*>(watch); }

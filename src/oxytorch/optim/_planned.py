@@ -1,0 +1,163 @@
+"""Steps of groups on GPUs: planned once, repeated as long as nothing has moved."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import _devices, _sharding, _step, _watch
+from ._counted import Changes, Table
+from ._groups import Group
+from ._watch import Moved
+
+if TYPE_CHECKING:
+    from ._base import FusedOptimizer
+    from ._plan import Plan
+
+
+@dataclass(frozen=True)
+class Part:
+    """A plan, and what it takes to run it again.
+
+    flags: hyper-parameters of the call beyond those of the group. wholes: the parameters, or those
+    whose shards they are, in the plan's order.
+    """
+
+    plan: Plan
+    flags: tuple[bool, ...]
+    wholes: list[Tensor]
+
+
+class Record:
+    """What the step of a group was."""
+
+    def __init__(
+        self, optimizer: FusedOptimizer, group: Group, settings: Hashable, parts: Sequence[Part]
+    ) -> None:
+        self._parts = list(parts)
+        self._parameters = [*group["params"]]
+        self._settings = settings
+        self._state = optimizer.state
+        self._changes = Changes.count
+        planned = {id(whole) for part in parts for whole in part.wholes}
+        rest = [own for own in self._parameters if id(own) not in planned]
+        self._watches = [
+            (_watch.watch(_kept(optimizer, part.wholes), part.wholes, part.plan.addresses), part)
+            for part in parts
+        ]
+        # They may get a gradient, or lose an empty one.
+        addresses = torch.zeros(sum(own.grad is not None for own in rest), 1, dtype=torch.int64)
+        self._rest = _watch.watch([], rest, addresses) if rest else None
+
+    def settle(self, before: int) -> None:
+        """Tells that no change of states since `before` was one of the record's."""
+        if self._changes == before:
+            self._changes = Changes.count
+
+    def repeat(self, optimizer: FusedOptimizer, group: Group) -> bool:
+        """Does the step again and returns True, unless the group has to be looked at anew."""
+        parameters = group["params"]
+        if (
+            self._changes != Changes.count
+            or self._state is not optimizer.state
+            or not counts_changes(optimizer.state)
+            or len(parameters) != len(self._parameters)
+            or not all(map(is_, parameters, self._parameters))
+            or self._settings != optimizer._settings(group)
+        ):
+            return False
+        if self._rest is not None and self._rest.compare() is Moved.OTHER:
+            return False
+        hyper = optimizer._hyper(group)
+        for watch, part in self._watches:
+            moved = watch.compare()
+            if moved is Moved.OTHER or not part.plan.fits((*hyper, *part.flags)):
+                return False
+            if moved is Moved.GRADIENTS:
+                part.plan.moved()
+        scaling = optimizer._scaling(group)
+        for watch, part in self._watches:
+            launch(optimizer, part, (*hyper, *part.flags), scaling)
+            watch.bump_versions()
+        return True
+
+
+def _kept(optimizer: FusedOptimizer, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """All tensors whose memory a step over the parameters uses but for their gradients."""
+    states = (optimizer.state[own].values() for own in parameters)
+    return [*parameters, *(v for own in states for v in own if isinstance(v, Tensor))]
+
+
+def plan(
+    optimizer: FusedOptimizer,
+    rule: str,
+    batch: _step.Batch,
+    group: Group,
+    hyper: tuple[Any, ...],
+    flags: tuple[bool, ...],
+) -> Part | None:
+    """A plan for the batch, which is on one device; None where that has no kernels for it."""
+    # Programs that stay on the processor need not import them.
+    from ..gpu.errors import NoKernelError
+    from ._plan import Plan
+
+    device = _devices.find(batch.parameters[0].device)
+    if device is None or not all(map(is_planned, batch.parameters)):
+        return None
+    stochastic = group["state_dtype"] == torch.bfloat16
+    try:
+        made = Plan(rule, batch, (*hyper, *flags), stochastic, group["seed"], device)
+    except NoKernelError as error:
+        if error.forced:
+            raise
+        _devices.give_up(device.device, str(error))
+        return None
+    wholes = _step.whole_parameters(batch)
+    return Part(made, flags, [wholes[place] for place in made.order])
+
+
+def launch(
+    optimizer: FusedOptimizer, part: Part, hyper: tuple[Any, ...], scaling: _step.Scaling
+) -> None:
+    """Runs a plan; of shards with norms only the first half, the rest when all are measured."""
+    plan = part.plan
+    if len(plan.sums) and any(map(_sharding.is_sharded, part.wholes)):
+        run = functools.partial(_run_phase, plan, hyper, scaling)
+        optimizer._await_sums(_step.Measured(run, part.wholes, plan.sums))
+    else:
+        plan.run(hyper, scaling)
+    if plan.is_captured and plan not in optimizer._captured:
+        optimizer._captured.append(plan)
+
+
+def _run_phase(
+    plan: Plan, hyper: tuple[Any, ...], scaling: _step.Scaling, sums: Tensor, phase: int
+) -> None:
+    assert sums is plan.sums
+    plan.run(hyper, scaling, phase)
+
+
+def is_planned(tensor: Tensor) -> bool:
+    """Whether there are GPU kernels for tensors of its dtype and device."""
+    return tensor.dtype in _step.FUSED and _devices.find(tensor.device) is not None
+
+
+def has_kernel(parameter: Tensor) -> bool:
+    """Whether the compiled op or a GPU kernel takes the parameter."""
+    return _step.is_fused(parameter) or is_planned(parameter)
+
+
+def counts_changes(state: object) -> bool:
+    """Whether every replaced state is noticed."""
+    return type(state) is Table and state.is_counted
+
+
+def counted(state: Any) -> Table:
+    """`state` as a table whose changes are counted."""
+    return state if type(state) is Table else Table(entries=state)

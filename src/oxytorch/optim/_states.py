@@ -1,0 +1,197 @@
+"""The states of an optimizer and the formats in which they are kept."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from . import _sharding, formats
+from ._clip import ClippingOptimizer
+from ._groups import Group
+from ._step import LOW_HALF, SCALES
+
+State = dict[str, Any]
+
+LEAST_CODED = 4096
+"""Elements below which a state stays float32 where 8-bit codes are asked for: it weighs little."""
+
+IN_MODEL = "split in model"
+"""A value of master_weights that `oxytorch.optimize` sets: lower halves belong to the model, whose
+state dictionary shows whole weights, so that checkpoints of the optimizer leave them out."""
+
+UNSIGNED = frozenset({"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg", "variance"})
+"""States that are never negative."""
+
+
+class StatefulOptimizer(ClippingOptimizer):
+    """An optimizer whose groups say in which formats states and weights are kept."""
+
+    state_names: ClassVar[tuple[str, ...]]
+    param_groups: list[Group]  # type: ignore[assignment]
+    _options: dict[str, Any]
+    # Lower halves of parameters that have no state yet: a state that is not whole would tell
+    # torch.distributed.checkpoint that there is nothing left to make.
+    _given_halves: dict[Tensor, Tensor]
+
+    def _names(self, group: Group) -> tuple[str, ...]:
+        """The states that the group's options use, in the order of the rule's operands."""
+        return self.state_names
+
+    def _initial(self, name: str, parameter: Tensor, group: Group) -> Tensor:
+        """The first value of a state, in the dtype that torch would give it."""
+        return torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+    def _is_split(self, parameter: Tensor, group: Group) -> bool:
+        is_split = group["master_weights"] in ("split", IN_MODEL)
+        return is_split and parameter.dtype == torch.bfloat16
+
+    def _state_dtype(self, parameter: Tensor, group: Group, name: str) -> torch.dtype:
+        wanted: torch.dtype | None = group["state_dtype"]
+        if wanted is None:
+            return torch.float32 if self._is_split(parameter, group) else parameter.dtype
+        if wanted == torch.int8 and parameter.numel() < LEAST_CODED:
+            return torch.float32
+        return wanted
+
+    def _conform(self, parameter: Tensor, group: Group) -> None:
+        """Brings the parameter's states, if there are any, into the group's formats."""
+        state = self.state.get(parameter)
+        if not state or not parameter.is_floating_point():
+            return
+        for name in self.state_names:
+            if isinstance(state.get(name), Tensor) and name + SCALES not in state:
+                self._store(parameter, group, name, state[name])
+        if self._is_split(parameter, group) and LOW_HALF not in state:
+            state[LOW_HALF] = self._first_half(parameter)
+
+    def _first_half(self, parameter: Tensor) -> Tensor:
+        """The lower half with which a split parameter begins."""
+        given = self._given_halves.pop(parameter, None)
+        return torch.zeros_like(parameter, dtype=torch.int16) if given is None else given
+
+    def low_half(self, parameter: Tensor) -> Tensor | None:
+        """The lower half of a split parameter, or None where it has none or only zeros."""
+        low: Tensor | None = self.state.get(parameter, {}).get(LOW_HALF)
+        return self._given_halves.get(parameter) if low is None else low
+
+    def set_low_half(self, parameter: Tensor, low: Tensor) -> None:
+        """Makes `low` (int16, placed as the parameter) the lower half that steps update."""
+        if self.state.get(parameter):
+            self.state[parameter][LOW_HALF] = low
+        else:
+            self._given_halves[parameter] = low
+
+    def _store(self, parameter: Tensor, group: Group, name: str, value: Tensor) -> None:
+        """Keeps `value` as the parameter's state `name`, in the group's format."""
+        state = self.state[parameter]
+        state.pop(name + SCALES, None)
+        dtype = self._state_dtype(parameter, group, name)
+        value = _aligned(parameter, value, name)
+        if dtype == torch.int8:
+            codes, state[name + SCALES] = formats.encode(
+                _sharding.local(value), name not in UNSIGNED
+            )
+            state[name] = _sharding.placed_like(value, codes)
+        else:
+            state[name] = value.to(dtype)
+
+    def _value(self, state: State, name: str) -> Tensor:
+        """A state as torch keeps it."""
+        kept: Tensor = state[name]
+        scales = state.get(name + SCALES)
+        if scales is None:
+            return kept
+        return _sharding.placed_like(kept, formats.decode(_sharding.local(kept), scales))
+
+    def _group_of(self, parameter: Tensor) -> Group:
+        for group in self.param_groups:
+            if any(own is parameter for own in group["params"]):
+                return group
+        raise ValueError(
+            f"{type(self).__name__}: expected one of the optimizer's own parameters, "
+            f"got another tensor of shape {list(parameter.shape)}"
+        )
+
+    def master_weight(self, parameter: Tensor) -> Tensor:
+        """The exact float32 weight: of a split parameter both halves together, else a copy."""
+        self._group_of(parameter)
+        low = self.low_half(parameter)
+        if low is None:
+            return parameter.detach().float()
+        weight = formats.join(_sharding.local(parameter), _sharding.local(low))
+        return _sharding.placed_like(parameter, weight)
+
+    @torch.no_grad()
+    def set_master_weight(self, parameter: Tensor, weight: Tensor) -> None:
+        """Gives `parameter` the float32 value `weight`; a split parameter gets all its bits.
+
+        weight: of a sharded parameter, sharded too or the whole tensor, the same in all processes.
+        """
+        group = self._group_of(parameter)
+        if weight.shape != parameter.shape:
+            raise ValueError(
+                f"set_master_weight: expected weight of shape {list(parameter.shape)}, "
+                f"got {list(weight.shape)}"
+            )
+        weight = _sharding.shard_like(parameter, weight, "weight")
+        if not self._is_split(parameter, group):
+            parameter.copy_(weight)
+            return
+        upper, low = formats.split(_sharding.local(_aligned(parameter, weight.float(), "weight")))
+        _sharding.local(parameter).copy_(upper)
+        self.set_low_half(parameter, _sharding.placed_like(parameter, low))
+
+    def memory_report(self) -> dict[str, float]:
+        """Bytes per element of the parameters, by kind: parameters, low halves, each state.
+
+        Of sharded parameters, this process's shards.
+        """
+        total: dict[str, int] = {}
+        elements = 0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                shard = _sharding.local(parameter)
+                elements += shard.numel()
+                total["parameters"] = total.get("parameters", 0) + shard.nbytes
+                for key, value in self.state.get(parameter, {}).items():
+                    if isinstance(value, Tensor) and key != "step":
+                        total[key] = total.get(key, 0) + _sharding.local(value).nbytes
+        report = {kind: count / max(elements, 1) for kind, count in total.items()}
+        return {**report, "total": sum(report.values())}
+
+
+def _aligned(parameter: Tensor, value: Tensor, name: str) -> Tensor:
+    """`value` with the parameter's strides, sharded as the parameter is."""
+    value = _sharding.shard_like(parameter, value, name)
+    aligned = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+    is_aligned = _sharding.local(aligned).stride() == _sharding.local(value).stride()
+    return value if is_aligned else aligned.copy_(value)
+
+
+def check_options(name: str, group: Group) -> None:
+    """Refuses formats that do not exist."""
+    if group["master_weights"] not in (None, "split", IN_MODEL):
+        raise ValueError(
+            f'{name}: expected master_weights None or "split", got {group["master_weights"]!r}'
+        )
+    if group["state_dtype"] not in (None, torch.float32, torch.bfloat16, torch.int8):
+        raise ValueError(
+            f"{name}: expected state_dtype None, torch.float32, torch.bfloat16 or torch.int8, "
+            f"got {group['state_dtype']}"
+        )
+    if not isinstance(group["seed"], int):
+        raise ValueError(f"{name}: expected a whole number as seed, got {group['seed']!r}")
+    parameters = group["params"]
+    for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
+        tensor = parameter[1] if isinstance(parameter, tuple) else parameter
+        if (
+            group["master_weights"] == "split"
+            and isinstance(tensor, Tensor)
+            and tensor.dtype == torch.float16
+        ):
+            raise ValueError(
+                f"{name}: master_weights='split' needs bfloat16 parameters, whose bits are the "
+                "first half of a float32; got a float16 parameter"
+            )

@@ -1,0 +1,145 @@
+"""Notices, before each step, that tensors whose addresses a plan keeps have moved."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import weakref
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .. import _library
+from . import _sharding
+
+_GRADIENT = attrgetter("grad")
+
+
+class Moved(enum.IntEnum):
+    """What a comparison found; the numbers are those of core/watch.cpp."""
+
+    NOTHING = 0
+    GRADIENTS = 1
+    """Gradients lie elsewhere, and else are as they were."""
+    OTHER = 2
+    """Anything else: the tensors have to be looked at again."""
+
+
+_ANSWERS = (Moved.NOTHING, Moved.GRADIENTS, Moved.OTHER)
+
+
+class Watch(Protocol):
+    """Compares tensors with what they were when the watch was made.
+
+    Holds the tensors but not their gradients.
+    """
+
+    def compare(self) -> Moved:
+        """Whether anything moved; addresses of gradients are set to where they are now."""
+
+    def bump_versions(self) -> None:
+        """Tells autograd that the parameters that have gradients are written to."""
+
+
+def watch(kept: Sequence[Tensor], parameters: Sequence[Tensor], addresses: Tensor) -> Watch:
+    """Watches the memory of `kept` and the gradients of `parameters`; of sharded ones, the shards.
+
+    A parameter without a gradient is watched for getting one. addresses: int64 [n, ...] on the CPU;
+    the first number of row i is the address of the i-th gradient of those that there are.
+    """
+    may_swap = torch.__future__.get_swap_module_params_on_conversion()
+    is_plain = not any(map(_sharding.is_sharded, (*kept, *parameters)))
+    # Tensors that are held in two places cannot be swapped.
+    if _functions() is not None and is_plain and not may_swap:
+        return _NativeWatch(kept, parameters, addresses)
+    return _PythonWatch(kept, parameters, addresses)
+
+
+class _NativeWatch:
+    """core/watch.cpp: a few nanoseconds for each tensor."""
+
+    def __init__(
+        self, kept: Sequence[Tensor], parameters: Sequence[Tensor], addresses: Tensor
+    ) -> None:
+        functions = _functions()
+        assert functions is not None
+        self._address = torch.ops.oxytorch.watch(list(kept), list(parameters))
+        self._table = addresses
+        stride = addresses.stride(0) if len(addresses) else 0
+        self._arguments = (self._address, addresses.data_ptr(), stride)
+        self._moved = functions.oxytorch_moved
+        self._bump_versions = functions.oxytorch_bump_versions
+        weakref.finalize(self, functions.oxytorch_unwatch, self._address)
+
+    def compare(self) -> Moved:
+        return _ANSWERS[self._moved(*self._arguments)]
+
+    def bump_versions(self) -> None:
+        self._bump_versions(self._address)
+
+
+class _PythonWatch:
+    """The same for shards, without the library, or where a torch lacks what that needs."""
+
+    def __init__(
+        self, kept: Sequence[Tensor], parameters: Sequence[Tensor], addresses: Tensor
+    ) -> None:
+        self._kept = list(kept)
+        self._table = addresses
+        self._parameters = list(parameters)
+        updated = [own for own in parameters if own.grad is not None]
+        self._updated = [*updated, *(_sharding.peek(p) for p in updated if _sharding.is_sharded(p))]
+        self._addresses = [*map(_place, kept)]
+        self._layouts = [_layout(parameter.grad) for parameter in parameters]
+
+    def compare(self) -> Moved:
+        if [*map(_place, self._kept)] != self._addresses:
+            return Moved.OTHER
+        gradients = list(map(_GRADIENT, self._parameters))
+        if list(map(_layout, gradients)) != self._layouts:
+            return Moved.OTHER
+        having = (gradient for gradient in gradients if gradient is not None)
+        found = torch.tensor([_place(gradient)[0] for gradient in having], dtype=torch.int64)
+        before = self._table[:, 0]
+        if torch.equal(found, before):
+            return Moved.NOTHING
+        before.copy_(found)
+        return Moved.GRADIENTS
+
+    def bump_versions(self) -> None:
+        torch.autograd.graph.increment_version(self._updated)
+
+
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor lies, and how many elements it has."""
+    memory = _sharding.peek(tensor)
+    return memory.data_ptr(), memory.numel()
+
+
+def _layout(gradient: Tensor | None) -> tuple[object, ...] | None:
+    """What has to stay; None for no gradient."""
+    if gradient is None or gradient.layout is not torch.strided:
+        return None if gradient is None else (gradient.layout,)
+    memory = _sharding.peek(gradient)
+    kind = (gradient.dtype, gradient.device, _sharding.placements(gradient))
+    return (*kind, memory.stride(), memory.numel())
+
+
+@functools.cache
+def _functions() -> ctypes.PyDLL | None:
+    """The library's plain C functions, if it can reach gradients; they keep Python's lock."""
+    if not _library.loaded:
+        return None
+    library = ctypes.PyDLL(str(_library.PATH))
+    if not hasattr(library, "oxytorch_can_watch") or not library.oxytorch_can_watch():
+        return None
+    library.oxytorch_moved.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    library.oxytorch_bump_versions.argtypes = [ctypes.c_void_p]
+    library.oxytorch_bump_versions.restype = None
+    library.oxytorch_unwatch.argtypes = [ctypes.c_void_p]
+    library.oxytorch_unwatch.restype = None
+    return library
