@@ -109,7 +109,7 @@ def function(kernel: Kernel, signature: Signature, device: torch.device) -> Func
 def _is_capturing(device: torch.device) -> bool:
     return (
         device.type == "cuda"
-        and torch.cuda.is_initialized()
+        and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         and torch.cuda.is_current_stream_capturing()
     )
 
