@@ -164,7 +164,7 @@ def _rule_signatures(kernel: str, rule: str) -> tuple[Signature, ...]:
 def _signatures_by_use(
     kernel: str, rule: str
 ) -> Mapping[tuple[tuple[bool, ...], int | None], Signature]:
-    """The signatures of `measure` or `update` for a rule by setting of flags and word of formats."""
+    """The signatures of `measure` or `update` for a rule: by setting of flags, word of formats."""
     result = {}
     for signature in _rule_signatures(kernel, rule):
         options = signature.options
