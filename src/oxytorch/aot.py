@@ -19,6 +19,8 @@ from .gpu import build, compilers, devices, images, launch, pack
 from .gpu.devices import Device
 from .gpu.errors import DriverError, ImageError, NoKernelError
 
+# Faults that are told one by one.
+_SHOWN = 20
 KERNELS = "oxytorch.ops.gpu_kernels:KERNELS"
 
 DESCRIPTION = """\
@@ -328,8 +330,10 @@ def _check(arguments: argparse.Namespace) -> int:
                     loaded += _check_image(found, record, here)
                 except (ImageError, DriverError) as error:
                     failures.append(str(error))
-    for failure in failures:
+    for failure in failures[:_SHOWN]:
         print(f"oxytorch aot: {failure}", file=sys.stderr)
+    if len(failures) > _SHOWN:
+        print(f"oxytorch aot: and {len(failures) - _SHOWN} more", file=sys.stderr)
     print(f"oxytorch aot: {number} images checked, {loaded} loaded, {len(failures)} faults")
     return 1 if failures else 0
 

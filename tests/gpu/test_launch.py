@@ -266,6 +266,16 @@ def test_device_without_memory_is_a_clear_error_and_not_another_way(fake, sample
     launch.function(KERNEL, PLAIN, DEVICE)
 
 
+def test_driver_that_cannot_be_reached_is_told_as_no_kernel(samples, monkeypatch, no_triton):
+    def absent(index):
+        raise DriverError("dlopen", "libcuda.so.1", "cannot open shared object file")
+
+    monkeypatch.setattr(cuda, "driver", absent)
+    _use(monkeypatch, samples)
+    with pytest.raises(NoKernelError, match=r"scale/plain on cuda:0: dlopen: libcuda.so.1"):
+        launch.function(KERNEL, PLAIN, DEVICE)
+
+
 def test_device_of_another_kind_is_an_error():
     with pytest.raises(NoKernelError, match="expected a device of type cuda or xpu, got cpu"):
         launch.function(KERNEL, PLAIN, torch.device("cpu"))

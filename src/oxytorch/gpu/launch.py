@@ -136,7 +136,11 @@ def _load(kernel: Kernel, signature: Signature, device: torch.device) -> Functio
     subject = f"{kernel.name}/{signature.name}"
     if way == "off":
         raise NoKernelError(f"{subject} on {device}: GPU kernels are off (OXYTORCH_GPU=off)")
-    here = driver(device)
+    try:
+        here = driver(device)
+    except DriverError as error:
+        _give_up(error, [])
+        raise NoKernelError(f"{subject} on {device}: {error}", forced=bool(way)) from error
     ways: tuple[tuple[str, _Way], ...] = (
         ("aot", _from_images),
         ("jit", _from_fallback),
