@@ -38,7 +38,7 @@ def sum_squares(tensors, blocks, block_count, partials, FORMAT: tl.constexpr):
         value = value.to(tl.float64)
         total = tl.fma(value, value, total)
     target = partials.to(tl.pointer_type(tl.float64)) + tl.program_id(0)
-    tl.store(target, tl.sum(tl.sum(total, 1), 0))
+    tl.store(target, tl.sum(total))
 
 
 @triton.jit

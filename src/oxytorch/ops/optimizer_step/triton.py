@@ -167,7 +167,7 @@ def step_piece(
         if VECTOR == 0:
             first = tl.where(mask, first, 0.0)
             second = tl.where(mask, second, 0.0)
-        return tl.sum(tl.sum(first, 1), 0), tl.sum(tl.sum(second, 1), 0)
+        return tl.sum(first), tl.sum(second)
     else:
         nothing = tl.full((), 0.0, tl.float64)
         return nothing, nothing

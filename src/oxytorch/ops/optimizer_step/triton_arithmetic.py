@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 EXPONENT_BITS = tl.constexpr(31)
+"""Of the largest whole exponent."""
 
 
 def has_ptx(_semantic=None):
@@ -20,7 +21,7 @@ def _four(steps, sound, least, slow):
     The instructions that round correctly branch for each element, and all that follows waits for
     it. The steps are those that they take where nothing overflows and no bit is lost on the way:
     then the magnitudes of the `sound` registers are at least `least`, else less or NaN. In the text
-    # is the element, X and Y are the arguments.
+    # is the element, X and Y are the arguments, s is the result.
     """
     text = ["{", ".reg .pred ok;", ".reg .f32 r, n, e, g, h, c, s<4>, size, low;"]
     text.append("mov.f32 low, 0f3F800000;")
@@ -66,16 +67,16 @@ DIVIDE = _four(
     "div.rn.f32 s#, X#, Y#;",
 )
 
-
-ONE = tl.constexpr(",".join(["=f"] * 4 + ["f"] * 4))
-TWO = tl.constexpr(",".join(["=f"] * 4 + ["f"] * 8))
-"""Constraints of PTX for four elements with one argument, and with two."""
+UNARY = tl.constexpr(",".join(["=f"] * 4 + ["f"] * 4))
+BINARY = tl.constexpr(",".join(["=f"] * 4 + ["f"] * 8))
+"""Operands of PTX for four elements, with one argument and with two."""
 
 
 @triton.jit
 def sqrt(x):
+    """The square root, rounded once."""
     if has_ptx():
-        return tl.inline_asm_elementwise(SQRT, ONE, [x], dtype=tl.float32, is_pure=True, pack=4)
+        return tl.inline_asm_elementwise(SQRT, UNARY, [x], dtype=tl.float32, is_pure=True, pack=4)
     else:
         return tl.sqrt_rn(x)
 
@@ -102,7 +103,7 @@ def divide(x, y):
     """x / y, rounded once."""
     if has_ptx():
         return tl.inline_asm_elementwise(
-            DIVIDE, TWO, [x, y], dtype=tl.float32, is_pure=True, pack=4
+            DIVIDE, BINARY, [x, y], dtype=tl.float32, is_pure=True, pack=4
         )
     else:
         return tl.div_rn(x, y)
