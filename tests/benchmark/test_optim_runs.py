@@ -73,7 +73,7 @@ def test_a_wrong_step_gets_no_speed() -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.0101, momentum=0.9)
 
-    expected = optim_runs._expected_change("SGD")
+    expected = optim_runs.expected_change("SGD")
     record = check(Entrant("fused", "torch fused", "float32", make), expected)
     assert record["status"] == "wrong"
     assert "change differs by 0.01 > 0.0001 allowed" in record["reason"]
@@ -83,7 +83,7 @@ def test_nan_is_wrong() -> None:
     def make(parameters: list[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=float("nan"))
 
-    expected = optim_runs._expected_change("SGD")
+    expected = optim_runs.expected_change("SGD")
     record = check(Entrant("fused", "torch fused", "float32", make), expected)
     assert record["status"] == "wrong"
 

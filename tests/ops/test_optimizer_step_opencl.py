@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -78,6 +79,28 @@ def test_kernels_compute_the_bits_of_the_reference(
     before = gpu_steps.batch(case)
     actual = gpu_steps.moved(before, "cpu")
     gpu_steps.step(runs[numbers], case, actual, seed=5)
+    wanted = gpu_steps.reference(case, before, _step.Scaling(), 5)
+    assert gpu_steps.differences(case, actual, wanted) == []
+
+
+@pytest.mark.usefixtures("ocloc_on_path")
+@pytest.mark.parametrize("rule", ["adam", "lamb", "adafactor"])
+def test_spirv_computes_the_bits_of_the_reference(rule: str, sycl_driver: Any) -> None:
+    """The way of an Intel GPU for which there is no image."""
+
+    def run(
+        kernel: Kernel, signature: Signature, arguments: Sequence[float], programs: int
+    ) -> None:
+        source = kernel.opencl(signature)
+        program = sycl_driver._from_spirv(ocloc.compile_opencl(source, ocloc.SPIRV))
+        sycl_driver._from(program, source).bind(*arguments)(programs, 0)
+        sycl_driver.wait()
+
+    cases = [*gpu_steps.cases(rule, is_quick=True)]
+    case = next(case for case in cases if layout.Format.SPLIT in case.formats)
+    before = gpu_steps.batch(case)
+    actual = gpu_steps.moved(before, "cpu")
+    gpu_steps.step(run, case, actual, seed=5)
     wanted = gpu_steps.reference(case, before, _step.Scaling(), 5)
     assert gpu_steps.differences(case, actual, wanted) == []
 
@@ -227,3 +250,12 @@ def test_ocloc_compiles_every_signature(kernel: Kernel) -> None:
         source = kernel.opencl(signature)
         for device in ("pvc", "ats-m150"):
             ocloc.check(ocloc.compile_opencl(source, device), device)
+
+
+def test_numbers_in_constants_are_float32() -> None:
+    """Pairs are made of them with a float32, which would not hold 0.1."""
+    for name, function in rule_text.functions().items():
+        if name.endswith((rule_text.CONSTANTS, rule_text.TRUST)):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Constant) and isinstance(node.value, float):
+                    assert torch.tensor(node.value).item() == node.value, (name, node.value)

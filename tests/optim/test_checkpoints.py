@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -179,3 +181,47 @@ def test_groups_have_their_own_rates_and_formats() -> None:
     assert dtypes == [torch.int8, torch.float32, torch.bfloat16]
     assert optimizer.low_half(narrow) is not None
     assert optimizer.low_half(wide) is None
+
+
+LAZINESS = """
+import sys
+import torch
+from oxytorch import optim
+
+weight = torch.ones(5, requires_grad=True)
+optimizer = optim.AdamW([weight])
+optimizer.add_param_group({"params": [torch.ones(3)], "lr": 0.5})
+weight.grad = torch.ones(5)
+optimizer.step()
+optimizer.zero_grad()
+assert weight.grad is None and len(optimizer.param_groups) == 2
+assert "torch._dynamo" not in sys.modules
+torch.optim.AdamW([torch.ones(5)])
+assert "torch._dynamo" in sys.modules, "torch has become lazy itself"
+"""
+
+
+def test_steps_do_not_import_the_compiler_of_torch() -> None:
+    subprocess.run([sys.executable, "-c", LAZINESS], check=True)
+
+
+WRAPPED = """
+import functools
+import torch
+from oxytorch import optim
+
+own, called = torch.optim.Optimizer.zero_grad, []
+
+@functools.wraps(own)
+def zero_grad(self, set_to_none=True):
+    called.append(set_to_none)
+    own(self, set_to_none)
+
+torch.optim.Optimizer.zero_grad = zero_grad
+optim.AdamW([torch.ones(5)]).zero_grad(set_to_none=False)
+assert called == [False]
+"""
+
+
+def test_wrappers_of_others_are_called() -> None:
+    subprocess.run([sys.executable, "-c", WRAPPED], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import subprocess
 import sys
@@ -270,6 +271,7 @@ for releases in (True, False):
 """
 
 
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="it keeps freed memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 def test_gradients_of_the_whole_model_never_exist_together() -> None:
     done = subprocess.run(

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ examples:
   oxytorch bench ops --only rms_norm --peers eager           one op against plain PyTorch
   oxytorch bench ops --isa avx2,avx512_bf16 --size cache     kernels of several levels
   oxytorch bench optim --only AdamW --format float32,split+int8      one optimizer's step
+  oxytorch bench gpu-optim --only AdamW       steps on a GPU
+  oxytorch bench cold-start --rounds 3        process start to the first step on a GPU
   oxytorch bench limits                       bandwidth and matrix products of this machine
   oxytorch bench import-time                  what `import oxytorch` adds to `import torch`
   oxytorch bench optimize-cost                time and peak memory of optimize(BERT-base)
@@ -38,6 +40,7 @@ examples:
   oxytorch bench report benchmarks/results --into README.md
 """
 
+PLOTTED = ("models", "ops", "optim", "gpu-optim", "cold-start")
 MODEL_DTYPES = ("float32", "bfloat16")
 OP_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -85,6 +88,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_list(optim, "--case", "tensors: bert,small (default: both)")
     _add_list(optim, "--peers", "contestants (default: foreach,fused,predecessor,oxytorch)")
     _add_list(optim, "--format", "formats of oxytorch, such as split+int8 (default: all)")
+
+    gpu = what.add_parser("gpu-optim", help="steps of every optimizer on a GPU")
+    _add_common(gpu, rounds=10)
+    _add_list(gpu, "--only", "optimizers to measure, such as AdamW (default: all)")
+    _add_list(gpu, "--case", "tensors: llama,resnet50,small (default: all)")
+    _add_list(gpu, "--peers", "contestants (default: all), such as fused,optimi,oxytorch")
+    _add_list(gpu, "--format", "formats of oxytorch (default: float32,bfloat16,split,split+int8)")
+
+    cold = what.add_parser("cold-start", help="process start to an optimizer's first step")
+    _add_common(cold, rounds=3)
+    _add_list(cold, "--case", "tensors: llama,resnet50,small (default: resnet50)")
+    _add_list(cold, "--peers", "ways (default: all), such as fused,compile,oxytorch")
+    cold.add_argument(
+        "--device", default="cuda", choices=("cuda", "cpu"), help="where (default: cuda)"
+    )
 
     _add_common(what.add_parser("limits", help="bandwidth and matrix products"), rounds=10)
     _add_common(what.add_parser("import-time", help="what `import oxytorch` adds"), rounds=1)
@@ -204,6 +222,8 @@ def _measure(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         "models": runs.run_models,
         "ops": runs.run_ops,
         "optim": runs.run_optim,
+        "gpu-optim": runs.run_gpu_optim,
+        "cold-start": runs.run_cold_start,
         "limits": runs.run_limits,
         "import-time": runs.run_import_time,
         "optimize-cost": runs.run_optimize_cost,
@@ -224,7 +244,7 @@ def _measure(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if result["results"]:
         print(provenance(result))
     plots = [] if arguments.plot is None else [arguments.plot]
-    if arguments.output is not None and arguments.what in ("models", "ops", "optim"):
+    if arguments.output is not None and arguments.what in PLOTTED and result["results"]:
         plots.append(targets[-1].with_suffix(".svg"))
     for plot in plots:
         _draw([result], plot)
@@ -269,14 +289,20 @@ def _settings(arguments: argparse.Namespace) -> Any:
     """The options as settings; raises ValueError for a name that does not exist."""
     import torch
 
-    from oxytorch.benchmark import op_runs, optim_cases
+    from oxytorch.benchmark import cold_start, gpu_optim_cases, op_runs, optim_cases
     from oxytorch.benchmark.models import CASES
     from oxytorch.benchmark.peers import PEERS
     from oxytorch.benchmark.runs import Settings
 
     of_ops = arguments.what == "ops"
     chosen = vars(arguments)
-    everybody = {"ops": op_runs.PEERS, "optim": optim_cases.PEERS}.get(arguments.what, PEERS)
+    contestants: dict[str, Mapping[str, object]] = {
+        "ops": op_runs.PEERS,
+        "optim": optim_cases.PEERS,
+        "gpu-optim": gpu_optim_cases.PEERS,
+        "cold-start": cold_start.WAYS,
+    }
+    everybody = contestants.get(arguments.what, PEERS)
     if of_ops:
         registry = importlib.import_module("oxytorch.ops").registry()
         _check_names("--only", arguments.only, registry)
@@ -286,11 +312,13 @@ def _settings(arguments: argparse.Namespace) -> Any:
         isa = importlib.import_module("oxytorch.isa")
         levels = [level.name for level in isa.levels() if level.supported]
         _check_names("--isa", arguments.isa, levels)
-    elif arguments.what == "optim":
-        _check_names("--only", arguments.only, optim_cases.OPTIMIZERS)
-        _check_names("--case", arguments.case, optim_cases.CASES)
-        _check_names("--peers", arguments.peers, optim_cases.PEERS)
-        _check_names("--format", arguments.format, optim_cases.FORMATS)
+    elif arguments.what in ("optim", "gpu-optim", "cold-start"):
+        cases = optim_cases.CASES if arguments.what == "optim" else gpu_optim_cases.CASES
+        _check_names("--only", chosen.get("only", ()), optim_cases.OPTIMIZERS)
+        _check_names("--case", arguments.case, cases)
+        _check_names("--peers", arguments.peers, everybody)
+        _check_names("--format", chosen.get("format", ()), optim_cases.FORMATS)
+        _check_gpu(arguments)
     else:
         _check_names("--only", chosen.get("only", ()), CASES)
         _check_names("--dtype", chosen.get("dtype", ()), MODEL_DTYPES)
@@ -306,9 +334,22 @@ def _settings(arguments: argparse.Namespace) -> Any:
         levels=chosen.get("isa", ()),
         cases=chosen.get("case", ()),
         formats=chosen.get("format", ()),
+        device=chosen.get("device", "cuda"),
         allocation=arguments.allocation,
         silence=float(arguments.timeout),
     )
+
+
+def _check_gpu(arguments: argparse.Namespace) -> None:
+    """Refuses what needs a GPU where there is none."""
+    import torch
+
+    wants = arguments.what == "gpu-optim" or vars(arguments).get("device") == "cuda"
+    if wants and not torch.cuda.is_available():
+        raise ValueError(
+            f"bench {arguments.what}: expected a CUDA device, found none that torch "
+            f"{torch.__version__} can use"
+        )
 
 
 def _check_names(option: str, names: Sequence[str], known: Any) -> None:

@@ -19,6 +19,10 @@ PACKAGES = (
     "openvino",
     "intel_extension_for_pytorch",
     "numpy",
+    "triton",
+    "torch-optimi",
+    "bitsandbytes",
+    "flashoptim",
 )
 
 FEATURES = (

@@ -70,11 +70,12 @@ FORMATS = {
     "float32": Format(),
     "float32+bfloat16": Format(options={"state_dtype": torch.bfloat16}, allowed=0.05),
     "float32+int8": Format(options={"state_dtype": torch.int8}, allowed=0.15),
+    "bfloat16": Format(torch.bfloat16, allowed=0.15),
     "split": Format(torch.bfloat16, _SPLIT),
     "split+bfloat16": Format(torch.bfloat16, {**_SPLIT, "state_dtype": torch.bfloat16}, 0.05),
     "split+int8": Format(torch.bfloat16, {**_SPLIT, "state_dtype": torch.int8}, 0.15),
 }
-"""Parameters, and states where they are kept otherwise than float32."""
+"""Parameters, and states where they are kept otherwise than float32 (bfloat16: everything)."""
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"momentum": 0.9},
@@ -119,17 +120,22 @@ class Entrant:
 def entrants(optimizer: str, peers: Sequence[str], formats: Sequence[str]) -> Iterator[Entrant]:
     """Everybody who is asked for, absent ones too."""
     makers: dict[str, Callable[[Sequence[Tensor]], Optimizer]] = {
-        "foreach": lambda parameters: _stock(optimizer, parameters, foreach=True),
-        "fused": lambda parameters: _stock(optimizer, parameters, fused=True),
+        "foreach": lambda parameters: stock(optimizer, parameters, foreach=True),
+        "fused": lambda parameters: stock(optimizer, parameters, fused=True),
         "predecessor": lambda parameters: _predecessor(optimizer, parameters),
     }
     for peer, make in makers.items():
         if peer in peers:
             yield Entrant(peer, PEERS[peer], "float32", make)
     if "oxytorch" in peers:
-        for name in formats:
-            suffix = "" if name == "float32" else f" {name}"
-            yield Entrant(f"oxytorch{suffix}", f"oxytorch{suffix}", name, _own(optimizer, name))
+        yield from own_entrants(optimizer, formats)
+
+
+def own_entrants(optimizer: str, formats: Sequence[str]) -> Iterator[Entrant]:
+    """oxytorch in every format."""
+    for name in formats:
+        suffix = "" if name == "float32" else f" {name}"
+        yield Entrant(f"oxytorch{suffix}", f"oxytorch{suffix}", name, _own(optimizer, name))
 
 
 def _own(optimizer: str, format_name: str) -> Callable[[Sequence[Tensor]], Optimizer]:
@@ -154,7 +160,8 @@ def stock_class(optimizer: str) -> type[Optimizer]:
     return found
 
 
-def _stock(optimizer: str, parameters: Sequence[Tensor], **how: bool) -> Optimizer:
+def stock(optimizer: str, parameters: Sequence[Tensor], **how: bool) -> Optimizer:
+    """torch's optimizer of that name, in the way that `how` names."""
     make: Any = stock_class(optimizer)
     try:
         made: Optimizer = make(parameters, lr=LEARNING_RATE, **OPTIMIZERS[optimizer], **how)

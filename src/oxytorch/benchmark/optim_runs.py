@@ -32,6 +32,7 @@ from oxytorch.benchmark.rounds import Call, interleave, paired_ratio, spread
 CHECK_SHAPES = [(64, 80), (7,), (5000,), (3, 5, 7, 2)]
 CHECK_STEPS = 3
 PROBE_BYTES = 512 << 20
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -61,33 +62,40 @@ def _tensors(shapes: Sequence[tuple[int, ...]], seed: int) -> list[Tensor]:
     ]
 
 
-def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    return [tensor.detach().to(dtype, copy=True).requires_grad_() for tensor in tensors]
+def copies(
+    tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device = CPU
+) -> list[Tensor]:
+    """The tensors as parameters of their own."""
+    return [tensor.detach().to(device, dtype, copy=True).requires_grad_() for tensor in tensors]
 
 
-def _set_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+def set_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """Gives every parameter its gradient."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
 
 
 def _change(optimizer: Optimizer, parameters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """What `CHECK_STEPS` steps add to the parameters, as one vector of float64."""
-    before = _copies(parameters, torch.float64)
+    before = copies(parameters, torch.float64, parameters[0].device)
     for step in range(CHECK_STEPS):
-        _set_gradients(parameters, [g.to(dtype) for g in _tensors(CHECK_SHAPES, 1 + step)])
+        gradients = _tensors(CHECK_SHAPES, 1 + step)
+        set_gradients(
+            parameters, [g.to(p.device, dtype) for p, g in zip(parameters, gradients, strict=True)]
+        )
         optimizer.step()
     # What a split parameter holds is half of the truth.
     whole = getattr(optimizer, "master_weight", Tensor.detach)
     after = parameters if dtype == torch.float64 else [whole(p) for p in parameters]
     with torch.no_grad():
         return torch.cat(
-            [(new.double() - old).flatten() for new, old in zip(after, before, strict=True)]
+            [(new.double() - old).flatten().cpu() for new, old in zip(after, before, strict=True)]
         )
 
 
-def _expected_change(optimizer: str) -> Tensor:
+def expected_change(optimizer: str) -> Tensor:
     """The same in float64: by torch's class, or by oxytorch's rule where torch has none."""
-    parameters = _copies(_tensors(CHECK_SHAPES, 0), torch.float64)
+    parameters = copies(_tensors(CHECK_SHAPES, 0), torch.float64)
     try:
         make: Any = stock_class(optimizer)
         reference = make(parameters, lr=LEARNING_RATE, foreach=False, **OPTIMIZERS[optimizer])
@@ -96,7 +104,7 @@ def _expected_change(optimizer: str) -> Tensor:
     return _change(reference, parameters, torch.float64)
 
 
-def check(entrant: Entrant, expected: Tensor) -> dict[str, Any]:
+def check(entrant: Entrant, expected: Tensor, device: torch.device = CPU) -> dict[str, Any]:
     """The entrant's record after three steps on small tensors.
 
     `difference` is the norm of the difference between what its steps and what float64 steps change,
@@ -106,7 +114,7 @@ def check(entrant: Entrant, expected: Tensor) -> dict[str, Any]:
     kept = FORMATS[entrant.format]
     record.update(format=entrant.format, allowed_difference=kept.allowed)
     try:
-        parameters = _copies(_tensors(CHECK_SHAPES, 0), kept.parameter_dtype)
+        parameters = copies(_tensors(CHECK_SHAPES, 0), kept.parameter_dtype, device)
         change = _change(entrant.make(parameters), parameters, kept.parameter_dtype)
     except Exception as error:  # any failure of a peer is a result, with its reason
         refuse_for(record, error)
@@ -149,8 +157,8 @@ def _enter(
             continue
         progress(entrant.name.split(" ")[0], "prepare")
         dtype = FORMATS[entrant.format].parameter_dtype
-        parameters = _copies(weights, dtype)
-        _set_gradients(parameters, gradients[dtype])
+        parameters = copies(weights, dtype)
+        set_gradients(parameters, gradients[dtype])
         optimizer = entrant.make(parameters)
         optimizer.step()
         kept = kept_bytes(optimizer, parameters)
@@ -178,7 +186,7 @@ def run_optimizer(
     """
     torch.set_num_threads(settings.threads)
     asked = list(entrants(name, settings.peers, settings.formats))
-    expected = _expected_change(name)
+    expected = expected_change(name)
     records = {}
     for entrant in asked:
         progress(entrant.name.split(" ")[0], "check")

@@ -26,6 +26,9 @@ COLORS = {
     "foreach": "#8d7fc0",
     "fused": "#4a86c5",
     "predecessor": "#c99ab4",
+    "optimi": "#6aa84f",
+    "bitsandbytes": "#9aa3ad",
+    "flashoptim": "#c9a227",
     "oxytorch": "#e4572e",
 }
 OTHER_COLORS = ("#e4572e", "#f0955f", "#b83d1b", "#f7c59f", "#8a2c10", "#d97b66")
@@ -315,7 +318,7 @@ def _draw_optim(plt: Any, run: Run) -> Any:
     panels[0][0].set_yticks(range(len(rows)), [f"{name}  {kept}" for name, kept in rows])
     panels[0][0].invert_yaxis()
     labels = {
-        **{peer: label_of(run["results"], peer) for peer in COLORS},
+        **{peer: _label_of_all(run["results"], peer) for peer in COLORS},
         "limit": "least possible",
     }
     order = [peer for peer in labels if peer in handles]
@@ -327,6 +330,40 @@ def _draw_optim(plt: Any, run: Run) -> Any:
         frameon=False,
     )
     figure.supxlabel(_machine_line(run, ROUNDS), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    return figure
+
+
+def _label_of_all(results: Sequence[Result], peer: str) -> str:
+    """What a contestant is called, whatever formats it takes part in."""
+    for result in results:
+        for record in result["peers"]:
+            name, _, kept = record["peer"].partition(" ")
+            if name == peer:
+                return str(record["label"]).removesuffix(f" {kept}")
+    return peer
+
+
+def _draw_cold_start(plt: Any, run: Run) -> Any:
+    """A bar per way, from the start of the process to the end of the first step, in its parts."""
+    results = [result for result in run["results"] if is_measured(result)]
+    if not results:
+        raise ValueError("bench: no plot of cold starts: none was measured")
+    figure, panel = plt.subplots(figsize=(9, 1.5 + 0.34 * len(results)), layout="constrained")
+    for row, result in enumerate(results):
+        marks = [
+            result[f"{stage}_seconds"]["median"] for stage in ("imported", "device_up", "done")
+        ]
+        parts = [marks[0], marks[1] - marks[0], marks[2] - marks[1]]
+        for part, color, before in zip(parts, TRAINING_COLORS, [0, *marks], strict=False):
+            panel.barh(row, part, left=before, color=color, height=0.7)
+        panel.text(marks[2], row, f" {marks[2]:.2f} s", va="center", fontsize=9)
+    panel.set_yticks(range(len(results)), [result["label"] for result in results])
+    panel.invert_yaxis()
+    title = "seconds from process start: imports, device and tensors, optimizer and first step"
+    panel.set_title(title, loc="left", fontsize=10.5)
+    _clean(panel, "x")
+    remark = f"empty caches; {results[0]['device']}; {results[0]['title']}"
+    figure.supxlabel(_machine_line(run, remark), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
     return figure
 
 
@@ -390,6 +427,8 @@ DRAWERS = {
     "models": _draw_models,
     "ops": _draw_ops,
     "optim": _draw_optim,
+    "gpu-optim": _draw_optim,
+    "cold-start": _draw_cold_start,
     "training": _draw_training,
 }
 """Kind of run -> its plot; the first kind of which there are results is drawn."""

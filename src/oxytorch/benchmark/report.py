@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oxytorch.benchmark.gpu_tables import cold_start_table, gpu_optim_table
 from oxytorch.benchmark.machine import machine_name
 from oxytorch.benchmark.tables import (
     Table,
@@ -26,11 +27,22 @@ KEYS = {
     "models": ("model", "dtype", "batch"),
     "ops": ("op", "dtype", "size", "sample"),
     "optim": ("optimizer", "case"),
+    "gpu-optim": ("optimizer", "case"),
+    "cold-start": ("way", "case"),
     "limits": (),
     "costs": ("cost", "model", "dtype", "inplace"),
     "training": ("measure", "way"),
 }
 """Kind of run -> fields that tell its results apart; a newer result replaces an older one."""
+
+PROVEN = (
+    *("torch", "oxytorch", "onnxruntime", "openvino"),
+    *("triton", "torch-optimi", "bitsandbytes", "flashoptim"),
+)
+"""Packages whose versions stand above the tables."""
+
+BY_CASE = {"optim": optim_table, "gpu-optim": gpu_optim_table, "cold-start": cold_start_table}
+"""Kind of run -> its table; there is one for every set of tensors."""
 
 Run = dict[str, Any]
 
@@ -78,9 +90,10 @@ def tables_of(run: Run) -> list[Table]:
             for make, size in ((ops_memory_table, "memory"), (ops_cache_table, "cache"))
             if any(result["size"] == size for result in results)
         ]
-    if run["kind"] == "optim":
+    if run["kind"] in BY_CASE:
         cases = dict.fromkeys(result["case"] for result in results)
-        return [optim_table([r for r in results if r["case"] == case]) for case in cases]
+        make_table = BY_CASE[run["kind"]]
+        return [make_table([r for r in results if r["case"] == case]) for case in cases]
     if run["kind"] == "limits":
         return [limits_table(results[-1])]
     if run["kind"] == "training":
@@ -100,7 +113,7 @@ def provenance(run: Run) -> str:
     packages = [
         f"{name} {version}"
         for name, version in versions.items()
-        if version != "absent" and name in ("torch", "oxytorch", "onnxruntime", "openvino")
+        if version != "absent" and name in PROVEN
     ]
     threads = {result["threads"] for result in run["results"] if "threads" in result}
     counted = f", {'/'.join(str(count) for count in sorted(threads))} threads" if threads else ""
@@ -145,7 +158,7 @@ def fill_page(page: Path, runs: Sequence[Run]) -> list[str]:
     """Replace the marked blocks of a Markdown page by tables; the names of those replaced.
 
     A block lies between `<!-- bench:models begin -->` and `<!-- bench:models end -->`, with
-    models, ops, optim, limits, costs or training.
+    models, ops, optim, gpu-optim, cold-start, limits, costs or training.
 
     Raises:
         ValueError: the page has no such block, or one that does not end, or the runs are of

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from oxytorch.benchmark import optim_cases
+from oxytorch.benchmark import cold_start, gpu_optim_cases, optim_cases
 from oxytorch.benchmark.jobs import JobError, run_contest, run_once
 from oxytorch.benchmark.models import CASES
 from oxytorch.benchmark.peers import PEERS
@@ -34,6 +34,7 @@ class Settings:
         levels: ISA levels at which oxytorch's ops run; none means the active one.
         cases: sets of tensors that optimizers update.
         formats: storage formats of oxytorch's optimizers.
+        device: of cold starts: cuda, cpu.
         allocation: "reuse" keeps freed memory (see `allocation.py`), "system" does not.
         silence: seconds without any sign of life after which a peer is given up.
     """
@@ -48,6 +49,7 @@ class Settings:
     levels: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
+    device: str = "cuda"
     allocation: str = "reuse"
     silence: float = 300.0
 
@@ -142,6 +144,41 @@ def run_optim(settings: Settings, command: str, on_result: OnResult) -> dict[str
             }
             jobs.append((f"{name} {case}", _contest(job, settings.silence)))
     return _collect(_start("optim", command, settings), jobs, on_result)
+
+
+def run_gpu_optim(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
+    """Every optimizer asked for on the GPU, a process for every set of tensors."""
+    jobs = []
+    for case in settings.cases or gpu_optim_cases.CASES:
+        job = {
+            "kind": "gpu-optim",
+            "optimizers": list(settings.only or optim_cases.OPTIMIZERS),
+            "case": case,
+            "peers": list(settings.peers),
+            "labels": gpu_optim_cases.PEERS,
+            "formats": list(settings.formats or gpu_optim_cases.DEFAULT_FORMATS),
+            "rounds": settings.rounds,
+            "allocation": settings.allocation,
+        }
+        jobs.append((f"gpu {case}", _contest(job, settings.silence)))
+    return _collect(_start("gpu-optim", command, settings), jobs, on_result)
+
+
+def run_cold_start(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
+    """The first step of a process, in every way."""
+    jobs = []
+    for case in settings.cases or ("resnet50",):
+        for name in settings.peers:
+            jobs.append((f"{name} {case}", _cold_start(name, case, settings)))
+    return _collect(_start("cold-start", command, settings), jobs, on_result)
+
+
+def _cold_start(
+    name: str, case: str, settings: Settings
+) -> Callable[[Watcher], list[dict[str, Any]]]:
+    return lambda watcher: cold_start.measure(
+        (name,), case, settings.device, settings.rounds, settings.silence
+    )
 
 
 def _contest(job: dict[str, Any], silence: float) -> Callable[[Watcher], list[dict[str, Any]]]:

@@ -102,7 +102,7 @@ def _mean_cell(results: Sequence[Result], peer: str, value: Callable[[Result], f
     return text if len(values) == len(results) else f"{text} ({len(values)} of {len(results)})"
 
 
-def _reasons(results: Sequence[Result], name: Callable[[Result], str]) -> list[str]:
+def reasons(results: Sequence[Result], name: Callable[[Result], str]) -> list[str]:
     """One note per reason for which peers have no time, with the results it concerns."""
     concerned: dict[tuple[str, str, str], list[str]] = {}
     for result in results:
@@ -136,7 +136,7 @@ def models_table(results: Sequence[Result], dtype: str) -> Table:
     means = [_mean_cell(results, peer, lambda r: float(r["speedup"]["median"])) for peer in peers]
     row = ["geometric mean of the speed-up", *means]
     table.rows.append([*row, ""] if with_oxytorch else row)
-    table.notes = _reasons(results, lambda result: str(result["model"]))
+    table.notes = reasons(results, lambda result: str(result["model"]))
     table.notes += _over_faster_stock(results, peers)
     changes = [result["eager_interleaved_over_alone"] for result in results]
     table.notes.append(
@@ -185,7 +185,8 @@ def preparation_table(results: Sequence[Result]) -> Table:
     return table
 
 
-def _fraction_cell(record: Result | None) -> str:
+def fraction_cell(record: Result | None) -> str:
+    """The part of the limit that a record reached, with its quartiles."""
     if record is None:
         return "-"
     if not is_measured(record):
@@ -205,7 +206,7 @@ def ops_memory_table(results: Sequence[Result]) -> Table:
     for result in results:
         records = [peer_record(result, peer) for peer in peers]
         cells = _with_best_marked(
-            [_fraction_cell(record) for record in records], [_median(r) for r in records]
+            [fraction_cell(record) for record in records], [_median(r) for r in records]
         )
         limit = {k: v / 1e9 for k, v in result["read_write_bandwidth"].items()}
         table.rows.append(
@@ -218,7 +219,7 @@ def ops_memory_table(results: Sequence[Result]) -> Table:
                 *cells,
             ]
         )
-    table.notes = _reasons(results, lambda result: f"{result['op']} {result['dtype']}")
+    table.notes = reasons(results, lambda result: f"{result['op']} {result['dtype']}")
     return table
 
 
@@ -239,7 +240,7 @@ def ops_cache_table(results: Sequence[Result]) -> Table:
         )
         row = [result["op"], result["dtype"], result["sample"], *cells]
         table.rows.append([*row, over_fastest_other(result)] if with_oxytorch else row)
-    table.notes = _reasons(results, lambda result: f"{result['op']} {result['dtype']}")
+    table.notes = reasons(results, lambda result: f"{result['op']} {result['dtype']}")
     return table
 
 
@@ -279,11 +280,11 @@ def optim_table(results: Sequence[Result]) -> Table:
                     _step_cell(record),
                     _over_base_cell(result, record),
                     f"{record['bandwidth']['median'] / 1e9:.1f} GB/s",
-                    _fraction_cell(record),
+                    fraction_cell(record),
                 ]
             )
     limits = [result["read_write_bandwidth"]["median"] / 1e9 for result in results]
-    table.notes = _reasons(results, lambda result: str(result["optimizer"]))
+    table.notes = reasons(results, lambda result: str(result["optimizer"]))
     table.notes.append(
         f"The limit is the bandwidth of a copy or a change in place, whichever is faster, in the "
         f"same rounds: {min(limits):.1f} to {max(limits):.1f} GB/s. "

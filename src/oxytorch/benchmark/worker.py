@@ -17,6 +17,7 @@ JOBS = {
     "model": "oxytorch.benchmark.model_runs",
     "op": "oxytorch.benchmark.op_runs",
     "optim": "oxytorch.benchmark.optim_runs",
+    "gpu-optim": "oxytorch.benchmark.gpu_optim_runs",
     "limits": "oxytorch.benchmark.limits",
     "optimize": "oxytorch.benchmark.costs",
 }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
+import torch._compile
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_ as clip_as_torch
 from torch.nn.utils import get_total_norm
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from ._norm_plan import KeptNorm
 
 _LEAST_NORM = 1e-6
+_P = ParamSpec("_P")
 
 
 def clip_grad_norm_(
@@ -231,7 +235,11 @@ class ClippingOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; also ends a clipping that no step has applied."""
         self._clipping = None
-        super().zero_grad(set_to_none)
+        _without_compiler(super().zero_grad)(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's."""
+        _without_compiler(super().add_param_group)(param_group)
 
     def _is_scaled_by(self, scaler: Any) -> bool:
         """Whether gradients still contain the scale of a GradScaler."""
@@ -251,6 +259,20 @@ class ClippingOptimizer(Optimizer):
             yield
         finally:
             self._clip_factor = None
+
+
+def _without_compiler(method: Callable[_P, None]) -> Callable[_P, None]:
+    """A method of torch's Optimizer without the wrapper that imports torch's compiler.
+
+    The wrapper keeps the compiler out of the method, and importing it takes a second or more of a
+    program that never compiles. Where nobody has imported it, nothing can be compiling.
+    """
+    plain = getattr(method, "__wrapped__", None)
+    code = getattr(method, "__code__", None)
+    is_torchs = code is not None and code.co_filename == torch._compile.__file__
+    if plain is None or not is_torchs or "torch._dynamo" in sys.modules:
+        return method
+    return functools.partial(plain, getattr(method, "__self__"))  # noqa: B009
 
 
 def _norm(gradients: Sequence[Tensor], norm_type: float) -> tuple[Tensor, torch.dtype]:

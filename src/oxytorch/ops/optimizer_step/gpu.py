@@ -1,8 +1,8 @@
 """The GPU kernels of a step, and which forms of them are built ahead of time.
 
 `prepare` and `trust` have a signature for each rule. `measure` and `update` have one for each
-setting of the flags that decide which states there are (`rule_text.COMPILED_FLAGS`) in each of the
-formats that are common, and a general one that learns the formats when it runs, for all others.
+setting of some flags (`rule_text.Rule.compiled_flags`) in each of the formats that are common, and
+a general one, which learns the formats when it runs, for all others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GENERAL = "general"
 
 @dataclass(frozen=True)
 class Shape:
-    """How a program goes about a block; measured on an H200, see docs/gpu-optim.md.
+    """How a program goes about a block; measured on an H200, see docs/gpu-kernels.md.
 
     chunk, piece: elements at a time where they lie at 16 bytes, and elsewhere. warps: of a program.
     registers: the most of a thread. vector: elements that a thread moves at a time.
@@ -145,7 +145,8 @@ def _step_signatures(kernel: str) -> tuple[Signature, ...]:
                 for state in kinds:
                     name = "-".join([*names, parameter, *([state] if state else [])])
                     word = _formats(function, used, parameter, state or "float32")
-                    options = {"rule": rule, **compiled, "formats": word}
+                    options: dict[str, str | int | bool] = {"rule": rule, **compiled}
+                    options["formats"] = word
                     found[name] = Signature(name, options)
             found["-".join([*names, GENERAL])] = Signature(
                 "-".join([*names, GENERAL]), {"rule": rule, **compiled}
@@ -190,8 +191,9 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
     compiled = {name: bool(options[name]) for name in function.compiled_flags}
     traffic = function.traffic(compiled)
     shape = _shape(options.get("formats"))
-    # Without decay of weights they are multiplied by 1.
-    settled = frozenset({*compiled, *({"decays"} & {*function.flags})})
+    settled = dict(compiled)
+    if rule_text.DECAYS in function.flags:
+        settled[rule_text.DECAYS] = not compiled.get(rule_text.PENALIZES, False)
     arguments = {
         "tensors": "i64",
         "blocks": "i64",
@@ -207,8 +209,8 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
         "RULE": triton_rules.functions()[function.name],
         "SCALARS": len(function.scalars),
         "FLAGS": len(function.flags),
-        "COMPILED": _mask(function.flags, settled),
-        "SETTING": _mask(function.flags, frozenset(n for n in settled if compiled.get(n, True))),
+        "COMPILED": _mask(function.flags, frozenset(settled)),
+        "SETTING": _mask(function.flags, frozenset(n for n, value in settled.items() if value)),
         "INPUTS": len(function.operands),
         "READS": _mask(function.operands, traffic.reads),
         "WRITES": _mask(function.operands, traffic.writes),

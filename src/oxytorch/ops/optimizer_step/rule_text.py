@@ -21,6 +21,10 @@ COMPILED_FLAGS = frozenset({"moves", "amsgrad", "centered", "is_whole"})
 """Flags that decide which states there are: each setting is a kernel. The others are settled when a
 kernel runs, which costs nothing where the memory is the limit."""
 
+DECAYS, PENALIZES = "decays", "penalizes"
+"""Two ways to shrink weights, of which one is taken at most. Without either, a weight's factor, the
+scalar `decay`, is 1: a kernel that penalizes does not decay, and any other always does."""
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -49,7 +53,8 @@ class Rule:
         """The flags of which each setting is a kernel, as far as the rule asks for them."""
         tests = [node.test for node in ast.walk(self.function) if isinstance(node, ast.If)]
         used = {test.id for test in tests if isinstance(test, ast.Name)}
-        return tuple(flag for flag in self.flags if flag in COMPILED_FLAGS & used)
+        chosen = COMPILED_FLAGS | ({PENALIZES} if DECAYS in self.flags else set())
+        return tuple(flag for flag in self.flags if flag in chosen & used)
 
     def traffic(self, compiled: Mapping[str, bool]) -> Traffic:
         """What is read or written under any setting of the flags that `compiled` leaves open."""
