@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -313,7 +312,6 @@ def _size(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    logging.getLogger("oxytorch.gpu").setLevel(logging.ERROR)
     places = images.folders() if arguments.folder is None else [arguments.folder]
     here = {row["kind"]: torch.device(row["device"]) for row in _machine(places)}
     failures, number, loaded = [], 0, 0

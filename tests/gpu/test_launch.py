@@ -202,6 +202,17 @@ def test_device_that_nothing_can_be_built_for_is_told(samples, monkeypatch, no_t
         launch.function(KERNEL, PLAIN, DEVICE)
 
 
+def test_failure_while_a_graph_is_captured_is_not_remembered(fake, samples, monkeypatch, no_triton):
+    _use(monkeypatch, samples)
+    capturing = [True]
+    monkeypatch.setattr(launch, "_is_capturing", lambda device: capturing[0])
+    fake.load, fake.link = [NO_BINARY], [UNSUPPORTED_PTX]
+    with pytest.raises(NoKernelError):
+        launch.function(KERNEL, PLAIN, DEVICE)
+    capturing[0] = False
+    launch.function(KERNEL, PLAIN, DEVICE)
+
+
 @pytest.mark.parametrize(
     ("way", "expected"), [("aot", "image"), ("jit", "driver"), ("triton", "Triton")]
 )

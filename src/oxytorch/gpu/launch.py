@@ -99,9 +99,19 @@ def function(kernel: Kernel, signature: Signature, device: torch.device) -> Func
             try:
                 _functions[name] = _load(kernel, signature, device)
             except NoKernelError as error:
-                _failures[name] = str(error)
+                # What a driver refuses while a graph is captured it may do afterwards.
+                if not _is_capturing(device):
+                    _failures[name] = str(error)
                 raise
         return _functions[name]
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return (
+        device.type == "cuda"
+        and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        and torch.cuda.is_current_stream_capturing()
+    )
 
 
 def driver(device: torch.device) -> Driver:

@@ -93,9 +93,9 @@ def step_signature(
             for name, own in zip(function.operands, formats, strict=False)
         ]
     )
-    known = _signatures_by_use(kernel)
+    known = _signatures_by_use(kernel, rule)
     setting = tuple(compiled.values())
-    return known.get((rule, setting, wanted)) or known[rule, setting, None]
+    return known.get((setting, wanted)) or known[setting, None]
 
 
 def run_time_flags(kernel: str, rule: str, flags: Mapping[str, object]) -> int:
@@ -123,49 +123,54 @@ def _formats(function: rule_text.Rule, used: frozenset[str], parameter: str, sta
     )
 
 
-@functools.cache
 def _step_signatures(kernel: str) -> tuple[Signature, ...]:
     """All signatures of `measure` or `update`."""
+    return tuple(
+        signature
+        for rule, family in rule_text.families().items()
+        if kernel == "update" or family.measure is not None
+        for signature in _rule_signatures(kernel, rule)
+    )
+
+
+# By rule, not all at once: a program uses one or two, and its first step waits for them.
+@functools.cache
+def _rule_signatures(kernel: str, rule: str) -> tuple[Signature, ...]:
+    """The signatures of `measure` or `update` for a rule."""
     found: dict[str, Signature] = {}
-    for rule, family in rule_text.families().items():
-        if kernel == "measure" and family.measure is None:
-            continue
-        function = step_rule(kernel, rule)
-        for setting in itertools.product((False, True), repeat=len(function.compiled_flags)):
-            compiled = dict(zip(function.compiled_flags, setting, strict=True))
-            names = [rule, *(name for name, value in compiled.items() if value)]
-            traffic = function.traffic(compiled)
-            used = traffic.reads | traffic.writes
-            has_states = len(used - {"parameter", "gradient"}) > 0
-            for parameter, states in STATES.items():
-                kinds = list(states) if has_states else [""]
-                # Adafactor keeps the variance of matrices as factors.
-                if rule == "adafactor" and not compiled.get("is_whole", False):
-                    kinds = ["factored", *(kinds if kernel == "update" else [])]
-                for state in kinds:
-                    name = "-".join([*names, parameter, *([state] if state else [])])
-                    word = _formats(function, used, parameter, state or "float32")
-                    options: dict[str, str | int | bool] = {"rule": rule, **compiled}
-                    options["formats"] = word
-                    found[name] = Signature(name, options)
-            found["-".join([*names, GENERAL])] = Signature(
-                "-".join([*names, GENERAL]), {"rule": rule, **compiled}
-            )
+    function = step_rule(kernel, rule)
+    for setting in itertools.product((False, True), repeat=len(function.compiled_flags)):
+        compiled = dict(zip(function.compiled_flags, setting, strict=True))
+        names = [rule, *(name for name, value in compiled.items() if value)]
+        traffic = function.traffic(compiled)
+        used = traffic.reads | traffic.writes
+        has_states = len(used - {"parameter", "gradient"}) > 0
+        for parameter, states in STATES.items():
+            kinds = list(states) if has_states else [""]
+            # Adafactor keeps the variance of matrices as factors.
+            if rule == "adafactor" and not compiled.get("is_whole", False):
+                kinds = ["factored", *(kinds if kernel == "update" else [])]
+            for state in kinds:
+                name = "-".join([*names, parameter, *([state] if state else [])])
+                word = _formats(function, used, parameter, state or "float32")
+                options: dict[str, str | int | bool] = {"rule": rule, **compiled, "formats": word}
+                found[name] = Signature(name, options)
+        general = "-".join([*names, GENERAL])
+        found[general] = Signature(general, {"rule": rule, **compiled})
     return tuple(found.values())
 
 
 @functools.cache
 def _signatures_by_use(
-    kernel: str,
-) -> Mapping[tuple[str, tuple[bool, ...], int | None], Signature]:
-    """The signatures of `measure` or `update` by rule, setting of flags and word of formats."""
+    kernel: str, rule: str
+) -> Mapping[tuple[tuple[bool, ...], int | None], Signature]:
+    """The signatures of `measure` or `update` for a rule by setting of flags and word of formats."""
     result = {}
-    for signature in _step_signatures(kernel):
+    for signature in _rule_signatures(kernel, rule):
         options = signature.options
-        rule = str(options["rule"])
-        setting = tuple(bool(options[n]) for n in step_rule(kernel, rule).compiled_flags)
+        setting = tuple(bool(options[name]) for name in step_rule(kernel, rule).compiled_flags)
         word = options.get("formats")
-        result[rule, setting, None if word is None else int(word)] = signature
+        result[setting, None if word is None else int(word)] = signature
     return result
 
 
