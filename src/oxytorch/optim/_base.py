@@ -13,7 +13,6 @@ from torch.optim.optimizer import Optimizer
 
 from . import _planned, _reference, _release, _step, rules
 from ._checkpoint import CheckpointedOptimizer
-from ._counted import Changes
 from ._groups import OPTIONS, Group
 from ._states import State, check_options
 from ._step import LOW_HALF
@@ -152,18 +151,20 @@ class FusedOptimizer(CheckpointedOptimizer):
         if record is not None and record.repeat(self, group):
             return
         self._records.pop(key, None)
-        before = Changes.count
+        before = _planned.change_count(self.state)
         if self._goes_as_torch(group):
             self._step_as_torch(group)
             return
-        self._parts = [] if _planned.counts_changes(self.state) else None
+        self._parts = [] if before is not None else None
         try:
             with torch.no_grad():
                 self._place_steps(group)
                 self._step_group(group, stream)
-            for other in self._records.values():
-                other.settle(before)
-            if self._parts:
+            now = _planned.change_count(self.state)
+            if before is not None and now is not None:
+                for other in self._records.values():
+                    other.settle(before, now)
+            if self._parts and now is not None:
                 settings = self._settings(group)
                 self._records[key] = _planned.Record(self, group, settings, self._parts)
         finally:

@@ -117,9 +117,12 @@ def adam_constants(
     amsgrad: bool,
     decoupled_weight_decay: bool,
 ) -> dict[str, float]:
-    """Adam (Kingma and Ba 2015) and, decoupled, AdamW (Loshchilov and Hutter 2019)."""
+    """Adam (Kingma and Ba 2015) and, decoupled, AdamW (Loshchilov and Hutter 2019).
+
+    The decay is 1 where weights do not decay: GPU kernels multiply by it all the same.
+    """
     return {
-        "decay": 1 - lr * weight_decay,
+        "decay": 1 - lr * weight_decay * decoupled_weight_decay,
         "penalty": weight_decay,
         "first_weight": 1 - beta1,
         "beta2": beta2,

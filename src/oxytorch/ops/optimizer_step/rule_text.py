@@ -48,7 +48,7 @@ class Rule:
     scalars: tuple[str, ...]
     flags: tuple[str, ...]
 
-    @property
+    @functools.cached_property
     def compiled_flags(self) -> tuple[str, ...]:
         """The flags of which each setting is a kernel, as far as the rule asks for them."""
         tests = [node.test for node in ast.walk(self.function) if isinstance(node, ast.If)]
