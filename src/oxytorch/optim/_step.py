@@ -64,6 +64,7 @@ class Batch:
         assert gradient is not None
         if _sharding.is_sharded(parameter):
             self.wholes[len(self.parameters)] = parameter
+            self.has_copies |= _sharding.placements(gradient) != _sharding.placements(parameter)
             stream += _sharding.shard_number(parameter) << _sharding.STREAM_SHIFT
             gradient = _sharding.local_gradient(parameter, gradient)
             state = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
@@ -28,6 +29,30 @@ STATES: Mapping[str, Sequence[str]] = {
 """For each format of the parameter the formats of states that are compiled."""
 
 GENERAL = "general"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a program goes about a block; measured on an H200, see docs/gpu-optim.md.
+
+    chunk, piece: elements at a time where they lie at 16 bytes, and elsewhere. warps: of a program.
+    registers: the most of a thread. vector: elements that a thread moves at a time.
+    """
+
+    chunk: int
+    piece: int
+    warps: int
+    registers: int
+    vector: int
+
+
+WIDE = Shape(1024, 512, 4, 64, 4)
+"""Where an operand has four bytes an element: all are spread alike over threads."""
+
+NARROW = Shape(512, 512, 2, 64, 8)
+
+CODED = Shape(256, 256, 1, 80, 8)
+"""A warp does the elements that share a bound: it finds their largest without the others."""
 
 PREPARE_LANES = 32
 TRUST_LANES = 1024
@@ -143,6 +168,16 @@ def _signatures_by_use(
     return result
 
 
+def _shape(word: int | str | None) -> Shape:
+    """How to go about operands in the formats of a word, or in any if there is none."""
+    if word is None:
+        return WIDE
+    formats = layout.formats_of(int(word))
+    if Format.SIGNED_CODES in formats or Format.UNSIGNED_CODES in formats:
+        return CODED
+    return WIDE if {Format.FLOAT32, Format.FACTORED} & {*formats} else NARROW
+
+
 def _mask(names: Sequence[str], chosen: frozenset[str]) -> int:
     return sum(1 << position for position, name in enumerate(names) if name in chosen)
 
@@ -154,6 +189,9 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
     function = step_rule(kernel, str(options["rule"]))
     compiled = {name: bool(options[name]) for name in function.compiled_flags}
     traffic = function.traffic(compiled)
+    shape = _shape(options.get("formats"))
+    # Without decay of weights they are multiplied by 1.
+    settled = frozenset({*compiled, *({"decays"} & {*function.flags})})
     arguments = {
         "tensors": "i64",
         "blocks": "i64",
@@ -169,15 +207,26 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
         "RULE": triton_rules.functions()[function.name],
         "SCALARS": len(function.scalars),
         "FLAGS": len(function.flags),
-        "COMPILED": _mask(function.flags, frozenset(compiled)),
-        "SETTING": _mask(function.flags, frozenset(n for n, value in compiled.items() if value)),
+        "COMPILED": _mask(function.flags, settled),
+        "SETTING": _mask(function.flags, frozenset(n for n in settled if compiled.get(n, True))),
         "INPUTS": len(function.operands),
         "READS": _mask(function.operands, traffic.reads),
         "WRITES": _mask(function.operands, traffic.writes),
         "MEASURES": kernel == "measure",
         "FORMATS": options.get("formats"),
+        "CHUNK": shape.chunk,
+        "PIECE": shape.piece,
+        "VECTOR": shape.vector,
     }
-    return TritonSource(triton.sweep, arguments, constants, _TABLES & {*arguments})
+    aligned = _TABLES & {*arguments}
+    return TritonSource(
+        triton.sweep,
+        arguments,
+        constants,
+        aligned,
+        num_warps=shape.warps,
+        registers=shape.registers,
+    )
 
 
 def _prepare_triton(signature: Signature) -> TritonSource:

@@ -1,6 +1,6 @@
 """What optim/rules.py says, read as text: it is compiled for a GPU, never run.
 
-`tools/translate_rules.py` reads the same functions when the library is built.
+`translation` reads the same functions when the library is built.
 """
 
 from __future__ import annotations
