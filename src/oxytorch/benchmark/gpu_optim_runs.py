@@ -222,7 +222,7 @@ def run_case(
         records = []
         for entrant in entrants(name, settings.peers, settings.formats):
             peer = entrant.name.split(" ")[0]
-            progress(peer, f"{name} {entrant.format}")
+            progress(peer, f"{case.name} {name} {entrant.format}")
             record = check(entrant, expected, clock.device)
             if record["status"] == "measured":
                 try:
@@ -271,4 +271,8 @@ def run_job(job: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:
         formats=job["formats"],
         rounds=job["rounds"],
     )
-    return run_case(CASES[job["case"]], settings, progress=progress)
+    return [
+        result
+        for case in job["cases"]
+        for result in run_case(CASES[case], settings, None, progress)
+    ]
