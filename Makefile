@@ -35,12 +35,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	git ls-files '*.cpp' '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
+	git ls-files '*.cpp' '*.h' '*.cl' | xargs $(BIN)/clang-format --dry-run -Werror
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	git ls-files '*.cpp' '*.h' | xargs $(BIN)/clang-format -i
+	git ls-files '*.cpp' '*.h' '*.cl' | xargs $(BIN)/clang-format -i
 
 bench: $(VENV)/.bench
 	$(BIN)/oxytorch bench

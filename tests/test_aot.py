@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 
@@ -77,6 +78,24 @@ def test_check_finds_a_damaged_manifest_and_code_of_another_device(folder, capsy
     (folder / "gfx942.json").write_text(text)
     assert main(["aot", "check", "--from", str(folder)]) == 1
     assert "update/sgd: not code for sm_90" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_build_of_one_kernel_is_listed_checked_and_not_repeated(tmp_path, capsys):
+    place = str(tmp_path / "images")
+    command = ["aot", "build", "--devices", "h100", "--kernels", "norm", "--jobs", "1"]
+    for expected in ("2 images compiled, 0 unchanged", "0 images compiled, 2 unchanged"):
+        assert main([*command, "--out", place]) == 0
+        shown = capsys.readouterr()
+        assert expected in shown.out
+        assert "2 of 2" in shown.err
+    assert main(["aot", "check", "--from", place]) == 0
+    assert "2 images checked" in capsys.readouterr().out
+    (one, two) = aot.facts(tmp_path / "images")["collections"]
+    assert (one["device"], two["device"]) == ("compute_80", "sm_90")
+    assert one["kernels"] == two["kernels"] == {"norm": 1}
+    assert one["stale"] == two["stale"] == 0
+    images.collection.cache_clear()
 
 
 def test_unknown_device_is_a_mistake_that_lists_the_known_ones(tmp_path, capsys):

@@ -67,11 +67,13 @@ def test_info_warns_of_more_threads_than_the_container_grants(facts):
     )
 
 
-def test_info_says_that_gpus_run_plain_pytorch(facts):
-    gpu = {"found": ["NVIDIA H200"], "torch_built_for": "cuda 13.0"}
+def test_info_says_what_runs_on_gpus_and_what_is_built_for_them(facts):
+    images = {"sm_90": 239}
+    gpu = {"found": ["NVIDIA H200"], "torch_built_for": "cuda 13.0", "images": images}
     shown = info.text({**facts, "gpu": gpu})
     assert "NVIDIA H200; this torch is built for cuda 13.0" in shown
-    assert "no GPU kernels yet" in shown
+    assert "optimizers have GPU kernels" in shown
+    assert "compiled ahead of time for: sm_90 (oxytorch aot list)" in shown
 
 
 def test_info_lists_a_gpu_of_the_pci_bus_without_a_driver(tmp_path, monkeypatch):

@@ -6,10 +6,9 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from .gpu import build, compilers, devices, images, launch, pack
 from .gpu.devices import Device
 from .gpu.errors import DriverError, ImageError, NoKernelError
 
+# Faults that are told one by one.
+_SHOWN = 20
 KERNELS = "oxytorch.ops.gpu_kernels:KERNELS"
 
 DESCRIPTION = """\
@@ -212,7 +213,8 @@ def _progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
 def facts(folder: Path | None = None) -> dict[str, Any]:
     """What is built and what this machine would use, as data."""
     collections = []
-    for found in images.collections(None if folder is None else [folder]):
+    places = None if folder is None else [folder]
+    for found in images.collections(places):
         listed = list(found)
         collections.append(
             {
@@ -226,7 +228,7 @@ def facts(folder: Path | None = None) -> dict[str, Any]:
                 "kernels": _counts(one.kernel for one in listed),
             }
         )
-    return {"collections": collections, "machine": _machine()}
+    return {"collections": collections, "machine": _machine(places)}
 
 
 def _counts(names: Iterator[str]) -> dict[str, int]:
@@ -236,7 +238,7 @@ def _counts(names: Iterator[str]) -> dict[str, int]:
     return count
 
 
-def _machine() -> list[dict[str, str]]:
+def _machine(places: list[Path] | None) -> list[dict[str, str]]:
     """Each GPU of this machine, and where its kernels would come from."""
     found = []
     for kind in ("cuda", "xpu"):
@@ -248,15 +250,14 @@ def _machine() -> list[dict[str, str]]:
             except (NoKernelError, DriverError) as error:
                 found.append({**row, "kind": "", "way": str(error)})
                 continue
-            found.append({**row, "kind": here.device, "way": _way(here)})
+            found.append({**row, "kind": here.device, "way": _way(here, images.built(places))})
     return found
 
 
-def _way(here: launch.Driver) -> str:
+def _way(here: launch.Driver, built: Mapping[str, int]) -> str:
     forced = launch.forced_way()
     if forced:
         return f"OXYTORCH_GPU={forced}"
-    built = images.built()
     for device in devices.usable_images(here.device):
         if built.get(device.name):
             return f"images of {device.name}"
@@ -264,7 +265,7 @@ def _way(here: launch.Driver) -> str:
         return f"{here.fallback}, compiled by the driver once"
     if importlib.util.find_spec("triton") is not None:
         return "Triton, compiled when first used"
-    return f"plain PyTorch; oxytorch aot build --devices {here.device}"
+    return f"plain PyTorch; to change that: oxytorch aot build --devices {here.device}"
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -313,9 +314,8 @@ def _size(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    logging.getLogger("oxytorch.gpu").setLevel(logging.ERROR)
     places = images.folders() if arguments.folder is None else [arguments.folder]
-    here = {row["kind"]: torch.device(row["device"]) for row in _machine()}
+    here = {row["kind"]: torch.device(row["device"]) for row in _machine(places)}
     failures, number, loaded = [], 0, 0
     for folder in places:
         for path in sorted(folder.glob("*.json")):
@@ -330,8 +330,10 @@ def _check(arguments: argparse.Namespace) -> int:
                     loaded += _check_image(found, record, here)
                 except (ImageError, DriverError) as error:
                     failures.append(str(error))
-    for failure in failures:
+    for failure in failures[:_SHOWN]:
         print(f"oxytorch aot: {failure}", file=sys.stderr)
+    if len(failures) > _SHOWN:
+        print(f"oxytorch aot: and {len(failures) - _SHOWN} more", file=sys.stderr)
     print(f"oxytorch aot: {number} images checked, {loaded} loaded, {len(failures)} faults")
     return 1 if failures else 0
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from . import __version__, _library, config, isa, ops, optim
+from .gpu import images
 
 # cpuid features that decide between levels, as Linux spells them.
 FEATURES = (
@@ -71,7 +72,7 @@ def collect() -> dict[str, Any]:
         "levels": [dataclasses.asdict(level) for level in isa.levels()],
         "active": {"level": isa.active(), "why": isa.why()},
         "threads": {"torch": torch.get_num_threads(), "cores": usable_cores(), "quota": quota()},
-        "gpu": {"found": gpus(), "torch_built_for": gpu_build()},
+        "gpu": {"found": gpus(), "torch_built_for": gpu_build(), "images": dict(images.built())},
         "ops": {
             "kernels": compiled,
             "plain_pytorch": [name for name in ops.registry() if name not in compiled],
@@ -255,7 +256,11 @@ def gpu_text(facts: dict[str, Any]) -> list[str]:
     torch_build = f"this torch is built for {build}" if build else "this torch is a CPU build"
     lines = [row("GPU", f"{', '.join(facts['found']) or 'none found'}; {torch_build}")]
     if facts["found"]:
-        lines.append(row("", "oxytorch has no GPU kernels yet: there its ops run as plain PyTorch"))
+        lines.append(row("", "optimizers have GPU kernels; other ops run as plain PyTorch there"))
+        built = ", ".join(facts["images"])
+        lines.append(
+            row("", f"compiled ahead of time for: {built or 'nothing'} (oxytorch aot list)")
+        )
     return lines
 
 
@@ -278,7 +283,7 @@ def accelerated_text(facts: dict[str, Any]) -> list[str]:
     lines += [
         row("", "oxytorch.optim, oxytorch.optimize(model, optimizer=...): training on it"),
         row("", f"fused steps: {', '.join(facts['optimizers'])}"),
-        row("Not yet", "GPUs, 8-bit and 4-bit weights: as in plain PyTorch"),
+        row("Not yet", "models on GPUs, 8-bit and 4-bit weights: as in plain PyTorch"),
     ]
     return lines
 

@@ -232,6 +232,28 @@ def test_image_names_the_source_files_that_have_changed(folder, monkeypatch, tmp
     images._changed.cache_clear()
 
 
+def test_source_that_is_edited_while_kernels_compile_makes_the_image_stale(
+    folder, monkeypatch, tmp_path
+):
+    root = tmp_path / "package"
+    root.mkdir()
+    (root / "a.py").write_text("x = 1\n")
+    digests = images.file_digests
+    for module in (pack, images):
+        monkeypatch.setattr(module, "file_digests", lambda names: digests(names, root))
+    monkeypatch.setattr(pack, "PACKAGE", root)
+    monkeypatch.setattr(pack, "_before", {})
+    pack._digests.cache_clear()
+    images._changed.cache_clear()
+    pack.remember_sources()
+    (root / "a.py").write_text("x = 2\n")
+    pack.merge(folder, "sm_90", [pack.entry("kernel", "made", _compiled(b"made"), ["a.py"])])
+    found = images.Collection(folder, "sm_90")
+    assert found.stale(found.get("kernel", "made")) == "a.py"
+    pack._digests.cache_clear()
+    images._changed.cache_clear()
+
+
 def test_compression_is_zlib(folder):
     found = images.Collection(folder, "sm_90")
     assert zlib.decompress(found.compressed(found.get("kernel", "two"))) == CODES["two"]

@@ -192,6 +192,27 @@ def test_no_way_left_is_an_error_that_lists_what_was_built_and_the_command(
         assert not caught.value.forced
 
 
+def test_device_that_nothing_can_be_built_for_is_told(samples, monkeypatch, no_triton):
+    library = FakeCuda((7, 5))
+    driver = fake_driver(library)
+    library.link = [UNSUPPORTED_PTX]
+    monkeypatch.setattr(cuda, "driver", lambda index: driver)
+    _use(monkeypatch, samples)
+    with pytest.raises(NoKernelError, match=r"\(sm_75\).*builds nothing for this device"):
+        launch.function(KERNEL, PLAIN, DEVICE)
+
+
+def test_failure_while_a_graph_is_captured_is_not_remembered(fake, samples, monkeypatch, no_triton):
+    _use(monkeypatch, samples)
+    capturing = [True]
+    monkeypatch.setattr(launch, "_is_capturing", lambda device: capturing[0])
+    fake.load, fake.link = [NO_BINARY], [UNSUPPORTED_PTX]
+    with pytest.raises(NoKernelError):
+        launch.function(KERNEL, PLAIN, DEVICE)
+    capturing[0] = False
+    launch.function(KERNEL, PLAIN, DEVICE)
+
+
 @pytest.mark.parametrize(
     ("way", "expected"), [("aot", "image"), ("jit", "driver"), ("triton", "Triton")]
 )
@@ -243,6 +264,16 @@ def test_device_without_memory_is_a_clear_error_and_not_another_way(fake, sample
     assert fake.links == []
     # The next call tries again.
     launch.function(KERNEL, PLAIN, DEVICE)
+
+
+def test_driver_that_cannot_be_reached_is_told_as_no_kernel(samples, monkeypatch, no_triton):
+    def absent(index):
+        raise DriverError("dlopen", "libcuda.so.1", "cannot open shared object file")
+
+    monkeypatch.setattr(cuda, "driver", absent)
+    _use(monkeypatch, samples)
+    with pytest.raises(NoKernelError, match=r"scale/plain on cuda:0: dlopen: libcuda.so.1"):
+        launch.function(KERNEL, PLAIN, DEVICE)
 
 
 def test_device_of_another_kind_is_an_error():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -70,7 +69,7 @@ def test_names_of_a_chip_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> N
     """Debian's ocloc does not know the name of the first releases."""
 
     def name(*names: str) -> None:
-        device = dataclasses.replace(BY_NAME["ats-m150"], compiler_names=names)
+        device = BY_NAME["ats-m150"]._replace(compiler_names=names)
         monkeypatch.setitem(BY_NAME, "ats-m150", device)
 
     wanted = ocloc.compile_opencl(SOURCE, "ats-m150")

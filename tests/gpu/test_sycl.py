@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,19 @@ def test_chips_are_devices_of_the_list_and_have_numbers_of_their_own() -> None:
     numbers = [number for own in sycl._CHIPS.values() for number in own]
     assert len(numbers) == len({*numbers})
     assert {devices.BY_NAME[name].vendor for name in sycl._CHIPS} == {"intel"}
+
+
+def test_queues_of_another_sycl_library_are_refused(
+    sycl_driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(sycl._libraries()) == 1
+    stream = types.SimpleNamespace(sycl_queue=sycl_driver.own.addressof_ref())
+    monkeypatch.setattr(torch.xpu, "current_stream", lambda device: stream)
+    xpu = torch.device("xpu", 0)
+    assert sycl.driver.__wrapped__(xpu).own == sycl_driver.own
+    monkeypatch.setattr(sycl, "_libraries", lambda: ["libsycl.so.8", "libsycl.so.9"])
+    with pytest.raises(NoKernelError, match=r"\(libsycl.so.8, libsycl.so.9\)"):
+        sycl.driver.__wrapped__(xpu)
 
 
 def test_absent_dpctl_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -474,7 +474,7 @@ def interpreter() -> Run:
     return run
 
 
-SWEEPS = ("norm", "factors")
+SWEEPS = ("norm", "factors", "scalars", "options")
 """What gpu_sweeps.py has beside the rules."""
 
 

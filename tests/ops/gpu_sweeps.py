@@ -1,7 +1,8 @@
-"""The norm of gradients and Adafactor's rows and columns by GPU kernels, against torch."""
+"""Numbers, norms, rows and columns by GPU kernels, against torch and the reference."""
 
 from __future__ import annotations
 
+import gpu_steps
 import torch
 from gpu_steps import Run, moved
 from torch import Tensor
@@ -9,9 +10,9 @@ from torch import Tensor
 from oxytorch.ops.global_norm import gpu as norm_kernels
 from oxytorch.ops.mean_squares import gpu as factor_kernels
 from oxytorch.ops.mean_squares import tiling
-from oxytorch.ops.optimizer_step import gpu, layout
+from oxytorch.ops.optimizer_step import gpu, layout, rule_text
 from oxytorch.ops.optimizer_step.layout import Format
-from oxytorch.optim import _clip, _step
+from oxytorch.optim import _clip, _reference, _step, rules
 
 DTYPES = (
     (Format.FLOAT32, torch.float32),
@@ -23,8 +24,10 @@ DTYPES = (
 def norm(run: Run, device: str) -> list[str]:
     """What is wrong with the norm of gradients of all dtypes together."""
     generator = torch.Generator().manual_seed(3)
+    # An interpreted program takes a millisecond.
+    programs = norm_kernels.PROGRAMS if device == "cuda" else 50
     gradients: list[Tensor] = []
-    partials = torch.full((len(DTYPES) * norm_kernels.PROGRAMS,), torch.nan, dtype=torch.float64)
+    partials = torch.full((len(DTYPES) * programs,), torch.nan, dtype=torch.float64)
     partials = partials.to(device)
     for position, (own, dtype) in enumerate(DTYPES):
         group = [
@@ -40,12 +43,12 @@ def norm(run: Run, device: str) -> list[str]:
             row[layout.COUNT] = gradient.numel()
         rows = rows.to(device)
         blocks = layout.block_table(torch.tensor([g.numel() for g in group])).to(device)
-        target = partials[position * norm_kernels.PROGRAMS :].data_ptr()
+        target = partials[position * programs :].data_ptr()
         run(
             norm_kernels.SQUARES,
             norm_kernels.squares_signature(own),
             [rows.data_ptr(), blocks.data_ptr(), len(blocks), target],
-            norm_kernels.PROGRAMS,
+            programs,
         )
     scale = torch.tensor(8.0, device=device)
     results = torch.full((2,), torch.nan, device=device)
@@ -154,4 +157,69 @@ def factors(run: Run, device: str) -> list[str]:
                 # Sums of at most some hundreds of float32 numbers.
                 if not (error <= 2e-6 * wanted.abs()).all():
                     wrong.append(f"{own.name} {SHAPES[i]}: {name} is off by {error.max():.3g}")
+    return wrong
+
+
+STEPS = (0.0, 1.0, 2.0, 9.0, 99.0, 998.0, 12344.0, 99999.0, 1048575.0, 16777214.0)
+
+
+def scalars(run: Run, device: str) -> list[str]:
+    """What is wrong with the scalars of rules that count steps, after few steps and after many."""
+    wrong = []
+    for rule, family in rule_text.families().items():
+        if not family.has_step:
+            continue
+        case = gpu_steps.Case(rule, 0, ())
+        steps = [torch.tensor(step, device=device) for step in STEPS]
+        table = torch.zeros(len(STEPS), layout.TENSOR_FIELDS, dtype=torch.int64)
+        table[:, layout.STEP] = torch.tensor([step.data_ptr() for step in steps])
+        table = table.to(device)
+        found = torch.zeros(len(STEPS), layout.SCALAR_FIELDS, device=device)
+        keys = torch.zeros(len(STEPS), layout.KEY_FIELDS, dtype=torch.int32, device=device)
+        hyper = [*case.hyper, *[0.0] * (layout.HYPER - len(case.hyper))]
+        pointers = [table.data_ptr(), found.data_ptr(), keys.data_ptr()]
+        run(
+            gpu.PREPARE,
+            gpu.family_signature(rule),
+            [*pointers, len(STEPS), 0, 0, 0, 0, 0, 1.0, *hyper],
+            gpu.programs_of_prepare(len(STEPS)),
+        )
+        constants = getattr(rules, rule + rule_text.CONSTANTS)
+        for i, step in enumerate(STEPS):
+            values = constants(step + 1, *case.hyper)
+            wanted = torch.tensor([values[name] for name in family.update.scalars])
+            actual = found[i, : len(wanted)].cpu()
+            if not torch.equal(actual, wanted) or steps[i] != step + 1:
+                wrong.append(f"{rule} after {step} steps: {actual.tolist()} for {wanted.tolist()}")
+    return wrong
+
+
+def options(run: Run, device: str) -> list[str]:
+    """What is wrong with steps that are left out, or that read their numbers on the device."""
+    wrong = []
+    for case in (next(gpu_steps.cases(rule, is_quick=True)) for rule in ("adam", "lamb")):
+        before = gpu_steps.batch(case)
+        actual = moved(before, device)
+
+        def number(value: float) -> Tensor:
+            return torch.tensor(value, device=device)
+
+        gpu_steps.step(run, case, actual, found_inf=number(1.0))
+        wrong += gpu_steps.differences(case, actual, before)
+        gpu_steps.step(
+            run,
+            case,
+            actual,
+            factor=-1.0,
+            found_inf=number(0.0),
+            gradient_scale=number(3.0),
+            clip_factor=number(0.7),
+            learning_rate=number(0.02),
+        )
+        wanted = moved(before, "cpu")
+        factor = -number(0.7).item()
+        scaling = _step.Scaling(gradient_scale=torch.tensor(3.0), factor=factor)
+        hyper = (number(0.02).item(), *case.hyper[1:])
+        _reference.run(case.rule, wanted, hyper, scaling, False, 0)
+        wrong += gpu_steps.differences(case, actual, wanted)
     return wrong

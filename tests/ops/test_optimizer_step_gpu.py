@@ -132,11 +132,13 @@ def test_the_table_of_blocks_numbers_those_of_each_tensor() -> None:
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_signature_compiles_to_a_small_image(device: str) -> None:
+def test_every_signature_compiles_to_a_small_image(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oxytorch.gpu import compilers
     from oxytorch.gpu.devices import BY_NAME
 
-    from oxytorch.gpu import compilers
-
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
     size = 0
     for kernel in gpu_kernels.KERNELS:
         for signature in kernel.signatures():

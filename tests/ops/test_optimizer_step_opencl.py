@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,16 +29,22 @@ SCALINGS = [
 
 
 def _cases() -> Iterator[Any]:
-    """All cases; slow but for float32 in every setting and a few formats in the first one."""
-    for rule in gpu_steps.HYPER:
+    """All cases with each way of computing numbers.
+
+    Slow but for float32 in every setting and a few formats in the first one; pairs matter to rules
+    with norms, and to the others in `prepare` alone, which has tests of its own.
+    """
+    for rule, family in rule_text.families().items():
         for case in gpu_steps.cases(rule, is_quick=False):
             kinds = tuple(own.name.lower() for own in case.formats)
             is_common = kinds[:1] + kinds[2:3] in (("float32", "float32"), ("split", "factored"))
             has_codes = kinds[0] == "split" and any(kind.endswith("codes") for kind in kinds)
             is_random = kinds[0] == "bfloat16" and "stochastic" in kinds
             is_few = is_common or (case.setting == 0 and (has_codes or is_random))
-            marks = [] if is_few else [pytest.mark.slow]
-            yield pytest.param(case, id=case.name, marks=marks)
+            for numbers in NUMBERS:
+                is_quick = is_few and (numbers == "float64" or family.measure is not None)
+                marks = [] if is_quick else [pytest.mark.slow]
+                yield pytest.param(case, numbers, id=f"{case.name}-{numbers}", marks=marks)
 
 
 @pytest.fixture(scope="session")
@@ -65,14 +72,35 @@ def runs(sycl_driver: Any) -> Mapping[str, gpu_steps.Run]:
     return {name: make(options) for name, options in NUMBERS.items()}
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
-@pytest.mark.parametrize("case", [*_cases()])
+@pytest.mark.parametrize(("case", "numbers"), [*_cases()])
 def test_kernels_compute_the_bits_of_the_reference(
     case: gpu_steps.Case, numbers: str, runs: Mapping[str, gpu_steps.Run]
 ) -> None:
     before = gpu_steps.batch(case)
     actual = gpu_steps.moved(before, "cpu")
     gpu_steps.step(runs[numbers], case, actual, seed=5)
+    wanted = gpu_steps.reference(case, before, _step.Scaling(), 5)
+    assert gpu_steps.differences(case, actual, wanted) == []
+
+
+@pytest.mark.usefixtures("ocloc_on_path")
+@pytest.mark.parametrize("rule", ["adam", "lamb", "adafactor"])
+def test_spirv_computes_the_bits_of_the_reference(rule: str, sycl_driver: Any) -> None:
+    """The way of an Intel GPU for which there is no image."""
+
+    def run(
+        kernel: Kernel, signature: Signature, arguments: Sequence[float], programs: int
+    ) -> None:
+        source = kernel.opencl(signature)
+        program = sycl_driver._from_spirv(ocloc.compile_opencl(source, ocloc.SPIRV))
+        sycl_driver._from(program, source).bind(*arguments)(programs, 0)
+        sycl_driver.wait()
+
+    cases = [*gpu_steps.cases(rule, is_quick=True)]
+    case = next(case for case in cases if layout.Format.SPLIT in case.formats)
+    before = gpu_steps.batch(case)
+    actual = gpu_steps.moved(before, "cpu")
+    gpu_steps.step(run, case, actual, seed=5)
     wanted = gpu_steps.reference(case, before, _step.Scaling(), 5)
     assert gpu_steps.differences(case, actual, wanted) == []
 
@@ -210,7 +238,7 @@ def test_spirv_needs_no_float64_and_contracts_nothing(kernel: Kernel) -> None:
 @pytest.mark.parametrize("device", ["pvc", "ats-m150"])
 @pytest.mark.parametrize("kernel", gpu_kernels.KERNELS, ids=lambda kernel: kernel.name)
 def test_ocloc_compiles_each_kernel(kernel: Kernel, device: str) -> None:
-    signature = kernel.signatures()[-1]
+    signature = kernel.signatures()[0]
     ocloc.check(ocloc.compile_opencl(kernel.opencl(signature), device), device)
 
 
@@ -222,3 +250,12 @@ def test_ocloc_compiles_every_signature(kernel: Kernel) -> None:
         source = kernel.opencl(signature)
         for device in ("pvc", "ats-m150"):
             ocloc.check(ocloc.compile_opencl(source, device), device)
+
+
+def test_numbers_in_constants_are_float32() -> None:
+    """Pairs are made of them with a float32, which would not hold 0.1."""
+    for name, function in rule_text.functions().items():
+        if name.endswith((rule_text.CONSTANTS, rule_text.TRUST)):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Constant) and isinstance(node.value, float):
+                    assert torch.tensor(node.value).item() == node.value, (name, node.value)

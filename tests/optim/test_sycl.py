@@ -2,70 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from optimizers import CASES, IDS, MEASURED, make, train, weights
+from sycl_device import SyclDevice
 from test_numbers import FORMATS, _assert_near, _dtype
 from torch import Tensor
 
-from oxytorch.gpu.kernel import Kernel, Signature
 from oxytorch.optim import _devices, _reference, _step
 
-
-class _Waiting:
-    """A launch that returns when its programs have ended: torch's tensors here know no queue."""
-
-    def __init__(self, device: SyclDevice, launch: Any) -> None:
-        self._device, self._launch = device, launch
-        self.set = launch.set
-
-    def __call__(self, programs: int, stream: int) -> None:
-        self._launch(programs, stream)
-        self._device.driver.wait()
-        self._device.launches += 1
+HERE = Path(__file__).parent
 
 
-class _Function:
-    def __init__(self, device: SyclDevice, function: Any) -> None:
-        self._device, self._function = device, function
-
-    def bind(self, *arguments: float) -> _Waiting:
-        return _Waiting(self._device, self._function.bind(*arguments))
-
-
-class SyclDevice:
-    """SYCL's CPU device, as `_devices.Accelerator` is an Intel GPU. launches: how many so far."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
-        self.launches = 0
-        self._functions: dict[tuple[str, str], _Function] = {}
-
-    def function(self, kernel: Kernel, signature: Signature) -> Any:
-        name = kernel.name, signature.name
-        if name not in self._functions:
-            self._functions[name] = _Function(self, self.driver.build(kernel, signature)[0])
-        return self._functions[name]
-
-    def stream(self) -> int:
-        return 0
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def staging(self, like: Tensor) -> Tensor:
-        return torch.empty_like(like)
-
-    def upload(self, target: Tensor, source: Tensor, staging: Tensor) -> None:
-        target.copy_(staging.copy_(source))
-
-    def use_on_stream(self, tensors: Sequence[Tensor]) -> None:
-        raise AssertionError("there is one queue")
+def _cases() -> Iterator[Any]:
+    """Every optimizer, its options and formats; slow but for the first options in float32."""
+    names = [name for name, _ in CASES]
+    for position, (name, options) in enumerate(CASES):
+        for format_name in FORMATS:
+            is_quick = names.index(name) == position and format_name == "fp32"
+            marks = [] if is_quick else [pytest.mark.slow]
+            own_id = f"{IDS[position]}-{format_name}"
+            yield pytest.param(name, options, format_name, id=own_id, marks=marks)
 
 
 @pytest.fixture(scope="session")
@@ -88,11 +53,7 @@ def _run(name: str, options: dict[str, Any], format_name: str) -> list[Tensor]:
     return [p.detach() for p in parameters] + states
 
 
-@pytest.mark.parametrize(
-    "format_name",
-    ["fp32", *(pytest.param(n, marks=pytest.mark.slow) for n in FORMATS if n != "fp32")],
-)
-@pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
+@pytest.mark.parametrize(("name", "options", "format_name"), [*_cases()])
 def test_steps_compute_the_bits_of_the_reference(
     name: str,
     options: dict[str, Any],
@@ -114,3 +75,18 @@ def test_steps_compute_the_bits_of_the_reference(
             _assert_near(a, b)
         else:
             assert torch.equal(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_all_that_may_happen_between_two_steps(sycl_driver: Any) -> None:
+    """The tests of steps on GPUs, on CPU tensors, with SYCL in place of Triton's interpreter."""
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "sycl_device", str(HERE / "test_gpu.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout

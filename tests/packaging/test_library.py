@@ -44,6 +44,8 @@ def test_every_variable_is_read() -> None:
     read = config.Config.read({"OXYTORCH_ISA": " avx2 ", "ATEN_CPU_CAPABILITY": "default"})
     assert (read.isa, read.cpu_capability) == ("avx2", "default")
     assert config.Config.read({}) == config.Config()
+    assert config.Config().aot_devices is None
+    assert config.Config.read({"OXYTORCH_AOT_DEVLIST": " "}).aot_devices == ""
 
 
 def _needed(path: Path) -> list[str]:

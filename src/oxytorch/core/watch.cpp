@@ -41,6 +41,17 @@ const void* implementation(AtenTensorHandle handle) {
   return *reinterpret_cast<const void* const*>(handle);
 }
 
+AtenTensorHandle handle_of(const void* const& implementation) {
+  return reinterpret_cast<AtenTensorHandle>(const_cast<const void**>(&implementation));
+}
+
+// Asks for the cache lines of a tensor that will be looked at.
+void prefetch(const void* implementation) {
+  constexpr std::size_t kLine = 64;
+  const char* first = static_cast<const char*>(implementation);
+  for (int i = 0; i < 3; ++i) __builtin_prefetch(first + kLine * i);
+}
+
 AtenTensorHandle gradient_of(const Tensor& parameter) {
   return reinterpret_cast<AtenTensorHandle>(
       const_cast<void*>(gradient_function()(implementation(parameter.handle()))));
@@ -90,11 +101,6 @@ bool has_layout(AtenTensorHandle gradient, const Layout& layout) {
   return std::memcmp(strides, layout.strides.data(), 8 * layout.strides.size()) == 0;
 }
 
-struct Kept {
-  Tensor tensor;
-  const void* address;
-};
-
 struct Followed {
   Tensor parameter;
   std::int64_t count;
@@ -103,12 +109,18 @@ struct Followed {
 };
 
 struct Watch {
-  std::vector<Kept> kept;
+  std::vector<Tensor> kept;
+  // Of the kept tensors, close together: a step comes upon cold caches.
+  std::vector<const void*> implementations;
+  std::vector<const void*> addresses;
   std::vector<Followed> followed;
 
   bool kept_is_same() const {
-    for (const Kept& own : kept) {
-      if (address(own.tensor.handle()) != own.address) return false;
+    constexpr std::size_t kAhead = 12;
+    const std::size_t count = implementations.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) prefetch(implementations[i + kAhead]);
+      if (address(handle_of(implementations[i])) != addresses[i]) return false;
     }
     return true;
   }
@@ -146,8 +158,9 @@ void watch(StableIValue* stack, uint64_t, uint64_t) {
   Tensors parameters = unboxing::Take<Tensors>::from(stack[1]);
   auto watch = std::make_unique<Watch>();
   for (Tensor& tensor : kept) {
-    const void* own = address(tensor.handle());
-    watch->kept.push_back({std::move(tensor), own});
+    watch->implementations.push_back(implementation(tensor.handle()));
+    watch->addresses.push_back(address(tensor.handle()));
+    watch->kept.push_back(std::move(tensor));
   }
   for (Tensor& parameter : parameters) {
     const AtenTensorHandle gradient = gradient_of(parameter);

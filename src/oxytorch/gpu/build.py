@@ -71,6 +71,7 @@ def build(
         raise ValueError(
             "; ".join(f"cannot build for {device}: {reason}" for device, reason in absent.items())
         )
+    pack.remember_sources()
     kernels = [kernel for kernel in load_kernels(place) if not only or kernel.name in only]
     unknown = set(only) - {kernel.name for kernel in kernels}
     if unknown:
@@ -168,6 +169,7 @@ def _start(place: str, scratch: str) -> None:
     # Ctrl-C is for the process that started this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    pack.remember_sources()
     _kernels.update({kernel.name: kernel for kernel in load_kernels(place)})
     try:
         from triton import knobs

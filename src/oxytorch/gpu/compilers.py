@@ -135,6 +135,8 @@ def _options(source: TritonSource, device: str) -> dict[str, Any]:
         "num_stages": source.num_stages,
         "enable_fp_fusion": False,
     }
+    if source.registers and not device.startswith("gfx"):
+        options["maxnreg"] = source.registers
     # Later chips need later PTX.
     if not device.startswith("gfx") and _gpu_target(device).arch < 90:
         options["ptx_version"] = _PTX_VERSION

@@ -52,8 +52,10 @@ class _LaunchConfig(ctypes.Structure):
 
 
 class CudaLaunch:
-    """A kernel with arguments. A launch allocates nothing and waits for nothing: it can be captured
-    in a graph."""
+    """A kernel with arguments, for one thread at a time.
+
+    A launch allocates nothing and waits for nothing: it can be captured in a graph.
+    """
 
     def __init__(self, driver: CudaDriver, handle: int, image: Image, values: Sequence[float]):
         self._arguments = Arguments(image, values)

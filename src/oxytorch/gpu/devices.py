@@ -7,11 +7,10 @@ is not in 3.10), and its rows are checked by type.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """One target of a compiler.
 
     name: names images and manifests. chips: products that run it. aliases: other names that users

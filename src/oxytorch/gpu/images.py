@@ -261,10 +261,10 @@ def collections(places: list[Path] | None = None) -> Iterator[Collection]:
                 yield found
 
 
-def built() -> Mapping[str, int]:
+def built(places: list[Path] | None = None) -> Mapping[str, int]:
     """How many images there are for each device, damaged manifests left out."""
     count: dict[str, int] = {}
-    for folder in folders():
+    for folder in folders() if places is None else places:
         for path in sorted(folder.glob("*.json")):
             try:
                 found = collection(folder, path.stem)

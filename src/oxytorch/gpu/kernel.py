@@ -25,8 +25,9 @@ class TritonSource:
 
     function: made by `triton.jit`. arguments: each argument that is left at run time with its type
     in Triton's words ("*fp32", "i64", "fp64"), in order. constants: the others with their values.
-    aligned: pointers to, and numbers that are, multiples of 16. Floating-point expressions are
-    never contracted.
+    aligned: pointers to, and numbers that are, multiples of 16. registers: the most that a thread
+    may have on NVIDIA's chips; 0 leaves it to the compiler. Floating-point expressions are never
+    contracted.
     """
 
     function: Any
@@ -35,6 +36,7 @@ class TritonSource:
     aligned: frozenset[str] = frozenset()
     num_warps: int = 4
     num_stages: int = 1
+    registers: int = 0
 
 
 @dataclass(frozen=True)

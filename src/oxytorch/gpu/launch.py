@@ -20,7 +20,7 @@ import torch
 
 from .. import config
 from . import images
-from .devices import usable_images
+from .devices import BY_NAME, usable_images
 from .errors import DriverError, ImageError, NoKernelError, OutOfDeviceMemoryError
 from .images import Collection, Image
 from .kernel import Function, Kernel, Signature
@@ -99,9 +99,19 @@ def function(kernel: Kernel, signature: Signature, device: torch.device) -> Func
             try:
                 _functions[name] = _load(kernel, signature, device)
             except NoKernelError as error:
-                _failures[name] = str(error)
+                # What a driver refuses while a graph is captured it may do afterwards.
+                if not _is_capturing(device):
+                    _failures[name] = str(error)
                 raise
         return _functions[name]
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return (
+        device.type == "cuda"
+        and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        and torch.cuda.is_current_stream_capturing()
+    )
 
 
 def driver(device: torch.device) -> Driver:
@@ -126,7 +136,11 @@ def _load(kernel: Kernel, signature: Signature, device: torch.device) -> Functio
     subject = f"{kernel.name}/{signature.name}"
     if way == "off":
         raise NoKernelError(f"{subject} on {device}: GPU kernels are off (OXYTORCH_GPU=off)")
-    here = driver(device)
+    try:
+        here = driver(device)
+    except DriverError as error:
+        _give_up(error, [])
+        raise NoKernelError(f"{subject} on {device}: {error}", forced=bool(way)) from error
     ways: tuple[tuple[str, _Way], ...] = (
         ("aot", _from_images),
         ("jit", _from_fallback),
@@ -150,10 +164,14 @@ def _load(kernel: Kernel, signature: Signature, device: torch.device) -> Functio
         _log.info("%s on %s: %s, %.1f ms", subject, device, how, milliseconds)
         return found
     only = f", and OXYTORCH_GPU={way} leaves no other way" if way else ""
+    next_step = (
+        f"to build for this device: oxytorch aot build --devices {here.device}"
+        if here.device in BY_NAME
+        else "oxytorch builds nothing for this device (oxytorch aot list): install Triton"
+    )
     raise NoKernelError(
         f"{subject} cannot run on {device} ({here.device}): {'; '.join(reasons)}{only}. "
-        f"{_what_is_built()}; to build for this device: "
-        f"oxytorch aot build --devices {here.device}",
+        f"{_what_is_built()}; {next_step}",
         forced=bool(way),
     )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from .compilers import Compiled
 from .errors import ImageError
-from .images import SCHEMA, Collection, Image, file_digests, source_digest
+from .images import PACKAGE, SCHEMA, Collection, Image, file_digests, source_digest
 
 _log = logging.getLogger("oxytorch.gpu")
 _LEVEL = 9
@@ -51,9 +51,22 @@ def with_sources(entry: Entry, sources: Iterable[str]) -> Entry:
     return Entry(image, entry.compressed, files)
 
 
+_before: dict[str, str] = {}
+
+
+def remember_sources() -> None:
+    """Takes the source files' contents down; to be called before kernels are imported.
+
+    So an edit while kernels compile makes their images stale, and not what they were made of.
+    """
+    paths = [path for kind in ("*.py", "*.cl") for path in PACKAGE.rglob(kind)]
+    _before.update(file_digests(path.relative_to(PACKAGE).as_posix() for path in paths))
+    _digests.cache_clear()
+
+
 @lru_cache
 def _digests(sources: tuple[str, ...]) -> dict[str, str]:
-    return file_digests(sources)
+    return {name: _before.get(name) or file_digests([name])[name] for name in sources}
 
 
 def entries(folder: Path, device: str) -> list[Entry]:

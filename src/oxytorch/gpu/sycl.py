@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -206,6 +208,15 @@ def _chip(device: Any) -> str:
     return names[0] if names else str(device.name)
 
 
+def _libraries() -> list[str]:
+    """The SYCL libraries in this process: a queue of one must not be given to another."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return sorted({*re.findall(r"\S*/libsycl\.so\S*", maps)})
+
+
 _CAPSULE_NAME = b"SyclQueueRef"
 
 
@@ -232,7 +243,14 @@ def driver(device: torch.device) -> SyclDriver:
     import dpctl
 
     if device.type == "xpu":
-        return SyclDriver(_queue_at(int(torch.xpu.current_stream(device).sycl_queue)))
+        address = int(torch.xpu.current_stream(device).sycl_queue)
+        several = _libraries()
+        if len(several) > 1:
+            raise NoKernelError(
+                f"torch and dpctl brought different SYCL libraries ({', '.join(several)}); install "
+                "the release of dpctl whose intel-sycl-rt is the one that torch asks for"
+            )
+        return SyclDriver(_queue_at(address))
     if device.type != "cpu":
         raise NoKernelError(f"expected a device of type xpu or cpu, got {device}")
     try:

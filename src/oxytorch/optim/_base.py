@@ -13,13 +13,12 @@ from torch.optim.optimizer import Optimizer
 
 from . import _planned, _reference, _release, _step, rules
 from ._checkpoint import CheckpointedOptimizer
-from ._counted import Changes
 from ._groups import OPTIONS, Group
 from ._states import State, check_options
 from ._step import LOW_HALF
 
 if TYPE_CHECKING:
-    from ._plan import Plan
+    pass
 
 
 _STEPS_TOGETHER = 256
@@ -84,8 +83,7 @@ class FusedOptimizer(CheckpointedOptimizer):
     def _forget_steps(self) -> None:
         # By what was stepped: the number of a group, and of a single parameter's stream.
         self._records: dict[tuple[int, int | None], _planned.Record] = {}
-        # Plans whose tables graphs read whenever they run.
-        self._captured: list[Plan] = []
+        self._captured = []
         self._fresh_steps: dict[torch.device, list[Tensor]] = {}
 
     def _release_gradients(self) -> None:
@@ -153,18 +151,20 @@ class FusedOptimizer(CheckpointedOptimizer):
         if record is not None and record.repeat(self, group):
             return
         self._records.pop(key, None)
-        before = Changes.count
+        before = _planned.change_count(self.state)
         if self._goes_as_torch(group):
             self._step_as_torch(group)
             return
-        self._parts = [] if _planned.counts_changes(self.state) else None
+        self._parts = [] if before is not None else None
         try:
             with torch.no_grad():
                 self._place_steps(group)
                 self._step_group(group, stream)
-            for other in self._records.values():
-                other.settle(before)
-            if self._parts:
+            now = _planned.change_count(self.state)
+            if before is not None and now is not None:
+                for other in self._records.values():
+                    other.settle(before, now)
+            if self._parts and now is not None:
                 settings = self._settings(group)
                 self._records[key] = _planned.Record(self, group, settings, self._parts)
         finally:
@@ -198,7 +198,8 @@ class FusedOptimizer(CheckpointedOptimizer):
         self._measured = []
         try:
             yield
-            _step.finish(self._measured)
+            if self._measured:
+                _step.finish(self._measured)
         finally:
             self._measured = None
 

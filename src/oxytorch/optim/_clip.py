@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 import torch._compile
@@ -19,9 +20,12 @@ from torch.optim.optimizer import Optimizer
 
 from .. import _library
 from ..ops.global_norm import global_norm
-from . import _release, _sharding
+from . import _devices, _release, _sharding
+from ._step import FUSED, is_dense
 
-_FUSED = frozenset((torch.float32, torch.bfloat16, torch.float16))
+if TYPE_CHECKING:
+    from ._norm_plan import KeptNorm
+
 _LEAST_NORM = 1e-6
 _P = ParamSpec("_P")
 
@@ -37,9 +41,10 @@ def clip_grad_norm_(
 
     Multiplies all gradients, in place, by min(1, max_norm / (norm + 1e-6)), and returns the norm of
     all of them together, in the dtype that torch gives it. It is summed in float64, with the same
-    bits for any number of threads. Gradients that are short enough are not written. What is not a
-    dense float32, bfloat16 or float16 gradient on the CPU, other norms and sharded gradients go
-    torch's own way. `FusedOptimizer.clip_grad_norm_` saves the sweep that scales.
+    bits for any number of threads. On the CPU gradients that are short enough are not written; on a
+    GPU nothing waits for the norm. What is not a dense float32, bfloat16 or float16 gradient on one
+    device, other norms and sharded gradients go torch's own way. `FusedOptimizer.clip_grad_norm_`
+    saves the sweep that scales.
 
     Raises RuntimeError for a norm that is not finite if `error_if_nonfinite`.
     """
@@ -47,6 +52,8 @@ def clip_grad_norm_(
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         _release.refuse_clipping(parameters)
+    if foreach is not False and _is_planned(gradients, norm_type):
+        return _clip_planned(gradients, max_norm, norm_type, error_if_nonfinite)
     if not _is_fused(gradients, norm_type) or foreach is False:
         usual: Tensor = clip_as_torch(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         return usual
@@ -56,6 +63,20 @@ def clip_grad_norm_(
         factor = clip_factor(max_norm, norm)
         if factor.item() != 1.0:
             torch._foreach_mul_(gradients, factor)
+        return norm.to(_common_dtype(gradients))
+
+
+def _clip_planned(
+    gradients: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool
+) -> Tensor:
+    from ._norm_plan import NormPlan
+
+    device = _devices.find(gradients[0].device)
+    assert device is not None
+    with torch.no_grad():
+        norm, factor = NormPlan(gradients, device).run(float(max_norm), None)
+        _check_finite(norm, norm_type, error_if_nonfinite)
+        torch._foreach_mul_(gradients, factor)
         return norm.to(_common_dtype(gradients))
 
 
@@ -73,9 +94,23 @@ def _is_fused(gradients: Sequence[Tensor], norm_type: float) -> bool:
             type(gradient) is Tensor
             and gradient.is_cpu
             and gradient.layout is torch.strided
-            and gradient.dtype in _FUSED
+            and gradient.dtype in FUSED
             for gradient in gradients
         )
+    )
+
+
+def _is_planned(gradients: Sequence[Tensor], norm_type: float) -> bool:
+    """Whether GPU kernels take the norm of the gradients."""
+    if not gradients or float(norm_type) != 2.0 or _devices.find(gradients[0].device) is None:
+        return False
+    return all(
+        type(gradient) is Tensor
+        and gradient.device == gradients[0].device
+        and gradient.layout is torch.strided
+        and gradient.dtype in FUSED
+        and is_dense(gradient)
+        for gradient in gradients
     )
 
 
@@ -101,12 +136,13 @@ def _check_finite(norm: Tensor, norm_type: float, error_if_nonfinite: bool) -> N
 class Clipping:
     """A factor that the next step multiplies gradients by.
 
-    gradients: those that it was computed from. versions: their versions then; None if they
-    contained a GradScaler's scale, which may be divided out before the step.
+    gradients: those that it was computed from, of `parameters`. versions: their versions then; None
+    if they contained a GradScaler's scale, which may be divided out before the step.
     """
 
     factor: Tensor
-    gradients: dict[Tensor, Tensor]
+    parameters: list[Tensor]
+    gradients: list[Tensor]
     versions: list[int] | None
 
     def valid_factor(self, name: str, has_scale: bool) -> Tensor | None:
@@ -115,9 +151,8 @@ class Clipping:
         None if gradients are all gone or replaced: they are not clipped, as in torch. has_scale:
         whether a GradScaler leaves its scale to the step.
         """
-        kept = list(self.gradients.values())
-        now = [parameter.grad for parameter in self.gradients]
-        same = [one is other for one, other in zip(now, kept, strict=True)]
+        kept = self.gradients
+        same = list(map(is_, map(attrgetter("grad"), self.parameters), kept))
         if not any(same):
             return None
         found = [gradient._version for gradient in kept]
@@ -136,6 +171,9 @@ class ClippingOptimizer(Optimizer):
     _release: _release.Release | None = None
     _clipping: Clipping | None = None
     _clip_factor: Tensor | None = None
+    _kept_norm: KeptNorm | None = None
+    # Plans whose tables graphs read whenever they run.
+    _captured: list[Any]
 
     def clip_grad_norm_(
         self,
@@ -164,15 +202,35 @@ class ClippingOptimizer(Optimizer):
             self._release.refuse("clip_grad_norm_")
         self._clipping = None
         with torch.no_grad():
-            gradients = self._gradients()
-            norm, dtype = _norm(list(gradients.values()), norm_type)
+            parameters = [own for group in self.param_groups for own in group["params"]]
+            having = [own for own in parameters if own.grad is not None]
+            gradients = list(map(attrgetter("grad"), having))
             is_scaled = self._is_scaled_by(scaler)
-            if is_scaled:
-                norm = norm / scaler.get_scale()
+            scale = scaler._get_scale_async() if is_scaled else None
+            if _is_planned(gradients, norm_type):
+                kept = self._norm_of(parameters, gradients)
+                norm, factor = kept.plan.run(float(max_norm), scale)
+                dtype = _common_dtype(gradients)
+            else:
+                norm, dtype = _norm(gradients, norm_type)
+                if scale is not None:
+                    norm = norm / scale.to(norm.device)
+                factor = clip_factor(max_norm, norm)
             _check_finite(norm, norm_type, error_if_nonfinite)
-            versions = None if is_scaled else [grad._version for grad in gradients.values()]
-            self._clipping = Clipping(clip_factor(max_norm, norm), gradients, versions)
+            versions = None if is_scaled else [gradient._version for gradient in gradients]
+            self._clipping = Clipping(factor, having, gradients, versions)
             return norm.to(dtype)
+
+    def _norm_of(self, parameters: list[Tensor], gradients: list[Tensor]) -> KeptNorm:
+        from ._norm_plan import KeptNorm
+
+        if self._kept_norm is None or not self._kept_norm.is_current(parameters):
+            device = _devices.find(gradients[0].device)
+            assert device is not None
+            before, self._kept_norm = self._kept_norm, KeptNorm(parameters, gradients, device)
+            if before is not None and before.plan.is_captured:
+                self._captured.append(before.plan)
+        return self._kept_norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; also ends a clipping that no step has applied."""
@@ -182,14 +240,6 @@ class ClippingOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's."""
         _without_compiler(super().add_param_group)(param_group)
-
-    def _gradients(self) -> dict[Tensor, Tensor]:
-        return {
-            parameter: parameter.grad
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        }
 
     def _is_scaled_by(self, scaler: Any) -> bool:
         """Whether gradients still contain the scale of a GradScaler."""

@@ -1,36 +1,40 @@
-"""The mapping `optimizer.state`, which tells when an entry was replaced."""
+"""The mapping `optimizer.state`, which counts how often an entry was replaced."""
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-_numbers = itertools.count(1)
-
 
 class Changes:
-    """How often any state of any optimizer was replaced; the number itself means nothing."""
+    """How often a state of an optimizer was replaced."""
 
-    count = 0
-
-
-def _note() -> None:
-    Changes.count = next(_numbers)
+    def __init__(self) -> None:
+        self.count = 0
 
 
 class Entry(dict[str, Any]):
-    """The states of a parameter."""
+    """The states of a parameter; changes: what counts, once it stands in a table."""
+
+    changes: Changes | None = None
+
+    def __reduce__(self) -> Any:
+        # Copies stand in no table yet.
+        return (Entry, (), None, None, iter(self.items()))
+
+    def _note(self) -> None:
+        if self.changes is not None:
+            self.changes.count += 1
 
     def __setitem__(self, key: str, value: Any) -> None:
-        _note()
+        self._note()
         super().__setitem__(key, value)
 
     def __delitem__(self, key: str) -> None:
-        _note()
+        self._note()
         super().__delitem__(key)
 
     def __ior__(self, other: Any) -> Entry:  # type: ignore[override, misc]
@@ -38,48 +42,52 @@ class Entry(dict[str, Any]):
         return self
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        _note()
+        self._note()
         super().update(*args, **kwargs)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         if key not in self:
-            _note()
+            self._note()
         return super().setdefault(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
         if key in self:
-            _note()
+            self._note()
         return super().pop(key, *default)
 
     def popitem(self) -> tuple[str, Any]:
-        _note()
+        self._note()
         return super().popitem()
 
     def clear(self) -> None:
-        _note()
+        self._note()
         super().clear()
 
 
 class Table(defaultdict[Tensor, Any]):
     """`optimizer.state` as torch has it, of entries whose changes are counted.
 
-    is_counted: False once it was given an entry of another type, whose changes nobody notices.
+    is_counted: False once it was given an entry of another type, or one of another table, whose
+    changes nobody notices.
     """
 
     def __init__(self, factory: Any = Entry, entries: Mapping[Tensor, Any] | None = None) -> None:
         super().__init__(factory)
+        self.changes = Changes()
         self.is_counted = True
         for parameter, entry in (entries or {}).items():
-            self[parameter] = Entry(entry) if type(entry) is dict else entry
+            self[parameter] = Entry(entry) if type(entry) in (dict, Entry) else entry
 
     def __setitem__(self, parameter: Tensor, entry: Any) -> None:
-        _note()
-        if type(entry) is not Entry:
+        self.changes.count += 1
+        if type(entry) is Entry and entry.changes in (None, self.changes):
+            entry.changes = self.changes
+        else:
             self.is_counted = False
         super().__setitem__(parameter, entry)
 
     def __delitem__(self, parameter: Tensor) -> None:
-        _note()
+        self.changes.count += 1
         super().__delitem__(parameter)
 
     def __ior__(self, other: Any) -> Table:  # type: ignore[override, misc]
@@ -96,13 +104,13 @@ class Table(defaultdict[Tensor, Any]):
         return self[parameter]
 
     def pop(self, *args: Any) -> Any:
-        _note()
+        self.changes.count += 1
         return super().pop(*args)
 
     def popitem(self) -> tuple[Tensor, Any]:
-        _note()
+        self.changes.count += 1
         return super().popitem()
 
     def clear(self) -> None:
-        _note()
+        self.changes.count += 1
         super().clear()

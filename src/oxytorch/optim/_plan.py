@@ -20,6 +20,7 @@ from ..ops.mean_squares import tiling
 from ..ops.optimizer_step import gpu, layout, rule_text
 from ..ops.optimizer_step.layout import Format
 from . import rules
+from ._addresses import Addresses
 from ._devices import Device
 from ._step import MEASURE, SUMS, UPDATE, WHOLE, Batch, Scaling
 from ._tables import Factored, formats_of, tables_of
@@ -33,9 +34,8 @@ GRADIENT = 2
 
 @dataclass(frozen=True)
 class _Tables:
-    """What the kernels read and write; see layout.py."""
+    """What the kernels read and write beside `tensors`; see layout.py."""
 
-    tensors: Tensor
     blocks: Tensor
     scalars: Tensor
     keys: Tensor
@@ -56,23 +56,24 @@ class Plan:
         self.rule = rule
         self._device = device
         self._flags = flags_of(rule, hyper)
+        self._hyper = hyper
         formats = [formats_of(rule, batch, i, stochastic) for i in range(len(batch.parameters))]
         self.order = sorted(range(len(formats)), key=formats.__getitem__)
-        self._host, self._sections, blocks = tables_of(batch, formats, self.order)
-        self.addresses = self._host[:, GRADIENT:]
+        host, self._sections, blocks = tables_of(batch, formats, self.order)
+        self.addresses = host[:, GRADIENT:]
         count = len(self.order)
         place = device.device
         measures = rule_text.families()[rule].measure is not None
         shapes = [batch.parameters[i].shape for i in self.order]
-        self._room = Factored(self._host, shapes, place) if Format.FACTORED in formats[0] else None
+        self._room = Factored(host, shapes, place) if Format.FACTORED in formats[0] else None
         self._tables = _Tables(
-            torch.empty_like(self._host, device=place),
             torch.empty_like(blocks, device=place),
             torch.empty(count, layout.SCALAR_FIELDS, device=place),
             torch.empty(count, layout.KEY_FIELDS, dtype=torch.int32, device=place),
             torch.empty(len(blocks) if measures else 0, SUMS, dtype=torch.float64, device=place),
             torch.empty(count if measures else 0, SUMS, dtype=torch.float64, device=place),
         )
+        self._addresses = Addresses(device, host)
         self.sums = self._tables.sums
         self._seed = (seed + 2**63) % 2**64 - 2**63
         self._prepare: Launch
@@ -87,26 +88,26 @@ class Plan:
         self._arguments: list[Any] = []
         self._found_inf = 0
         self._phase = WHOLE
-        self._tensors = self._tables.tensors.data_ptr()
-        self._streams = {device.stream()}
-        # Of graphs that were captured: they copy the one into the other whenever they run.
-        self._captured: list[tuple[Tensor, Tensor]] = []
-        self._is_current = False
+        self._tensors = 0
+        self._memory = list(vars(self._tables).values())
         device.upload(self._tables.blocks, blocks, device.staging(blocks))
-        self._staging: Tensor | None = None
 
     @property
     def is_captured(self) -> bool:
         """Whether a graph uses the plan's memory, which has to stay then."""
-        return bool(self._captured)
+        return self._addresses.is_captured
 
     def fits(self, hyper: Hyper) -> bool:
         """Whether the kernels are those for these hyper-parameters."""
-        return flags_of(self.rule, hyper) == self._flags
+        if hyper[1:] == self._hyper[1:]:
+            return True
+        is_same = flags_of(self.rule, hyper) == self._flags
+        self._hyper = hyper if is_same else self._hyper
+        return is_same
 
     def moved(self) -> None:
-        """Tells that `addresses` were changed."""
-        self._is_current = False
+        """Tells that `addresses` were written."""
+        self._addresses.changed()
 
     def run(self, hyper: Hyper, scaling: Scaling, phase: int = WHOLE) -> None:
         """Launches the step, or for a rule with a measure one of its phases.
@@ -114,11 +115,7 @@ class Plan:
         hyper: such that the plan fits.
         """
         stream = self._device.stream()
-        if self._device.is_capturing():
-            self._point_at(self._upload_in_graph())
-        else:
-            self._use_on(stream)
-            self._bring()
+        self._point_at(self._addresses.bring(stream, self._memory))
         kept = self._set(hyper, scaling, phase)
         if phase != UPDATE:
             self._prepare(gpu.programs_of_prepare(len(self.order)), stream)
@@ -134,45 +131,12 @@ class Plan:
         # Until here nothing may take the memory of what was made for the launches.
         del kept
 
-    # Tables
-
-    def _bring(self) -> None:
-        """Has the table of addresses on the device, as it is on the host."""
-        self._point_at(self._tables.tensors)
-        if not self._is_current:
-            self._device.upload(self._tables.tensors, self._host, self._device.staging(self._host))
-            self._is_current = True
-        if self._staging is None:
-            # Memory of the host cannot be had while a graph is captured.
-            self._staging = self._device.staging(self._host)
-
-    def _upload_in_graph(self) -> Tensor:
-        """A table of its own for the graph that is being captured, which later steps leave."""
-        if self._staging is None:
-            raise RuntimeError(
-                f"{self.rule}: expected a step outside of the graph before each that is captured; "
-                "make one more step before capturing"
-            )
-        staging, self._staging = self._staging, None
-        table = torch.empty_like(self._tables.tensors)
-        self._device.upload(table, self._host, staging)
-        self._captured.append((table, staging))
-        return table
-
-    def _use_on(self, stream: int) -> None:
-        """Keeps the tables' memory, should the plan be given up, until the stream is done."""
-        if stream not in self._streams:
-            self._streams.add(stream)
-            self._device.use_on_stream(list(vars(self._tables).values()))
-
     def _point_at(self, tensors: Tensor) -> None:
         address = tensors.data_ptr()
         if address != self._tensors:
             self._tensors = address
             for launch in self._launches():
                 launch.set(0, address)
-
-    # Launches
 
     def _launches(self) -> list[Launch]:
         others = [] if self._trust is None else [self._trust]
@@ -181,7 +145,7 @@ class Plan:
 
     def _bind(self, hyper: Hyper) -> None:
         tables, function = self._tables, self._device.function
-        tensors, scalars = tables.tensors.data_ptr(), tables.scalars.data_ptr()
+        tensors, scalars = 0, tables.scalars.data_ptr()
         keys, sums = tables.keys.data_ptr(), tables.sums.data_ptr()
         family = gpu.family_signature(self.rule)
         numbers = _numbers(hyper)
@@ -215,7 +179,7 @@ class Plan:
     def _bind_factors(self, room: Factored, shapes: Sequence[Sequence[int]], hyper: Hyper) -> None:
         """What moves Adafactor's rows and columns before the sweeps."""
         tables, function = self._tables, self._device.function
-        tensors, scalars = tables.tensors.data_ptr(), tables.scalars.data_ptr()
+        tensors, scalars = 0, tables.scalars.data_ptr()
         kernels: list[tuple[Kernel, Signature, Tensor, list[float]]] = []
         for section in self._sections:
             tiles = tiling.sum_tiles(shapes[section.tensors])

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..gpu.errors import NoKernelError
 from . import _devices, _sharding, _step, _watch
-from ._counted import Changes, Table
+from ._counted import Table
 from ._groups import Group
 from ._watch import Moved
 
@@ -41,49 +40,51 @@ class Record:
     def __init__(
         self, optimizer: FusedOptimizer, group: Group, settings: Hashable, parts: Sequence[Part]
     ) -> None:
+        """The optimizer's states have to be counted."""
         self._parts = list(parts)
         self._parameters = [*group["params"]]
         self._settings = settings
+        assert isinstance(optimizer.state, Table)
         self._state = optimizer.state
-        self._changes = Changes.count
+        self._changes = optimizer.state.changes.count
         planned = {id(whole) for part in parts for whole in part.wholes}
         rest = [own for own in self._parameters if id(own) not in planned]
         self._watches = [
-            (_watch.watch(_kept(optimizer, part.wholes), part.wholes), part.plan.addresses, part)
+            (_watch.watch(_kept(optimizer, part.wholes), part.wholes, part.plan.addresses), part)
             for part in parts
         ]
         # They may get a gradient, or lose an empty one.
         addresses = torch.zeros(sum(own.grad is not None for own in rest), 1, dtype=torch.int64)
-        self._rest = (_watch.watch([], rest), addresses) if rest else None
+        self._rest = _watch.watch([], rest, addresses) if rest else None
 
-    def settle(self, before: int) -> None:
-        """Tells that no change of states since `before` was one of the record's."""
+    def settle(self, before: int, now: int) -> None:
+        """Tells that no change of states from number `before` to `now` was one of the record's."""
         if self._changes == before:
-            self._changes = Changes.count
+            self._changes = now
 
     def repeat(self, optimizer: FusedOptimizer, group: Group) -> bool:
         """Does the step again and returns True, unless the group has to be looked at anew."""
         parameters = group["params"]
         if (
-            self._changes != Changes.count
-            or self._state is not optimizer.state
-            or not counts_changes(optimizer.state)
+            self._state is not optimizer.state
+            or not self._state.is_counted
+            or self._changes != self._state.changes.count
             or len(parameters) != len(self._parameters)
             or not all(map(is_, parameters, self._parameters))
             or self._settings != optimizer._settings(group)
         ):
             return False
-        if self._rest is not None and self._rest[0].compare(self._rest[1]) is Moved.OTHER:
+        if self._rest is not None and self._rest.compare() is Moved.OTHER:
             return False
         hyper = optimizer._hyper(group)
-        for watch, addresses, part in self._watches:
-            moved = watch.compare(addresses)
+        for watch, part in self._watches:
+            moved = watch.compare()
             if moved is Moved.OTHER or not part.plan.fits((*hyper, *part.flags)):
                 return False
             if moved is Moved.GRADIENTS:
                 part.plan.moved()
         scaling = optimizer._scaling(group)
-        for watch, _, part in self._watches:
+        for watch, part in self._watches:
             launch(optimizer, part, (*hyper, *part.flags), scaling)
             watch.bump_versions()
         return True
@@ -104,7 +105,8 @@ def plan(
     flags: tuple[bool, ...],
 ) -> Part | None:
     """A plan for the batch, which is on one device; None where that has no kernels for it."""
-    # Programs that stay on the processor need not import it.
+    # Programs that stay on the processor need not import them.
+    from ..gpu.errors import NoKernelError
     from ._plan import Plan
 
     device = _devices.find(batch.parameters[0].device)
@@ -153,9 +155,9 @@ def has_kernel(parameter: Tensor) -> bool:
     return _step.is_fused(parameter) or is_planned(parameter)
 
 
-def counts_changes(state: object) -> bool:
-    """Whether every replaced state is noticed."""
-    return type(state) is Table and state.is_counted
+def change_count(state: object) -> int | None:
+    """How often states were replaced; None where nobody counts."""
+    return state.changes.count if type(state) is Table and state.is_counted else None
 
 
 def counted(state: Any) -> Table:

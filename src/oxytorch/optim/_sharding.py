@@ -36,6 +36,17 @@ def local(tensor: Tensor) -> Tensor:
         return shard.wait() if hasattr(shard, "wait") else shard
 
 
+def peek(tensor: Tensor) -> Tensor:
+    """The memory of this process's shard, to look at; a plain tensor itself."""
+    shard: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return shard
+
+
+def placements(tensor: Tensor) -> object:
+    """How a tensor is sharded; None of a plain one."""
+    return getattr(tensor, "placements", None)
+
+
 def placed_like(like: Tensor, shard: Tensor) -> Tensor:
     """`shard` as this process's part of a tensor that is sharded like `like`, if that is."""
     if not is_sharded(like):
@@ -123,6 +134,7 @@ def add_shards_(values: Tensor, like: Sequence[Tensor]) -> None:
         if len(rows) == len(values):
             torch.distributed.all_reduce(values, group=group)
         else:
-            part = values[rows]
+            chosen = torch.tensor(rows).to(values.device, non_blocking=True)
+            part = values.index_select(0, chosen)
             torch.distributed.all_reduce(part, group=group)
-            values[rows] = part
+            values.index_copy_(0, chosen, part)

@@ -64,6 +64,7 @@ class Batch:
         assert gradient is not None
         if _sharding.is_sharded(parameter):
             self.wholes[len(self.parameters)] = parameter
+            self.has_copies |= _sharding.placements(gradient) != _sharding.placements(parameter)
             stream += _sharding.shard_number(parameter) << _sharding.STREAM_SHIFT
             gradient = _sharding.local_gradient(parameter, gradient)
             state = {
@@ -240,3 +241,15 @@ def is_compiled(rule: str) -> bool:
 def is_fused(parameter: Tensor) -> bool:
     """Whether the compiled op takes the parameter."""
     return parameter.is_cpu and parameter.dtype in FUSED
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill a stretch of memory without holes, in any order of dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..ops.mean_squares import tiling
 from ..ops.optimizer_step import layout
 from ..ops.optimizer_step.layout import Format
-from ._step import Batch
+from ._step import Batch, is_dense
 
 _STATE_EXTRA = 5
 """Where in a row of `tensors` the extra of the first state stands."""
@@ -152,18 +152,9 @@ def _float_format(rule: str, argument: str, tensor: Tensor) -> Format:
 
 
 def _check_dense(rule: str, parameter: Tensor) -> None:
-    if not parameter.is_contiguous():
-        expected = 1
-        for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
-            if size != 1:
-                if stride != expected:
-                    raise _refusal(
-                        rule,
-                        "parameters",
-                        "without holes between their elements",
-                        f"strides {list(parameter.stride())}",
-                    )
-                expected *= size
+    if not is_dense(parameter):
+        wanted = "without holes between their elements"
+        raise _refusal(rule, "parameters", wanted, f"strides {list(parameter.stride())}")
 
 
 def _check_factors(rule: str, columns: Tensor, rows: Tensor, like: Tensor) -> None:

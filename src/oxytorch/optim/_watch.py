@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import _library
+from . import _sharding
 
 _GRADIENT = attrgetter("grad")
 
@@ -28,70 +29,82 @@ class Moved(enum.IntEnum):
     """Anything else: the tensors have to be looked at again."""
 
 
+_ANSWERS = (Moved.NOTHING, Moved.GRADIENTS, Moved.OTHER)
+
+
 class Watch(Protocol):
     """Compares tensors with what they were when the watch was made.
 
     Holds the tensors but not their gradients.
     """
 
-    def compare(self, addresses: Tensor) -> Moved:
-        """Whether anything moved.
-
-        addresses: int64 [n, ...] on the CPU; the first number of row i is the address of the i-th
-        gradient of those that there were, and is set to where it is now.
-        """
+    def compare(self) -> Moved:
+        """Whether anything moved; addresses of gradients are set to where they are now."""
 
     def bump_versions(self) -> None:
         """Tells autograd that the parameters that have gradients are written to."""
 
 
-def watch(kept: Sequence[Tensor], parameters: Sequence[Tensor]) -> Watch:
-    """Watches the memory of `kept` and the gradients of `parameters`; all plain tensors.
+def watch(kept: Sequence[Tensor], parameters: Sequence[Tensor], addresses: Tensor) -> Watch:
+    """Watches the memory of `kept` and the gradients of `parameters`; of sharded ones, the shards.
 
-    A parameter without a gradient is watched for getting one.
+    A parameter without a gradient is watched for getting one. addresses: int64 [n, ...] on the CPU;
+    the first number of row i is the address of the i-th gradient of those that there are.
     """
-    if _functions() is not None and not torch.__future__.get_swap_module_params_on_conversion():
-        return _NativeWatch(kept, parameters)
-    return _PythonWatch(kept, parameters)
+    may_swap = torch.__future__.get_swap_module_params_on_conversion()
+    is_plain = not any(map(_sharding.is_sharded, (*kept, *parameters)))
+    # Tensors that are held in two places cannot be swapped.
+    if _functions() is not None and is_plain and not may_swap:
+        return _NativeWatch(kept, parameters, addresses)
+    return _PythonWatch(kept, parameters, addresses)
 
 
 class _NativeWatch:
     """core/watch.cpp: a few nanoseconds for each tensor."""
 
-    def __init__(self, kept: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self, kept: Sequence[Tensor], parameters: Sequence[Tensor], addresses: Tensor
+    ) -> None:
         functions = _functions()
         assert functions is not None
         self._address = torch.ops.oxytorch.watch(list(kept), list(parameters))
+        self._table = addresses
+        stride = addresses.stride(0) if len(addresses) else 0
+        self._arguments = (self._address, addresses.data_ptr(), stride)
         self._moved = functions.oxytorch_moved
         self._bump_versions = functions.oxytorch_bump_versions
         weakref.finalize(self, functions.oxytorch_unwatch, self._address)
 
-    def compare(self, addresses: Tensor) -> Moved:
-        stride = addresses.stride(0) if len(addresses) else 0
-        return Moved(self._moved(self._address, addresses.data_ptr(), stride))
+    def compare(self) -> Moved:
+        return _ANSWERS[self._moved(*self._arguments)]
 
     def bump_versions(self) -> None:
         self._bump_versions(self._address)
 
 
 class _PythonWatch:
-    """The same without the library, or where a torch lacks what that needs."""
+    """The same for shards, without the library, or where a torch lacks what that needs."""
 
-    def __init__(self, kept: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self, kept: Sequence[Tensor], parameters: Sequence[Tensor], addresses: Tensor
+    ) -> None:
         self._kept = list(kept)
+        self._table = addresses
         self._parameters = list(parameters)
-        self._updated = [own for own in parameters if own.grad is not None]
-        self._addresses = [(tensor.data_ptr(), tensor.numel()) for tensor in kept]
+        updated = [own for own in parameters if own.grad is not None]
+        self._updated = [*updated, *(_sharding.peek(p) for p in updated if _sharding.is_sharded(p))]
+        self._addresses = [*map(_place, kept)]
         self._layouts = [_layout(parameter.grad) for parameter in parameters]
 
-    def compare(self, addresses: Tensor) -> Moved:
-        if [(tensor.data_ptr(), tensor.numel()) for tensor in self._kept] != self._addresses:
+    def compare(self) -> Moved:
+        if [*map(_place, self._kept)] != self._addresses:
             return Moved.OTHER
         gradients = list(map(_GRADIENT, self._parameters))
         if list(map(_layout, gradients)) != self._layouts:
             return Moved.OTHER
-        found = torch.tensor([g.data_ptr() for g in gradients if g is not None], dtype=torch.int64)
-        before = addresses[:, 0]
+        having = (gradient for gradient in gradients if gradient is not None)
+        found = torch.tensor([_place(gradient)[0] for gradient in having], dtype=torch.int64)
+        before = self._table[:, 0]
         if torch.equal(found, before):
             return Moved.NOTHING
         before.copy_(found)
@@ -101,11 +114,19 @@ class _PythonWatch:
         torch.autograd.graph.increment_version(self._updated)
 
 
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor lies, and how many elements it has."""
+    memory = _sharding.peek(tensor)
+    return memory.data_ptr(), memory.numel()
+
+
 def _layout(gradient: Tensor | None) -> tuple[object, ...] | None:
     """What has to stay; None for no gradient."""
     if gradient is None or gradient.layout is not torch.strided:
         return None if gradient is None else (gradient.layout,)
-    return (gradient.dtype, gradient.device, gradient.stride(), gradient.numel())
+    memory = _sharding.peek(gradient)
+    kind = (gradient.dtype, gradient.device, _sharding.placements(gradient))
+    return (*kind, memory.stride(), memory.numel())
 
 
 @functools.cache

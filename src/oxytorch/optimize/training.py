@@ -33,6 +33,9 @@ _FUSED: dict[type, type[FusedOptimizer]] = {
 }
 """torch's class -> ours."""
 
+_DEVICES = ("cpu", "cuda", "xpu")
+"""Where there are fused steps."""
+
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """Hooks that the user registered; copying an optimizer loses them."""
 
@@ -257,7 +260,7 @@ def _refusal(
 ) -> str | None:
     """Why a module's parameters are not split, or None."""
     for parameter in parameters:
-        if type(parameter) is not nn.Parameter or parameter.device.type != "cpu":
+        if type(parameter) is not nn.Parameter or parameter.device.type not in _DEVICES:
             return f"holds a {type(parameter).__name__} on {parameter.device}"
         if parameter.dtype != torch.float32 and parameter not in masters:
             return f"its parameters are {str(parameter.dtype).removeprefix('torch.')} already"
@@ -307,7 +310,7 @@ def _rebuilt(optimizer: Optimizer, fused_class: type[FusedOptimizer]) -> FusedOp
     for group, before in zip(fused.param_groups, optimizer.param_groups, strict=True):
         group.update({name: value for name, value in before.items() if name != "params"})
     for parameter, state in optimizer.state.items():
-        fused.state[parameter] = {**state}
+        fused.state[parameter].update(state)
     return fused
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
 from ..optimizer_step.layout import Format
 
-PROGRAMS = 1024
+PROGRAMS = 2048
 """Programs of `squares`, and so partial sums: as many on every GPU, so that sums are the same."""
 
 LANES = 1024

@@ -32,13 +32,13 @@ def sum_squares(tensors, blocks, block_count, partials, FORMAT: tl.constexpr):
         left = tl.load(row + COUNT) - start
         mask = offsets < left
         if ((address & 15) == 0) & (left >= BLOCK):
-            value = read((address, 0, start, offsets, mask), (0, 0), FORMAT, True)
+            value = read((address, 0, start, offsets, mask), (0, 0), FORMAT, 8)
         else:
-            value = read((address, 0, start, offsets, mask), (0, 0), FORMAT, False)
+            value = read((address, 0, start, offsets, mask), (0, 0), FORMAT, 0)
         value = value.to(tl.float64)
         total = tl.fma(value, value, total)
     target = partials.to(tl.pointer_type(tl.float64)) + tl.program_id(0)
-    tl.store(target, tl.sum(tl.sum(total, 1), 0))
+    tl.store(target, tl.sum(total))
 
 
 @triton.jit

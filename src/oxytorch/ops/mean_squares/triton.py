@@ -30,6 +30,7 @@ HEIGHT = tl.constexpr(layout.HEIGHT)
 WIDTH = tl.constexpr(layout.WIDTH)
 SMALL = tl.constexpr(tiling.SMALL)
 LANES = tl.constexpr(tiling.LANES)
+WIDE = tl.constexpr(2048)
 STRIP = tl.constexpr(tiling.STRIP)
 STRIPE = tl.constexpr(tiling.STRIPE)
 
@@ -45,7 +46,7 @@ def _move(state, index, mask, total, count, factor, weight):
 
 @triton.jit
 def _squares(gradient, index, mask, ELEMENT: tl.constexpr):
-    pointers = elements(gradient, index * 0, index, ELEMENT, False)
+    pointers = elements(gradient, index * 0, index, ELEMENT, 0)
     value = tl.load(pointers, mask=mask, other=0).to(tl.float32)
     return value * value
 
@@ -132,12 +133,12 @@ def _small_factors(source, target, number, matrices, height, least):
 @triton.jit
 def _row_factors(source, target, height, least):
     """The factors of the rows of a matrix."""
-    lanes = tl.arange(0, LANES)
-    totals = tl.zeros((LANES,), tl.float32)
-    for i in range(0, height, LANES):
+    lanes = tl.arange(0, WIDE)
+    totals = tl.zeros((WIDE,), tl.float32)
+    for i in range(0, height, WIDE):
         totals += tl.load(source + i + lanes, mask=i + lanes < height, other=0)
     mean = _at_least(tl.div_rn(tl.sum(totals, 0), height.to(tl.float32)), least)
-    for i in range(0, height, LANES):
+    for i in range(0, height, WIDE):
         value = tl.load(source + i + lanes, mask=i + lanes < height, other=0)
         tl.store(target + i + lanes, tl.div_rn(value, mean), mask=i + lanes < height)
 

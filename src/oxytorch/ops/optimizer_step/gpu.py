@@ -1,8 +1,8 @@
 """The GPU kernels of a step, and which forms of them are built ahead of time.
 
 `prepare` and `trust` have a signature for each rule. `measure` and `update` have one for each
-setting of the flags that decide which states there are (`rule_text.COMPILED_FLAGS`) in each of the
-formats that are common, and a general one that learns the formats when it runs, for all others.
+setting of some flags (`rule_text.Rule.compiled_flags`) in each of the formats that are common, and
+a general one, which learns the formats when it runs, for all others.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
@@ -28,6 +29,30 @@ STATES: Mapping[str, Sequence[str]] = {
 """For each format of the parameter the formats of states that are compiled."""
 
 GENERAL = "general"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a program goes about a block; measured on an H200, see docs/gpu-kernels.md.
+
+    chunk, piece: elements at a time where they lie at 16 bytes, and elsewhere. warps: of a program.
+    registers: the most of a thread. vector: elements that a thread moves at a time.
+    """
+
+    chunk: int
+    piece: int
+    warps: int
+    registers: int
+    vector: int
+
+
+WIDE = Shape(1024, 512, 4, 64, 4)
+"""Where an operand has four bytes an element: all are spread alike over threads."""
+
+NARROW = Shape(512, 512, 2, 64, 8)
+
+CODED = Shape(256, 256, 1, 80, 8)
+"""A warp does the elements that share a bound: it finds their largest without the others."""
 
 PREPARE_LANES = 32
 TRUST_LANES = 1024
@@ -68,9 +93,9 @@ def step_signature(
             for name, own in zip(function.operands, formats, strict=False)
         ]
     )
-    known = _signatures_by_use(kernel)
+    known = _signatures_by_use(kernel, rule)
     setting = tuple(compiled.values())
-    return known.get((rule, setting, wanted)) or known[rule, setting, None]
+    return known.get((setting, wanted)) or known[setting, None]
 
 
 def run_time_flags(kernel: str, rule: str, flags: Mapping[str, object]) -> int:
@@ -98,49 +123,65 @@ def _formats(function: rule_text.Rule, used: frozenset[str], parameter: str, sta
     )
 
 
-@functools.cache
 def _step_signatures(kernel: str) -> tuple[Signature, ...]:
     """All signatures of `measure` or `update`."""
+    return tuple(
+        signature
+        for rule, family in rule_text.families().items()
+        if kernel == "update" or family.measure is not None
+        for signature in _rule_signatures(kernel, rule)
+    )
+
+
+# By rule, not all at once: a program uses one or two, and its first step waits for them.
+@functools.cache
+def _rule_signatures(kernel: str, rule: str) -> tuple[Signature, ...]:
+    """The signatures of `measure` or `update` for a rule."""
     found: dict[str, Signature] = {}
-    for rule, family in rule_text.families().items():
-        if kernel == "measure" and family.measure is None:
-            continue
-        function = step_rule(kernel, rule)
-        for setting in itertools.product((False, True), repeat=len(function.compiled_flags)):
-            compiled = dict(zip(function.compiled_flags, setting, strict=True))
-            names = [rule, *(name for name, value in compiled.items() if value)]
-            traffic = function.traffic(compiled)
-            used = traffic.reads | traffic.writes
-            has_states = len(used - {"parameter", "gradient"}) > 0
-            for parameter, states in STATES.items():
-                kinds = list(states) if has_states else [""]
-                # Adafactor keeps the variance of matrices as factors.
-                if rule == "adafactor" and not compiled.get("is_whole", False):
-                    kinds = ["factored", *(kinds if kernel == "update" else [])]
-                for state in kinds:
-                    name = "-".join([*names, parameter, *([state] if state else [])])
-                    word = _formats(function, used, parameter, state or "float32")
-                    options = {"rule": rule, **compiled, "formats": word}
-                    found[name] = Signature(name, options)
-            found["-".join([*names, GENERAL])] = Signature(
-                "-".join([*names, GENERAL]), {"rule": rule, **compiled}
-            )
+    function = step_rule(kernel, rule)
+    for setting in itertools.product((False, True), repeat=len(function.compiled_flags)):
+        compiled = dict(zip(function.compiled_flags, setting, strict=True))
+        names = [rule, *(name for name, value in compiled.items() if value)]
+        traffic = function.traffic(compiled)
+        used = traffic.reads | traffic.writes
+        has_states = len(used - {"parameter", "gradient"}) > 0
+        for parameter, states in STATES.items():
+            kinds = list(states) if has_states else [""]
+            # Adafactor keeps the variance of matrices as factors.
+            if rule == "adafactor" and not compiled.get("is_whole", False):
+                kinds = ["factored", *(kinds if kernel == "update" else [])]
+            for state in kinds:
+                name = "-".join([*names, parameter, *([state] if state else [])])
+                word = _formats(function, used, parameter, state or "float32")
+                options: dict[str, str | int | bool] = {"rule": rule, **compiled, "formats": word}
+                found[name] = Signature(name, options)
+        general = "-".join([*names, GENERAL])
+        found[general] = Signature(general, {"rule": rule, **compiled})
     return tuple(found.values())
 
 
 @functools.cache
 def _signatures_by_use(
-    kernel: str,
-) -> Mapping[tuple[str, tuple[bool, ...], int | None], Signature]:
-    """The signatures of `measure` or `update` by rule, setting of flags and word of formats."""
+    kernel: str, rule: str
+) -> Mapping[tuple[tuple[bool, ...], int | None], Signature]:
+    """The signatures of `measure` or `update` for a rule: by setting of flags, word of formats."""
     result = {}
-    for signature in _step_signatures(kernel):
+    for signature in _rule_signatures(kernel, rule):
         options = signature.options
-        rule = str(options["rule"])
-        setting = tuple(bool(options[n]) for n in step_rule(kernel, rule).compiled_flags)
+        setting = tuple(bool(options[name]) for name in step_rule(kernel, rule).compiled_flags)
         word = options.get("formats")
-        result[rule, setting, None if word is None else int(word)] = signature
+        result[setting, None if word is None else int(word)] = signature
     return result
+
+
+def _shape(word: int | str | None) -> Shape:
+    """How to go about operands in the formats of a word, or in any if there is none."""
+    if word is None:
+        return WIDE
+    formats = layout.formats_of(int(word))
+    if Format.SIGNED_CODES in formats or Format.UNSIGNED_CODES in formats:
+        return CODED
+    return WIDE if {Format.FLOAT32, Format.FACTORED} & {*formats} else NARROW
 
 
 def _mask(names: Sequence[str], chosen: frozenset[str]) -> int:
@@ -154,6 +195,10 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
     function = step_rule(kernel, str(options["rule"]))
     compiled = {name: bool(options[name]) for name in function.compiled_flags}
     traffic = function.traffic(compiled)
+    shape = _shape(options.get("formats"))
+    settled = dict(compiled)
+    if rule_text.DECAYS in function.flags:
+        settled[rule_text.DECAYS] = not compiled.get(rule_text.PENALIZES, False)
     arguments = {
         "tensors": "i64",
         "blocks": "i64",
@@ -169,15 +214,26 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
         "RULE": triton_rules.functions()[function.name],
         "SCALARS": len(function.scalars),
         "FLAGS": len(function.flags),
-        "COMPILED": _mask(function.flags, frozenset(compiled)),
-        "SETTING": _mask(function.flags, frozenset(n for n, value in compiled.items() if value)),
+        "COMPILED": _mask(function.flags, frozenset(settled)),
+        "SETTING": _mask(function.flags, frozenset(n for n, value in settled.items() if value)),
         "INPUTS": len(function.operands),
         "READS": _mask(function.operands, traffic.reads),
         "WRITES": _mask(function.operands, traffic.writes),
         "MEASURES": kernel == "measure",
         "FORMATS": options.get("formats"),
+        "CHUNK": shape.chunk,
+        "PIECE": shape.piece,
+        "VECTOR": shape.vector,
     }
-    return TritonSource(triton.sweep, arguments, constants, _TABLES & {*arguments})
+    aligned = _TABLES & {*arguments}
+    return TritonSource(
+        triton.sweep,
+        arguments,
+        constants,
+        aligned,
+        num_warps=shape.warps,
+        registers=shape.registers,
+    )
 
 
 def _prepare_triton(signature: Signature) -> TritonSource:

@@ -96,3 +96,8 @@ def formats_word(formats: Sequence[Format]) -> int:
     """The formats of all operands as one number, operand i in bits 8 i and above."""
     padded = [*formats, *[Format.ABSENT] * (OPERANDS - len(formats))]
     return sum(int(own) << FORMAT_BITS * i for i, own in enumerate(padded))
+
+
+def formats_of(word: int) -> tuple[Format, ...]:
+    """The formats of all operands, from their word."""
+    return tuple(Format(word >> FORMAT_BITS * i & 255) for i in range(OPERANDS))

@@ -1,6 +1,6 @@
 """What optim/rules.py says, read as text: it is compiled for a GPU, never run.
 
-`tools/translate_rules.py` reads the same functions when the library is built.
+`translation` reads the same functions when the library is built.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ OWN = frozenset({"sqrt", "where", "maximum", "fused_multiply_add"})
 COMPILED_FLAGS = frozenset({"moves", "amsgrad", "centered", "is_whole"})
 """Flags that decide which states there are: each setting is a kernel. The others are settled when a
 kernel runs, which costs nothing where the memory is the limit."""
+
+DECAYS, PENALIZES = "decays", "penalizes"
+"""Two ways to shrink weights, of which one is taken at most. Without either, a weight's factor, the
+scalar `decay`, is 1: a kernel that penalizes does not decay, and any other always does."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,13 @@ class Rule:
     scalars: tuple[str, ...]
     flags: tuple[str, ...]
 
-    @property
+    @functools.cached_property
     def compiled_flags(self) -> tuple[str, ...]:
         """The flags of which each setting is a kernel, as far as the rule asks for them."""
         tests = [node.test for node in ast.walk(self.function) if isinstance(node, ast.If)]
         used = {test.id for test in tests if isinstance(test, ast.Name)}
-        return tuple(flag for flag in self.flags if flag in COMPILED_FLAGS & used)
+        chosen = COMPILED_FLAGS | ({PENALIZES} if DECAYS in self.flags else set())
+        return tuple(flag for flag in self.flags if flag in chosen & used)
 
     def traffic(self, compiled: Mapping[str, bool]) -> Traffic:
         """What is read or written under any setting of the flags that `compiled` leaves open."""

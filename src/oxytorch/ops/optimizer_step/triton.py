@@ -24,8 +24,6 @@ KEY_FIELDS = tl.constexpr(layout.KEY_FIELDS)
 BLOCK = tl.constexpr(layout.BLOCK)
 BLOCK_FIELDS = tl.constexpr(layout.BLOCK_FIELDS)
 SUMS = tl.constexpr(layout.SUMS)
-PIECE = tl.constexpr(512)
-"""Elements at a time of the last block of a tensor, or of one that does not lie at 16 bytes."""
 
 
 @triton.jit
@@ -122,22 +120,19 @@ def step_piece(
     sizes,
     start,
     count,
-    scalars,
+    numbers,
+    factor,
     keys,
-    flags,
+    choices,
     formats,
     RULE: tl.constexpr,
-    SCALARS: tl.constexpr,
-    FLAGS: tl.constexpr,
-    COMPILED: tl.constexpr,
-    SETTING: tl.constexpr,
     INPUTS: tl.constexpr,
     READS: tl.constexpr,
     WRITES: tl.constexpr,
     MEASURES: tl.constexpr,
     FORMATS: tl.constexpr,
     ROWS: tl.constexpr,
-    WHOLE: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """The rule on ROWS * CODE_BLOCK elements from `start` on; returns what it measures."""
     offsets = tl.arange(0, ROWS)[:, None] * CODE_BLOCK + tl.arange(0, CODE_BLOCK)[None, :]
@@ -147,42 +142,32 @@ def step_piece(
         if (READS >> i) & 1:
             place = (addresses[2 * i], addresses[2 * i + 1], start, offsets, mask)
             if FORMATS is None:
-                value = read(place, sizes, (formats >> (8 * i)) & 255, WHOLE)
+                value = read(place, sizes, (formats >> (8 * i)) & 255, VECTOR)
             else:
-                value = read(place, sizes, (FORMATS >> (8 * i)) & 255, WHOLE)
+                value = read(place, sizes, (FORMATS >> (8 * i)) & 255, VECTOR)
             if i == 1:
-                value = value * tl.load(scalars + FACTOR)
+                value = value * factor
         else:
             value = tl.full(offsets.shape, 0.0, tl.float32)
         operands = operands + (value,)
-    numbers = ()
-    for i in tl.static_range(SCALARS):
-        numbers = numbers + (tl.load(scalars + i),)
-    choices = ()
-    for i in tl.static_range(FLAGS):
-        if (COMPILED >> i) & 1:
-            choices = choices + (((SETTING >> i) & 1) != 0,)
-        else:
-            choices = choices + (((flags >> i) & 1) != 0,)
     results = RULE(*operands, *numbers, *choices)
     # An update returns the parameter and the states; a measure returns states and two values.
     before: tl.constexpr = 2 if MEASURES else 1
     for i in tl.static_range(INPUTS):
         if (WRITES >> i) & 1:
-            key = tl.load(keys + (i - 2)) if i > 1 else 0
             place = (addresses[2 * i], addresses[2 * i + 1], start, offsets, mask)
             value = results[0 if i == 0 else i - before]
             if FORMATS is None:
-                write(place, (formats >> (8 * i)) & 255, value, key, WHOLE)
+                write(place, (formats >> (8 * i)) & 255, value, keys[i], VECTOR)
             else:
-                write(place, (FORMATS >> (8 * i)) & 255, value, key, WHOLE)
+                write(place, (FORMATS >> (8 * i)) & 255, value, keys[i], VECTOR)
     if MEASURES:
         first = results[len(results) - 2].to(tl.float64)
         second = results[len(results) - 1].to(tl.float64)
-        if not WHOLE:
+        if VECTOR == 0:
             first = tl.where(mask, first, 0.0)
             second = tl.where(mask, second, 0.0)
-        return tl.sum(tl.sum(first, 1), 0), tl.sum(tl.sum(second, 1), 0)
+        return tl.sum(first), tl.sum(second)
     else:
         nothing = tl.full((), 0.0, tl.float64)
         return nothing, nothing
@@ -209,10 +194,14 @@ def sweep(
     WRITES: tl.constexpr,
     MEASURES: tl.constexpr,
     FORMATS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PIECE: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """Updates, or measures, one block after the other.
 
-    flags: the setting of the flags that are not compiled, flag i at bit i. formats: as
+    A block is done CHUNK elements at a time; PIECE if it is the last of a tensor or does not lie at
+    16 bytes. flags: the setting of the flags that are not compiled, flag i at bit i. formats: as
     layout.formats_word; counts only if FORMATS is None.
     """
     if optional(found_inf, 0.0, tl.float32) == 0.0:
@@ -228,6 +217,22 @@ def sweep(
                 addresses = addresses + (tl.load(row + i),)
             own_scalars = scalars.to(tl.pointer_type(tl.float32)) + tensor * SCALAR_FIELDS
             own_keys = keys.to(tl.pointer_type(tl.uint32)) + tensor * KEY_FIELDS
+            numbers = ()
+            for i in tl.static_range(SCALARS):
+                numbers = numbers + (tl.load(own_scalars + i),)
+            choices = ()
+            for i in tl.static_range(FLAGS):
+                if (COMPILED >> i) & 1:
+                    choices = choices + (((SETTING >> i) & 1) != 0,)
+                else:
+                    choices = choices + (((flags >> i) & 1) != 0,)
+            factor = tl.load(own_scalars + FACTOR)
+            starts = ()
+            for i in tl.static_range(INPUTS):
+                if i > 1 and (WRITES >> i) & 1:
+                    starts = starts + (tl.load(own_keys + (i - 2)),)
+                else:
+                    starts = starts + (0,)
             first = tl.full((), 0.0, tl.float64)
             second = tl.full((), 0.0, tl.float64)
             left = tl.minimum(count - start, BLOCK).to(tl.int32)
@@ -240,28 +245,28 @@ def sweep(
                         if (FORMATS >> (8 * i)) & 255 == SPLIT:
                             unaligned = unaligned | addresses[2 * i + 1]
                 if ((unaligned & 15) == 0) & (left == BLOCK):
-                    first, second = step_piece(
-                        addresses,
-                        sizes,
-                        start,
-                        count,
-                        own_scalars,
-                        own_keys,
-                        flags,
-                        formats,
-                        RULE,
-                        SCALARS,
-                        FLAGS,
-                        COMPILED,
-                        SETTING,
-                        INPUTS,
-                        READS,
-                        WRITES,
-                        MEASURES,
-                        FORMATS,
-                        BLOCK // CODE_BLOCK,
-                        True,
-                    )
+                    for ahead in range(0, BLOCK, CHUNK):
+                        more_first, more_second = step_piece(
+                            addresses,
+                            sizes,
+                            start + ahead,
+                            count,
+                            numbers,
+                            factor,
+                            starts,
+                            choices,
+                            formats,
+                            RULE,
+                            INPUTS,
+                            READS,
+                            WRITES,
+                            MEASURES,
+                            FORMATS,
+                            CHUNK // CODE_BLOCK,
+                            VECTOR,
+                        )
+                        first += more_first
+                        second += more_second
                     left = left * 0
             for ahead in range(0, left, PIECE):
                 more_first, more_second = step_piece(
@@ -269,22 +274,19 @@ def sweep(
                     sizes,
                     start + ahead,
                     count,
-                    own_scalars,
-                    own_keys,
-                    flags,
+                    numbers,
+                    factor,
+                    starts,
+                    choices,
                     formats,
                     RULE,
-                    SCALARS,
-                    FLAGS,
-                    COMPILED,
-                    SETTING,
                     INPUTS,
                     READS,
                     WRITES,
                     MEASURES,
                     FORMATS,
                     PIECE // CODE_BLOCK,
-                    False,
+                    0,
                 )
                 first += more_first
                 second += more_second

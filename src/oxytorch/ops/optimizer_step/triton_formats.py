@@ -1,7 +1,8 @@
 """How operands are kept in memory, for Triton: the formats of formats.h, bit for bit.
 
-A piece of a tensor is [rows, CODE_BLOCK] elements from `start` on. If it is whole, all of them are
-there and lie at multiples of 16 bytes; else `mask` tells which exist.
+A piece of a tensor is [rows, CODE_BLOCK] elements from `start` on. Where VECTOR is not 0 all of
+them are there, they lie at multiples of 16 bytes, and threads move so many at a time, up to 16
+bytes; else `mask` tells which exist.
 """
 
 import triton
@@ -25,35 +26,35 @@ GOLDEN = tl.constexpr(0x9E3779B9)
 
 
 @triton.jit
-def elements(address, start, offsets, ELEMENT: tl.constexpr, WHOLE: tl.constexpr):
+def elements(address, start, offsets, ELEMENT: tl.constexpr, VECTOR: tl.constexpr):
     """Pointers to elements of the type ELEMENT."""
     size: tl.constexpr = ELEMENT.primitive_bitwidth // 8
     first = (address + start * size).to(tl.pointer_type(ELEMENT))
-    if WHOLE:
-        first = tl.multiple_of(first, 16)
+    if VECTOR:
+        first = tl.multiple_of(first, size * VECTOR if size * VECTOR < 16 else 16)
     return first + offsets
 
 
 @triton.jit
-def load(address, start, offsets, mask, ELEMENT: tl.constexpr, WHOLE: tl.constexpr):
-    pointers = elements(address, start, offsets, ELEMENT, WHOLE)
-    if WHOLE:
+def load(address, start, offsets, mask, ELEMENT: tl.constexpr, VECTOR: tl.constexpr):
+    pointers = elements(address, start, offsets, ELEMENT, VECTOR)
+    if VECTOR:
         return tl.load(pointers)
     else:
         return tl.load(pointers, mask=mask, other=0)
 
 
 @triton.jit
-def store(address, start, offsets, mask, value, ELEMENT: tl.constexpr, WHOLE: tl.constexpr):
-    pointers = elements(address, start, offsets, ELEMENT, WHOLE)
-    if WHOLE:
+def store(address, start, offsets, mask, value, ELEMENT: tl.constexpr, VECTOR: tl.constexpr):
+    pointers = elements(address, start, offsets, ELEMENT, VECTOR)
+    if VECTOR:
         tl.store(pointers, value)
     else:
         tl.store(pointers, value, mask=mask)
 
 
 @triton.jit
-def read(place, sizes, format, WHOLE: tl.constexpr):
+def read(place, sizes, format, VECTOR: tl.constexpr):
     """The float32 values of a piece of an operand.
 
     place: the addresses of its data and its extra, `start`, offsets, mask. sizes: the last two of
@@ -61,48 +62,48 @@ def read(place, sizes, format, WHOLE: tl.constexpr):
     """
     data, extra, start, offsets, mask = place
     if format == FLOAT32:
-        value = load(data, start, offsets, mask, tl.float32, WHOLE)
+        value = load(data, start, offsets, mask, tl.float32, VECTOR)
     elif format == FLOAT16:
-        value = load(data, start, offsets, mask, tl.float16, WHOLE).to(tl.float32)
+        value = load(data, start, offsets, mask, tl.float16, VECTOR).to(tl.float32)
     elif format == SPLIT:
-        upper = load(data, start, offsets, mask, tl.uint16, WHOLE).to(tl.uint32)
-        low = load(extra, start, offsets, mask, tl.uint16, WHOLE).to(tl.uint32)
+        upper = load(data, start, offsets, mask, tl.uint16, VECTOR).to(tl.uint32)
+        low = load(extra, start, offsets, mask, tl.uint16, VECTOR).to(tl.uint32)
         value = ((upper << 16) | low).to(tl.float32, bitcast=True)
     elif format == SIGNED_CODES:
-        value = _decode(data, extra, start, offsets, mask, True, WHOLE)
+        value = _decode(data, extra, start, offsets, mask, True, VECTOR)
     elif format == UNSIGNED_CODES:
-        value = _decode(data, extra, start, offsets, mask, False, WHOLE)
+        value = _decode(data, extra, start, offsets, mask, False, VECTOR)
     elif format == FACTORED:
         value = _multiply_factors(data, extra, sizes, start, offsets, mask)
     else:
-        value = load(data, start, offsets, mask, tl.bfloat16, WHOLE).to(tl.float32)
+        value = load(data, start, offsets, mask, tl.bfloat16, VECTOR).to(tl.float32)
     return value
 
 
 @triton.jit
-def write(place, format, value, key, WHOLE: tl.constexpr):
+def write(place, format, value, key, VECTOR: tl.constexpr):
     """Keeps the float32 values. key: where the random numbers of the tensor start."""
     data, extra, start, offsets, mask = place
     if format == FLOAT32:
-        store(data, start, offsets, mask, value, tl.float32, WHOLE)
+        store(data, start, offsets, mask, value, tl.float32, VECTOR)
     elif format == FLOAT16:
-        store(data, start, offsets, mask, value.to(tl.float16), tl.float16, WHOLE)
+        store(data, start, offsets, mask, value.to(tl.float16), tl.float16, VECTOR)
     elif format == BFLOAT16:
-        store(data, start, offsets, mask, value.to(tl.bfloat16), tl.bfloat16, WHOLE)
+        store(data, start, offsets, mask, value.to(tl.bfloat16), tl.bfloat16, VECTOR)
     elif format == SPLIT:
         bits = value.to(tl.uint32, bitcast=True)
-        store(data, start, offsets, mask, (bits >> 16).to(tl.uint16), tl.uint16, WHOLE)
-        store(extra, start, offsets, mask, bits.to(tl.uint16), tl.uint16, WHOLE)
+        store(data, start, offsets, mask, (bits >> 16).to(tl.uint16), tl.uint16, VECTOR)
+        store(extra, start, offsets, mask, bits.to(tl.uint16), tl.uint16, VECTOR)
     elif format == STOCHASTIC:
         bits = value.to(tl.uint32, bitcast=True)
         noisy = bits + (_noise(start, offsets, key) >> 16)
         # A NaN stays one whatever its lower bits are.
         result = tl.where(value == value, noisy, bits | 0x400000)
-        store(data, start, offsets, mask, (result >> 16).to(tl.uint16), tl.uint16, WHOLE)
+        store(data, start, offsets, mask, (result >> 16).to(tl.uint16), tl.uint16, VECTOR)
     elif format == SIGNED_CODES:
-        _encode(data, extra, start, offsets, mask, value, key, True, WHOLE)
+        _encode(data, extra, start, offsets, mask, value, key, True, VECTOR)
     elif format == UNSIGNED_CODES:
-        _encode(data, extra, start, offsets, mask, value, key, False, WHOLE)
+        _encode(data, extra, start, offsets, mask, value, key, False, VECTOR)
 
 
 @triton.jit
@@ -129,16 +130,16 @@ def _any_in_row(offsets, mask):
 
 
 @triton.jit
-def _decode(data, extra, start, offsets, mask, SIGNED: tl.constexpr, WHOLE: tl.constexpr):
+def _decode(data, extra, start, offsets, mask, SIGNED: tl.constexpr, VECTOR: tl.constexpr):
     shift: tl.constexpr = 20 if SIGNED else 19
     last: tl.constexpr = 127 if SIGNED else 255
     pointers = _bounds(extra, start, offsets)
-    if WHOLE:
+    if VECTOR:
         bound = tl.load(pointers)
     else:
         bound = tl.load(pointers, mask=_any_in_row(offsets, mask), other=0)
     zero = (bound >> shift) - last
-    code = load(data, start, offsets, mask, tl.uint8, WHOLE).to(tl.uint32)
+    code = load(data, start, offsets, mask, tl.uint8, VECTOR).to(tl.uint32)
     if SIGNED:
         magnitude = code & last
         bits = tl.where(magnitude != 0, (magnitude + zero) << shift, 0) | ((code & 128) << 24)
@@ -149,13 +150,13 @@ def _decode(data, extra, start, offsets, mask, SIGNED: tl.constexpr, WHOLE: tl.c
 
 @triton.jit
 def _encode(
-    data, extra, start, offsets, mask, value, key, SIGNED: tl.constexpr, WHOLE: tl.constexpr
+    data, extra, start, offsets, mask, value, key, SIGNED: tl.constexpr, VECTOR: tl.constexpr
 ):
     shift: tl.constexpr = 20 if SIGNED else 19
     first: tl.constexpr = 0 if SIGNED else 1
     last: tl.constexpr = 127 if SIGNED else 255
     round_up: tl.constexpr = (1 << shift) - 1
-    if not WHOLE:
+    if VECTOR == 0:
         value = tl.where(mask, value, 0.0)
     bits = value.to(tl.uint32, bitcast=True)
     # Without the sign, which a NaN may have anywhere, bits are in the order of the values. Those of
@@ -165,7 +166,7 @@ def _encode(
     largest = tl.minimum(largest, 0x7FC00000).to(tl.uint32)
     bound = ((largest + round_up) >> shift) << shift
     pointers = _bounds(extra, start, offsets)
-    if WHOLE:
+    if VECTOR:
         tl.store(pointers, bound)
     else:
         tl.store(pointers, bound, mask=_any_in_row(offsets, mask))
@@ -175,21 +176,38 @@ def _encode(
     code = tl.minimum(tl.maximum(code, first), last).to(tl.uint32)
     if SIGNED:
         code = code | ((bits >> 31) << 7)
-    store(data, start, offsets, mask, code.to(tl.uint8), tl.uint8, WHOLE)
+    store(data, start, offsets, mask, code.to(tl.uint8), tl.uint8, VECTOR)
+
+
+@triton.jit
+def _quotient(x, y):
+    """x // y of whole numbers that are not negative, faster where they have 32 bits."""
+    if (x | y) < 4294967296:
+        result = (x.to(tl.uint32) // y.to(tl.uint32)).to(tl.int64)
+    else:
+        result = x // y
+    return result
 
 
 @triton.jit
 def _multiply_factors(columns, rows, sizes, start, offsets, mask):
     """The product of a column in `columns` and a row in `rows`, of matrices of two `sizes`."""
     height, width = sizes
-    row = start // width
-    ahead = (start - row * width).to(tl.uint32) + offsets.to(tl.uint32)
-    width = width.to(tl.uint32)
-    down = ahead // width
-    column = ahead - down * width
-    matrix = row // height
-    matrices = ((row - matrix * height).to(tl.uint32) + down) // height.to(tl.uint32)
-    column_pointers = (columns + matrix * width * 4).to(tl.pointer_type(tl.float32))
-    row_pointers = (rows + row * 4).to(tl.pointer_type(tl.float32))
-    factor = tl.load(row_pointers + down, mask=mask, other=0)
-    return factor * tl.load(column_pointers + matrices * width + column, mask=mask, other=0)
+    piece: tl.constexpr = offsets.shape[0] * offsets.shape[1]
+    row = _quotient(start, width)
+    matrix = _quotient(row, height)
+    row_of_matrix = row - matrix * height
+    ahead = start - row * width
+    column = ahead.to(tl.uint32) + offsets.to(tl.uint32)
+    if width >= piece:
+        down = (column >= width).to(tl.uint32)
+    else:
+        down = column // width.to(tl.uint32)
+    column = column - down * width.to(tl.uint32)
+    last = row_of_matrix + _quotient(ahead + (piece - 1), width)
+    if last >= height:
+        column += (row_of_matrix.to(tl.uint32) + down) // height.to(tl.uint32) * width.to(tl.uint32)
+    column_pointers = (columns + matrix * width * 4).to(tl.pointer_type(tl.float32)) + column
+    row_pointers = (rows + row * 4).to(tl.pointer_type(tl.float32)) + down
+    factor = tl.load(row_pointers, mask=mask, other=0)
+    return factor * tl.load(column_pointers, mask=mask, other=0)

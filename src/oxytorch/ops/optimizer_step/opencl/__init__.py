@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ....gpu.kernel import OpenClSource, Signature
-from .. import layout, rule_text
+from .. import gpu, layout, rule_text
 from ..translation.language import Dialect, Expression, Helper, Untranslatable
 from ..translation.reading import arguments_of, helper_body, result_of
 
@@ -41,9 +41,8 @@ NUMBERS = Dialect(
 
 OPTIONS = ("-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt")
 
-STEP_GROUP = 256
-PREPARE_GROUP = 32
-"""Tensors of a program, as in `gpu.PREPARE_LANES`."""
+STEP_GROUP = layout.BLOCK // 4
+"""Items of a block: four elements each."""
 
 _STEP_ARGUMENTS = {
     "tensors": "i64",
@@ -89,9 +88,9 @@ def source(kernel: str, signature: Signature) -> OpenClSource:
     """
     family = rule_text.families()[str(signature.options["rule"])]
     if kernel == "prepare":
-        settings = {"GROUP": PREPARE_GROUP, "STATES": len(family.update.operands) - 2}
+        settings = {"GROUP": gpu.PREPARE_LANES, "STATES": len(family.update.operands) - 2}
         text = assemble(settings, "tables.cl", _constants(family), "prepare.cl")
-        return OpenClSource(text, "prepare", _PREPARE_ARGUMENTS, PREPARE_GROUP, OPTIONS)
+        return OpenClSource(text, "prepare", _PREPARE_ARGUMENTS, gpu.PREPARE_LANES, OPTIONS)
     if kernel == "trust":
         step_size = family.update.scalars.index("step_size")
         settings = {"GROUP": STEP_GROUP, "STEP_SIZE": step_size}

@@ -1,5 +1,5 @@
-// How operands are kept in memory: the formats of formats.h, bit for bit. An item has WIDTH elements
-// from `index` on, of which the first `have` exist; items of a group follow each other.
+// How operands are kept in memory: the formats of formats.h, bit for bit. An item has WIDTH
+// elements from `index` on, of which the first `have` exist; items of a group follow each other.
 
 enum {
   FLOAT32,
@@ -21,23 +21,23 @@ typedef struct {
   int format;
 } operand;
 
-#define DEFINE_ACCESS(element, vector)                                             \
-  static vector load_##element(ulong address, long index, int have) {              \
-    const global element* from = (const global element*)address + index;           \
-    if (have == WIDTH) return vload4(0, from);                                     \
-    vector result = 0;                                                             \
-    if (have > 0) result.s0 = from[0];                                             \
-    if (have > 1) result.s1 = from[1];                                             \
-    if (have > 2) result.s2 = from[2];                                             \
-    return result;                                                                 \
-  }                                                                                \
-  static void store_##element(ulong address, long index, int have, vector what) {  \
-    global element* to = (global element*)address + index;                         \
-    if (have == WIDTH) vstore4(what, 0, to);                                       \
-    if (have == WIDTH) return;                                                     \
-    if (have > 0) to[0] = what.s0;                                                 \
-    if (have > 1) to[1] = what.s1;                                                 \
-    if (have > 2) to[2] = what.s2;                                                 \
+#define DEFINE_ACCESS(element, vector)                                            \
+  static vector load_##element(ulong address, long index, int have) {             \
+    const global element* from = (const global element*)address + index;          \
+    if (have == WIDTH) return vload4(0, from);                                    \
+    vector result = 0;                                                            \
+    if (have > 0) result.s0 = from[0];                                            \
+    if (have > 1) result.s1 = from[1];                                            \
+    if (have > 2) result.s2 = from[2];                                            \
+    return result;                                                                \
+  }                                                                               \
+  static void store_##element(ulong address, long index, int have, vector what) { \
+    global element* to = (global element*)address + index;                        \
+    if (have == WIDTH) vstore4(what, 0, to);                                      \
+    if (have == WIDTH) return;                                                    \
+    if (have > 0) to[0] = what.s0;                                                \
+    if (have > 1) to[1] = what.s1;                                                \
+    if (have > 2) to[2] = what.s2;                                                \
   }
 DEFINE_ACCESS(float, float4)
 DEFINE_ACCESS(ushort, ushort4)

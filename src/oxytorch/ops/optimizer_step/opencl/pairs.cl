@@ -38,11 +38,12 @@ static argument to_argument_scaled(number x, int power) {
   if (isnan(x.high)) return 0x7ff8000000000000ul;
   if (isinf(x.high)) return sign | 0x7ff0000000000000ul;
   if (x.high == 0.0f) return sign;
-  // 2^52 <= |x| 2^shift < 2^54: whole numbers hold the high part, and the low part but for bits that
-  // float64 has no place for either.
+  // 2^52 <= |x| 2^shift < 2^53: whole numbers hold the high part, and the low part but for bits
+  // that float64 has no place for either.
   const int shift = 52 - ilogb(x.high);
   const float at = sign ? -1.0f : 1.0f;
-  ulong whole = (ulong)((long)ldexp(at * x.high, shift) + convert_long_rte(ldexp(at * x.low, shift)));
+  ulong whole =
+      (ulong)((long)ldexp(at * x.high, shift) + convert_long_rte(ldexp(at * x.low, shift)));
   int exponent = 1075 - shift + power;
   if (whole < 1ul << 52) {
     whole <<= 1;
