@@ -117,12 +117,9 @@ def adam_constants(
     amsgrad: bool,
     decoupled_weight_decay: bool,
 ) -> dict[str, float]:
-    """Adam (Kingma and Ba 2015) and, decoupled, AdamW (Loshchilov and Hutter 2019).
-
-    The decay is 1 where weights do not decay: GPU kernels multiply by it all the same.
-    """
+    """Adam (Kingma and Ba 2015) and, decoupled, AdamW (Loshchilov and Hutter 2019)."""
     return {
-        "decay": 1 - lr * weight_decay * decoupled_weight_decay,
+        "decay": 1 - lr * weight_decay,
         "penalty": weight_decay,
         "first_weight": 1 - beta1,
         "beta2": beta2,
