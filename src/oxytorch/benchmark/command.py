@@ -205,8 +205,13 @@ def _measure_everything(arguments: argparse.Namespace) -> int:
     options = ["--output", str(arguments.output)]
     if arguments.threads is not None:
         options += ["--threads", str(arguments.threads)]
+    import torch
+
+    kinds = ["limits", "import-time", "optimize-cost", "ops", "optim", "models"]
+    if torch.cuda.is_available():
+        kinds += ["gpu-optim", "cold-start"]
     status = 0
-    for what in ("limits", "import-time", "optimize-cost", "ops", "optim", "models"):
+    for what in kinds:
         words = [what, *options]
         status = max(status, _measure(_parse(words), words))
     return status

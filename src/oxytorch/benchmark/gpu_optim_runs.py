@@ -29,6 +29,8 @@ from oxytorch.benchmark.rounds import Call, paired_ratio, spread
 PROBE_BYTES = 2 << 30
 SERIES_SECONDS = 0.05
 MOST_STEPS = 20
+QUEUE = 1000
+"""About how many kernels may wait on a device before the host has to wait."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class CudaClock:
         sleep: Any = torch.cuda._sleep
         first, last = event(enable_timing=True), event(enable_timing=True)
         # The device idles until the host has asked for all steps, so that it never waits between
-        # them. A driver's queue holds about a thousand kernels: steps of more are not hidden.
+        # them, as far as the queue holds their kernels.
         wait = min(2.0, 1.5 * count * host_seconds + 1e-3)
         sleep(int(wait * self._cycles_per_second))
         first.record()
@@ -167,7 +169,9 @@ def _measure(
     guess = min(_on_host(step, clock) for _ in range(3))
     clock.synchronize()
     alone = clock.on_device(step, 1, guess)
-    count = max(1, min(MOST_STEPS, int(SERIES_SECONDS / max(alone, 1e-6))))
+    # Some peers start a kernel for each tensor.
+    most = min(MOST_STEPS, QUEUE // len(parameters))
+    count = max(1, min(most, int(SERIES_SECONDS / max(alone, 1e-6))))
     copy = _copy(clock, settings.probe_bytes)
     clock.on_device(copy.call, 3, 1e-4)
     bandwidth, seconds, host = [], [], []
@@ -222,7 +226,7 @@ def run_case(
         records = []
         for entrant in entrants(name, settings.peers, settings.formats):
             peer = entrant.name.split(" ")[0]
-            progress(peer, f"{name} {entrant.format}")
+            progress(peer, f"{case.name} {name} {entrant.format}")
             record = check(entrant, expected, clock.device)
             if record["status"] == "measured":
                 try:
@@ -271,4 +275,8 @@ def run_job(job: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:
         formats=job["formats"],
         rounds=job["rounds"],
     )
-    return run_case(CASES[job["case"]], settings, progress=progress)
+    return [
+        result
+        for case in job["cases"]
+        for result in run_case(CASES[case], settings, None, progress)
+    ]

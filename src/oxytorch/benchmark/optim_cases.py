@@ -109,12 +109,14 @@ class Entrant:
         name: the peer, for oxytorch followed by the format unless that is float32.
         format: name of the format of parameters and states.
         make: parameters -> optimizer; raises `Absent` where it cannot take part.
+        allowed: how far three steps may be from float64; 0 means as far as the format allows.
     """
 
     name: str
     label: str
     format: str
     make: Callable[[Sequence[Tensor]], Optimizer]
+    allowed: float = 0.0
 
 
 def entrants(optimizer: str, peers: Sequence[str], formats: Sequence[str]) -> Iterator[Entrant]:

@@ -112,7 +112,8 @@ def check(entrant: Entrant, expected: Tensor, device: torch.device = CPU) -> dic
     """
     record: Any = new_record(entrant.name, entrant.label)
     kept = FORMATS[entrant.format]
-    record.update(format=entrant.format, allowed_difference=kept.allowed)
+    allowed = entrant.allowed or kept.allowed
+    record.update(format=entrant.format, allowed_difference=allowed)
     try:
         parameters = copies(_tensors(CHECK_SHAPES, 0), kept.parameter_dtype, device)
         change = _change(entrant.make(parameters), parameters, kept.parameter_dtype)
@@ -122,8 +123,8 @@ def check(entrant: Entrant, expected: Tensor, device: torch.device = CPU) -> dic
     difference = float((change - expected).norm() / expected.norm())
     record["difference"] = difference
     # Written so that NaN is refused.
-    if not difference <= kept.allowed:
-        refuse(record, "wrong", f"change differs by {difference:.2g} > {kept.allowed:.2g} allowed")
+    if not difference <= allowed:
+        refuse(record, "wrong", f"change differs by {difference:.2g} > {allowed:.2g} allowed")
     else:
         record["status"] = "measured"
     return dict(record)

@@ -147,20 +147,18 @@ def run_optim(settings: Settings, command: str, on_result: OnResult) -> dict[str
 
 
 def run_gpu_optim(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
-    """Every optimizer asked for on the GPU, a process for every set of tensors."""
-    jobs = []
-    for case in settings.cases or gpu_optim_cases.CASES:
-        job = {
-            "kind": "gpu-optim",
-            "optimizers": list(settings.only or optim_cases.OPTIMIZERS),
-            "case": case,
-            "peers": list(settings.peers),
-            "labels": gpu_optim_cases.PEERS,
-            "formats": list(settings.formats or gpu_optim_cases.DEFAULT_FORMATS),
-            "rounds": settings.rounds,
-            "allocation": settings.allocation,
-        }
-        jobs.append((f"gpu {case}", _contest(job, settings.silence)))
+    """Every optimizer asked for on the GPU, in one process: starting one there takes long."""
+    job = {
+        "kind": "gpu-optim",
+        "optimizers": list(settings.only or optim_cases.OPTIMIZERS),
+        "cases": list(settings.cases or gpu_optim_cases.CASES),
+        "peers": list(settings.peers),
+        "labels": gpu_optim_cases.PEERS,
+        "formats": list(settings.formats or gpu_optim_cases.DEFAULT_FORMATS),
+        "rounds": settings.rounds,
+        "allocation": settings.allocation,
+    }
+    jobs = [("steps on the GPU", _contest(job, settings.silence))]
     return _collect(_start("gpu-optim", command, settings), jobs, on_result)
 
 
