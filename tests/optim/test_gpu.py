@@ -214,6 +214,16 @@ def added_group(optimizer: Any) -> None:
     optimizer.add_param_group({"params": [new], "lr": 0.1})
 
 
+def moved_streams(optimizer: Any) -> None:
+    """Of random numbers: the first group gets a parameter, so that those of the second move on."""
+    groups = optimizer.param_groups
+    if len(groups) == 1:
+        optimizer.add_param_group({"params": [groups[0]["params"].pop()]})
+    else:
+        new = torch.ones(77, device=groups[0]["params"][0].device)
+        groups[0]["params"].append(new)
+
+
 def other_rate(optimizer: Any) -> None:
     optimizer.param_groups[0]["lr"] = 0.5
 
@@ -257,6 +267,21 @@ def test_a_step_sees_what_happened_before_it(event: Any) -> None:
         train(theirs, 2)
         event(theirs)
         train(theirs, 2, first=2)
+    same_optimizers(ours, theirs)
+
+
+def test_random_numbers_follow_the_places_of_parameters() -> None:
+    ours, theirs = both("AdamW", "fp32-bf16")
+
+    def run(optimizer: Any) -> None:
+        for event in (None, moved_streams, moved_streams):
+            if event is not None:
+                event(optimizer)
+            train(optimizer, 2)
+
+    run(ours)
+    with on_processor():
+        run(theirs)
     same_optimizers(ours, theirs)
 
 

@@ -33,7 +33,7 @@ CLIPPING = "clipped or clipping"
 def test_steps_on_a_gpu_hold_in_the_interpreter(selection: str) -> None:
     found = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *(sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider"),
             *(str(Path(__file__).parent / "test_gpu.py"), "-k", selection),
         ],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},

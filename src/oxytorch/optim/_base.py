@@ -148,7 +148,7 @@ class FusedOptimizer(CheckpointedOptimizer):
 
     def _update_group(self, group: Group, stream: int, key: tuple[int, int | None]) -> None:
         record = self._records.get(key)
-        if record is not None and record.repeat(self, group):
+        if record is not None and record.repeat(self, group, stream):
             return
         self._records.pop(key, None)
         before = _planned.change_count(self.state)
@@ -165,8 +165,7 @@ class FusedOptimizer(CheckpointedOptimizer):
                 for other in self._records.values():
                     other.settle(before, now)
             if self._parts and now is not None:
-                settings = self._settings(group)
-                self._records[key] = _planned.Record(self, group, settings, self._parts)
+                self._records[key] = _planned.Record(self, group, stream, self._parts)
         finally:
             self._parts = None
 
@@ -262,6 +261,8 @@ class FusedOptimizer(CheckpointedOptimizer):
 
     def _place_steps(self, group: Group) -> None:
         """Brings numbers of steps, which torch may have left on the host, to where they count."""
+        if not _planned.may_plan(group["params"]):
+            return
         strays: dict[torch.device, list[State]] = {}
         for parameter in group["params"]:
             step = self.state.get(parameter, {}).get("step")

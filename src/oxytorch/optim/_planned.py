@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ._plan import Plan
 
 
+_CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class Part:
     """A plan, and what it takes to run it again.
@@ -38,12 +41,13 @@ class Record:
     """What the step of a group was."""
 
     def __init__(
-        self, optimizer: FusedOptimizer, group: Group, settings: Hashable, parts: Sequence[Part]
+        self, optimizer: FusedOptimizer, group: Group, stream: int, parts: Sequence[Part]
     ) -> None:
-        """The optimizer's states have to be counted."""
+        """The optimizer's states have to be counted. stream: of the group's first parameter."""
         self._parts = list(parts)
         self._parameters = [*group["params"]]
-        self._settings = settings
+        self._stream = stream
+        self._settings: Hashable = optimizer._settings(group)
         assert isinstance(optimizer.state, Table)
         self._state = optimizer.state
         self._changes = optimizer.state.changes.count
@@ -62,13 +66,14 @@ class Record:
         if self._changes == before:
             self._changes = now
 
-    def repeat(self, optimizer: FusedOptimizer, group: Group) -> bool:
+    def repeat(self, optimizer: FusedOptimizer, group: Group, stream: int) -> bool:
         """Does the step again and returns True, unless the group has to be looked at anew."""
         parameters = group["params"]
         if (
             self._state is not optimizer.state
             or not self._state.is_counted
             or self._changes != self._state.changes.count
+            or self._stream != stream
             or len(parameters) != len(self._parameters)
             or not all(map(is_, parameters, self._parameters))
             or self._settings != optimizer._settings(group)
@@ -143,6 +148,11 @@ def _run_phase(
 ) -> None:
     assert sums is plan.sums
     plan.run(hyper, scaling, phase)
+
+
+def may_plan(parameters: Sequence[Tensor]) -> bool:
+    """False if there is certainly no GPU kernel for any of the parameters."""
+    return not all(map(_step.IS_CPU, parameters)) or _devices.find(_CPU) is not None
 
 
 def is_planned(tensor: Tensor) -> bool:

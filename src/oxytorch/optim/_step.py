@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ WHOLE, MEASURE, UPDATE = range(3)
 
 SUMS = 2
 """How many sums a measure takes over each tensor."""
+
+IS_CPU = attrgetter("is_cpu")
 
 _NONE = torch.empty(0)
 FUSED = frozenset((torch.float32, torch.bfloat16, torch.float16))
@@ -86,6 +89,8 @@ class Batch:
 
     def by_device(self) -> list[Batch]:
         """The batch in parts, each of tensors on one device."""
+        if all(map(IS_CPU, self.parameters)):
+            return [self]
         places: dict[torch.device, list[int]] = {}
         for place, parameter in enumerate(self.parameters):
             places.setdefault(parameter.device, []).append(place)
