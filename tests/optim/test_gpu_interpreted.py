@@ -1,4 +1,4 @@
-"""Runs a part of test_gpu.py and test_gpu_gradients.py in Triton's interpreter, in a process apart."""
+"""Runs a part of the tests of steps on GPUs in Triton's interpreter, in a process apart."""
 
 from __future__ import annotations
 

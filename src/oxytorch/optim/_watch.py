@@ -17,8 +17,8 @@ from .. import _library
 from . import _sharding
 
 NEWEST_TORCH = (2, 13)
-"""The newest torch in which the functions behind the native watch were looked at. They are no part of
-its stable ABI: a newer one may have changed them under the same names."""
+"""The newest torch in which the functions behind the native watch were looked at. They are no part
+of its stable ABI: a newer one may have changed them under the same names."""
 
 _GRADIENT = attrgetter("grad")
 
