@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_device import FORMATS, give_gradients, on_device, same_optimizers, train
 from optimizers import CASES, IDS, make, weights
-from test_gpu import FORMATS, give_gradients, on_device, same_optimizers, train
 from torch import Tensor, nn
 
 import oxytorch

@@ -1,4 +1,4 @@
-"""Runs a part of test_gpu.py in Triton's interpreter, in a process of its own."""
+"""Runs a part of the tests of steps on GPUs in Triton's interpreter, in a process apart."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ CLIPPING = "clipped or clipping"
     ],
 )
 def test_steps_on_a_gpu_hold_in_the_interpreter(selection: str) -> None:
+    folder = Path(__file__).parent
     found = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider"),
-            *(str(Path(__file__).parent / "test_gpu.py"), "-k", selection),
+            *(str(folder / "test_gpu.py"), str(folder / "test_gpu_gradients.py"), "-k", selection),
         ],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,

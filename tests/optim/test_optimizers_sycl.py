@@ -83,7 +83,10 @@ def test_all_that_may_happen_between_two_steps(sycl_driver: Any) -> None:
     """The tests of steps on GPUs, on CPU tensors, with SYCL in place of Triton's interpreter."""
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "sycl_device", str(HERE / "test_gpu.py")],
+        [
+            *(sys.executable, "-m", "pytest", "-p", "sycl_device"),
+            *(str(HERE / "test_gpu.py"), str(HERE / "test_gpu_gradients.py")),
+        ],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,

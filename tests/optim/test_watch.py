@@ -21,7 +21,10 @@ from oxytorch.optim._watch import Moved
 KINDS = [
     pytest.param(
         _watch._NativeWatch,
-        marks=pytest.mark.skipif(not _library.loaded, reason=_library.why_missing),
+        marks=pytest.mark.skipif(
+            _watch._functions() is None,
+            reason=_library.why_missing or "this torch is newer than those that were looked at",
+        ),
         id="library",
     ),
     pytest.param(_watch._PythonWatch, id="python"),
@@ -111,6 +114,16 @@ def test_gradients_are_not_kept_and_parameters_are_given_up(kind: Any) -> None:
     del watch, own
     gc.collect()
     assert parameter() is None
+
+
+def test_a_torch_that_nobody_looked_at_is_asked_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = (_watch.NEWEST_TORCH[0], _watch.NEWEST_TORCH[1] + 1)
+    monkeypatch.setattr(_library, "torch_version", lambda: newer)
+    _watch._functions.cache_clear()
+    own = parameters()
+    watch = _watch.watch(own, own, torch.zeros(4, 1, dtype=torch.int64))
+    _watch._functions.cache_clear()
+    assert isinstance(watch, _watch._PythonWatch)
 
 
 CHANGES: list[Callable[[Table, Tensor], object]] = [

@@ -16,6 +16,10 @@ from torch import Tensor
 from .. import _library
 from . import _sharding
 
+NEWEST_TORCH = (2, 13)
+"""The newest torch in which the functions behind the native watch were looked at. They are no part
+of its stable ABI: a newer one may have changed them under the same names."""
+
 _GRADIENT = attrgetter("grad")
 
 
@@ -132,7 +136,7 @@ def _layout(gradient: Tensor | None) -> tuple[object, ...] | None:
 @functools.cache
 def _functions() -> ctypes.PyDLL | None:
     """The library's plain C functions, if it can reach gradients; they keep Python's lock."""
-    if not _library.loaded:
+    if not _library.loaded or _library.torch_version() > NEWEST_TORCH:
         return None
     library = ctypes.PyDLL(str(_library.PATH))
     if not hasattr(library, "oxytorch_can_watch") or not library.oxytorch_can_watch():
