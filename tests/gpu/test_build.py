@@ -42,6 +42,33 @@ KERNELS = (kernel("first", first), kernel("second", second)){more}
 """
 
 
+# Both kernels call a function with a constant of its own.
+SHARED_TEXT = """
+import triton, triton.language as tl
+from oxytorch.gpu.kernel import Kernel, Signature, TritonSource
+
+TERM = tl.constexpr(1.0)
+
+@triton.jit
+def inner(x):
+    return x + TERM
+
+@triton.jit
+def first(x):
+    tl.store(x.to(tl.pointer_type(tl.float32)), inner(1.0))
+
+@triton.jit
+def second(x):
+    tl.store(x.to(tl.pointer_type(tl.float32)), inner(2.0))
+
+def kernel(name, function):
+    source = lambda signature: TritonSource(function, {"x": "i64"}, {})
+    return Kernel(name, lambda: (Signature("only", {}),), source, None)
+
+KERNELS = (kernel("first", first), kernel("second", second))
+"""
+
+
 def _in_another_process(folder: Path, devices: str, place: str, *paths: Path) -> subprocess.Popen:
     code = (
         "import sys; from pathlib import Path; from oxytorch.gpu import build, devices\n"
@@ -118,6 +145,23 @@ def test_build_compiles_only_what_changed_and_forgets_what_is_no_more(tmp_path, 
     _write_kernels(tmp_path, "3.0", "[:1]")
     assert _build_anew(folder).compiled == 0
     assert [entry.image.kernel for entry in pack.entries(folder, "sm_90")] == ["first"]
+
+
+@needs_triton
+def test_key_does_not_depend_on_what_was_compiled_before(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "changing.py").write_text(SHARED_TEXT)
+    keys = []
+    for order in ((1,), (0, 1)):
+        sys.modules.pop("changing", None)
+        linecache.checkcache()
+        kernels = build.load_kernels("changing:KERNELS")
+        for index in order:
+            kernel = kernels[index]
+            key = compilers.key(kernel, kernel.signatures()[0], BY_NAME["sm_90"])
+        keys.append(key)
+    assert keys[0] == keys[1]
 
 
 @needs_triton

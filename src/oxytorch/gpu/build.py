@@ -140,7 +140,7 @@ def _run(place: str, tasks: Sequence[Task], jobs: int | None) -> Iterator[tuple[
     workers = max(1, min(jobs or len(os.sched_getaffinity(0)), len(tasks)))
     # Not a fork: torch and Triton have threads by now.
     context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="oxytorch-aot-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="oxytorch-aot-", ignore_cleanup_errors=True) as scratch:
         pool = ProcessPoolExecutor(workers, context, _start, (place, scratch))
         futures: dict[Future[_Outcome], Task] = {
             pool.submit(_compile, task): task for task in tasks
@@ -155,6 +155,11 @@ def _run(place: str, tasks: Sequence[Task], jobs: int | None) -> Iterator[tuple[
                         f"a compiler ended its process, perhaps at {task.kernel}/{task.signature}; "
                         "out of memory? Try fewer --jobs"
                     ) from error
+        except BaseException:
+            # An interruption waits for no compiler.
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

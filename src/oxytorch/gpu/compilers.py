@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -146,6 +146,7 @@ def _options(source: TritonSource, device: str) -> dict[str, Any]:
 def _triton_parts(source: TritonSource, device: str) -> list[Any]:
     import triton
 
+    _hash_callees_first([source.function, *source.constants.values()], set())
     constants = {
         name: getattr(value, "cache_key", None) or repr(value)
         for name, value in source.constants.items()
@@ -155,6 +156,20 @@ def _triton_parts(source: TritonSource, device: str) -> list[Any]:
         *(list(source.arguments.items()), list(constants.items())),
         *(sorted(source.aligned), _options(source, device)),
     ]
+
+
+def _hash_callees_first(functions: Iterable[Any], seen: set[int]) -> None:
+    """Has Triton make the keys of functions, those of what they call first.
+
+    Its key of a function leaves out the constants of a callee that has no key yet, and so would
+    depend on what was compiled before.
+    """
+    for function in functions:
+        # Asked of the type: the key is made when it is asked for.
+        if hasattr(type(function), "cache_key") and id(function) not in seen:
+            seen.add(id(function))
+            _hash_callees_first(_named(function.fn.__code__, function.fn.__globals__), seen)
+            assert function.cache_key
 
 
 def _compile_triton(kernel: Kernel, signature: Signature, device: str) -> Compiled:
@@ -173,6 +188,8 @@ def _compile_triton(kernel: Kernel, signature: Signature, device: str) -> Compil
     arguments = sorted(source.arguments, key=order.__getitem__)
     types = {name: source.arguments.get(name, "constexpr") for name in order}
     attributes = {(order[name],): [["tt.divisibility", 16]] for name in source.aligned}
+    # Before Triton compiles: it would make keys in another order.
+    parts = json.dumps(_triton_parts(source, device)).encode()
     built = triton.compile(
         ASTSource(function, types, dict(source.constants), attributes),
         target=_gpu_target(device),
@@ -183,7 +200,6 @@ def _compile_triton(kernel: Kernel, signature: Signature, device: str) -> Compil
         raise ValueError(f"{kernel.name}/{signature.name}: kernels with scratch are not launched")
     form = "ptx" if device.startswith("compute") else "hsaco" if device[0] == "g" else "cubin"
     code = built.asm[form]
-    parts = json.dumps(_triton_parts(source, device)).encode()
     return Compiled(
         code=code.encode() if isinstance(code, str) else code,
         entry=facts.name,
@@ -220,7 +236,7 @@ def _called(source: TritonSource) -> set[Path]:
     todo = [source.function, *source.constants.values()]
     while todo:
         function = todo.pop()
-        if not hasattr(function, "cache_key") or id(function) in seen:
+        if not hasattr(type(function), "cache_key") or id(function) in seen:
             continue
         seen.add(id(function))
         python = function.fn
