@@ -92,10 +92,12 @@ def draw(runs: Sequence[Run], path: Path) -> None:
 
 def _machine_line(run: Run, remark: str) -> str:
     machine, versions = run["machine"], run["versions"]
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores; torch {versions['torch']}; "
-        f"{run['date'][:10]}; {remark}"
-    )
+    place = f"{machine['cpu']}, {machine['cores']} cores"
+    # What failed has only the kind of device that was asked for.
+    devices = {result.get("device") for result in run["results"]} - {None, "cpu", "cuda"}
+    if devices:
+        place = f"{', '.join(sorted(devices))}; host {place}"
+    return f"{place}; torch {versions['torch']}; {run['date'][:10]}; {remark}"
 
 
 def _color(peer: str, peers: Sequence[str]) -> str:
@@ -313,6 +315,9 @@ def _draw_optim(plt: Any, run: Run) -> Any:
         title = next(r["title"] for r in run["results"] if r["case"] == case)
         panel.set_title(f"{title}: ms per step", loc="left", fontsize=10.5)
         panel.set_xscale("log")
+        panel.xaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter(plt.NullFormatter())
         panel.set_ylim(-0.5, len(rows) - 0.5)
         _clean(panel, "x")
     panels[0][0].set_yticks(range(len(rows)), [f"{name}  {kept}" for name, kept in rows])
@@ -362,7 +367,7 @@ def _draw_cold_start(plt: Any, run: Run) -> Any:
     title = "seconds from process start: imports, device and tensors, optimizer and first step"
     panel.set_title(title, loc="left", fontsize=10.5)
     _clean(panel, "x")
-    remark = f"empty caches; {results[0]['device']}; {results[0]['title']}"
+    remark = f"empty caches; {results[0]['title']}"
     figure.supxlabel(_machine_line(run, remark), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
     return figure
 
