@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from .. import _garbage
 from . import _planned, _reference, _release, _step, rules
 from ._checkpoint import CheckpointedOptimizer
 from ._groups import OPTIONS, Group
 from ._states import State, check_options
 from ._step import LOW_HALF
-
-if TYPE_CHECKING:
-    pass
-
 
 _STEPS_TOGETHER = 256
 """Numbers of steps that share an allocation on a device."""
@@ -157,7 +154,7 @@ class FusedOptimizer(CheckpointedOptimizer):
             return
         self._parts = [] if before is not None else None
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._making_plans(group):
                 self._place_steps(group)
                 self._step_group(group, stream)
             now = _planned.change_count(self.state)
@@ -168,6 +165,10 @@ class FusedOptimizer(CheckpointedOptimizer):
                 self._records[key] = _planned.Record(self, group, stream, self._parts)
         finally:
             self._parts = None
+
+    def _making_plans(self, group: Group) -> AbstractContextManager[None]:
+        """States and plans are made once and stay: nothing to collect among them."""
+        return _garbage.paused() if _planned.may_plan(group["params"]) else nullcontext()
 
     def _update_one(self, parameter: Tensor, group_number: int, stream: int) -> None:
         """The step of a single parameter, inside backward."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ast
 import functools
-import gc
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from ... import _garbage
 
 CONSTANTS, MEASURE, TRUST = "_constants", "_measure", "_trust"
 
@@ -137,14 +138,8 @@ def _rule(function: ast.FunctionDef) -> Rule:
 def functions() -> Mapping[str, ast.FunctionDef]:
     """All functions of rules.py by name, in its order."""
     text = (Path(__file__).parents[2] / "optim" / "rules.py").read_text(encoding="utf-8")
-    # So many objects at once set off a collection of all that torch has made: 2 ms become 40.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with _garbage.paused():
         tree = ast.parse(text)
-    finally:
-        if collects:
-            gc.enable()
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
