@@ -652,6 +652,7 @@ def test_distributed(name: str, outcomes: Path) -> None:
     assert len(errors) == PROCESSES, f"did not end within {LIMIT} s, or a case before it failed"
 
 
+AT_THE_END = "the script has come to its end"
 SCRIPTS = re.findall(
     r"^```py\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
 )
@@ -659,7 +660,9 @@ SCRIPTS = re.findall(
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=["ddp", "fsdp"])
 def test_script_of_the_page_runs(script: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    (tmp_path / "train.py").write_text(
+        f'{script}print("{AT_THE_END}", flush=True)\n', encoding="utf-8"
+    )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     with subprocess.Popen(
         [*launcher, "--nproc-per-node", str(PROCESSES), "train.py"],
@@ -674,4 +677,7 @@ def test_script_of_the_page_runs(script: str, tmp_path: Path) -> None:
             # The launcher ends its processes when it is asked to, not when it is killed.
             running.terminate()
             raise
-    assert running.returncode == 0, output
+    # Seen rarely on a busy machine: torch aborts a process that is shutting down, after all is done.
+    aborted_at_exit = "terminate called without an active exception" in output
+    assert output.count(AT_THE_END) == PROCESSES, output
+    assert running.returncode == 0 or aborted_at_exit, output
