@@ -59,6 +59,39 @@ TRUST_LANES = 1024
 
 _TABLES = frozenset({"tensors", "blocks", "scalars", "keys", "partials", "sums"})
 _HYPER = {f"hyper_{i}": "fp64" for i in range(layout.HYPER)}
+STEP_ARGUMENTS = {
+    "tensors": "i64",
+    "blocks": "i64",
+    "block_count": "i32",
+    "scalars": "i64",
+    "keys": "i64",
+    "partials": "i64",
+    "found_inf": "i64",
+    "flags": "i32",
+    "formats": "i64",
+}
+TRUST_ARGUMENTS = {
+    "tensors": "i64",
+    "partials": "i64",
+    "sums": "i64",
+    "scalars": "i64",
+    "found_inf": "i64",
+    "phase": "i32",
+    **_HYPER,
+}
+PREPARE_ARGUMENTS = {
+    "tensors": "i64",
+    "scalars": "i64",
+    "keys": "i64",
+    "count": "i32",
+    "found_inf": "i64",
+    "gradient_scale": "i64",
+    "clip_factor": "i64",
+    "learning_rate": "i64",
+    "seed": "i64",
+    "factor": "fp64",
+    **_HYPER,
+}
 
 
 def step_rule(kernel: str, rule: str) -> rule_text.Rule:
@@ -199,17 +232,6 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
     settled = dict(compiled)
     if rule_text.DECAYS in function.flags:
         settled[rule_text.DECAYS] = not compiled.get(rule_text.PENALIZES, False)
-    arguments = {
-        "tensors": "i64",
-        "blocks": "i64",
-        "block_count": "i32",
-        "scalars": "i64",
-        "keys": "i64",
-        "partials": "i64",
-        "found_inf": "i64",
-        "flags": "i32",
-        "formats": "i64",
-    }
     constants: dict[str, Any] = {
         "RULE": triton_rules.functions()[function.name],
         "SCALARS": len(function.scalars),
@@ -225,10 +247,10 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
         "PIECE": shape.piece,
         "VECTOR": shape.vector,
     }
-    aligned = _TABLES & {*arguments}
+    aligned = _TABLES & {*STEP_ARGUMENTS}
     return TritonSource(
         triton.sweep,
-        arguments,
+        STEP_ARGUMENTS,
         constants,
         aligned,
         num_warps=shape.warps,
@@ -240,19 +262,6 @@ def _prepare_triton(signature: Signature) -> TritonSource:
     from . import triton, triton_rules
 
     family = rule_text.families()[str(signature.options["rule"])]
-    arguments = {
-        "tensors": "i64",
-        "scalars": "i64",
-        "keys": "i64",
-        "count": "i32",
-        "found_inf": "i64",
-        "gradient_scale": "i64",
-        "clip_factor": "i64",
-        "learning_rate": "i64",
-        "seed": "i64",
-        "factor": "fp64",
-        **_HYPER,
-    }
     constants = {
         "CONSTANTS": triton_rules.functions()[family.name + rule_text.CONSTANTS],
         "HYPER": len(family.hyper),
@@ -261,23 +270,14 @@ def _prepare_triton(signature: Signature) -> TritonSource:
         "STATES": len(family.update.operands) - 2,
         "LANES": PREPARE_LANES,
     }
-    aligned = _TABLES & {*arguments}
-    return TritonSource(triton.prepare, arguments, constants, aligned, num_warps=1)
+    aligned = _TABLES & {*PREPARE_ARGUMENTS}
+    return TritonSource(triton.prepare, PREPARE_ARGUMENTS, constants, aligned, num_warps=1)
 
 
 def _trust_triton(signature: Signature) -> TritonSource:
     from . import triton, triton_rules
 
     family = rule_text.families()[str(signature.options["rule"])]
-    arguments = {
-        "tensors": "i64",
-        "partials": "i64",
-        "sums": "i64",
-        "scalars": "i64",
-        "found_inf": "i64",
-        "phase": "i32",
-        **_HYPER,
-    }
     constants = {
         "TRUST": triton_rules.functions()[family.name + rule_text.TRUST],
         "HYPER": len(family.hyper),
@@ -285,7 +285,9 @@ def _trust_triton(signature: Signature) -> TritonSource:
         "STEP_SIZE": family.update.scalars.index("step_size"),
         "LANES": TRUST_LANES,
     }
-    return TritonSource(triton.trust, arguments, constants, _TABLES & {*arguments}, num_warps=8)
+    return TritonSource(
+        triton.trust, TRUST_ARGUMENTS, constants, _TABLES & {*TRUST_ARGUMENTS}, num_warps=8
+    )
 
 
 def _opencl(kernel: str) -> Callable[[Signature], OpenClSource]:

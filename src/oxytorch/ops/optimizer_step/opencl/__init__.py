@@ -44,41 +44,6 @@ OPTIONS = ("-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt")
 STEP_GROUP = layout.BLOCK // 4
 """Items of a block: four elements each."""
 
-_STEP_ARGUMENTS = {
-    "tensors": "i64",
-    "blocks": "i64",
-    "block_count": "i32",
-    "scalars": "i64",
-    "keys": "i64",
-    "partials": "i64",
-    "found_inf": "i64",
-    "flags": "i32",
-    "formats": "i64",
-}
-_HYPER = {f"hyper_{i}": "fp64" for i in range(layout.HYPER)}
-_PREPARE_ARGUMENTS = {
-    "tensors": "i64",
-    "scalars": "i64",
-    "keys": "i64",
-    "count": "i32",
-    "found_inf": "i64",
-    "gradient_scale": "i64",
-    "clip_factor": "i64",
-    "learning_rate": "i64",
-    "seed": "i64",
-    "factor": "fp64",
-    **_HYPER,
-}
-_TRUST_ARGUMENTS = {
-    "tensors": "i64",
-    "partials": "i64",
-    "sums": "i64",
-    "scalars": "i64",
-    "found_inf": "i64",
-    "phase": "i32",
-    **_HYPER,
-}
-
 
 def source(kernel: str, signature: Signature) -> OpenClSource:
     """The source of a signature of `prepare`, `measure`, `trust` or `update`.
@@ -90,18 +55,18 @@ def source(kernel: str, signature: Signature) -> OpenClSource:
     if kernel == "prepare":
         settings = {"GROUP": gpu.PREPARE_LANES, "STATES": len(family.update.operands) - 2}
         text = assemble(settings, "tables.cl", _constants(family), "prepare.cl")
-        return OpenClSource(text, "prepare", _PREPARE_ARGUMENTS, gpu.PREPARE_LANES, OPTIONS)
+        return OpenClSource(text, "prepare", gpu.PREPARE_ARGUMENTS, gpu.PREPARE_LANES, OPTIONS)
     if kernel == "trust":
         step_size = family.update.scalars.index("step_size")
         settings = {"GROUP": STEP_GROUP, "STEP_SIZE": step_size}
         text = assemble(settings, "tables.cl", _trust(family), "trust.cl")
-        return OpenClSource(text, "trust", _TRUST_ARGUMENTS, STEP_GROUP, OPTIONS)
+        return OpenClSource(text, "trust", gpu.TRUST_ARGUMENTS, STEP_GROUP, OPTIONS)
     rule = family.measure if kernel == "measure" else family.update
     if kernel not in ("measure", "update") or rule is None:
         raise ValueError(f"opencl: {family.name} has no kernel {kernel!r}")
     generated = (helpers()[1], _sweep(kernel, rule, signature))
     text = assemble({"GROUP": STEP_GROUP}, "arithmetic.cl", "tables.cl", "formats.cl", *generated)
-    return OpenClSource(text, kernel, _STEP_ARGUMENTS, STEP_GROUP, OPTIONS)
+    return OpenClSource(text, kernel, gpu.STEP_ARGUMENTS, STEP_GROUP, OPTIONS)
 
 
 def assemble(settings: Mapping[str, int], *pieces: str) -> str:
