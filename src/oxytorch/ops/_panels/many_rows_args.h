@@ -30,6 +30,8 @@ enum class PanelEpilogue : std::int32_t {
   gelu_tanh_mul
 };
 
+constexpr bool is_gated(PanelEpilogue epilogue) { return epilogue >= PanelEpilogue::silu_mul; }
+
 inline constexpr std::int64_t kPanelOutputs = 16;
 // in_features are padded to a multiple of this.
 inline constexpr std::int64_t kPanelDepth = 64;
@@ -85,7 +87,7 @@ struct PanelsArgs {
 // Where a result goes: out[row * out_stride + output], of bias[output] and other[row, output].
 struct PanelResultArgs {
   void* out;
-  const void* bias;   // [the weight's out_features] or null; gated: gate and up in turns of 16
+  const void* bias;   // [out_features]; gated: [2 out_features], the gate's first; or null
   const void* other;  // null unless the epilogue is add
   std::int64_t out_stride;
   std::int64_t other_stride;
