@@ -1,5 +1,6 @@
 #include "ops/_panels/kernel.h"
 
+#include "ops/_panels/few_rows_ways.h"
 #include "ops/_panels/finish.h"
 #include "ops/_panels/many_rows.h"
 #include "ops/_panels/prepare_rows.h"
@@ -40,6 +41,39 @@ static void multiply_panels(const MultiplyPanelsArgs& args, std::int64_t begin, 
     });
     finish_chunk(args, first_row, rows, first_panel, panels, sums);
   }
+}
+
+static void stage_few_rows(const FewRowsArgs& args, std::int64_t begin, std::int64_t end) {
+  with_way(args, [&](auto way) {
+    with_type(args.dtype, [&](auto element) {
+      const auto* x = static_cast<const decltype(element)*>(args.x);
+      if constexpr (requires { way.stage(args, begin, x); }) {
+        for (std::int64_t row = begin; row < end; ++row) {
+          way.stage(args, row, x + row * args.x_stride);
+        }
+      }
+    });
+  });
+}
+
+static void multiply_few_rows(const FewRowsArgs& args, std::int64_t begin, std::int64_t end) {
+  with_way(args, [&](auto way) {
+    using Way = decltype(way);
+    const auto multiply = [&](auto stored) {
+      using Stored = decltype(stored);
+      if constexpr (Way::template kTakes<Stored>) multiply_items<Way, Stored>(args, begin, end);
+    };
+    switch (args.weight.format) {
+      case PanelFormat::bf16:
+        return multiply(StoredHalves{});
+      case PanelFormat::int8:
+        return multiply(StoredBytes{});
+      case PanelFormat::int4:
+        return multiply(StoredNibbles{});
+      case PanelFormat::nf4:
+        return multiply(StoredNormalFloats{});
+    }
+  });
 }
 
 }  // namespace oxytorch::OXY_LEVEL
