@@ -49,16 +49,16 @@ OXY_INLINE f32v scaled(const PanelsArgs& weight, const PanelResultArgs& result, 
 }
 
 template <class T>
-static void finish_rows(const MultiplyPanelsArgs& args, std::int64_t first_row, std::int64_t rows,
+static void finish_rows(const PanelProduct& product, std::int64_t first_row, std::int64_t rows,
                         std::int64_t first_panel, std::int64_t panels, const float* sums) {
-  const PanelResultArgs& result = args.result;
+  const PanelResultArgs& result = product.result;
   const std::int64_t step = is_gated(result.epilogue) ? 2 : 1;
   const std::int64_t first = first_panel / step * kPanelOutputs;
-  const std::int64_t left = args.weight.out_features - first;
+  const std::int64_t left = product.weight.out_features - first;
   const std::int64_t most = panels / step * kPanelOutputs;
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t row = first_row + r;
-    const float scale = args.prepared.scales ? args.prepared.scales[row] : 1.0f;
+    const float scale = product.prepared.scales ? product.prepared.scales[row] : 1.0f;
     const float* from = sums + r * kItemPanels * kPanelOutputs;
     T* out = static_cast<T*>(result.out) + row * result.out_stride + first;
     const T* other = static_cast<const T*>(result.other) + row * result.other_stride + first;
@@ -67,11 +67,11 @@ static void finish_rows(const MultiplyPanelsArgs& args, std::int64_t first_row, 
       const std::int64_t at = (i / kPanelOutputs * step) * kPanelOutputs + i % kPanelOutputs;
       const std::int64_t channel = first_panel * kPanelOutputs + at;
       const std::int64_t output = first + i;
-      f32v v = scaled(args.weight, result, from + at, scale, channel, output, count);
+      f32v v = scaled(product.weight, result, from + at, scale, channel, output, count);
       v = activate(result.epilogue, v, T{});
       if (step == 2) {
-        v *= scaled(args.weight, result, from + at + kPanelOutputs, scale, channel + kPanelOutputs,
-                    args.weight.out_features + output, count);
+        v *= scaled(product.weight, result, from + at + kPanelOutputs, scale,
+                    channel + kPanelOutputs, product.weight.out_features + output, count);
       }
       if (result.epilogue == PanelEpilogue::add) v += load(other + i, count);
       store(out + i, v, count);
@@ -79,10 +79,10 @@ static void finish_rows(const MultiplyPanelsArgs& args, std::int64_t first_row, 
   }
 }
 
-static void finish_chunk(const MultiplyPanelsArgs& args, std::int64_t first_row, std::int64_t rows,
+static void finish_chunk(const PanelProduct& product, std::int64_t first_row, std::int64_t rows,
                          std::int64_t first_panel, std::int64_t panels, const float* sums) {
-  with_type(args.result.out_dtype, [&](auto element) {
-    finish_rows<decltype(element)>(args, first_row, rows, first_panel, panels, sums);
+  with_type(product.result.out_dtype, [&](auto element) {
+    finish_rows<decltype(element)>(product, first_row, rows, first_panel, panels, sums);
   });
 }
 

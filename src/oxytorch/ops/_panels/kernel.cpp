@@ -24,23 +24,33 @@ OXY_INLINE void with_stored(Form, PanelFormat format, Body body) {
   }
 }
 
+static void multiply_item(const PanelProduct& product, std::int64_t item, float* sums) {
+  const std::int64_t first_row = item % product.chunks * product.chunk_rows;
+  const std::int64_t rows_left = product.row_count - first_row;
+  const std::int64_t rows = rows_left < product.chunk_rows ? rows_left : product.chunk_rows;
+  const std::int64_t first_panel = item / product.chunks * kItemPanels;
+  const std::int64_t panels_left = product.weight.panel_count - first_panel;
+  const std::int64_t panels = panels_left < kItemPanels ? panels_left : kItemPanels;
+  with_form(product.prepared.form, [&](auto form) {
+    with_stored(form, product.weight.format, [&](auto stored) {
+      multiply_chunk<decltype(form), decltype(stored)>(product, first_row, rows, first_panel,
+                                                       panels, sums);
+    });
+  });
+  finish_chunk(product, first_row, rows, first_panel, panels, sums);
+}
+
 static void multiply_panels(const MultiplyPanelsArgs& args, std::int64_t begin, std::int64_t end) {
   alignas(64) float sums[kItemRows * kItemOutputs];
+  const PanelProduct* product = args.products;
+  std::int64_t first = 0;
   for (std::int64_t item = begin; item < end; ++item) {
-    const std::int64_t first_row = item % args.chunks * args.chunk_rows;
-    const std::int64_t rows_left = args.row_count - first_row;
-    const std::int64_t rows = rows_left < args.chunk_rows ? rows_left : args.chunk_rows;
-    const std::int64_t first_panel = item / args.chunks * kItemPanels;
-    const std::int64_t panels_left = args.weight.panel_count - first_panel;
-    const std::int64_t panels = panels_left < kItemPanels ? panels_left : kItemPanels;
-    with_form(args.prepared.form, [&](auto form) {
-      with_stored(form, args.weight.format, [&](auto stored) {
-        multiply_chunk<decltype(form), decltype(stored)>(args, first_row, rows, first_panel, panels,
-                                                         sums);
-      });
-    });
-    finish_chunk(args, first_row, rows, first_panel, panels, sums);
+    while (item - first >= product->items) first += product++->items;
+    multiply_item(*product, item - first, sums);
   }
+#if defined(__AMX_TILE__)
+  release_tiles();
+#endif
 }
 
 static void stage_few_rows(const FewRowsArgs& args, std::int64_t begin, std::int64_t end) {

@@ -39,9 +39,9 @@ inline constexpr std::int64_t kPanelDepth = 64;
 inline constexpr std::int64_t kPanelBlock = 256;
 // Panels and rows of one work item.
 inline constexpr std::int64_t kItemPanels = 4;
-inline constexpr std::int64_t kItemRows = 256;
-
-constexpr std::int64_t bytes_per_element(RowForm form) { return form == RowForm::float32 ? 4 : 2; }
+inline constexpr std::int64_t kItemRows = 288;
+// Prepared rows are as many as fill tiles of AMX.
+inline constexpr std::int64_t kTileHeight = 16;
 
 constexpr std::int64_t panel_bytes(PanelFormat format, std::int64_t depth) {
   return format == PanelFormat::bf16   ? depth * kPanelOutputs * 2
@@ -50,7 +50,7 @@ constexpr std::int64_t panel_bytes(PanelFormat format, std::int64_t depth) {
 }
 
 // x in the order of the product: blocks along in_features, in each block the rows one below the
-// other. Rows are padded with zeros to a multiple of kPanelDepth elements.
+// other, `block` elements apart. In the last block they are padded with zeros up to `depth`.
 struct PreparedRows {
   void* values;        // at most bytes_per_element(form) * padded in_features * rows
   float* scales;       // [rows]; int8 only
@@ -96,15 +96,21 @@ struct PanelResultArgs {
   PanelEpilogue epilogue;
 };
 
-// Items are chunks of `chunk_rows` rows times groups of kItemPanels panels; chunks of a group of
-// panels follow each other.
-struct MultiplyPanelsArgs {
+// One product: `row_count` prepared rows times a weight. Its items are chunks of `chunk_rows` rows
+// times groups of kItemPanels panels; chunks of a group of panels follow each other.
+struct PanelProduct {
   PreparedRows prepared;
   PanelsArgs weight;
   PanelResultArgs result;
   std::int64_t row_count;
   std::int64_t chunk_rows;
   std::int64_t chunks;
+  std::int64_t items;
+};
+
+// Items are those of all products, one product after the other.
+struct MultiplyPanelsArgs {
+  const PanelProduct* products;
 };
 
 }  // namespace oxytorch
