@@ -15,11 +15,6 @@ struct RowBuffers {
   Tensor sums;
 };
 
-static Tensor scratch(std::int64_t bytes) {
-  static const std::int32_t byte = aoti_torch_dtype_uint8();
-  return empty(Extents{&bytes, 1}, byte);
-}
-
 // in_features of a block. Bytes of x times codes of 4 bits have a sum of x for each block that is
 // unpacked at once.
 static std::int64_t block_of(RowForm form, const PanelsArgs& weight, std::int64_t in_features) {

@@ -8,6 +8,16 @@
 
 namespace oxytorch {
 
+inline Tensor scratch(std::int64_t bytes) {
+  static const std::int32_t byte = aoti_torch_dtype_uint8();
+  return empty(Extents{&bytes, 1}, byte);
+}
+
+inline RowForm row_form(DType dtype, bool rounds_to_int8) {
+  if (rounds_to_int8) return RowForm::int8;
+  return dtype == DType::bfloat16 ? RowForm::bfloat16 : RowForm::float32;
+}
+
 // Some neighbouring rows times a weight; rows count from the first of the call's rows.
 struct RowsProduct {
   PanelsArgs weight;
