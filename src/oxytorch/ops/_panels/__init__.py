@@ -1,0 +1,73 @@
+"""What the linear ops over packed weights share: the layout, the weight, one function for all."""
+
+from __future__ import annotations
+
+import functools
+
+from torch import Tensor
+
+from .._binding import entry
+from .experts import Experts, moe
+from .product import codes_product, dense_product, is_gated, nf4_product
+from .rounding import nearest_codes
+from .weight import PanelWeight
+
+__all__ = ["Experts", "PanelWeight", "linear", "moe", "nearest_codes"]
+
+
+def linear(
+    x: Tensor,
+    weight: PanelWeight,
+    bias: Tensor | None = None,
+    *,
+    epilogue: str = "none",
+    other: Tensor | None = None,
+) -> Tensor:
+    """Computes epilogue(x @ weight.T + bias).
+
+    x: [..., in_features], float32, bfloat16 or float16. bias: [out_features], of x's dtype or
+    float32. epilogue: "none", "gelu", "gelu_tanh", "silu", "relu"; "add" adds other [..., out];
+    "silu_mul", "gelu_mul" and "gelu_tanh_mul" want a weight made by `gated`, apply the activation
+    to its upper half's result and multiply by the lower half's: [..., out_features / 2].
+    Returns x's dtype. Sums and epilogue are float32, rounded once.
+    """
+    rows = weight.shape[0]
+    if is_gated(epilogue):
+        rows //= 2
+    if weight.is_gated != is_gated(epilogue):
+        wanted = "that ends in '_mul' for a gated weight" if weight.is_gated else "without '_mul'"
+        raise ValueError(f"linear: expected an epilogue {wanted}, got {epilogue!r}")
+    result: Tensor
+    if weight.format == "bf16":
+        result = _bf16(x, weight.packed, rows, bias, other, epilogue)
+    elif weight.format == "nf4":
+        result = _nf4(
+            x,
+            weight.packed,
+            weight.channel_scales,
+            weight.group_scales,
+            rows,
+            bias,
+            other,
+            epilogue,
+        )
+    else:
+        result = (_int4 if weight.format == "int4" else _int8)(
+            x,
+            weight.packed,
+            weight.channel_scales,
+            weight.group_scales,
+            weight.zero_points,
+            rows,
+            bias,
+            other,
+            epilogue,
+            weight.activation or "none",
+        )
+    return result
+
+
+_bf16 = entry("linear_bf16", dense_product)
+_int8 = entry("linear_int8", functools.partial(codes_product, "int8"))
+_int4 = entry("linear_int4", functools.partial(codes_product, "int4"))
+_nf4 = entry("linear_nf4", nf4_product)
