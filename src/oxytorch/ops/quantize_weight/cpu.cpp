@@ -9,7 +9,7 @@ namespace {
 constexpr const char* kName = "quantize_weight";
 
 // One element of a search for a scale costs as much as moving this many bytes.
-constexpr std::int64_t kSearchBytes = 32;
+constexpr std::int64_t kSearchBytes = 16;
 
 CodeFormat format_of(const std::string& name) {
   if (name == "int8") return CodeFormat::int8;

@@ -6,8 +6,9 @@ namespace oxytorch::OXY_LEVEL {
 
 // Numbers of __init__.py, which says why they are these.
 inline constexpr float kLeastScale = 0x1p-23f;
-inline constexpr int kSymmetricRanges = 24;
-inline constexpr int kAsymmetricFractions = 21;
+inline constexpr float kSymmetricRanges[] = {7.2f,  7.7f,  8.3f,  8.9f,  9.6f, 10.4f,
+                                             11.3f, 12.5f, 14.0f, 16.5f, 20.0f};
+inline constexpr int kAsymmetricFractions = 11;
 
 inline constexpr float kNf4[16] = {
     -1.0f,
@@ -82,13 +83,11 @@ static Choice choose_int4(const QuantizeWeightArgs& args, const T* x, Range rang
   Choice best;
   if (args.symmetric) {
     const float larger = -range.low >= range.high ? range.low : range.high;
-    for (int step = 0; step < kSymmetricRanges; ++step) {
-      offer(x, size, larger / -static_cast<float>(7.0 + 0.3 * step), 8.0f, best);
-    }
+    for (const float length : kSymmetricRanges) offer(x, size, larger / -length, 8.0f, best);
     return best;
   }
   for (int step = 0; step < kAsymmetricFractions; ++step) {
-    const double fraction = 1.0 - 0.025 * step;
+    const double fraction = 1.0 - 0.05 * step;
     const float scale = (range.high - range.low) * static_cast<float>(fraction / 15);
     const float least = scale < kLeastScale ? kLeastScale : scale;
     const float zero = whole(-range.low * static_cast<float>(fraction) / least, 15.0f);
@@ -99,7 +98,8 @@ static Choice choose_int4(const QuantizeWeightArgs& args, const T* x, Range rang
 
 // The scale as it is kept: not zero, and with 11 significant bits where there are groups.
 static float kept(const QuantizeWeightArgs& args, float scale) {
-  if (-kLeastScale < scale && scale < kLeastScale) scale = scale < 0.0f ? -kLeastScale : kLeastScale;
+  if (-kLeastScale < scale && scale < kLeastScale)
+    scale = scale < 0.0f ? -kLeastScale : kLeastScale;
   if (args.group_size == args.width) return scale;
   std::uint32_t bits;
   std::memcpy(&bits, &scale, sizeof bits);
