@@ -74,7 +74,7 @@ def find(caller: str, model: nn.Module, filter: Filter) -> tuple[list[Layer], li
     left: list[Left] = []
     taken: set[nn.Module] = set()
     for module, path in paths.items():
-        if module in taken or not any(p is not None for p in module._parameters.values()):
+        if module in taken or not _has_matrix(module):
             continue
         reason = _refusal(module, recognizer, module in closed) or chosen(path, module)
         if reason is not None:
@@ -89,6 +89,10 @@ def find(caller: str, model: nn.Module, filter: Filter) -> tuple[list[Layer], li
         taken.update(owners)
         layers.append(Layer(path, module, form.transposed, tuple(owners), tuple(beside)))
     return layers, left
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    return any(p is not None and p.dim() > 1 for p in module._parameters.values())
 
 
 def _refusal(module: nn.Module, recognizer: Recognizer, is_closed: bool) -> str | None:
