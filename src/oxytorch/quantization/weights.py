@@ -1,0 +1,110 @@
+"""From a plain weight to a packed one of 4 or 8 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.packed import PackedTensor
+from ..ops._panels import PanelWeight, linear
+from ..ops.quantize_weight import quantize_weight
+from .configs import WeightConfig
+
+
+def quantized(weight: Tensor, config: WeightConfig, name: str = "weight") -> PanelWeight:
+    """Return a plain weight [out_features, in_features] packed as `config` says.
+
+    The result looks like a tensor of the weight's dtype. name: of the weight, for errors. Raises
+    ValueError where the weight holds values that are not finite.
+    """
+    codes, scales, zero_points = quantize_weight(
+        weight.detach(), config.format, config.group_size, config.symmetric, config.search
+    )
+    if not bool(scales.isfinite().all()):
+        raise ValueError(f"quantize: expected finite values in {name}, got NaN or infinity")
+    packed = PanelWeight.from_codes(config.format, codes, scales, zero_points, dtype=weight.dtype)
+    packed.activation = config.activation
+    return packed
+
+
+class ReorderedPanelWeight(PackedTensor):
+    """A packed weight whose plain form has another order of dimensions or of inputs.
+
+    packed: the `PanelWeight` [out_features, in_features] that is multiplied.
+    transposed: the plain weight is [in_features, out_features] (GPT-2's Conv1D).
+    order: int64 [in_features], or None: column i of the packed weight belongs to input order[i]
+        (GPTQ's act-order, where inputs of one importance form a group).
+    """
+
+    packed: PanelWeight
+    transposed: bool
+    order: Tensor | None
+
+    _shared_fields = (*PackedTensor._shared_fields, "transposed", "order")
+
+    def __new__(
+        cls, packed: PanelWeight, transposed: bool = False, order: Tensor | None = None
+    ) -> ReorderedPanelWeight:
+        shape = packed.shape[::-1] if transposed else packed.shape
+        result: ReorderedPanelWeight = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=packed.dtype, device=packed.device, requires_grad=False
+        )
+        result.packed, result.transposed, result.order = packed, transposed, order
+        return result
+
+    @staticmethod
+    def around(packed: PanelWeight, transposed: bool, order: Tensor | None) -> PackedTensor:
+        """Return a packed weight with such a plain form: `packed` itself where that is its own."""
+        if order is not None:
+            return ReorderedPanelWeight(packed, transposed, order)
+        return TransposedPanelWeight(packed) if transposed else packed
+
+    def nbytes_packed(self) -> int:
+        """Bytes of the packed weight and of the order."""
+        return self.packed.nbytes_packed() + (0 if self.order is None else self.order.nbytes)
+
+    def repack(self, values: Tensor) -> None:
+        """Replace the stored values by `values`, a plain floating tensor of this shape."""
+        plain = values.detach().t() if self.transposed else values.detach()
+        self.packed.repack(plain if self.order is None else plain[:, self.order])
+
+    def dense(self) -> Tensor:
+        """Return the plain values, a new contiguous tensor of this shape and dtype."""
+        values = self.packed.dense()
+        if self.order is not None:
+            values = values[:, self.order.argsort()]
+        return (values.t() if self.transposed else values).contiguous()
+
+    def copy(self) -> ReorderedPanelWeight:
+        """Return a weight with stored values of its own."""
+        result = self.share()
+        result.packed = self.packed.copy()
+        return result
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x @ the plain weight [out, in].T + bias."""
+        return linear(x if self.order is None else x[..., self.order], self.packed, bias)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        fields = self.packed, self.transposed, self.order
+        return _rebuild, (*fields, isinstance(self, torch.nn.Parameter), self.requires_grad)
+
+
+class TransposedPanelWeight(ReorderedPanelWeight):
+    """A packed weight whose plain form is [in_features, out_features], and nothing else."""
+
+    def __new__(cls, packed: PanelWeight) -> TransposedPanelWeight:
+        return ReorderedPanelWeight.__new__(cls, packed, True)  # type: ignore[return-value]
+
+
+def _rebuild(
+    packed: PanelWeight,
+    transposed: bool,
+    order: Tensor | None,
+    is_parameter: bool,
+    requires_grad: bool,
+) -> Tensor:
+    result = ReorderedPanelWeight.around(packed, transposed, order)
+    return torch.nn.Parameter(result, requires_grad) if is_parameter else result
