@@ -33,7 +33,7 @@ def generate(
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
     tokenizer: Any = None,
-    streamer: Streamer | Any | None = None,
+    streamer: Streamer | Any = None,
     prompt_lookup: int = 0,
     capacity: int | None = None,
 ) -> Tensor:
@@ -75,16 +75,17 @@ def generate(
         prompt_lookup=prompt_lookup,
         capacity=capacity,
     )
-    put = getattr(streamer, "put", streamer)
-    if put is not streamer:
+    watcher: Any = streamer
+    put = getattr(watcher, "put", watcher)
+    if put is not watcher:
         put(input_ids)  # streamers of transformers see the prompt first
     new = []
     for column in tokens:
         new.append(column)
         if put is not None:
             put(column)
-    if hasattr(streamer, "end"):
-        streamer.end()
+    if hasattr(watcher, "end"):
+        watcher.end()
     return torch.cat([input_ids, torch.stack(new, 1)], 1)
 
 
