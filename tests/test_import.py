@@ -177,7 +177,7 @@ LAYERS = [
     {"isa", "core", "gpu"},
     {"ops"},
     {"graph", "optimize", "optim", "llm"},
-    {"testing", "info", "aot", "benchmark", "demo", "__main__", "__init__"},
+    {"testing", "info", "aot", "benchmark", "demo", "llm_command", "__main__", "__init__"},
 ]
 
 
