@@ -178,7 +178,8 @@ LAYERS = [
     {"ops"},
     {"graph", "optimize", "optim"},
     {"quantization"},
-    {"testing", "info", "aot", "benchmark", "demo", "__main__", "__init__"},
+    {"llm"},
+    {"testing", "info", "aot", "benchmark", "demo", "llm_command", "__main__", "__init__"},
 ]
 
 
