@@ -155,7 +155,7 @@ static void multiply_items(const FewRowsArgs& args, std::int64_t begin, std::int
       } else {
         multiply_item<Way, Stored, 1>(args, item, row, sums);
       }
-      with_type(args.dtype,
+      with_type(args.result.out_dtype,
                 [&](auto element) { finish_item<decltype(element)>(args, item, row, rows, sums); });
       row += rows;
     }

@@ -36,4 +36,11 @@ struct FewRowsArgs {
   PanelResultArgs result;
 };
 
+// Several products in one call; items are those of all, one product after the other. `ends[i]` is
+// the number of items up to the end of product i.
+struct FewRowsOfEachArgs {
+  const FewRowsArgs* products;
+  const std::int64_t* ends;
+};
+
 }  // namespace oxytorch
