@@ -7,6 +7,7 @@ the safetensors repository, version 0.4.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import math
@@ -20,7 +21,6 @@ import torch
 from torch import Tensor
 
 from .errors import CheckpointError
-
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -193,7 +193,8 @@ def write(
         with temporary.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for name, tensor in ordered:
-                content = bytes_of(tensor)
+                flat = tensor.detach().contiguous()
+                content = bytes_of(flat)
                 hashes[name] = hashlib.sha256(content).hexdigest()
                 file.write(content)
         os.replace(temporary, path)
@@ -203,9 +204,8 @@ def write(
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's bytes in the order of its elements, without a copy where it is contiguous."""
-    flat = tensor.detach().contiguous().flatten()
-    return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else b"")
+    """The bytes of a contiguous tensor, valid as long as it is."""
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
 class TensorFiles(Mapping[str, Tensor]):

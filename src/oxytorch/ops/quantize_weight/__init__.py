@@ -8,17 +8,9 @@ import torch
 from torch import Tensor
 
 from .._binding import is_compiled
+from .._panels.layout import GROUP_SIZES, NF4
 
 FORMATS = ("int8", "int4", "nf4")
-GROUP_SIZES = (32, 64, 128, 256)
-
-NF4_VALUES = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
-"""Quantiles of the normal distribution (Dettmers et al., QLoRA, 2023, appendix E)."""
 
 _SYMMETRIC_RANGES = (7.2, 7.7, 8.3, 8.9, 9.6, 10.4, 11.3, 12.5, 14.0, 16.5, 20.0)
 """How many scales long the larger side of a group of int4 is; beyond 8 it is cut off.
@@ -42,7 +34,7 @@ def quantize_weight(
     """Return (codes, scales, zero_points) with weight ~ scale (code - zero_point).
 
     weight: [out_features, in_features], float32, bfloat16 or float16.
-    format: "int8" (codes 0 to 255), "int4" (0 to 15) or "nf4" (indexes of `NF4_VALUES`).
+    format: "int8" (codes 0 to 255), "int4" (0 to 15) or "nf4" (indexes of `_panels.layout.NF4`).
     group_size: neighbouring inputs that share a scale; it divides in_features. None: all.
     codes: uint8 [out, in]; scales: float32 [out, groups]; zero_points: uint8 [out, groups], or None
     where symmetric (128 for int8, 8 for int4) and for nf4.
@@ -89,19 +81,6 @@ def reference(
         scales[part] = found[1][..., 0] + (groups - groups).sum(2)
         zero_points[part] = found[2][..., 0].to(torch.uint8)
     return codes, scales, zero_points
-
-
-def dequantize_weight(
-    codes: Tensor, scales: Tensor, zero_points: Tensor | None, format: str
-) -> Tensor:
-    """Return the values of codes, float32 [out, in]; arguments as `quantize_weight` gives them."""
-    groups = codes.reshape(codes.shape[0], scales.shape[1], -1)
-    if format == "nf4":
-        values = torch.tensor(NF4_VALUES, device=codes.device)[groups.int()]
-    else:
-        middle = 8.0 if format == "int4" else 128.0
-        values = groups - (middle if zero_points is None else zero_points.float()[..., None])
-    return (values * scales[..., None]).reshape(codes.shape)
 
 
 def _check(weight: Tensor, format: str, group_size: int | None, symmetric: bool) -> None:
@@ -172,7 +151,7 @@ def _int8_asymmetric(groups: Tensor, search: bool) -> tuple[Tensor, Tensor, Tens
 
 def _nf4(groups: Tensor, search: bool) -> tuple[Tensor, Tensor, Tensor]:
     scale = _scale(groups.abs().amax(2, keepdim=True), groups)
-    table = torch.tensor(NF4_VALUES, device=groups.device)
+    table = torch.tensor(NF4, device=groups.device)
     codes = torch.bucketize((groups / scale), (table[1:] + table[:-1]) / 2)
     return codes, scale, torch.full_like(scale, 7)
 
