@@ -175,19 +175,24 @@ def linear_of_module(module: nn.Module) -> LinearForm | None:
     names = {name for name, value in module._parameters.items() if value is not None}
     if weight is None or weight.dim() != 2 or names - {"weight", "bias"} or _hooked(module):
         return None
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+    if weight.dtype not in _LINEAR_TOLERANCE or weight.device.type != "cpu":
         return None
+    tolerance = _LINEAR_TOLERANCE[weight.dtype]
     for transposed in (True, False):
-        x = torch.randn(2, weight.shape[0 if transposed else 1])
+        x = torch.randn(2, weight.shape[0 if transposed else 1]).to(weight.dtype)
         found = _try(module, x)
-        expected = F.linear(x, weight.detach().t() if transposed else weight.detach(), bias)
+        values = weight.detach().t() if transposed else weight.detach()
+        expected = F.linear(x, values, bias)
         if (
             found is not None
             and found.shape == expected.shape
-            and torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+            and torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
         ):
             return LinearForm(transposed)
     return None
+
+
+_LINEAR_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 def _hooked(module: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from ..core.packed import PackedTensor
 from .context import Context, normalized_sample, observe, run_sample
 from .passes import DEFAULT, PASSES
 from .passes.cast import dtypes
-from .record import ATTRIBUTE, Record, record_of
+from .record import ATTRIBUTE, QUANTIZED, Record, record_of
 from .report import Entry, Report
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -141,30 +141,36 @@ def optimize(
 def explain(model: nn.Module) -> Report:
     """Return the report of the `optimize` call that made this model; `str()` of it is text.
 
-    Raises ValueError where the model was not optimized.
+    Of a model that was only quantized, the report of `quantize_`. Raises ValueError where the model
+    is neither.
     """
-    return _record(model, "explain").report
+    return _record(model, "explain")[1].report
 
 
 def undo(model: _Model) -> _Model:
     """Take back what `optimize` did to this very model and return it.
 
     Forwards, dtypes and plain weights come back. Weights that were converted to a narrower dtype
-    keep the values that they had in it. Raises ValueError where the model was not optimized.
+    keep the values that they had in it. Of a model that was quantized and then optimized, the first
+    call takes back the optimization and the second one the quantization. Raises ValueError where
+    there is nothing to take back.
     """
-    _record(model, "undo").undo()
-    delattr(model, ATTRIBUTE)
+    attribute, record = _record(model, "undo")
+    record.undo()
+    delattr(model, attribute)
     return model
 
 
-def _record(model: nn.Module, caller: str) -> Record:
-    record = record_of(model)
-    if record is None:
-        raise ValueError(
-            f"{caller}: expected a model returned by oxytorch.optimize, got a "
-            f"{type(model).__name__} that it has not seen"
-        )
-    return record
+def _record(model: nn.Module, caller: str) -> tuple[str, Record]:
+    """Return what was done last to a model, and the attribute that holds it."""
+    for attribute in (ATTRIBUTE, QUANTIZED):
+        record = record_of(model, attribute)
+        if record is not None:
+            return attribute, record
+    raise ValueError(
+        f"{caller}: expected a model returned by oxytorch.optimize, got a "
+        f"{type(model).__name__} that it has not seen"
+    )
 
 
 def _check_kind(model: nn.Module) -> None:

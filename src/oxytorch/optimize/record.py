@@ -11,6 +11,8 @@ from ..core.packed import PackedTensor
 from .report import Report
 
 ATTRIBUTE = "_oxytorch"
+QUANTIZED = "_oxytorch_quantized"
+"""The same for what `quantize_` did, which comes before optimizing and is taken back after it."""
 
 
 class Change:
@@ -94,7 +96,10 @@ class Record:
         self.changes.clear()
 
 
-def record_of(model: nn.Module) -> Record | None:
-    """Return the record on a model, or None where `optimize` has not been here."""
-    found = model.__dict__.get(ATTRIBUTE)
+def record_of(model: nn.Module, attribute: str = ATTRIBUTE) -> Record | None:
+    """Return the record on a model, or None where `optimize` has not been here.
+
+    attribute: QUANTIZED asks for the record of `quantize_`.
+    """
+    found = model.__dict__.get(attribute)
     return found if isinstance(found, Record) else None

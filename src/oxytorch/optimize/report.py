@@ -51,9 +51,9 @@ class Report:
             f"oxytorch.optimize: {self.model}, {self.dtype}, {self.seconds:.2f} s, parameters "
             f"{self.bytes_before / 2**20:.1f} -> {self.bytes_after / 2**20:.1f} MiB"
         ]
-        lines += ["done", *(_table(self.done) or ["  nothing"])]
+        lines += ["done", *(table(self.done) or ["  nothing"])]
         if self.left:
-            lines += ["left alone", *_table(self.left)]
+            lines += ["left alone", *table(self.left)]
         if self.verified is not None:
             lines.append(
                 "verified: largest difference {difference:.2e} of the largest output "
@@ -65,7 +65,7 @@ class Report:
         return "\n".join(lines)
 
 
-def _table(entries: list[Entry]) -> list[str]:
+def table(entries: list[Entry]) -> list[str]:
     """One line for what differs only in the module; numbers in module paths become stars."""
     places: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for entry in entries:

@@ -1,0 +1,165 @@
+// Few rows of x times a weight in panels, at the speed at which memory gives the panels: each is
+// read once, from its begin to its end, and asked for ahead of its use.
+#pragma once
+
+#include "ops/_panels/few_rows_args.h"
+#include "ops/_panels/finish.h"
+#include "ops/_panels/unpack.h"
+
+namespace oxytorch::OXY_LEVEL {
+
+// Rows that are multiplied at once; the others find the panel in the nearest caches.
+#if defined(__AVX512F__)
+inline constexpr int kChunkRows = 4;
+inline constexpr int kRegisterSums = 16;
+#else
+inline constexpr int kChunkRows = 2;
+inline constexpr int kRegisterSums = 8;
+#endif
+
+// Bytes between what is read and what is asked for; panels follow each other, so that it is the
+// thread's next panel at the end of one.
+inline constexpr std::int64_t kAhead = 4096;
+
+OXY_INLINE void ask_ahead(const std::uint8_t* row) { __builtin_prefetch(row + kAhead); }
+
+// Independent sums for each row and part, so that additions need not wait for each other.
+template <int rows>
+inline constexpr int kChains = rows * kParts * 4 <= kRegisterSums   ? 4
+                               : rows * kParts * 2 <= kRegisterSums ? 2
+                                                                    : 1;
+
+// A block of in_features of one panel and some rows.
+struct Block {
+  const std::uint8_t* panel;
+  std::int64_t length;
+  std::int64_t begin;  // of in_features
+  std::int64_t index;
+  std::int64_t row;                 // the first
+  const std::uint8_t* zero_points;  // of 16 outputs; null: the middle
+};
+
+template <class Stored>
+OXY_INLINE std::int32_t middle(Stored) {
+  return __is_same(Stored, StoredBytes) ? 128 : __is_same(Stored, StoredNibbles) ? 8 : 0;
+}
+
+template <class Stored>
+OXY_INLINE i32v zero_point_of(Stored stored, const Block& block, int part) {
+  if (!block.zero_points) return i32v{} + middle(stored);
+  u8v values;
+  std::memcpy(&values, block.zero_points + part * kLanes, sizeof values);
+  return reinterpret_cast<i32v>(zero_extend(values));
+}
+
+// A way of multiplying stages rows of x, and multiplies blocks of them: `multiply` gives sums of
+// products of x and the weight without its scales. kSplits: blocks may not become long.
+
+template <class Way>
+OXY_INLINE std::int64_t block_length(const FewRowsArgs& args) {
+  if (args.weight.group_scales) return args.in_features / args.weight.groups;
+  return Way::kSplits ? kStagedBlock : args.depth;
+}
+
+template <class Way, class Stored, int rows>
+static void multiply_panel(const FewRowsArgs& args, std::int64_t panel, std::int64_t first_row,
+                           float* sums) {
+  const PanelsArgs& weight = args.weight;
+  const std::int64_t bytes = panel_bytes(weight.format, args.depth);
+  const std::uint8_t* begin = weight.panels + panel * bytes;
+  const std::int64_t end = weight.group_scales ? args.in_features : args.depth;
+  const std::int64_t length = block_length<Way>(args);
+  f32v totals[rows][kParts] = {};
+  std::int64_t index = 0;
+  for (std::int64_t k = 0; k < end; k += length, ++index) {
+    const std::int64_t group = weight.groups > 1 ? panel * weight.groups + index : panel;
+    const Block block{
+        .panel = begin + k / Stored::kNumbers * 64,
+        .length = end - k < length ? end - k : length,
+        .begin = k,
+        .index = index,
+        .row = first_row,
+        .zero_points = weight.zero_points ? weight.zero_points + group * kPanelOutputs : nullptr,
+    };
+    f32v products[rows][kParts];
+    Way::template multiply<Stored, rows>(args, block, products);
+    for (int part = 0; part < kParts; ++part) {
+      if (!weight.group_scales) {
+        for (int r = 0; r < rows; ++r) totals[r][part] += products[r][part];
+        continue;
+      }
+      const f32v scale = load(weight.group_scales + group * kPanelOutputs + part * kLanes);
+      for (int r = 0; r < rows; ++r) totals[r][part] += products[r][part] * scale;
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    for (int part = 0; part < kParts; ++part) {
+      store(sums + r * kPanelOutputs + part * kLanes, totals[r][part]);
+    }
+  }
+}
+
+// Rows of one item from their sums; `sums` has the up's after the gate's kChunkRows rows.
+template <class T>
+static void finish_item(const FewRowsArgs& args, std::int64_t item, std::int64_t first_row,
+                        std::int64_t rows, const float* sums) {
+  const PanelResultArgs& result = args.result;
+  const bool gated = is_gated(result.epilogue);
+  const std::int64_t panel = gated ? 2 * item : item;
+  const std::int64_t output = item * kPanelOutputs;
+  const std::int64_t left = args.weight.out_features - output;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* gate = sums + r * kPanelOutputs;
+    const float* up = gate + kChunkRows * kPanelOutputs;
+    T* out = static_cast<T*>(result.out) + (first_row + r) * result.out_stride + output;
+    const T* other =
+        static_cast<const T*>(result.other) + (first_row + r) * result.other_stride + output;
+    sweep(0, left < kPanelOutputs ? left : kPanelOutputs, [&](std::int64_t i, auto count) {
+      const std::int64_t channel = panel * kPanelOutputs + i;
+      f32v v = scaled(args.weight, result, gate + i, 1.0f, channel, output + i, count);
+      v = activate(result.epilogue, v, T{});
+      if (gated) {
+        v *= scaled(args.weight, result, up + i, 1.0f, channel + kPanelOutputs,
+                    args.weight.out_features + output + i, count);
+      }
+      if (result.epilogue == PanelEpilogue::add) v += load(other + i, count);
+      store(out + i, v, count);
+    });
+  }
+}
+
+template <class Way, class Stored, int rows>
+static void multiply_item(const FewRowsArgs& args, std::int64_t item, std::int64_t first_row,
+                          float* sums) {
+  if (!is_gated(args.result.epilogue)) {
+    multiply_panel<Way, Stored, rows>(args, item, first_row, sums);
+    return;
+  }
+  multiply_panel<Way, Stored, rows>(args, 2 * item, first_row, sums);
+  multiply_panel<Way, Stored, rows>(args, 2 * item + 1, first_row,
+                                    sums + kChunkRows * kPanelOutputs);
+}
+
+template <class Way, class Stored>
+static void multiply_items(const FewRowsArgs& args, std::int64_t begin, std::int64_t end) {
+  alignas(64) float sums[2 * kChunkRows * kPanelOutputs];
+  for (std::int64_t item = begin; item < end; ++item) {
+    std::int64_t row = 0;
+    while (row < args.rows) {
+      const std::int64_t left = args.rows - row;
+      const std::int64_t rows = left >= kChunkRows ? kChunkRows : left >= 2 ? 2 : 1;
+      if (rows == kChunkRows) {
+        multiply_item<Way, Stored, kChunkRows>(args, item, row, sums);
+      } else if (rows == 2) {
+        multiply_item<Way, Stored, 2>(args, item, row, sums);
+      } else {
+        multiply_item<Way, Stored, 1>(args, item, row, sums);
+      }
+      with_type(args.dtype,
+                [&](auto element) { finish_item<decltype(element)>(args, item, row, rows, sums); });
+      row += rows;
+    }
+  }
+}
+
+}  // namespace oxytorch::OXY_LEVEL

@@ -1,0 +1,39 @@
+// Products of few rows with a weight in panels: what the entry tells the two kernels.
+//
+// First `stage_few_rows` writes x as it is multiplied; which form that is depends on the level.
+// Then `multiply_few_rows` reads each panel once.
+#pragma once
+
+#include "ops/_panels/many_rows_args.h"
+
+namespace oxytorch {
+
+// The most rows of a call: what is staged stays in the nearest caches.
+inline constexpr std::int64_t kFewRows = 8;
+// in_features that share a factor where x is staged as integers and the weight has no groups.
+inline constexpr std::int64_t kStagedBlock = 128;
+
+// x as it is multiplied, in blocks of in_features: groups of the weight, else kStagedBlock or all.
+struct StagedRows {
+  void* values;         // [rows, depth], room for float32
+  float* scales;        // [rows, blocks]: of integers
+  void* sums;           // [rows, blocks]: int32 for integers, else float32
+  std::int64_t blocks;  // at least as many as there are
+};
+
+// Items of `stage_few_rows` are rows. Items of `multiply_few_rows` are panels, or with a gated
+// epilogue pairs of a gate's and an up's panel: 16 results each.
+struct FewRowsArgs {
+  const void* x;          // [rows, in_features] of dtype
+  std::int64_t x_stride;  // elements between rows
+  std::int64_t rows;
+  std::int64_t in_features;
+  std::int64_t depth;  // in_features, padded
+  DType dtype;
+  bool rounds_to_int8;  // x to 255 steps a row: rint(127 x / largest magnitude)
+  StagedRows staged;
+  PanelsArgs weight;
+  PanelResultArgs result;
+};
+
+}  // namespace oxytorch

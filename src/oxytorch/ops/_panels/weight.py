@@ -1,0 +1,318 @@
+"""Weights in panels, which still look like plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.packed import PackedTensor
+from ...core.placement import empty_bytes
+from . import layout
+from .checks import check_alike, check_codes, check_matrix, check_tensors
+from .rounding import codes_with, nearest_codes
+
+_TENSORS = ("packed", "channel_scales", "group_scales", "zero_points")
+
+
+class PanelWeight(PackedTensor):
+    """A weight [out_features, in_features] in panels (see `layout`), for few rows and for many.
+
+    It has the shape and dtype of the plain weight and its values, which are the dequantized ones
+    rounded to that dtype. A write quantizes again: with the scales that are there where these give
+    the written values exactly, else to nearest with new ones.
+
+    packed: uint8 [panels, bytes of a panel]. channel_scales: float32 [panels, 16], times
+    group_scales float16 [panels, groups, 16] if there are groups. zero_points: uint8
+    [panels, groups, 16], or None for the middle (128 or 8). is_gated: panels alternate between the
+    upper half (gate) and the lower half (up) of the weight. activation: "int8" rounds what is
+    multiplied to 255 steps a row.
+    """
+
+    format: str
+    group_size: int | None
+    is_gated: bool
+    activation: str | None
+    channel_scales: Tensor | None
+    group_scales: Tensor | None
+    zero_points: Tensor | None
+
+    _shared_fields = (*_TENSORS, "format", "group_size", "is_gated", "activation")
+
+    @classmethod
+    def from_dense(cls, weight: Tensor) -> PanelWeight:
+        """Packs a floating weight [out, in] as bfloat16."""
+        check_matrix(weight)
+        values = weight.detach().to(torch.bfloat16).contiguous()
+        panels = layout.pack("bf16", values)
+        return _made({"packed": _placed(panels)}, "bf16", values.shape, torch.bfloat16)
+
+    @classmethod
+    def from_codes(
+        cls,
+        format: str,
+        codes: Tensor,
+        scales: Tensor,
+        zero_points: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> PanelWeight:
+        """Packs codes uint8 [out, in], a code per byte, of format "int8", "int4" or "nf4".
+
+        scales: float32 [out, groups], one per output and group of neighbouring inputs. zero_points:
+        uint8 [out, groups], or None: 128, or 8 for int4. dtype: that of the plain values.
+        With several groups a scale is kept as float16 times a power of two of its output, so that
+        float16 scales stay exact.
+        """
+        check_codes(format, codes, scales, zero_points)
+        groups = scales.shape[1]
+        tensors = {
+            "packed": _placed(layout.pack(format, codes)),
+            **_scale_tensors(scales.float(), zero_points, False),
+        }
+        group_size = codes.shape[1] // groups if groups > 1 else None
+        return _made(tensors, format, codes.shape, dtype, group_size)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        tensors: Mapping[str, Tensor],
+        *,
+        format: str,
+        shape: Sequence[int],
+        group_size: int | None,
+        dtype: torch.dtype,
+        gated: bool = False,
+    ) -> PanelWeight:
+        """Wraps what `tensors` of another weight returned, without a copy.
+
+        Raises ValueError if a tensor is missing, or its shape or dtype does not fit the rest.
+        """
+        check_tensors(tensors, format, shape, group_size, gated)
+        panels = layout.panels_of(shape[0], gated)
+        found = {name: tensors[name] for name in _TENSORS[1:] if name in tensors}
+        if "channel_scales" in found:
+            found["channel_scales"] = found["channel_scales"].view(panels, layout.OUTPUTS)
+        found["packed"] = tensors["panels"].view(panels, -1)
+        return _made(found, format, shape, dtype, group_size, gated)
+
+    @classmethod
+    def joined(cls, weights: Sequence[PanelWeight]) -> PanelWeight:
+        """Returns several weights [out_i, in] one below the other as one; a copy."""
+        first = check_alike("joined", weights)
+        shape = sum(weight.shape[0] for weight in weights), first.shape[1]
+        if all(weight.shape[0] % layout.OUTPUTS == 0 for weight in weights[:-1]):
+            tensors = {
+                name: _joined([getattr(weight, name) for weight in weights])
+                for name in first._present()
+            }
+            return first._like(tensors, shape)
+        if first.format == "bf16":
+            return cls.from_dense(torch.cat([weight.dense() for weight in weights]))
+        codes, scales, zero_points = zip(*(weight.codes() for weight in weights), strict=True)
+        result = cls.from_codes(
+            first.format,
+            torch.cat(codes),
+            torch.cat(scales),
+            None if zero_points[0] is None else torch.cat(zero_points),
+            dtype=first.dtype,
+        )
+        result.activation = first.activation
+        return result
+
+    @classmethod
+    def gated(cls, gate: PanelWeight, up: PanelWeight) -> PanelWeight:
+        """Returns gate above up, whose panels alternate, for the epilogues "..._mul"; a copy."""
+        first = check_alike("gated", (gate, up))
+        if gate.shape != up.shape:
+            raise ValueError(
+                f"gated: expected up of shape {list(gate.shape)}, got {list(up.shape)}"
+            )
+        tensors = {
+            name: _joined([getattr(gate, name), getattr(up, name)], alternating=True)
+            for name in first._present()
+        }
+        return first._like(tensors, (2 * gate.shape[0], gate.shape[1]), gated=True)
+
+    def part(self, begin: int, end: int) -> PanelWeight:
+        """Returns the outputs begin to end as a weight over the same memory.
+
+        begin is a multiple of 16, or the part is a half of a gated weight.
+        """
+        if self.is_gated:
+            half = self.shape[0] // 2
+            if (begin, end) not in ((0, half), (half, 2 * half)):
+                raise ValueError(
+                    f"part: expected a half of the gated weight's {2 * half} outputs, "
+                    f"got {begin} to {end}"
+                )
+            panels = slice(begin // half, None, 2)
+        else:
+            if begin % layout.OUTPUTS or not 0 <= begin < end <= self.shape[0]:
+                raise ValueError(
+                    f"part: expected outputs in [0, {self.shape[0]}) that begin at a multiple of "
+                    f"{layout.OUTPUTS}, got {begin} to {end}"
+                )
+            panels = slice(begin // layout.OUTPUTS, -(-end // layout.OUTPUTS))
+        tensors = {name: getattr(self, name)[panels] for name in self._present()}
+        return self._like(tensors, (end - begin, self.shape[1]))
+
+    def codes(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns codes uint8 [out, in], scales float32 [out, groups] and zero points or None."""
+        if self.format == "bf16":
+            raise ValueError("codes: expected a weight of int8, int4 or nf4, got bf16; use dense()")
+        assert self.channel_scales is not None
+        scales = layout.joined_scales(self.channel_scales.flatten(), self.group_scales)
+        zero_points = self.zero_points
+        if zero_points is not None:
+            zero_points = self._by_output(zero_points.transpose(1, 2))
+        return self._unpacked(), self._by_output(scales), zero_points
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns what is stored on disk: "panels" uint8 [bytes], "channel_scales" and so on."""
+        found = {name: getattr(self, name).contiguous() for name in self._present()}
+        found = {"panels": found.pop("packed").flatten(), **found}
+        if "channel_scales" in found:
+            found["channel_scales"] = found["channel_scales"].flatten()
+        return found
+
+    def nbytes_packed(self) -> int:
+        """Bytes of panels, scales and zero points."""
+        return sum(getattr(self, name).nbytes for name in self._present())
+
+    def dense(self) -> Tensor:
+        """Returns the plain values, a new contiguous tensor of this shape and dtype."""
+        if self.format == "bf16":
+            return self._unpacked()
+        return layout.values_of(self.format, *self.codes()).to(self.dtype)
+
+    def repack(self, values: Tensor) -> None:
+        """Replaces the stored values by `values`, a plain floating tensor of this shape."""
+        values = values.detach()
+        if self.format == "bf16":
+            self._write(values.to(torch.bfloat16).contiguous())
+            return
+        values = values.to(self.dtype)
+        if torch.equal(self.dense(), values):
+            return
+        _, scales, zero_points = self.codes()
+        codes = codes_with(self.format, values, scales, zero_points)
+        kept = layout.values_of(self.format, codes, scales, zero_points).to(self.dtype)
+        if not torch.equal(kept, values):
+            codes, scales, zero_points = nearest_codes(
+                self.format, values, self.group_size, symmetric=zero_points is None
+            )
+            for name, tensor in _scale_tensors(scales, zero_points, self.is_gated).items():
+                getattr(self, name).copy_(tensor)
+        self._write(codes)
+
+    def copy(self) -> PanelWeight:
+        """Returns a weight with stored values of its own."""
+        tensors = {name: getattr(self, name).clone() for name in self._present()}
+        tensors["packed"] = _placed(self.packed)
+        return self._like(tensors, self.shape, self.is_gated)
+
+    def _present(self) -> list[str]:
+        return [name for name in _TENSORS if getattr(self, name) is not None]
+
+    def _like(
+        self, tensors: Mapping[str, Tensor], shape: Sequence[int], gated: bool = False
+    ) -> PanelWeight:
+        result = _made(tensors, self.format, shape, self.dtype, self.group_size, gated)
+        result.activation = self.activation
+        return result
+
+    def _by_output(self, values: Tensor) -> Tensor:
+        return layout.by_output(values, self.shape[0], self.is_gated).contiguous()
+
+    def _unpacked(self) -> Tensor:
+        return layout.unpack(self.format, self.packed, self.shape[0], self.shape[1], self.is_gated)
+
+    def _write(self, values: Tensor) -> None:
+        # In place: the other objects over the same memory (a part, the whole) see it too.
+        self.packed.copy_(layout.pack(self.format, values, self.is_gated))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        fields = self.format, tuple(self.shape), self.group_size, self.dtype, self.is_gated
+        is_parameter = isinstance(self, torch.nn.Parameter)
+        return _rebuild, (
+            self.tensors(),
+            *fields,
+            self.activation,
+            is_parameter,
+            self.requires_grad,
+        )
+
+
+def _made(
+    tensors: Mapping[str, Tensor],
+    format: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    group_size: int | None = None,
+    gated: bool = False,
+) -> PanelWeight:
+    device = tensors["packed"].device
+    result: PanelWeight = torch.Tensor._make_wrapper_subclass(
+        PanelWeight, tuple(shape), dtype=dtype, device=device, requires_grad=False
+    )
+    for name in _TENSORS:
+        setattr(result, name, tensors.get(name))
+    result.format, result.group_size = format, group_size
+    result.is_gated, result.activation = gated, None
+    return result
+
+
+def _rebuild(
+    tensors: dict[str, Tensor],
+    format: str,
+    shape: tuple[int, int],
+    group_size: int | None,
+    dtype: torch.dtype,
+    gated: bool,
+    activation: str | None,
+    is_parameter: bool,
+    requires_grad: bool,
+) -> Tensor:
+    result = PanelWeight.from_tensors(
+        tensors, format=format, shape=shape, group_size=group_size, dtype=dtype, gated=gated
+    )
+    result.activation = activation
+    return torch.nn.Parameter(result, requires_grad) if is_parameter else result
+
+
+def _scale_tensors(scales: Tensor, zero_points: Tensor | None, gated: bool) -> dict[str, Tensor]:
+    """Scales float32 and zero points [out, groups] in the order of the panels."""
+    found = {}
+    if scales.shape[1] == 1:
+        found["channel_scales"] = layout.by_panel(scales[:, 0], gated).contiguous()
+    else:
+        powers, halves = layout.split_scales(scales)
+        found["channel_scales"] = layout.by_panel(powers, gated).contiguous()
+        found["group_scales"] = layout.by_panel(halves, gated).transpose(1, 2).contiguous()
+    if zero_points is not None:
+        found["zero_points"] = layout.by_panel(zero_points, gated).transpose(1, 2).contiguous()
+    return found
+
+
+def _placed(panels: Tensor) -> Tensor:
+    return _joined([panels])
+
+
+def _joined(parts: Sequence[Tensor], alternating: bool = False) -> Tensor:
+    """Parts [panels, ...] one after the other, or in turns; panels are placed for streaming."""
+    shape = [sum(part.shape[0] for part in parts), *parts[0].shape[1:]]
+    if parts[0].dtype == torch.uint8 and parts[0].dim() == 2:
+        result = empty_bytes(shape[0] * shape[1]).view(shape)
+    else:
+        result = torch.empty(shape, dtype=parts[0].dtype)
+    begin = 0
+    for index, part in enumerate(parts):
+        if alternating:
+            result[index :: len(parts)].copy_(part)
+        else:
+            result[begin : begin + part.shape[0]].copy_(part)
+        begin += part.shape[0]
+    return result

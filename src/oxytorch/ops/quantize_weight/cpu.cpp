@@ -1,0 +1,74 @@
+#include "core/check.h"
+#include "core/parallel.h"
+#include "ops/quantize_weight/kernel.h"
+
+namespace oxytorch {
+
+namespace {
+
+constexpr const char* kName = "quantize_weight";
+
+// One element of a search for a scale costs as much as moving this many bytes.
+constexpr std::int64_t kSearchBytes = 16;
+
+CodeFormat format_of(const std::string& name) {
+  if (name == "int8") return CodeFormat::int8;
+  if (name == "int4") return CodeFormat::int4;
+  if (name != "nf4") fail(kName, "format", "int8, int4 or nf4", name);
+  return CodeFormat::nf4;
+}
+
+std::vector<Tensor> quantize_weight(const Tensor& weight, const std::string& format,
+                                    std::int64_t group_size, bool symmetric, bool search) {
+  check_cpu(kName, "weight", weight);
+  QuantizeWeightArgs args{};
+  args.dtype = check_dtype(kName, "weight", weight);
+  args.format = format_of(format);
+  if (weight.dim() != 2) {
+    fail(kName, "weight", "of shape [out_features, in_features]", describe(weight.sizes()));
+  }
+  const Rows rows = rows_of(weight);
+  args.width = weight.size(1);
+  const bool divides = group_size > 0 && args.width % group_size == 0;
+  if (!divides && args.width > 0) {
+    fail(kName, "group_size", "that divides in_features " + std::to_string(args.width),
+         std::to_string(group_size));
+  }
+  const std::int64_t groups = args.width > 0 ? args.width / group_size : 0;
+  const std::int64_t sizes[] = {weight.size(0), groups};
+  const std::int32_t uint8 = aoti_torch_dtype_uint8();
+  std::vector<Tensor> results;
+  results.push_back(empty(weight.sizes(), uint8));
+  results.push_back(empty(sizes, 2, aoti_torch_dtype_float32()));
+  results.push_back(empty(sizes, 2, uint8));
+  args.weight = rows.data;
+  args.weight_stride = rows.stride;
+  args.codes = static_cast<std::uint8_t*>(results[0].mutable_data());
+  args.scales = static_cast<float*>(results[1].mutable_data());
+  args.zero_points = static_cast<std::uint8_t*>(results[2].mutable_data());
+  args.group_size = group_size;
+  args.symmetric = symmetric;
+  args.search = search;
+  if (args.width > 0) {
+    const bool looks = search && args.format == CodeFormat::int4;
+    run(quantize_weight_copies, args, rows.count, args.width * (looks ? kSearchBytes : 4));
+  }
+  return results;
+}
+
+void boxed_quantize_weight(StableIValue* stack, uint64_t, uint64_t) {
+  unboxing::call(&quantize_weight, stack, std::make_index_sequence<5>{});
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
+  library.def(
+      "quantize_weight(Tensor weight, str format, int group_size, bool symmetric, bool search) -> "
+      "(Tensor, Tensor, Tensor)");
+}
+STABLE_TORCH_LIBRARY_IMPL(oxytorch, CPU, library) {
+  library.impl("quantize_weight", &boxed_quantize_weight);
+}
+
+}  // namespace oxytorch

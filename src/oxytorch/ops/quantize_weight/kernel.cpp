@@ -1,0 +1,173 @@
+#include "ops/quantize_weight/kernel.h"
+
+#include "core/vec.h"
+
+namespace oxytorch::OXY_LEVEL {
+
+// Numbers of __init__.py, which says why they are these.
+inline constexpr float kLeastScale = 0x1p-23f;
+inline constexpr float kSymmetricRanges[] = {7.2f,  7.7f,  8.3f,  8.9f,  9.6f, 10.4f,
+                                             11.3f, 12.5f, 14.0f, 16.5f, 20.0f};
+inline constexpr int kAsymmetricFractions = 11;
+
+inline constexpr float kNf4[16] = {
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
+};
+
+struct Range {
+  float low;   // of the values and zero
+  float high;  // of the values and zero
+  bool is_finite;
+};
+
+template <class T>
+static Range range_of(const T* x, std::int64_t size) {
+  f32v low{}, high{}, differences{};
+  sweep(0, size, [&](std::int64_t i, auto count) {
+    const f32v v = load(x + i, count);
+    low = minimum(low, v);
+    high = maximum(high, v);
+    differences += v - v;
+  });
+  return {-maximum(-low), maximum(high), sum(differences) == 0.0f};
+}
+
+struct Choice {
+  float scale = 0.0f;
+  float zero = 0.0f;
+  float gain = -1.0f;
+};
+
+// Offers a scale and a zero point: keeps them, the scale improved by least squares, if no other had
+// a smaller squared error.
+template <class T>
+static void offer(const T* x, std::int64_t size, float scale, float zero, Choice& best) {
+  const float inverse = 1.0f / (scale == 0.0f ? 1.0f : scale);
+  const f32v least = splat(-zero), most = splat(15.0f - zero);
+  f32v products{}, squares{};
+  sweep(0, size, [&](std::int64_t i, auto count) {
+    const f32v v = load(x + i, count);
+    const f32v q = minimum(maximum(nearest(v * inverse), least), most);
+    products += v * q;
+    squares += q * q;
+  });
+  const float wq = sum(products);
+  const float qq = sum(squares) < 1.0f ? 1.0f : sum(squares);
+  const float gain = wq * wq / qq;
+  if (gain > best.gain) best = {wq / qq, zero, gain};
+}
+
+static float whole(float value, float most) {
+  const float rounded = nearest(splat(value))[0];
+  return rounded < 0.0f ? 0.0f : rounded > most ? most : rounded;
+}
+
+template <class T>
+static Choice choose_int4(const QuantizeWeightArgs& args, const T* x, Range range) {
+  const std::int64_t size = args.group_size;
+  Choice best;
+  if (args.symmetric) {
+    const float larger = -range.low >= range.high ? range.low : range.high;
+    for (const float length : kSymmetricRanges) offer(x, size, larger / -length, 8.0f, best);
+    return best;
+  }
+  for (int step = 0; step < kAsymmetricFractions; ++step) {
+    const double fraction = 1.0 - 0.05 * step;
+    const float scale = (range.high - range.low) * static_cast<float>(fraction / 15);
+    const float least = scale < kLeastScale ? kLeastScale : scale;
+    const float zero = whole(-range.low * static_cast<float>(fraction) / least, 15.0f);
+    offer(x, size, scale, zero, best);
+  }
+  return best;
+}
+
+// The scale as it is kept: not zero, and with 11 significant bits where there are groups.
+static float kept(const QuantizeWeightArgs& args, float scale) {
+  if (-kLeastScale < scale && scale < kLeastScale)
+    scale = scale < 0.0f ? -kLeastScale : kLeastScale;
+  if (args.group_size == args.width) return scale;
+  std::uint32_t bits;
+  std::memcpy(&bits, &scale, sizeof bits);
+  bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return scale;
+}
+
+template <class T>
+static Choice choose(const QuantizeWeightArgs& args, const T* x, Range range) {
+  const float magnitude = -range.low > range.high ? -range.low : range.high;
+  if (args.format == CodeFormat::nf4) return {kept(args, magnitude), 7.0f};
+  if (args.format == CodeFormat::int4 && args.search) {
+    const Choice best = choose_int4(args, x, range);
+    return {kept(args, best.scale), best.zero};
+  }
+  const bool is_int4 = args.format == CodeFormat::int4;
+  if (args.symmetric) {
+    return {kept(args, magnitude / (is_int4 ? 7.0f : 127.0f)), is_int4 ? 8.0f : 128.0f};
+  }
+  const float last = is_int4 ? 15.0f : 255.0f;
+  const float scale = kept(args, (range.high - range.low) / last);
+  return {scale, whole(-range.low / scale, last)};
+}
+
+OXY_INLINE f32v code_of(f32v v, float zero, float last) {
+  return minimum(maximum(nearest(v) + zero, f32v{}), splat(last));
+}
+
+OXY_INLINE f32v nf4_code_of(f32v v) {
+  f32v code{};
+  for (int i = 0; i < 15; ++i) {
+    const f32v bound = splat((kNf4[i] + kNf4[i + 1]) / 2);
+    code += v > bound ? splat(1.0f) : f32v{};
+  }
+  return code;
+}
+
+template <class T>
+static void quantize_group(const QuantizeWeightArgs& args, const T* x, std::int64_t group,
+                           std::uint8_t* codes) {
+  const Range range = range_of(x, args.group_size);
+  const Choice choice = choose(args, x, range);
+  const float last = args.format == CodeFormat::int8 ? 255.0f : 15.0f;
+  const bool is_nf4 = args.format == CodeFormat::nf4;
+  sweep(0, args.group_size, [&](std::int64_t i, auto count) {
+    const f32v v = load(x + i, count) / choice.scale;
+    const f32v code = is_nf4 ? nf4_code_of(v) : code_of(v, choice.zero, last);
+    store_raw(codes + i, truncate_8_bits(__builtin_convertvector(code, u32v)), count);
+  });
+  args.scales[group] = range.is_finite ? choice.scale : __builtin_nanf("");
+  args.zero_points[group] = static_cast<std::uint8_t>(choice.zero);
+}
+
+template <class T>
+static void quantize_row(const QuantizeWeightArgs& args, std::int64_t row) {
+  const T* x = static_cast<const T*>(args.weight) + row * args.weight_stride;
+  const std::int64_t groups = args.width / args.group_size;
+  for (std::int64_t group = 0; group < groups; ++group) {
+    const std::int64_t start = group * args.group_size;
+    quantize_group(args, x + start, row * groups + group, args.codes + row * args.width + start);
+  }
+}
+
+static void quantize_weight(const QuantizeWeightArgs& args, std::int64_t begin, std::int64_t end) {
+  with_type(args.dtype, [&](auto zero) {
+    for (std::int64_t row = begin; row < end; ++row) quantize_row<decltype(zero)>(args, row);
+  });
+}
+
+}  // namespace oxytorch::OXY_LEVEL

@@ -1,0 +1,28 @@
+// Codes of weights: each group of a row gets a scale, a zero point and a code per element.
+#pragma once
+
+#include "core/dispatch.h"
+#include "core/dtype.h"
+
+namespace oxytorch {
+
+enum class CodeFormat : std::int32_t { int8, int4, nf4 };
+
+// Items are rows. Groups of `group_size` elements follow each other in a row and between rows.
+struct QuantizeWeightArgs {
+  const void* weight;
+  std::uint8_t* codes;
+  float* scales;
+  std::uint8_t* zero_points;
+  std::int64_t width;
+  std::int64_t group_size;
+  std::int64_t weight_stride;  // elements between rows
+  DType dtype;
+  CodeFormat format;
+  bool symmetric;
+  bool search;
+};
+
+}  // namespace oxytorch
+
+OXY_KERNEL(quantize_weight, QuantizeWeightArgs)

@@ -1,0 +1,107 @@
+"""What `quantize_` makes of a weight: its format, its groups, and how activations are multiplied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ops._panels.layout import GROUP_SIZES
+
+
+@dataclass(frozen=True)
+class WeightConfig:
+    """What all configurations say. Use one of those below.
+
+    group_size: neighbouring inputs that share a scale: 32, 64, 128 or 256; None is one scale per
+        output. It has to divide the in_features of every layer that is quantized.
+    symmetric: codes stand around a fixed zero; otherwise each scale has a zero point of its own.
+    search: int4 looks for the scale with the least squared error instead of taking it from the
+        largest magnitude (see `ops.quantize_weight`).
+    """
+
+    group_size: int | None = None
+    symmetric: bool = True
+    search: bool = True
+
+    @property
+    def format(self) -> str:
+        """The format of the codes: "int8", "int4" or "nf4"."""
+        raise NotImplementedError(f"{type(self).__name__} does not say its format")
+
+    @property
+    def activation(self) -> str | None:
+        """ "int8" if activations are quantized when they are multiplied, row by row; else None."""
+        return None
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return 8 if self.format == "int8" else 4
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        size = self.group_size
+        if size is not None and (isinstance(size, bool) or size not in GROUP_SIZES):
+            sizes = ", ".join(map(str, GROUP_SIZES))
+            raise ValueError(f"{name}: expected group_size {sizes} or None, got {size!r}")
+        for field in ("symmetric", "search"):
+            value = getattr(self, field)
+            if not isinstance(value, bool):
+                raise TypeError(f"{name}: expected {field} True or False, got {value!r}")
+        if self.format == "nf4" and not self.symmetric:
+            raise ValueError(f"{name}: expected symmetric=True, got False")
+
+    def nbytes(self, out_features: int, in_features: int) -> int:
+        """Bytes of a packed weight: panels of 16 outputs, inputs in steps of 64."""
+        outputs, inputs = -(-out_features // 16) * 16, -(-in_features // 64) * 64
+        groups = 0 if self.group_size is None else -(-inputs // self.group_size)
+        per_group = 2 + (0 if self.symmetric else 1)
+        return outputs * (inputs * self.bits // 8 + 4 + groups * per_group)
+
+
+@dataclass(frozen=True)
+class Int8Weight(WeightConfig):
+    """Weights of 8 bits, activations as they are."""
+
+    @property
+    def format(self) -> str:
+        return "int8"
+
+
+@dataclass(frozen=True)
+class Int4Weight(WeightConfig):
+    """Weights of 4 bits, activations as they are."""
+
+    group_size: int | None = 128
+
+    @property
+    def format(self) -> str:
+        return "int4"
+
+
+@dataclass(frozen=True)
+class NF4Weight(WeightConfig):
+    """Weights of 4 bits at quantiles of the normal distribution (QLoRA), activations as they are."""
+
+    group_size: int | None = 64
+
+    @property
+    def format(self) -> str:
+        return "nf4"
+
+
+@dataclass(frozen=True)
+class Int8DynamicActivationInt8Weight(Int8Weight):
+    """Weights of 8 bits, multiplied with activations that are rounded to 8 bits row by row."""
+
+    @property
+    def activation(self) -> str | None:
+        return "int8"
+
+
+@dataclass(frozen=True)
+class Int8DynamicActivationInt4Weight(Int4Weight):
+    """Weights of 4 bits, multiplied with activations that are rounded to 8 bits row by row."""
+
+    @property
+    def activation(self) -> str | None:
+        return "int8"

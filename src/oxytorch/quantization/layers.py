@@ -1,0 +1,202 @@
+"""Which modules of a model are linear layers that `quantize_` takes, and their new forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from ..core.packed import PackedTensor
+from ..graph.recognize import Recognizer
+from ..ops._panels import PanelWeight, linear
+from ..optimize.context import CLOSED
+from ..optimize.passes.pack import plain_state
+from ..optimize.record import Change, ForwardSet, HookAdded, ParameterSet
+from .weights import TransposedPanelWeight
+
+Filter = Callable[[str, nn.Module], bool] | str | Iterable[str] | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer that can be quantized.
+
+    owners: all modules that hold this weight as a linear layer, itself first. beside: paths of
+    other modules that hold it too (an embedding tied to the output head): it stays plain for them.
+    """
+
+    path: str
+    module: nn.Module
+    transposed: bool
+    owners: tuple[nn.Module, ...]
+    beside: tuple[str, ...]
+
+    @property
+    def weight(self) -> nn.Parameter:
+        weight = self.module._parameters["weight"]
+        assert weight is not None
+        return weight
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out_features, in_features]."""
+        first, second = self.weight.shape
+        return (second, first) if self.transposed else (first, second)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A module that stays as it is, and why."""
+
+    path: str
+    module: nn.Module
+    reason: str
+
+
+def find(caller: str, model: nn.Module, filter: Filter) -> tuple[list[Layer], list[Left]]:
+    """Return the layers to quantize and the modules with weights that are left.
+
+    filter: see `quantize_`. Raises ValueError for a pattern that no linear layer matches.
+    """
+    recognizer = Recognizer()
+    paths = {module: path for path, module in model.named_modules()}
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in paths:
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                holders.setdefault(id(parameter), []).append((module, name))
+    closed = {part for m in paths if isinstance(m, CLOSED) for part in m.modules()}
+    chosen = _chooser(caller, model, paths, filter)
+    layers: list[Layer] = []
+    left: list[Left] = []
+    taken: set[nn.Module] = set()
+    for module, path in paths.items():
+        if module in taken or not _has_matrix(module):
+            continue
+        reason = _refusal(module, recognizer, module in closed) or chosen(path, module)
+        if reason is not None:
+            left.append(Left(path, module, reason))
+            continue
+        weight = module._parameters["weight"]
+        form = recognizer.linear(module)
+        assert weight is not None and form is not None
+        own = [m for m, name in holders[id(weight)] if name == "weight" and m not in closed]
+        owners = [m for m in own if recognizer.linear(m) == form]
+        beside = [paths[m] for m, _ in holders[id(weight)] if m not in owners]
+        taken.update(owners)
+        layers.append(Layer(path, module, form.transposed, tuple(owners), tuple(beside)))
+    return layers, left
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    return any(p is not None and p.dim() > 1 for p in module._parameters.values())
+
+
+def _refusal(module: nn.Module, recognizer: Recognizer, is_closed: bool) -> str | None:
+    """Why a module cannot be quantized, or None if it can."""
+    weight = module._parameters.get("weight")
+    if isinstance(weight, PackedTensor):
+        form = f"{weight.format} already" if isinstance(weight, PanelWeight) else "packed already"
+        return form
+    if is_closed:
+        return "its parent reads its weights itself"
+    if recognizer.linear(module) is None:
+        return f"{type(module).__name__} is no linear layer"
+    if weight is None:
+        return "its weight is made anew at each call (a parametrization)"
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__name__}"
+    if weight.device.type != "cpu":
+        return f"its weight is on {weight.device}"
+    if weight.numel() == 0:
+        return "its weight is empty"
+    if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
+    if "forward" in module.__dict__:
+        return "its forward was replaced"
+    return None
+
+
+def output_head(model: nn.Module) -> nn.Module | None:
+    """The layer that gives a language model's scores, as transformers names it, or None."""
+    getter = getattr(model, "get_output_embeddings", None)
+    found = getter() if callable(getter) else None
+    return found if isinstance(found, nn.Module) else None
+
+
+def _chooser(
+    caller: str, model: nn.Module, paths: dict[nn.Module, str], filter: Filter
+) -> Callable[[str, nn.Module], str | None]:
+    """Return what gives the reason why the filter leaves a module, or None where it takes it."""
+    if filter is None:
+        head = output_head(model)
+        reason = "output head; a filter that names it takes it too"
+        return lambda path, module: reason if module is head else None
+    if callable(filter):
+        takes = filter
+        return lambda path, module: None if takes(path, module) else "left out by the filter"
+    patterns = [filter] if isinstance(filter, str) else [*filter]
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{caller}: expected filter to hold names, got {pattern!r}")
+        if not any(_matches(path, pattern) for path in paths.values()):
+            raise ValueError(
+                f"{caller}: expected filter to name modules of the model, got {pattern!r}, which "
+                "matches none; names are those of model.named_modules(), with * for any part"
+            )
+    return lambda path, module: (
+        None if any(_matches(path, p) for p in patterns) else "left out by the filter"
+    )
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")
+
+
+class PanelForward:
+    """The forward of a linear layer whose weight is packed in panels."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        parameters = self.module._parameters
+        weight: Tensor | None = parameters["weight"]
+        if type(weight) is TransposedPanelWeight:
+            weight = weight.packed
+        if type(weight) is PanelWeight:
+            return linear(x, weight, parameters["bias"])
+        return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
+
+
+class ParameterBeside(Change):
+    """A module got a parameter of its own in place of one that another module keeps."""
+
+    def __init__(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        self.module = module
+        self.name = name
+        self.before = module._parameters[name]
+        setattr(module, name, parameter)
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        setattr(self.module, self.name, self.before)
+
+
+def install(layer: Layer, packed: PanelWeight) -> list[Change]:
+    """Put a packed weight into a layer and all that share it; return the changes.
+
+    The state dictionary keeps its keys, with plain values.
+    """
+    stored = TransposedPanelWeight(packed) if layer.transposed else packed
+    parameter = nn.Parameter(stored, layer.weight.requires_grad)
+    kind = ParameterBeside if layer.beside else ParameterSet
+    changes: list[Change] = []
+    for owner in layer.owners:
+        changes.append(kind(owner, "weight", parameter))
+        handle = owner.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
+        changes.append(HookAdded(owner, "_state_dict_hooks", handle.id))
+        changes.append(ForwardSet(owner, PanelForward(owner)))
+    return changes
