@@ -176,7 +176,7 @@ LAYERS = [
     {"config", "_library", "_garbage"},
     {"isa", "core", "gpu"},
     {"ops"},
-    {"graph", "optimize", "optim"},
+    {"graph", "optimize", "optim", "llm"},
     {"testing", "info", "aot", "benchmark", "demo", "__main__", "__init__"},
 ]
 
