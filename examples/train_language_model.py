@@ -1,7 +1,7 @@
 """Train a small causal language model in Hugging Face's format on Python's standard library.
 
-The result is a directory that `transformers` and `oxytorch llm` read like any other model, with text
-that the model never saw beside it: enough to measure what a weight format or a cache format costs.
+The result is a directory that `transformers` and `oxytorch llm` read like any other model, with
+text that the model never saw beside it: enough to measure what a weight or cache format costs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ EPILOG = """\
 examples:
   python examples/train_language_model.py small-model             about ten minutes on two cores
   python examples/train_language_model.py tiny-model --short      under a minute
-  python examples/train_language_model.py mine --text notes       *.txt, *.md, *.py of a directory
-  oxytorch llm perplexity small-model --text small-model/held_out.txt --weights bf16,int8,int4,nf4"""
+  python examples/train_language_model.py mine --text notes       text files of a directory
+  oxytorch llm perplexity small-model --text small-model/held_out.txt"""
 
 SKIPPED = {
     "site-packages",
@@ -112,7 +112,7 @@ def read_text(root: Path | None) -> Text:
 
 
 def make_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """A byte-level BPE tokenizer that is learned from `texts`; it has one special token, the end."""
+    """A byte-level BPE tokenizer learned from `texts`, with one special token: the end."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
