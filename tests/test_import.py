@@ -176,8 +176,10 @@ LAYERS = [
     {"config", "_library", "_garbage"},
     {"isa", "core", "gpu"},
     {"ops"},
-    {"graph", "optimize", "optim", "llm"},
-    {"testing", "info", "aot", "benchmark", "demo", "__main__", "__init__"},
+    {"graph", "optimize", "optim"},
+    {"quantization"},
+    {"llm"},
+    {"testing", "info", "aot", "benchmark", "demo", "llm_command", "__main__", "__init__"},
 ]
 
 
@@ -207,7 +209,7 @@ def _imports(path: Path) -> list[str]:
 
 
 def test_imports_point_down() -> None:
-    public = {"__version__", "optimize", "explain", "undo"}
+    public = {"__version__", "optimize", "explain", "undo", "quantize_", "save_quantized", "load_quantized"}
     for path in sorted(PACKAGE.rglob("*.py")):
         own = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         for name in _imports(path):

@@ -41,9 +41,7 @@ def _llama(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, words:
 
 def _qwen3(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, words: int) -> Shape:
     llama = _llama(hidden, mlp, layers, heads, kv_heads, words)
-    return Shape(
-        "Qwen3Config", {**llama.settings, "head_dim": 128, "tie_word_embeddings": True}
-    )
+    return Shape("Qwen3Config", {**llama.settings, "head_dim": 128, "tie_word_embeddings": True})
 
 
 SHAPES = {
@@ -71,13 +69,13 @@ def random_model(name: str, seed: int = 0) -> nn.Module:
 
     shape = SHAPES[name]
     config = getattr(transformers, shape.config)(**shape.settings)
+    make: Any = transformers.AutoModelForCausalLM.from_config
     with _no_weights()():
-        model: nn.Module = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16
-        )
+        model = make(config, dtype=torch.bfloat16)
     model.tie_weights()
     _fill(model, seed)
-    return model.eval()
+    made: nn.Module = model.eval()
+    return made
 
 
 def _no_weights() -> Any:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from oxytorch.benchmark.contest import Progress, no_progress
+from oxytorch.benchmark.contest import Absent, Progress, no_progress
 from oxytorch.benchmark.llm_shapes import random_model
 
 
@@ -50,6 +52,17 @@ class LlmTask:
         return torch.randint(0, vocabulary, (1, self.prompt), generator=generator)
 
 
+def vocabulary_of(model: Any) -> int:
+    """The number of tokens that a model of transformers knows."""
+    return int(model.get_input_embeddings().num_embeddings)
+
+
+def need(module: str, package: str = "") -> None:
+    """Raises `Absent` with the command that installs a peer's package where it is missing."""
+    if importlib.util.find_spec(module) is None:
+        raise Absent(f"{module} is not installed (pip install {package or module})")
+
+
 @dataclass(frozen=True)
 class Turn:
     """One run: seconds from the prompt to its first token, and for each token after it."""
@@ -61,12 +74,12 @@ class Turn:
 class Contestant(Protocol):
     """A peer that is ready.
 
-    vocabulary: of the model. weight_bytes: of all weights that one token reads, as stored; None
-    where the peer does not tell. notes: what a reader should know.
+    vocabulary: of the model. reads: bytes of the weights that one token reads, as stored, for each
+    stretch of memory; empty where the peer does not tell. notes: what a reader should know.
     """
 
     vocabulary: int
-    weight_bytes: int | None
+    reads: list[int]
     notes: dict[str, object]
 
     def turn(self, ids: Tensor, tokens: int) -> Turn:
@@ -90,7 +103,7 @@ class Stepwise:
     start: Callable[[Tensor], int]
     step: Callable[[int], int]
     last: Callable[[], Tensor]
-    weight_bytes: int | None = None
+    reads: list[int] = field(default_factory=list)
     notes: dict[str, object] = field(default_factory=dict)
     keep: Any = None
     """What has to stay alive as long as the functions."""
@@ -102,7 +115,7 @@ class Stepwise:
         for _ in range(tokens - 1):
             token = self.step(token)
             times.append(time.perf_counter())
-        gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+        gaps = [after - before for before, after in pairwise(times)]
         return Turn(gaps[0], gaps[1:])
 
     def logits(self, ids: Tensor) -> Tensor:

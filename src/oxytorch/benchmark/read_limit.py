@@ -1,4 +1,4 @@
-"""How fast this process can read weights: plain sums over buffers that are allocated as they are."""
+"""How fast this process can read weights: sums over buffers that are allocated as they are."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def _buffers(sizes: Sequence[int]) -> list[Tensor]:
     wanted = list(sizes)
     while sum(wanted) < _MOST_BYTES // 4 and sum(wanted) < 64 * total:
         wanted += sizes
-    buffers, taken = [], 0
+    buffers: list[Tensor] = []
+    taken = 0
     for size in wanted:
         if taken + size > _MOST_BYTES and buffers:
             break

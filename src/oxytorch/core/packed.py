@@ -103,6 +103,17 @@ class PackedTensor(torch.Tensor):
         result.repack(self.dense())
         return result
 
+    def as_parameter(self: _Self, requires_grad: bool) -> torch.nn.Parameter:
+        """Return nn.Parameter(self, requires_grad) without the operator that it calls.
+
+        A process's first operator on a tensor subclass has torch import its distributed tensors,
+        which takes the better part of a second.
+        """
+        result: Any = self.share()
+        result.requires_grad_(requires_grad)
+        result._is_param = True
+        return result  # type: ignore[no-any-return]
+
     def _column(self, scale: torch.Tensor) -> torch.Tensor:
         return scale.reshape(-1, *[1] * (self.dim() - 1))
 

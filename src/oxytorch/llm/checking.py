@@ -20,7 +20,11 @@ ALLOWED = 1e-5
 
 
 class Differs(Exception):
-    """No plan gives the layer's own answers; the text says how far the best one is off."""
+    """No plan gives the layer's own answers; gap: by how much the best one differs."""
+
+    def __init__(self, gap: float) -> None:
+        super().__init__(f"differs from every recipe, by {gap:.1e} of its largest output at best")
+        self.gap = gap
 
 
 def choose(calls: LayerCalls, config: Any, likely: Plan | None) -> tuple[Plan, float]:
@@ -47,7 +51,7 @@ def choose(calls: LayerCalls, config: Any, likely: Plan | None) -> tuple[Plan, f
         if gap <= ALLOWED:
             return plan, gap
         best = min(best, gap)
-    raise Differs(f"differs from every recipe, by {best:.1e} of its largest output at best")
+    raise Differs(best)
 
 
 def _distance(plan: Plan, other: Plan) -> int:

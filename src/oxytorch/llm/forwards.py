@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ..ops._panels import PanelWeight, linear
 from . import recipes
 from .cache import CacheLayer, rounded_capacity
 from .layer import FusedLayer, Mlp, Norm
@@ -30,12 +28,18 @@ class LayerForward:
     """
 
     def __init__(
-        self, module: nn.Module, plan: Plan, layer: FusedLayer, cache_dtype: torch.dtype
+        self,
+        module: nn.Module,
+        plan: Plan,
+        layer: FusedLayer,
+        cache_dtype: torch.dtype,
+        rotated: Tensor | None = None,
     ) -> None:
         self.module = module
         self.plan = plan
         self.layer = layer
         self.cache_dtype = cache_dtype
+        self.rotated = rotated
         self.parts = [part for part in module.modules() if part is not module]
         assert plan.cache_argument is not None
         self.known = {*recipes.IGNORED_ARGUMENTS, plan.cache_argument}
@@ -138,22 +142,6 @@ class MlpForward:
         if x is None or x.dtype not in _DTYPES or (x.requires_grad and torch.is_grad_enabled()):
             return type(self.module).forward(self.module, *args, **kwargs)
         return self.mlp(x, None)
-
-
-class LinearForward:
-    """The forward of a linear layer whose weight is in panels."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __call__(self, x: Tensor) -> Tensor:
-        parameters = self.module._parameters
-        weight, bias = parameters["weight"], parameters.get("bias")
-        if not isinstance(weight, PanelWeight):
-            return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
-        if x.requires_grad and torch.is_grad_enabled():
-            return F.linear(x, weight.dense().to(x.dtype), bias)
-        return linear(x, weight, bias)
 
 
 class NormForward:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import recipes
 from .matching import find
@@ -31,6 +31,24 @@ class LayerCalls:
     prompt: dict[str, Any] = field(default_factory=dict)
     token: dict[str, Any] = field(default_factory=dict)
     results: int = 0
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A call that gave the cosines and sines of some layers: module(x, position_ids, *rest)."""
+
+    module: nn.Module
+    rest: tuple[Any, ...]
+    named: tuple[tuple[str, Any], ...]
+
+    def __call__(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin [batch, n, rotary] in x's dtype for positions int64 [batch, n]."""
+        cos, sin = self.module(x, positions, *self.rest, **dict(self.named))
+        return cos, sin
+
+
+Rotations = list[tuple[Rotation, Tensor]]
+"""Calls in the sample prompt, each with the cosines that it gave."""
 
 
 def decoder_layers(model: nn.Module) -> list[LayerCalls]:
@@ -58,8 +76,8 @@ def sample_tokens(config: Any, length: int, batch: int = 1) -> torch.Tensor:
     return torch.randint(0, config.vocab_size, (batch, length), generator=generator)
 
 
-def observe(model: nn.Module, layers: list[LayerCalls], config: Any) -> None:
-    """Fills in how `model`, of transformers, calls `layers`."""
+def observe(model: nn.Module, layers: list[LayerCalls], config: Any) -> Rotations:
+    """Fills in how `model`, of transformers, calls `layers`; returns what rotated the prompt."""
     from transformers.cache_utils import DynamicCache
 
     cache = DynamicCache()  # without the model's configuration no layer forgets what left a window
@@ -72,8 +90,26 @@ def observe(model: nn.Module, layers: list[LayerCalls], config: Any) -> None:
     def results(module: nn.Module, args: Any, output: Any) -> None:
         calls[module].results = len(output) if isinstance(output, tuple) else 0
 
+    rotations: Rotations = []
+
+    def rotated(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        pair = isinstance(output, tuple) and len(output) == 2
+        if phase != "prompt" or not pair or not all(isinstance(t, Tensor) for t in output):
+            return
+        named = {name: value for name, value in kwargs.items() if name not in ("x", "position_ids")}
+        rest = args[2 - len(kwargs) + len(named) :]
+        call = Rotation(module, rest, tuple(named.items()))
+        if not any(isinstance(value, Tensor) for value in (*rest, *named.values())):
+            rotations.append((call, output[0]))
+
     handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in calls]
     handles += [m.register_forward_hook(results) for m in calls]
+    inside = {part for m in calls for part in m.modules()}
+    handles += [
+        m.register_forward_hook(rotated, with_kwargs=True)
+        for m in model.modules()
+        if m not in inside and not [*m.parameters()]
+    ]
     tokens = sample_tokens(config, sample_length(config) + 1)
     try:
         with torch.no_grad():
@@ -88,6 +124,7 @@ def observe(model: nn.Module, layers: list[LayerCalls], config: Any) -> None:
     finally:
         for handle in handles:
             handle.remove()
+    return rotations
 
 
 def named_arguments(

@@ -34,7 +34,9 @@ class Verb:
 
 
 VERBS = (
-    Verb("generate", "oxytorch.llm_command.generate", "write text after a prompt, and say how fast"),
+    Verb(
+        "generate", "oxytorch.llm_command.generate", "write text after a prompt, and say how fast"
+    ),
     Verb("bench", "oxytorch.llm_command.bench", "time prompts and tokens next to peers"),
 )
 

@@ -29,7 +29,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f"{path}: expected an object, got {type(config).__name__}")
     kinds = config.get("architectures")
-    if isinstance(kinds, list) and not any("CausalLM" in str(k) or "LMHead" in str(k) for k in kinds):
+    if isinstance(kinds, list) and not any(
+        "CausalLM" in str(k) or "LMHead" in str(k) for k in kinds
+    ):
         raise ValueError(
             f"{path}: expected a causal language model, got the architecture {', '.join(kinds)}"
         )
@@ -65,7 +67,8 @@ def load_model(folder: Path, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     read_config(folder)
     from transformers import AutoModelForCausalLM
 
-    loaded, report = AutoModelForCausalLM.from_pretrained(
+    loading: Any = AutoModelForCausalLM.from_pretrained
+    loaded, report = loading(
         str(folder),
         dtype=dtype,
         use_safetensors=True,

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +64,26 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
         "--context", type=positive, metavar="N", help="positions of the cache (default: as needed)"
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest (default)"
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 takes the likeliest (default)",
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="only the likeliest up to P in sum")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="only the likeliest up to P in sum"
+    )
     parser.add_argument(
         "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="makes draws repeat")
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end after this; may be repeated"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end after this; may be repeated",
     )
     parser.add_argument(
         "--prompt-lookup",
@@ -203,9 +214,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measured_speed(
-    weights: Precision, prepared: Any, prompt: int, times: Sequence[float]
-) -> Speed:
+def measured_speed(weights: Precision, prepared: Any, prompt: int, times: Sequence[float]) -> Speed:
     """The speed from the moments of the call and of each new token."""
     from ..benchmark.read_limit import read_limit
 
@@ -214,7 +223,7 @@ def measured_speed(
     token = None
     if len(times) > 2:
         # Tokens of one step come together, so that single gaps say nothing with prompt lookup.
-        gaps = [b - a for a, b in zip(times[1:], times[2:], strict=False)]
+        gaps = [after - before for before, after in pairwise(times[1:])]
         token = statistics.median(gaps)
         if token < 0.2 * statistics.fmean(gaps):
             token = statistics.fmean(gaps)

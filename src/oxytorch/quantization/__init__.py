@@ -14,8 +14,10 @@ from .configs import (
     WeightConfig,
 )
 from .errors import CheckpointError
+from .load import load_quantized
 from .quantize import quantize_
 from .report import QuantizationReport, QuantizedLayer
+from .store import save_quantized
 from .weights import quantized
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "QuantizationReport",
     "QuantizedLayer",
     "WeightConfig",
+    "load_quantized",
     "quantize_",
     "quantized",
+    "save_quantized",
 ]

@@ -15,7 +15,7 @@ from ..ops._panels import PanelWeight, linear
 from ..optimize.context import CLOSED
 from ..optimize.passes.pack import plain_state
 from ..optimize.record import Change, ForwardSet, HookAdded, ParameterSet
-from .weights import TransposedPanelWeight
+from .weights import ReorderedPanelWeight
 
 Filter = Callable[[str, nn.Module], bool] | str | Iterable[str] | None
 
@@ -165,10 +165,10 @@ class PanelForward:
     def __call__(self, x: Tensor) -> Tensor:
         parameters = self.module._parameters
         weight: Tensor | None = parameters["weight"]
-        if type(weight) is TransposedPanelWeight:
-            weight = weight.packed
         if type(weight) is PanelWeight:
             return linear(x, weight, parameters["bias"])
+        if type(weight) is ReorderedPanelWeight:
+            return weight.product(x, parameters["bias"])
         return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
 
 
@@ -190,13 +190,26 @@ def install(layer: Layer, packed: PanelWeight) -> list[Change]:
 
     The state dictionary keeps its keys, with plain values.
     """
-    stored = TransposedPanelWeight(packed) if layer.transposed else packed
-    parameter = nn.Parameter(stored, layer.weight.requires_grad)
+    stored = ReorderedPanelWeight(packed, True) if layer.transposed else packed
+    parameter = stored.as_parameter(layer.weight.requires_grad)
     kind = ParameterBeside if layer.beside else ParameterSet
     changes: list[Change] = []
     for owner in layer.owners:
         changes.append(kind(owner, "weight", parameter))
-        handle = owner.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
-        changes.append(HookAdded(owner, "_state_dict_hooks", handle.id))
-        changes.append(ForwardSet(owner, PanelForward(owner)))
+        changes += _served(owner)
     return changes
+
+
+def install_at(module: nn.Module, weight: PackedTensor, requires_grad: bool) -> list[Change]:
+    """Put a packed weight into one linear layer; return the changes."""
+    parameter = weight.as_parameter(requires_grad)
+    return [ParameterSet(module, "weight", parameter), *_served(module)]
+
+
+def _served(module: nn.Module) -> list[Change]:
+    """Give a module whose weight is packed its forward and a plain state dictionary."""
+    handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
+    return [
+        HookAdded(module, "_state_dict_hooks", handle.id),
+        ForwardSet(module, PanelForward(module)),
+    ]

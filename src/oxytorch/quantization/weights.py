@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.packed import PackedTensor
-from ..ops._panels import PanelWeight
+from ..ops._panels import PanelWeight, linear
 from ..ops.quantize_weight import quantize_weight
 from .calibrated import calibrated_codes
 from .configs import WeightConfig
@@ -36,37 +36,71 @@ def quantized(
     return packed
 
 
-class TransposedPanelWeight(PackedTensor):
-    """A packed weight that its module keeps as [in_features, out_features] (GPT-2's Conv1D).
+class ReorderedPanelWeight(PackedTensor):
+    """A packed weight whose plain form has another order of dimensions or of inputs.
 
-    packed: the `PanelWeight`, [out_features, in_features].
+    packed: the `PanelWeight` [out_features, in_features] that is multiplied.
+    transposed: the plain weight is [in_features, out_features] (GPT-2's Conv1D).
+    order: int64 [in_features], or None: column i of the packed weight belongs to input order[i]
+        (GPTQ's act-order, where inputs of one importance form a group).
     """
 
     packed: PanelWeight
+    transposed: bool
+    order: Tensor | None
 
-    def __new__(cls, packed: PanelWeight) -> TransposedPanelWeight:
-        like = torch.empty(packed.shape[::-1], dtype=packed.dtype, device="meta")
-        result: TransposedPanelWeight = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, dtype=like.dtype, device=packed.device, requires_grad=False
+    _shared_fields = (*PackedTensor._shared_fields, "transposed", "order")
+
+    def __new__(
+        cls, packed: PanelWeight, transposed: bool = False, order: Tensor | None = None
+    ) -> ReorderedPanelWeight:
+        shape = packed.shape[::-1] if transposed else packed.shape
+        result: ReorderedPanelWeight = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=packed.dtype, device=packed.device, requires_grad=False
         )
-        result.packed = packed
+        result.packed, result.transposed, result.order = packed, transposed, order
         return result
 
     def nbytes_packed(self) -> int:
-        return self.packed.nbytes_packed()
+        """Bytes of the packed weight and of the order."""
+        return self.packed.nbytes_packed() + (0 if self.order is None else self.order.nbytes)
 
     def repack(self, values: Tensor) -> None:
-        self.packed.repack(values.detach().t())
+        """Replace the stored values by `values`, a plain floating tensor of this shape."""
+        plain = values.detach().t() if self.transposed else values.detach()
+        self.packed.repack(plain if self.order is None else plain[:, self.order])
 
     def dense(self) -> Tensor:
-        return self.packed.dense().t().contiguous()
+        """Return the plain values, a new contiguous tensor of this shape and dtype."""
+        values = self.packed.dense()
+        if self.order is not None:
+            values = values[:, self.order.argsort()]
+        return (values.t() if self.transposed else values).contiguous()
 
-    def copy(self) -> TransposedPanelWeight:
-        return TransposedPanelWeight(self.packed.copy())
+    def copy(self) -> ReorderedPanelWeight:
+        """Return a weight with stored values of its own."""
+        return ReorderedPanelWeight(self.packed.copy(), self.transposed, self.order)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x @ the plain weight [out, in].T + bias."""
+        return linear(x if self.order is None else x[..., self.order], self.packed, bias)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild_transposed, (self.packed, self.requires_grad)
+        return _rebuild, (
+            self.packed,
+            self.transposed,
+            self.order,
+            isinstance(self, torch.nn.Parameter),
+            self.requires_grad,
+        )
 
 
-def _rebuild_transposed(packed: PanelWeight, requires_grad: bool) -> torch.nn.Parameter:
-    return torch.nn.Parameter(TransposedPanelWeight(packed), requires_grad)
+def _rebuild(
+    packed: PanelWeight,
+    transposed: bool,
+    order: Tensor | None,
+    is_parameter: bool,
+    requires_grad: bool,
+) -> Tensor:
+    result = ReorderedPanelWeight(packed, transposed, order)
+    return torch.nn.Parameter(result, requires_grad) if is_parameter else result

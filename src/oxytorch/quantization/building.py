@@ -1,0 +1,118 @@
+"""Models without weights, to be filled from a file."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from .errors import CheckpointError
+
+
+@contextmanager
+def no_weights() -> Iterator[None]:
+    """Modules that this thread makes inside have their parameters on the meta device.
+
+    They cost neither memory nor time for initial values. Buffers are real: those that no
+    checkpoint holds (the frequencies of rotary embeddings) are computed by the modules.
+    """
+    thread = threading.get_ident()
+
+    def to_meta(module: nn.Module, name: str, parameter: Any) -> Any:
+        if parameter is None or threading.get_ident() != thread or parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(to_meta)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected a file in JSON, got {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: expected an object in JSON, got a {type(found).__name__}")
+    return found
+
+
+def empty_model(
+    directory: Path, model: nn.Module | Callable[[], nn.Module] | None, dtype: torch.dtype | None
+) -> nn.Module:
+    """Return the model that weights are to be put into.
+
+    model: the model itself; or what makes it, which is called without weights; or None for the
+    language model that the directory's config.json describes to transformers.
+    dtype: of a model that transformers makes; None is the configuration's.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    if model is not None:
+        with no_weights():
+            made = model()
+        if not isinstance(made, nn.Module):
+            raise TypeError(
+                "load_quantized: expected model to be a torch.nn.Module or to make one, got a "
+                f"{type(made).__name__}"
+            )
+        return made
+    return _language_model(directory, dtype)
+
+
+def _language_model(directory: Path, dtype: torch.dtype | None) -> nn.Module:
+    values = read_json(directory / "config.json")
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError(
+            f"load_quantized: {directory} describes a model of transformers, which is not "
+            "installed; install oxytorch[llm], or give the model"
+        ) from error
+    values.pop("quantization_config", None)
+    kind = values.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{directory / 'config.json'}: expected a model_type that transformers "
+            f"{transformers.__version__} knows, got {kind!r}"
+        )
+    try:
+        config = transformers.CONFIG_MAPPING[kind].from_dict(values)
+        with no_weights():
+            made = _class_of(transformers, values)._from_config(config, dtype=dtype)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{directory / 'config.json'}: transformers {transformers.__version__} makes no model "
+            f"of it ({type(error).__name__}: {error})"
+        ) from error
+    generation = directory / "generation_config.json"
+    if generation.is_file() and hasattr(made, "generation_config"):
+        made.generation_config = transformers.GenerationConfig.from_dict(read_json(generation))
+    found: nn.Module = made.eval()
+    return found
+
+
+def _class_of(transformers: Any, config: dict[str, Any]) -> Any:
+    """The class that a configuration names, of transformers itself: no code of a checkpoint runs."""
+    names = config.get("architectures") or []
+    for name in names:
+        found = getattr(transformers, str(name), None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    raise CheckpointError(
+        f"config.json: expected architectures to name a model of transformers "
+        f"{transformers.__version__}, got {names}"
+    )

@@ -1,0 +1,144 @@
+"""What readers of checkpoints share: checked tensors, codes out of 32-bit words, column orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops._panels.layout import GROUP_SIZES, MIDDLE
+from ..errors import CheckpointError
+from ..tensor_file import TensorFiles
+
+_SCALES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass
+class Codes:
+    """One weight as `PanelWeight.from_codes` takes it.
+
+    order: int64 [in_features], or None: column i of the codes belongs to input order[i].
+    activation: "int8" if activations are quantized when they are multiplied.
+    """
+
+    format: str
+    codes: Tensor
+    scales: Tensor
+    zero_points: Tensor | None
+    order: Tensor | None = None
+    activation: str | None = None
+
+
+class Scheme:
+    """Reads the weights of one `quantization_config`.
+
+    suffixes: names of the tensors that stand for a weight, after the module's path; the first tells
+    that a module is quantized. ignored: ends of names of tensors that are not needed.
+    """
+
+    suffixes: Sequence[str] = ()
+    ignored: Sequence[str] = ()
+
+    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+        self.config = config
+        self.source = source
+
+    def holds(self, files: TensorFiles, path: str) -> bool:
+        """Whether the module at `path` has a quantized weight."""
+        return f"{path}.{self.suffixes[0]}" in files
+
+    def read(self, files: TensorFiles, path: str, shape: tuple[int, int]) -> Codes:
+        """Return the weight [out_features, in_features] of the module at `path`.
+
+        Raises CheckpointError that names the tensor which is missing or does not fit.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how to read weights")
+
+    def refuse(self, setting: str, wanted: str, given: object) -> CheckpointError:
+        """An error about a setting of quantization_config."""
+        return CheckpointError(
+            f"{self.source}: expected quantization_config.{setting} {wanted}, got {given!r}"
+        )
+
+
+def take(
+    files: TensorFiles, name: str, dtypes: Sequence[torch.dtype], shape: Sequence[int]
+) -> Tensor:
+    """Return a tensor of a checkpoint after comparing its dtype and shape."""
+    if name not in files:
+        raise CheckpointError(f"checkpoint: expected a tensor {name!r}, found none")
+    place = files.place(name)
+    if place.dtype not in dtypes or tuple(shape) != place.shape:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        given = str(place.dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{files.path(name)}: expected tensor {name!r} to be {wanted} {list(shape)}, got "
+            f"{given} {list(place.shape)}"
+        )
+    return files[name]
+
+
+def take_scales(files: TensorFiles, name: str, shape: Sequence[int]) -> Tensor:
+    """Return scales in float32 after looking that all are finite."""
+    scales = take(files, name, _SCALES, shape).float()
+    if not bool(scales.isfinite().all()):
+        raise CheckpointError(
+            f"{files.path(name)}: expected finite values in tensor {name!r}, got NaN or infinity"
+        )
+    return scales
+
+
+def fields_of(words: Tensor, bits: int) -> Tensor:
+    """Return the unsigned fields of 32-bit words, lowest bits first: uint8 [..., 32 / bits]."""
+    parts = words.contiguous().view(torch.uint8).reshape(*words.shape, 4)
+    if bits == 8:
+        return parts
+    return torch.stack((parts & 15, parts >> 4), -1).flatten(-2)
+
+
+def unless_middle(zero_points: Tensor, bits: int) -> Tensor | None:
+    """Return zero points, or None where all are that of symmetric codes."""
+    middle = MIDDLE["int8" if bits == 8 else "int4"]
+    return None if bool((zero_points == middle).all()) else zero_points
+
+
+def groups_known(codes: Codes, path: str) -> Codes:
+    """Return codes whose groups have a size that kernels know.
+
+    Groups larger than that are cut: their parts have the same scale.
+    """
+    columns, groups = codes.codes.shape[1], codes.scales.shape[1]
+    largest = GROUP_SIZES[-1]
+    size = columns // groups
+    if groups == 1 or size in GROUP_SIZES:
+        return codes
+    if size % largest:
+        raise CheckpointError(
+            f"checkpoint: expected {path} to have groups of {', '.join(map(str, GROUP_SIZES))}, "
+            f"multiples of {largest} or whole rows, got {size}"
+        )
+    codes.scales = codes.scales.repeat_interleave(size // largest, 1)
+    if codes.zero_points is not None:
+        codes.zero_points = codes.zero_points.repeat_interleave(size // largest, 1)
+    return codes
+
+
+def sorted_groups(files: TensorFiles, name: str, columns: int, groups: int) -> Tensor | None:
+    """Return the order of columns that brings each group together, or None if they stand so.
+
+    name: of a tensor int32 [columns] with the group of each column ("act-order").
+    """
+    index = take(files, name, (torch.int32, torch.int64), (columns,)).long()
+    size = columns // groups
+    if bool((index == torch.arange(columns) // size).all()):
+        return None
+    inside = bool(((index >= 0) & (index < groups)).all())
+    if not inside or bool((torch.bincount(index, minlength=groups) != size).any()):
+        raise CheckpointError(
+            f"{files.path(name)}: expected tensor {name!r} to put {size} columns into each of "
+            f"{groups} groups, got other groups"
+        )
+    return index.argsort(stable=True)

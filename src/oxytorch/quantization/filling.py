@@ -1,0 +1,155 @@
+"""Puts weights from a file into a model: all of them, or none if something does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..core.packed import PackedTensor
+from ..ops._panels import PanelWeight
+from ..optimize.record import QUANTIZED, Record
+from .errors import CheckpointError
+from .layers import install_at
+from .report import QuantizationReport, QuantizedLayer
+
+
+@dataclass
+class Filling:
+    """What is to be put into a model, by name; nothing is changed before `put`.
+
+    shared: names of parameters that are the same as another.
+    """
+
+    model: nn.Module
+    source: str
+    packed: dict[str, PackedTensor] = field(default_factory=dict)
+    plain: dict[str, Tensor] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
+
+    def check_complete(self, unused: Iterable[str]) -> None:
+        """Raise CheckpointError unless every parameter has a value and no tensor is left over."""
+        wanted = dict(_slots(self.model))
+        given = {*self.packed, *self.plain, *self.shared}
+        groups: dict[int, list[str]] = {}
+        for name, tensor in wanted.items():
+            groups.setdefault(id(tensor), []).append(name)
+        for names in groups.values():
+            filled = [name for name in names if name in given]
+            for name in names:
+                if name not in given and filled:
+                    self.shared[name] = filled[0]
+        given |= {*self.shared}
+        missing = [name for name in wanted if name not in given]
+        if missing:
+            raise CheckpointError(
+                f"{self.source}: expected a tensor for each of the model's parameters, found none "
+                f"for {_some(missing)}"
+            )
+        extra = [name for name in [*given, *unused] if name not in wanted]
+        if extra:
+            raise CheckpointError(
+                f"{self.source}: expected tensors of the model only, got {_some(extra)}, which "
+                f"{type(self.model).__name__} does not have"
+            )
+
+    def check_finite(self) -> None:
+        """Raise CheckpointError that names a plain tensor which is not finite."""
+        for name, tensor in self.plain.items():
+            if tensor.is_floating_point() and tensor.numel():
+                least, most = torch.aminmax(tensor)
+                if not (bool(least.isfinite()) and bool(most.isfinite())):
+                    raise CheckpointError(
+                        f"{self.source}: expected finite values in tensor {name!r}, got NaN or "
+                        "infinity"
+                    )
+
+    def put(self, config: str) -> None:
+        """Put everything into the model; config: how it is quantized, for the report."""
+        report = QuantizationReport(type(self.model).__name__, config, ["load_quantized"])
+        record = Record(report)
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, tensor in self.plain.items():
+            module, last = _owner(self.model, name)
+            if name in parameters:
+                needed = parameters[name].requires_grad and tensor.is_floating_point()
+                module._parameters[last] = nn.Parameter(tensor, needed)
+            else:
+                module._buffers[last] = tensor
+        for name, weight in self.packed.items():
+            module, _ = _owner(self.model, name)
+            record.changes += install_at(module, weight, parameters[name].requires_grad)
+            path = name.rpartition(".")[0]
+            shape = (weight.shape[0], weight.shape[1])
+            before = weight.numel() * weight.dtype.itemsize
+            layer = QuantizedLayer(path, shape, before, weight.nbytes_packed())
+            report.add(layer, _format(weight), ())
+        for name, first in self.shared.items():
+            self._share(record, name, first)
+        report.bytes_after = report.bytes_before = _nbytes(self.model)
+        report.bytes_before += sum(x.bytes_before - x.bytes_after for x in report.layers)
+        self.model.__dict__[QUANTIZED] = record
+
+    def _share(self, record: Record, name: str, first: str) -> None:
+        module, last = _owner(self.model, name)
+        source, source_last = _owner(self.model, first)
+        value = source._parameters.get(source_last)
+        if isinstance(value, PackedTensor):
+            record.changes += install_at(module, value, value.requires_grad)
+        elif source_last in source._parameters:
+            module._parameters[last] = value
+        else:
+            module._buffers[last] = source._buffers[source_last]
+
+
+def _slots(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    """Parameters and the buffers that state dictionaries hold, by every name they have."""
+    yield from model.named_parameters(remove_duplicate=False)
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield (f"{path}.{name}" if path else name), buffer
+
+
+def slots(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors that a state dictionary of the model holds, by name."""
+    return dict(_slots(model))
+
+
+def cast(tensor: Tensor, slot: Tensor | None) -> Tensor:
+    """A plain tensor in the dtype that the model has for it; over the file's memory if it fits."""
+    if slot is None or not (tensor.is_floating_point() and slot.is_floating_point()):
+        return tensor
+    return tensor.to(slot.dtype)
+
+
+def check_slot(source: str, name: str, given: Tensor, wanted: dict[str, Tensor]) -> None:
+    """Raise CheckpointError unless the shape is that of the model's tensor of this name."""
+    if name in wanted and wanted[name].shape != given.shape:
+        raise CheckpointError(
+            f"{source}: expected tensor {name!r} of shape {list(wanted[name].shape)}, got "
+            f"{list(given.shape)}"
+        )
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, last = name.rpartition(".")
+    return model.get_submodule(path), last
+
+
+def _format(weight: PackedTensor) -> str:
+    inner = weight if isinstance(weight, PanelWeight) else weight.packed
+    return str(inner.format)
+
+
+def _nbytes(model: nn.Module) -> int:
+    return sum(
+        p.nbytes_packed() if isinstance(p, PackedTensor) else p.nbytes for p in model.parameters()
+    )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
