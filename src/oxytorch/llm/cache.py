@@ -85,7 +85,9 @@ class CacheLayer:
         """Stores keys and values [batch, kv_heads, n, head_dim] at start .. start + n."""
         end = start + keys.shape[2]
         scales = (self.key_scales, self.value_scales)
-        for new, stored, scale in zip((keys, values), (self.keys, self.values), scales, strict=True):
+        for new, stored, scale in zip(
+            (keys, values), (self.keys, self.values), scales, strict=True
+        ):
             if scale is None:
                 stored[:, :, start:end] = new
                 continue

@@ -126,7 +126,7 @@ def original(
     cache = DynamicCache()
     answers = []
     for states, arguments in zip(hidden, (prompt, token), strict=True):
-        changed = {**arguments, plan.cache_argument: cache}
+        changed = {**arguments, str(plan.cache_argument): cache}
         with torch.no_grad():
             result = layer(states, **changed)
         answers.append(result[0] if isinstance(result, tuple) else result)

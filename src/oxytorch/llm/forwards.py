@@ -42,10 +42,9 @@ class LayerForward:
         self.rotated = rotated
         self.parts = [part for part in module.modules() if part is not module]
         assert plan.cache_argument is not None
-        self.known = {*recipes.IGNORED_ARGUMENTS, plan.cache_argument}
+        self.known = {*recipes.KNOWN_ARGUMENTS, plan.cache_argument}
         if plan.rotary_argument is not None:
-            self.known |= {name for name in (plan.rotary_argument, "position_embeddings")}
-            self.known |= {"position_embeddings_global", "position_embeddings_local"}
+            self.known |= {name for name in plan.arguments if "position_embeddings" in name}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = None
@@ -118,16 +117,15 @@ def _only_idle_hooks(part: nn.Module) -> bool:
     if part._forward_pre_hooks:
         return False
     try:
-        from transformers.utils.output_capturing import _active_collector
+        from transformers.utils.output_capturing import _active_collector as collector
     except ImportError:  # releases before 5 wrap forwards instead
         return False
     theirs = all(
         getattr(hook, "__module__", "").startswith("transformers.utils.output_capturing")
         for hook in part._forward_hooks.values()
     )
-    collected = _active_collector.get()
+    collected = collector.get()  # type: ignore[no-untyped-call]
     return theirs and (collected is None or "attentions" not in collected)
-
 
 
 class MlpForward:

@@ -25,8 +25,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(eq=False)
 class Norm:
-    """A normalization over the last dimension; its parameters are read from the module at each call.
+    """A normalization over the last dimension.
 
+    Its parameters are those that the module has at the time of the call.
     kind: "rms_norm" or "layer_norm". offset: what is added to the weight (Gemma: 1).
     """
 
@@ -70,14 +71,18 @@ class Product:
 
     weight: [out, in]; packed, or plain and then in several calls.
     gated: weight has gate and up halves, which epilogues "..._mul" combine.
+    order: int64 [in], or None: column i of the weight belongs to input order[i].
     """
 
     weight: Tensor
     bias: Tensor | None = None
     gated: bool = False
+    order: Tensor | None = None
 
     def __call__(self, x: Tensor, epilogue: str = "none", other: Tensor | None = None) -> Tensor:
-        """Returns act(x @ weight^T + bias), + other, or act(gate) * up (see `ops._panels.linear`)."""
+        """Returns act(x @ weight^T + bias), + other, or act(gate) * up; see `_panels.linear`."""
+        if self.order is not None:
+            x = x[..., self.order]
         if isinstance(self.weight, PanelWeight):
             return linear(x, self.weight, self.bias, epilogue=epilogue, other=other)
         result = F.linear(x, self.weight, self.bias)
@@ -113,7 +118,7 @@ class Experts:
         if self.normalized:
             weights = weights / weights.sum(-1, keepdim=True)
         result = torch.zeros(rows.shape, dtype=torch.float32)
-        for expert in indices.unique().tolist():
+        for expert in sorted({*indices.flatten().tolist()}):
             token, place = torch.where(indices == expert)
             hidden = self.gate_up[expert](rows[token], activation + "_mul")
             found = self.down[expert](hidden).float() * weights[token, place, None]

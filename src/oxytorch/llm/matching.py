@@ -96,6 +96,7 @@ def plans(
             cache_argument=caches[0] if caches else None,
             index=int(getattr(part, "layer_idx", position)),
             results=results,
+            arguments=tuple(arguments),
             **wiring,
             **mlp,
         )
@@ -238,6 +239,8 @@ def _projections(layer: nn.Module, attention: str, head_dim: int) -> Iterator[di
         "kv_heads": kv_heads,
         "layout": "blocks",
     }
+    if transposed and each > 1:
+        return
     grouped = ProductPlan((path,), transposed, grouped=each if each > 1 else 0, head_dim=head_dim)
     yield {**common, "qkv": grouped, "kv_heads": kv_heads, "layout": "groups"}
 
@@ -265,6 +268,7 @@ def _products(layer: nn.Module, path: str) -> tuple[ProductPlan, ProductPlan] | 
         return None
     gate, up = find(layer, recipes.GATE, path), find(layer, recipes.UP, path)
     joined, plain = find(layer, recipes.GATE_UP, path), find(layer, recipes.PLAIN_UP, path)
+    paths: tuple[str, ...]
     if gate is not None and up is not None:
         paths, gated = (gate, up), True
     elif joined is not None:

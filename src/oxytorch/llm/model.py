@@ -1,4 +1,4 @@
-"""A whole language model as a record: what a step from token ids to logits takes, without its code."""
+"""A whole language model as a record: what a step from token ids to logits takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .matching import norm_of
 from .observing import Rotation, Rotations, sample_length, sample_tokens
 
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""Largest difference of logits from those through the model's code, as a fraction of the largest."""
+"""Largest difference from the logits of the model's own code, as a fraction of the largest."""
 
 _CHANGING = ("dynamic", "longrope")
 """Kinds of rotary embeddings whose angles depend on the length of the prompt."""
@@ -106,11 +106,11 @@ class FusedModel:
         mask: Tensor | None = None,
         last: bool = True,
     ) -> Tensor:
-        """Returns logits [batch, n, vocabulary] of the model's dtype; with `last` only the last n = 1.
+        """Returns logits [batch, n, vocabulary] in the model's dtype; `last`: of the last token.
 
-        tokens: int64 [batch, n], which follow what `cache` holds; its length counts them. positions:
-        int64 [batch, n] where they are not those in the cache (padding). mask: bool [batch, 1, 1,
-        length] of what is no padding, length being that of the cache after the step.
+        tokens: int64 [batch, n], which follow what `cache` holds; its length counts them.
+        positions: int64 [batch, n] where they are not those in the cache (padding). mask: bool
+        [batch, 1, 1, length] of what is no padding, as long as the cache is after the step.
         Raises ValueError if the cache has no room.
         """
         start, length = cache.length, tokens.shape[1]

@@ -11,7 +11,6 @@ from torch import nn
 
 from ..core.packed import PackedTensor
 from ..graph.recognize import linear_of_module
-from ..ops._panels import PanelWeight
 from ..optimize import undo
 from ..optimize.copies import Separation, copied
 from ..optimize.record import ATTRIBUTE, Change, ForwardSet, Record, record_of
@@ -27,13 +26,14 @@ from ..quantization.configs import (
 from ..quantization.layers import output_head
 from ..quantization.memory import check_available
 from ..quantization.quantize import nbytes
-from . import checking, cache as caches
+from . import cache as caches
+from . import checking
 from .forwards import LayerForward, MlpForward, NormForward
 from .layer import Mlp
 from .matching import Unmatched, norm_of
 from .model import FusedModel, fuse
 from .observing import LayerCalls, Rotations, decoder_layers, observe
-from .packing import Packer, WeightSet
+from .packing import Packer, order_of
 from .plan import Plan
 from .report import LanguageModelReport
 
@@ -58,7 +58,7 @@ def optimize(
     inplace: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> _Model:
-    """Return a language model of transformers that runs on this machine's CPU at its memory's speed.
+    """Return a language model of transformers that runs at the speed of this machine's memory.
 
     model: a causal language model of transformers, in evaluation mode, on the CPU. It keeps its
         class, its configuration and its `generate`; `oxytorch.llm.generate` has less to do for each
@@ -85,8 +85,10 @@ def optimize(
     """
     config = _weight_config(weights, group_size, activation)
     dtype = _check(model, dtype)
-    head_config = config if head == "weights" else _weight_config(
-        None if head in (None, "bf16") else head, group_size, activation
+    head_config = (
+        config
+        if head == "weights"
+        else _weight_config(None if head in (None, "bf16") else head, group_size, activation)
     )
     cache_dtype = _cache_dtype(kv_cache, dtype)
     layers = decoder_layers(model)
@@ -162,6 +164,7 @@ class _Work:
                 progress(done, len(layers))
             try:
                 plan, gap = checking.choose(calls, config, likely)
+                self._fuse(calls, plan)
             except Unmatched as reason:
                 self._leave(calls, str(reason))
                 continue
@@ -170,7 +173,6 @@ class _Work:
                 self._leave(calls, "its answers differ from every recipe's")
                 continue
             likely = plan
-            self._fuse(calls, plan)
             self.report.fused += 1
             self.report.difference = max(self.report.difference, gap)
         if progress is not None:
@@ -178,13 +180,10 @@ class _Work:
 
     def _fuse(self, calls: LayerCalls, plan: Plan) -> None:
         layer = calls.module
-        packed = {*plan.qkv.paths, *plan.output.paths}
-        for part in (plan.up, plan.down):
-            packed |= {*part.paths} if part else set()
+        for product in plan.products():
+            order_of(layer, product)
+        packed = {path for product in plan.products() for path in product.paths}
         experts = plan.experts.stacked if plan.experts else None
-        if plan.experts is not None:
-            for part in (*plan.experts.gate_up, *plan.experts.down):
-                packed |= {*part.paths}
         self.packer.cast_rest(layer, packed, set(experts or ()))
         fused = plan.build(layer, self.packer)
         for path in [p.path for p in (plan.query_norm, plan.key_norm) if p is not None]:
@@ -213,7 +212,7 @@ class _Work:
             weight = module._parameters.get("weight")
             if weight is None or path.rpartition(".")[2] in _ROUTERS:
                 continue
-            form = None if isinstance(weight, PanelWeight) else _linear(module)
+            form = None if isinstance(weight, PackedTensor) else _linear(module)
             if form is not None:
                 packed.add(path)
                 self.packer.single(module, form, path)
@@ -234,7 +233,7 @@ class _Work:
         paths = {module: path for path, module in self.model.named_modules()}
         if head is not None and isinstance(head._parameters.get("weight"), nn.Parameter):
             form = _linear(head)
-            if form is not None and not isinstance(head._parameters["weight"], PanelWeight):
+            if form is not None and not isinstance(head._parameters["weight"], PackedTensor):
                 self.packer.config = head_config
                 self.packer.head(head, form, self.model)
                 if isinstance(head._parameters["weight"], PackedTensor):
@@ -394,7 +393,7 @@ def _matrices(layers: list[LayerCalls]) -> list[tuple[str, torch.Tensor]]:
         (f"{calls.path}.{name}", parameter)
         for calls in layers
         for name, parameter in calls.module.named_parameters()
-        if parameter.dim() > 1 and not isinstance(parameter, PanelWeight)
+        if parameter.dim() > 1 and not isinstance(parameter, PackedTensor)
     ]
 
 
@@ -439,4 +438,4 @@ def _numbers(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-__all__ = ["WeightSet", "fused_model", "optimize"]
+__all__ = ["fused_model", "optimize"]

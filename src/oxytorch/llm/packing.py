@@ -18,8 +18,9 @@ from ..optimize.passes.pack import plain_state
 from ..optimize.record import Change, ForwardSet, HookAdded, Record
 from ..quantization.configs import WeightConfig
 from ..quantization.layers import PanelForward
-from ..quantization.weights import TransposedPanelWeight, quantized
+from ..quantization.weights import ReorderedPanelWeight, quantized
 from .layer import Product
+from .matching import Unmatched
 from .plan import ProductPlan, Products
 
 
@@ -67,19 +68,19 @@ class HeadSet(Change):
 class RowsWeight(PackedTensor):
     """Some rows of a weight that is stored in another order.
 
-    packed: the weight as it is stored, packed or plain. index: where each row of this one lies.
+    packed: the weight as it is stored, packed or plain. places: where each row of this one lies.
     """
 
     packed: Tensor
-    index: Tensor
+    places: Tensor
 
-    _shared_fields = ("packed", "index")
+    _shared_fields = ("packed", "places")
 
-    def __new__(cls, packed: Tensor, index: Tensor) -> RowsWeight:
+    def __new__(cls, packed: Tensor, places: Tensor) -> RowsWeight:
         result: RowsWeight = torch.Tensor._make_wrapper_subclass(
-            cls, (len(index), packed.shape[1]), dtype=packed.dtype, requires_grad=False
+            cls, (len(places), packed.shape[1]), dtype=packed.dtype, requires_grad=False
         )
-        result.packed, result.index = packed, index
+        result.packed, result.places = packed, places
         return result
 
     def nbytes_packed(self) -> int:
@@ -89,29 +90,29 @@ class RowsWeight(PackedTensor):
     def dense(self) -> Tensor:
         packed = self.packed
         values = packed.dense() if isinstance(packed, PackedTensor) else packed
-        return values[self.index]
+        return values[self.places]
 
     def repack(self, values: Tensor) -> None:
         packed = self.packed
         whole = packed.dense() if isinstance(packed, PackedTensor) else packed
-        whole[self.index] = values.detach().to(self.dtype)
+        whole[self.places] = values.detach().to(self.dtype)
         if isinstance(packed, PackedTensor):
             packed.repack(whole)
 
     def copy(self) -> RowsWeight:
         packed = self.packed
         own = packed.copy() if isinstance(packed, PackedTensor) else packed.clone()
-        return RowsWeight(own, self.index)
+        return RowsWeight(own, self.places)
 
     def share(self) -> RowsWeight:
-        return RowsWeight(self.packed, self.index)
+        return RowsWeight(self.packed, self.places)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rows, (self.packed, self.index, self.requires_grad)
+        return _rows, (self.packed, self.places, self.requires_grad)
 
 
-def _rows(packed: Tensor, index: Tensor, requires_grad: bool) -> nn.Parameter:
-    return nn.Parameter(RowsWeight(packed, index), requires_grad)
+def _rows(packed: Tensor, places: Tensor, requires_grad: bool) -> nn.Parameter:
+    return nn.Parameter(RowsWeight(packed, places), requires_grad)
 
 
 class StackedWeight(PackedTensor):
@@ -204,6 +205,7 @@ class Packer(Products):
         modules = [layer.get_submodule(path) for path in plan.paths]
         if plan.grouped:
             return self._sorted(modules[0], plan)
+        order = order_of(layer, plan)
         parts = [self.packed(module, plan) for module in modules]
         if plan.gated and len(parts) == 1:
             parts = halves(parts[0])
@@ -212,8 +214,8 @@ class Packer(Products):
         rows = [size[1 if plan.transposed else 0] for size in sizes]
         for module, (begin, end) in zip(modules, _spans(rows), strict=True):
             part = part_of(whole, begin, end)
-            self.set_weight(module, "weight", _transposed(part) if plan.transposed else part)
-        return Product(whole, self._bias(modules, rows), plan.gated)
+            self.set_weight(module, "weight", reordered(part, plan.transposed, order))
+        return Product(whole, self._bias(modules, rows), plan.gated, order)
 
     def stacked(self, layer: nn.Module, path: str, gated: bool) -> list[Product]:
         owner = layer.get_submodule(path.rpartition(".")[0])
@@ -239,7 +241,7 @@ class Packer(Products):
     def packed(self, module: nn.Module, plan: ProductPlan) -> Tensor:
         """A module's weight [out, in] as it is to be stored."""
         weight = module.get_parameter("weight")
-        if isinstance(weight, TransposedPanelWeight):
+        if isinstance(weight, ReorderedPanelWeight):
             return weight.packed
         if isinstance(weight, PackedTensor):
             return weight
@@ -259,7 +261,7 @@ class Packer(Products):
         """Packs the weight of a linear layer that belongs to no product."""
         plan = ProductPlan((name,), transposed)
         whole = self.packed(module, plan)
-        self.set_weight(module, "weight", _transposed(whole) if transposed else whole)
+        self.set_weight(module, "weight", reordered(whole, transposed, None))
         bias = module._parameters.get("bias")
         if bias is not None:
             self.set_weight(module, "bias", self.own(bias))
@@ -277,7 +279,7 @@ class Packer(Products):
         if isinstance(tensor, PackedTensor):
             handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
             changes.append(HookAdded(module, "_state_dict_hooks", handle.id))
-        if isinstance(tensor, (PanelWeight, TransposedPanelWeight)) and not already:
+        if isinstance(tensor, (PanelWeight, ReorderedPanelWeight)) and not already:
             changes.append(ForwardSet(module, PanelForward(module)))
 
     def head(self, module: nn.Module, transposed: bool, model: nn.Module) -> None:
@@ -294,7 +296,7 @@ class Packer(Products):
             self.single(module, transposed, "the output head")
             return
         whole = self.packed(module, ProductPlan(("the output head",), transposed))
-        stored = _transposed(whole) if transposed else whole
+        stored = reordered(whole, transposed, None)
         changes = self.record.changes
         changes.append(HeadSet(module, stored, others[0]))
         for hook in (plain_state, TiedState(others[0])):
@@ -330,10 +332,8 @@ class Packer(Products):
     def _sorted(self, module: nn.Module, plan: ProductPlan) -> Product:
         weight = module.get_parameter("weight").detach()
         values = weight.dense() if isinstance(weight, PackedTensor) else weight
-        if plan.transposed:
-            values = values.t()
         rows = plan.rows(values.shape[0])
-        assert rows is not None and not plan.transposed
+        assert rows is not None
         whole = self.pack(values[rows], plan.paths[0])
         inverse = torch.empty_like(rows)
         inverse[rows] = torch.arange(len(rows))
@@ -344,10 +344,10 @@ class Packer(Products):
         own = self.own(bias)
         self.set_weight(module, "bias", own)
         moved = own[rows]
-        handle = module.register_load_state_dict_post_hook(BiasRefresh(moved, rows))
-        self.record.changes.append(
-            HookAdded(module, "_load_state_dict_post_hooks", handle.id)
+        handle = module.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            BiasRefresh(moved, rows)
         )
+        self.record.changes.append(HookAdded(module, "_load_state_dict_post_hooks", handle.id))
         return Product(whole, moved)
 
     def _bias(self, modules: list[nn.Module], rows: list[int]) -> Tensor | None:
@@ -373,8 +373,31 @@ def _spans(rows: list[int]) -> list[tuple[int, int]]:
     return [(end - count, end) for end, count in zip(ends, rows, strict=True)]
 
 
-def _transposed(weight: Tensor) -> Tensor:
-    return TransposedPanelWeight(weight) if isinstance(weight, PanelWeight) else weight.t()
+def reordered(weight: Tensor, transposed: bool, order: Tensor | None) -> Tensor:
+    """A weight [out, in] in the order in which its module keeps it."""
+    if not transposed and order is None:
+        return weight
+    if isinstance(weight, PanelWeight):
+        return ReorderedPanelWeight(weight, transposed, order)
+    return weight.t()
+
+
+def order_of(layer: nn.Module, plan: ProductPlan) -> Tensor | None:
+    """The order of inputs of weights that are packed already (see `ReorderedPanelWeight`).
+
+    Raises Unmatched where layers that are to be one product have different ones.
+    """
+    orders: list[Tensor | None] = []
+    for path in plan.paths:
+        weight = layer.get_submodule(path)._parameters["weight"]
+        orders.append(weight.order if isinstance(weight, ReorderedPanelWeight) else None)
+    first = orders[0]
+    for order in orders[1:]:
+        if (order is None) != (first is None) or (
+            order is not None and first is not None and not torch.equal(order, first)
+        ):
+            raise Unmatched(f"{' and '.join(plan.paths)} have inputs in different orders")
+    return first
 
 
 def halves(weight: Tensor) -> list[Tensor]:

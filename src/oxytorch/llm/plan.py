@@ -1,7 +1,6 @@
-"""A plan: which submodule of a decoder layer plays which part, and how a fused layer is made of it."""
+"""A plan: which submodule of a decoder layer plays which part; from it the fused layer is made."""
 
 from __future__ import annotations
-
 
 from dataclasses import dataclass
 
@@ -73,7 +72,7 @@ class Plan:
 
     rotary_argument: the argument that brings cos and sin, or None. cache_argument: the one that
     brings the cache. index: its number in the cache. results: 0 if the layer returns a tensor, else
-    the length of the tuple that it returns.
+    the length of the tuple that it returns. arguments: names of all that it is called with.
     """
 
     attention: str
@@ -104,6 +103,14 @@ class Plan:
     parallel: bool = False
     norm_last: bool = False
     results: int = 0
+    arguments: tuple[str, ...] = ()
+
+    def products(self) -> list[ProductPlan]:
+        """All products of modules (stacked experts are none)."""
+        found = [self.qkv, self.output, *(part for part in (self.up, self.down) if part)]
+        if self.experts is not None:
+            found += [*self.experts.gate_up, *self.experts.down]
+        return found
 
     def build(self, layer: nn.Module, products: Products) -> FusedLayer:
         """Makes the fused layer of `layer`; `products` gives the weights."""
@@ -132,7 +139,7 @@ class Plan:
             parallel=self.parallel,
             norm_last=self.norm_last,
             description=self.wiring,
-            **norms,  # type: ignore[arg-type]
+            **norms,
         )
 
     def _build_mlp(self, layer: nn.Module, products: Products) -> Mlp | RoutedMlp:

@@ -37,7 +37,13 @@ WINDOW = ("sliding_window",)
 SOFTCAP = ("attn_logit_softcapping", "logit_cap")
 
 CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")
-IGNORED_ARGUMENTS = ("hidden_states", "attention_mask", "position_ids", "use_cache", "cache_position")
+KNOWN_ARGUMENTS = (
+    "hidden_states",
+    "attention_mask",
+    "position_ids",
+    "use_cache",
+    "cache_position",
+)
 """Arguments of a decoder layer that its fused form reads itself or has no use for."""
 
 

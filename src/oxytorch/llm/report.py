@@ -10,13 +10,12 @@ from ..quantization.memory import size_text
 
 @dataclass
 class LanguageModelReport(Report):
-    """The account of one `llm.optimize` call. `str(report)` is for people, `as_dict()` for programs.
+    """The account of an `llm.optimize` call. `str(report)` is for people, `as_dict()` for programs.
 
     dtype: that of activations. weights, head, kv_cache: formats. layers, fused: decoder layers, and
     those of them that run as a few ops. difference: the largest one of a fused layer's answers from
     the layer's own, as a fraction of its largest; differing: the same of layers that were left for
-    it. whole: the model's own `generate` can step without
-    transformers' code.
+    it. whole: `llm.generate` steps through the model without transformers' code.
     """
 
     weights: str = ""

@@ -23,7 +23,7 @@ FIRST_ROOM = 256
 """Tokens that a new layer has room for beyond the prompt; then its capacity doubles."""
 
 
-class PreallocatedLayer(CacheLayerMixin):
+class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """A layer of transformers' caches whose keys and values stay in place.
 
     It grows by doubling, crops by forgetting, and follows beams through a table of rows instead of
@@ -35,7 +35,7 @@ class PreallocatedLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.stored_dtype = dtype
         self.stored: CacheLayer | None = None
         self.length = 0
@@ -43,7 +43,7 @@ class PreallocatedLayer(CacheLayerMixin):
 
     # transformers' code reads `keys` and `values` of a layer as plain tensors.
     @property
-    def keys(self) -> Tensor | None:  # type: ignore[override]
+    def keys(self) -> Tensor | None:
         return self._plain()[0]
 
     @keys.setter
@@ -51,7 +51,7 @@ class PreallocatedLayer(CacheLayerMixin):
         assert value is None, "keys of a preallocated layer are written by update()"
 
     @property
-    def values(self) -> Tensor | None:  # type: ignore[override]
+    def values(self) -> Tensor | None:
         return self._plain()[1]
 
     @values.setter
@@ -168,9 +168,10 @@ def layer_of(cache: Any, index: int, dtype: torch.dtype) -> PreallocatedLayer | 
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
         return None
     ours = PreallocatedLayer(dtype)
-    length = layer.get_seq_length()
+    dynamic: Any = layer
+    length = dynamic.get_seq_length()
     if length:
-        keys, values = layer.keys, layer.values
+        keys, values = dynamic.keys, dynamic.values
         if keys is None or values is None or keys.shape[-2] != length:
             return None  # a window has already dropped tokens
         ours.adopt(keys, values)
