@@ -45,7 +45,7 @@ Tensor guarded_empty(const std::int64_t* sizes, const std::int64_t* strides, std
       aoti_torch_empty_strided(1, &all, &one, dtype_code, aoti_torch_device_type_cpu(), 0, &handle),
       "empty");
   const Tensor block(handle);
-  std::memset(block.mutable_data(), 0xff, all * (dtype_code == codes().float32 ? 4 : 2));
+  std::memset(block.mutable_data(), 0xff, all * aoti_torch_dtype_element_size(dtype_code));
   check_call(aoti_torch__reinterpret_tensor(handle, dim, sizes, strides, guard, &handle), "view");
   return Tensor(handle);
 }

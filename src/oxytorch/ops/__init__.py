@@ -12,6 +12,10 @@ from .gelu_mul import gelu_mul
 from .global_norm import global_norm
 from .interaction import interaction
 from .layer_norm import layer_norm
+from .linear_bf16 import linear_bf16
+from .linear_int4 import linear_int4
+from .linear_int8 import linear_int8
+from .linear_nf4 import linear_nf4
 from .merged_embedding_bag import merged_embedding_bag
 from .rms_norm import rms_norm
 from .rotary_embedding import rotary_embedding
@@ -31,6 +35,10 @@ __all__ = [
     "global_norm",
     "interaction",
     "layer_norm",
+    "linear_bf16",
+    "linear_int4",
+    "linear_int8",
+    "linear_nf4",
     "merged_embedding_bag",
     "registry",
     "rms_norm",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
-from .product import product
+from .._binding import entry
+from .product import codes_product, dense_product, is_gated, nf4_product
 from .rounding import nearest_codes
 from .weight import PanelWeight
 
@@ -27,5 +30,43 @@ def linear(
     to its upper half's result and multiply by the lower half's: [..., out_features / 2].
     Returns x's dtype. Sums and epilogue are float32, rounded once.
     """
-    dense = weight.dense().float()
-    return product(x, dense, bias, other, epilogue, weight.activation or "none")
+    rows = weight.shape[0]
+    if is_gated(epilogue):
+        rows //= 2
+    if weight.is_gated != is_gated(epilogue):
+        wanted = "that ends in '_mul' for a gated weight" if weight.is_gated else "without '_mul'"
+        raise ValueError(f"linear: expected an epilogue {wanted}, got {epilogue!r}")
+    result: Tensor
+    if weight.format == "bf16":
+        result = _bf16(x, weight.packed, rows, bias, other, epilogue)
+    elif weight.format == "nf4":
+        result = _nf4(
+            x,
+            weight.packed,
+            weight.channel_scales,
+            weight.group_scales,
+            rows,
+            bias,
+            other,
+            epilogue,
+        )
+    else:
+        result = (_int4 if weight.format == "int4" else _int8)(
+            x,
+            weight.packed,
+            weight.channel_scales,
+            weight.group_scales,
+            weight.zero_points,
+            rows,
+            bias,
+            other,
+            epilogue,
+            weight.activation or "none",
+        )
+    return result
+
+
+_bf16 = entry("linear_bf16", dense_product)
+_int8 = entry("linear_int8", functools.partial(codes_product, "int8"))
+_int4 = entry("linear_int4", functools.partial(codes_product, "int4"))
+_nf4 = entry("linear_nf4", nf4_product)

@@ -131,7 +131,7 @@ def split_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
 
 def joined_scales(channel_scales: Tensor, group_scales: Tensor | None) -> Tensor:
     """Scales [panels, 16, groups] in the dtype of `channel_scales`."""
-    channel = torch.unflatten(channel_scales, 0, (-1, OUTPUTS, 1))
+    channel = channel_scales.reshape(-1, OUTPUTS, 1)
     if group_scales is None:
         return channel
     return channel * group_scales.to(channel.dtype).transpose(1, 2)

@@ -35,10 +35,12 @@ static void read_group(const PanelsArgs& weight, std::int64_t first, std::int64_
 }
 
 template <class Form>
-OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels) {
+OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels,
+                                        std::int64_t product_rows) {
 #if defined(__AMX_TILE__)
+  // Whatever the chunks are, so that results do not depend on the number of threads.
   if constexpr (Form::kDepth > 1) {
-    if (rows >= kLeastTileRows) return multiply_block_in_tiles<Form>(tile, rows, panels);
+    if (product_rows >= kLeastTileRows) return multiply_block_in_tiles<Form>(tile, rows, panels);
   }
 #endif
   multiply_block<Form>(tile, rows, panels);
@@ -84,7 +86,7 @@ static void multiply_chunk(const PanelProduct& product, std::int64_t first_row, 
         .scales = product.weight.group_scales ? numbers.scales : nullptr,
         .sums = sums,
     };
-    multiply_block_at_level<Form>(tile, rows, panels);
+    multiply_block_at_level<Form>(tile, rows, panels, product.row_count);
   }
 }
 

@@ -35,12 +35,14 @@ static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
   const PreparedRows& to = args.prepared;
   const std::int64_t from = args.rows ? args.rows[item] : item;
   const T* x = static_cast<const T*>(args.x) + from * args.x_stride;
-  float factor = 1.0f;
+  constexpr float kMost = 127.0f;
+  // A row of smaller numbers is taken for zero.
+  constexpr float kLeast = 0x1p-100f;
+  float divisor = 1.0f;
   if constexpr (kIsInteger<Form>) {
-    constexpr float kMost = 127.0f;
     const float top = largest(x, to.in_features);
     to.scales[item] = top / kMost;
-    factor = top > 0.0f ? kMost / top : 0.0f;
+    divisor = top < kLeast ? 1.0f : top;
   }
   for (std::int64_t block = 0; block < to.blocks; ++block) {
     const std::int64_t begin = block * to.block;
@@ -51,7 +53,8 @@ static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
     const auto take = [&](std::int64_t i, auto count) {
       f32v v = load(x + begin + i, count);
       if constexpr (kIsInteger<Form>) {
-        v = nearest(v * factor);
+        // Divided where the reference says which number is the nearest.
+        v = nearest(v * kMost / divisor);
         sums += v;
       }
       put(values + i, v);

@@ -61,9 +61,26 @@ def product(
 
 
 def _rounded_to_int8(x: Tensor) -> Tensor:
-    step = x.abs().amax(-1, keepdim=True) / 127
-    step = torch.where(step > 0, step, 1.0)
-    return (x / step).round() * step
+    largest = x.abs().amax(-1, keepdim=True)
+    # Multiplied before it is divided: kernels find the same neighbour where two are as near.
+    codes = (127 * x / torch.where(largest > 0, largest, 1.0)).round()
+    return codes * (largest / 127)
+
+
+def dense_product(
+    x: Tensor,
+    panels: Tensor,
+    out_features: int,
+    bias: Tensor | None,
+    other: Tensor | None,
+    epilogue: str,
+) -> Tensor:
+    """The reference of linear_bf16, over packed tensors."""
+    gated = is_gated(epilogue)
+    rows = 2 * out_features if gated else out_features
+    values = layout.unpack("bf16", panels, rows, x.shape[-1], gated)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return product(x, values.to(wide), bias, other, epilogue)
 
 
 def codes_product(
@@ -79,7 +96,7 @@ def codes_product(
     epilogue: str,
     activation: str = "none",
 ) -> Tensor:
-    """The reference of linear_int8, linear_int4 and linear_nf4, over packed tensors."""
+    """The reference of linear_int8 and linear_int4, over packed tensors."""
     gated = is_gated(epilogue)
     rows = 2 * out_features if gated else out_features
     codes = layout.unpack(format, panels, rows, x.shape[-1], gated)
@@ -88,3 +105,19 @@ def codes_product(
         zero_points = layout.by_output(zero_points.transpose(1, 2), rows, gated)
     weight = layout.values_of(format, codes, scales, zero_points)
     return product(x, weight, bias, other, epilogue, activation)
+
+
+def nf4_product(
+    x: Tensor,
+    panels: Tensor,
+    channel_scales: Tensor,
+    group_scales: Tensor | None,
+    out_features: int,
+    bias: Tensor | None,
+    other: Tensor | None,
+    epilogue: str,
+) -> Tensor:
+    """The reference of linear_nf4."""
+    return codes_product(
+        "nf4", x, panels, channel_scales, group_scales, None, out_features, bias, other, epilogue
+    )

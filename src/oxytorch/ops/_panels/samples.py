@@ -1,0 +1,98 @@
+"""Sample calls and cost of the linear ops over panels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .._op import Cost, Sample
+from .._samples import values
+from . import layout
+from .product import is_gated
+from .weight import PanelWeight
+
+# rows, out_features, in_features, group_size, asymmetric, bias, epilogue, activation
+_CALLS: tuple[tuple[int, int, int, int | None, bool, bool, str, str], ...] = (
+    (1, 16, 64, None, False, False, "none", "none"),
+    (1, 33, 96, 32, True, True, "none", "none"),
+    (2, 40, 128, 64, False, True, "add", "none"),
+    (3, 17, 200, None, True, False, "gelu", "none"),
+    (4, 48, 256, 128, True, False, "silu_mul", "none"),
+    (5, 20, 256, 64, False, True, "gelu_tanh_mul", "none"),
+    (6, 1, 37, None, False, True, "gelu_mul", "none"),
+    (7, 32, 512, 256, True, True, "gelu_tanh", "none"),
+    (8, 31, 130, None, False, False, "silu", "none"),
+    (9, 64, 160, 32, True, True, "relu", "none"),
+    (23, 80, 576, 64, False, True, "silu_mul", "none"),
+    (0, 16, 64, None, False, False, "none", "none"),
+    (1, 33, 300, None, False, True, "none", "int8"),
+    (3, 40, 256, 128, True, False, "add", "int8"),
+    (12, 48, 192, 64, False, True, "gelu_mul", "int8"),
+)
+
+
+def linear_cost(
+    x: Tensor, weight: Sequence[Tensor | None], out_features: int, epilogue: str
+) -> Cost:
+    """Reads x and the weight's tensors, writes the result; and multiplies and adds."""
+    rows = x.numel() // x.shape[-1]
+    moved = x.nbytes + sum(tensor.nbytes for tensor in weight if tensor is not None)
+    outputs = out_features * (2 if is_gated(epilogue) else 1)
+    return Cost(moved + rows * out_features * x.dtype.itemsize, 2 * rows * outputs * x.shape[-1])
+
+
+def dense_calls(dtype: torch.dtype, size: str) -> Iterator[Sample]:
+    """Sample calls of linear_bf16."""
+    for name, x, weight, out_features, extras, _ in _calls("bf16", dtype, size):
+        yield Sample(name, (x, weight.packed, out_features, *extras))
+
+
+def code_calls(format: str, dtype: torch.dtype, size: str) -> Iterator[Sample]:
+    """Sample calls of linear_int8, linear_int4 and linear_nf4."""
+    for name, x, weight, out_features, extras, activation in _calls(format, dtype, size):
+        tensors = [weight.packed, weight.channel_scales, weight.group_scales]
+        if format in layout.MIDDLE:
+            tensors.append(weight.zero_points)
+            extras = (*extras, activation)
+        yield Sample(name, (x, *tensors, out_features, *extras))
+
+
+def _calls(
+    format: str, dtype: torch.dtype, size: str
+) -> Iterator[tuple[str, Tensor, PanelWeight, int, tuple[object, ...], str]]:
+    if size != "test":
+        side = 512 if size == "cache" else 8192
+        weight = _weight(format, side, side, None if format == "bf16" else 128, False)
+        yield f"1x{side}x{side}", values(1, side, dtype=dtype), weight, side, (), "none"
+        return
+    for rows, out, inputs, group, asymmetric, has_bias, epilogue, activation in _CALLS:
+        if activation == "int8" and format not in layout.MIDDLE:
+            continue
+        width = 2 * out if is_gated(epilogue) else out
+        if is_gated(epilogue):
+            halves = [_weight(format, out, inputs, group, asymmetric) for _ in range(2)]
+            weight = PanelWeight.gated(*halves)
+        else:
+            weight = _weight(format, out, inputs, group, asymmetric)
+        bias = values(width, dtype=dtype) if has_bias else None
+        other = values(rows, out, dtype=dtype) if epilogue == "add" else None
+        name = f"{rows}x{inputs}x{out}-{epilogue}" + ("-int8" if activation == "int8" else "")
+        x = values(rows, inputs, dtype=dtype)
+        yield name, x, weight, out, (bias, other, epilogue), activation
+
+
+def _weight(
+    format: str, out_features: int, in_features: int, group_size: int | None, asymmetric: bool
+) -> PanelWeight:
+    if format == "bf16":
+        return PanelWeight.from_dense(torch.randn(out_features, in_features))
+    groups = in_features // group_size if group_size else 1
+    most = 256 if format == "int8" else 16
+    codes = torch.randint(most, (out_features, in_features), dtype=torch.uint8)
+    scales = (torch.rand(out_features, groups) + 0.1) / most
+    zero_points = None
+    if asymmetric and format in layout.MIDDLE:
+        zero_points = torch.randint(most, (out_features, groups), dtype=torch.uint8)
+    return PanelWeight.from_codes(format, codes, scales, zero_points)
