@@ -54,7 +54,10 @@ HELD_OUT_PART = 20
 
 @dataclass(frozen=True)
 class Size:
-    """How large the model is and how long it is trained; `mlp`: width inside of the gated MLP."""
+    """How large the model is and how long it is trained.
+
+    mlp: width inside of the gated MLP. files: one in so many of the training files is read.
+    """
 
     width: int = 256
     mlp: int = 768
@@ -66,10 +69,19 @@ class Size:
     batch: int = 8
     steps: int = 800
     learning_rate: float = 4e-3
+    files: int = 1
 
 
 SHORT = Size(
-    width=128, mlp=384, layers=2, heads=2, key_value_heads=1, vocabulary=512, context=128, steps=150
+    width=128,
+    mlp=384,
+    layers=2,
+    heads=2,
+    key_value_heads=1,
+    vocabulary=512,
+    context=128,
+    steps=150,
+    files=6,
 )
 
 
@@ -85,8 +97,10 @@ class Text:
     source: str
 
 
-def read_text(root: Path | None) -> Text:
+def read_text(root: Path | None, files: int = 1) -> Text:
     """The text files under `root`, or without one the standard library's sources.
+
+    files: one in so many of those that are not held out is read.
 
     Raises:
         ValueError: fewer than 20 files or 200,000 characters are found, too little to learn.
@@ -102,6 +116,7 @@ def read_text(root: Path | None) -> Text:
         text = path.read_text(encoding="utf-8", errors="replace")
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
         (held_out if number % HELD_OUT_PART == 0 else training).append(text)
+    training = training[::files]
     characters = sum(map(len, training))
     if len(training) < 20 or characters < 200_000 or not held_out:
         raise ValueError(
@@ -231,7 +246,7 @@ def main(words: Sequence[str]) -> int:
     size = SHORT if arguments.short else Size()
     size = replace(size, steps=arguments.steps or size.steps)
     try:
-        text = read_text(arguments.text)
+        text = read_text(arguments.text, size.files)
         arguments.out.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         print(f"train_language_model: {error}", file=sys.stderr)
