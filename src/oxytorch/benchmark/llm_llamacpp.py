@@ -130,10 +130,11 @@ def _interleaved(weight: Tensor, heads: int) -> Tensor:
 
 def _contestant(path: Path, task: LlmTask) -> Stepwise:
     llama: Any = importlib.import_module("llama_cpp")
+    # The library keeps the pointer only.
+    silence = llama.llama_log_callback(lambda level, text, user_data: None)
+    llama.llama_log_set(silence, ctypes.c_void_p())
     llama.llama_backend_init()
-    model = llama.llama_model_load_from_file(
-        str(path).encode(), llama.llama_model_default_params()
-    )
+    model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
     if not model:
         raise RuntimeError(f"llama.cpp could not load {path.name}")
     settings = llama.llama_context_default_params()
@@ -160,4 +161,4 @@ def _contestant(path: Path, task: LlmTask) -> Stepwise:
         return run(ids[0].tolist())
 
     notes: dict[str, object] = {"format": TYPES[task.weights], "file_bytes": path.stat().st_size}
-    return Stepwise(vocabulary, start, lambda token: run([token]), last, notes=notes)
+    return Stepwise(vocabulary, start, lambda token: run([token]), last, notes=notes, keep=silence)

@@ -50,7 +50,14 @@ class _Traceable(nn.Module):
         return [self.model.lm_head(body.norm(hidden[:, -1:])), *present]
 
     def _attention(
-        self, module: Any, x: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, mask: Any
+        self,
+        module: Any,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = x.shape
         query, key, value = (
@@ -147,7 +154,9 @@ def _gather_by_beam(openvino: Any, converted: Any) -> None:
     beams.output(0).get_tensor().set_names({"beam_idx"})
     for port in converted.inputs[2:]:
         consumers = port.get_target_inputs()
-        gathered = operators.gather(port.get_node(), beams, operators.constant(0, openvino.Type.i64))
+        gathered = operators.gather(
+            port.get_node(), beams, operators.constant(0, openvino.Type.i64)
+        )
         for consumer in consumers:
             consumer.replace_source_output(gathered.output(0))
     converted.add_parameters([beams])

@@ -92,9 +92,7 @@ class _FusedRun:
             places = torch.arange(end) - self.padding[:, None]
             mask = (places >= 0)[:, None, None]
             positions = places[:, self.length :].clamp(min=0)
-        return self.model.step(
-            tokens, self._cache, positions=positions, mask=mask, last=not every
-        )
+        return self.model.step(tokens, self._cache, positions=positions, mask=mask, last=not every)
 
     def cut(self, length: int) -> None:
         self._cache.crop(length)

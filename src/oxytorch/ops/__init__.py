@@ -17,6 +17,7 @@ from .linear_int4 import linear_int4
 from .linear_int8 import linear_int8
 from .linear_nf4 import linear_nf4
 from .merged_embedding_bag import merged_embedding_bag
+from .moe import moe
 from .rms_norm import rms_norm
 from .rotary_embedding import rotary_embedding
 from .silu_mul import silu_mul
@@ -40,6 +41,7 @@ __all__ = [
     "linear_int8",
     "linear_nf4",
     "merged_embedding_bag",
+    "moe",
     "registry",
     "rms_norm",
     "rotary_embedding",

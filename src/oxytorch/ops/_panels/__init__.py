@@ -7,11 +7,12 @@ import functools
 from torch import Tensor
 
 from .._binding import entry
+from .experts import Experts, moe
 from .product import codes_product, dense_product, is_gated, nf4_product
 from .rounding import nearest_codes
 from .weight import PanelWeight
 
-__all__ = ["PanelWeight", "linear", "nearest_codes"]
+__all__ = ["Experts", "PanelWeight", "linear", "moe", "nearest_codes"]
 
 
 def linear(

@@ -95,7 +95,7 @@ static void multiply_rows(Tile tile, std::int64_t rows) {
       multiply_rest<Form, panels>(tile, rows);
     }
     tile.rows += kTileRows * tile.row_bytes;
-    tile.row_sums += kTileRows;
+    if (tile.row_sums) tile.row_sums += kTileRows;
     tile.sums += kTileRows * kItemOutputs;
   }
 }

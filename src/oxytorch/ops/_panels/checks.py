@@ -103,11 +103,19 @@ def check_tensors(
             _fail(name, "contiguous", f"strides {list(found.stride())}")
 
 
-def check_alike(what: str, weights: Sequence[PanelWeight]) -> PanelWeight:
-    """Weights that can become one; returns the first."""
+def check_alike(
+    what: str, weights: Sequence[PanelWeight], *, same_shape: bool = False
+) -> PanelWeight:
+    """Weights that can become one, or with `same_shape` take each other's place; returns the first.
+
+    Weights that become one are not gated yet.
+    """
     first = weights[0]
+    names = ["format", "group_size", "dtype", "activation"]
+    if same_shape:
+        names += ["shape", "is_gated"]
     for weight in weights:
-        for name in ("format", "group_size", "dtype", "activation"):
+        for name in names:
             wanted, given = getattr(first, name), getattr(weight, name)
             if wanted != given:
                 raise ValueError(f"{what}: expected {name} {wanted} in every weight, got {given}")
@@ -116,7 +124,7 @@ def check_alike(what: str, weights: Sequence[PanelWeight]) -> PanelWeight:
                 f"{what}: expected {first.shape[1]} in_features in every weight, "
                 f"got {weight.shape[1]}"
             )
-        if weight.is_gated:
+        if weight.is_gated and not same_shape:
             raise ValueError(f"{what}: expected weights that are not gated yet, got a gated one")
         if (weight.zero_points is None) != (first.zero_points is None):
             raise ValueError(f"{what}: expected zero_points in every weight or in none, got both")

@@ -6,12 +6,21 @@
 
 namespace oxytorch {
 
+// Null, or a tensor of the caller's.
+struct TensorIfAny {
+  const Tensor* tensor = nullptr;
+
+  TensorIfAny() = default;
+  TensorIfAny(const Tensor* given) : tensor(given) {}
+  TensorIfAny(const std::optional<Tensor>* given) : tensor(*given ? &**given : nullptr) {}
+};
+
 // The tensors of a weight as the ops take them; only panels are there for bfloat16.
 struct PanelTensors {
   const Tensor& panels;
   const Tensor* channel_scales = nullptr;
-  const std::optional<Tensor>* group_scales = nullptr;
-  const std::optional<Tensor>* zero_points = nullptr;
+  TensorIfAny group_scales;
+  TensorIfAny zero_points;
 };
 
 // Copies of what was not contiguous.
@@ -92,17 +101,16 @@ inline PanelsArgs describe_weight(const char* op, PanelFormat format, const Pane
   check_panel_tensor(op, "channel_scales", *tensors.channel_scales, single, panels * kPanelOutputs);
   weight.channel_scales =
       static_cast<const float*>(contiguous_data(*tensors.channel_scales, copies.channel_scales));
-  if (const Tensor* scales =
-          tensors.group_scales && *tensors.group_scales ? &**tensors.group_scales : nullptr) {
+  if (const Tensor* scales = tensors.group_scales.tensor) {
     check_minimum_dim(op, "group_scales", *scales, 3);
     weight.groups = scales->size(1);
     check_groups(op, in_features, weight.groups);
     weight.group_scales = static_cast<const f16*>(grouped_data(
         op, "group_scales", *scales, half, panels, weight.groups, copies.group_scales));
   }
-  if (tensors.zero_points && *tensors.zero_points) {
+  if (const Tensor* zero_points = tensors.zero_points.tensor) {
     weight.zero_points = static_cast<const std::uint8_t*>(grouped_data(
-        op, "zero_points", **tensors.zero_points, byte, panels, weight.groups, copies.zero_points));
+        op, "zero_points", *zero_points, byte, panels, weight.groups, copies.zero_points));
   }
   return weight;
 }
@@ -156,10 +164,7 @@ inline Tensor linear_entry(const char* op, PanelFormat format, const Tensor& x,
     multiply_few(rows, dtype, rounds_to_int8, weight, result);
     return out;
   }
-  const RowForm form = rounds_to_int8             ? RowForm::int8
-                       : dtype == DType::bfloat16 ? RowForm::bfloat16
-                                                  : RowForm::float32;
-  multiply_many_rows(rows, dtype, form, weight, result);
+  multiply_many_rows(rows, dtype, row_form(dtype, rounds_to_int8), weight, result);
   return out;
 }
 

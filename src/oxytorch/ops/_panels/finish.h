@@ -52,13 +52,14 @@ template <class T>
 static void finish_rows(const PanelProduct& product, std::int64_t first_row, std::int64_t rows,
                         std::int64_t first_panel, std::int64_t panels, const float* sums) {
   const PanelResultArgs& result = product.result;
+  const PreparedRows& x = product.prepared;
   const std::int64_t step = is_gated(result.epilogue) ? 2 : 1;
   const std::int64_t first = first_panel / step * kPanelOutputs;
   const std::int64_t left = product.weight.out_features - first;
   const std::int64_t most = panels / step * kPanelOutputs;
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t row = first_row + r;
-    const float scale = product.prepared.scales ? product.prepared.scales[row] : 1.0f;
+    const float scale = x.scales ? x.scales[x.first + row] : 1.0f;
     const float* from = sums + r * kItemPanels * kPanelOutputs;
     T* out = static_cast<T*>(result.out) + row * result.out_stride + first;
     const T* other = static_cast<const T*>(result.other) + row * result.other_stride + first;

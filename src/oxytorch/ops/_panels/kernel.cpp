@@ -86,4 +86,15 @@ static void multiply_few_rows(const FewRowsArgs& args, std::int64_t begin, std::
   });
 }
 
+static void multiply_few_rows_of_each(const FewRowsOfEachArgs& args, std::int64_t begin,
+                                      std::int64_t end) {
+  std::int64_t product = 0, first = 0;
+  while (begin < end) {
+    for (; begin >= args.ends[product]; ++product) first = args.ends[product];
+    const std::int64_t most = end < args.ends[product] ? end : args.ends[product];
+    multiply_few_rows(args.products[product], begin - first, most - first);
+    begin = most;
+  }
+}
+
 }  // namespace oxytorch::OXY_LEVEL

@@ -46,47 +46,55 @@ OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std
   multiply_block<Form>(tile, rows, panels);
 }
 
+// in_features that are unpacked at once; float32 takes twice the room in the nearest cache.
+template <class Form, class Stored>
+inline constexpr std::int64_t kPiece = kReadsPanels<Form, Stored> ? kLongPanelBlock
+                                       : Form::kDepth == 1        ? kPanelBlock / 2
+                                                                  : kPanelBlock;
+
 // Products of a chunk of rows with kItemPanels panels, before the channels' scales.
 template <class Form, class Stored>
 static void multiply_chunk(const PanelProduct& product, std::int64_t first_row, std::int64_t rows,
                            std::int64_t first_panel, std::int64_t panels, float* sums) {
-  constexpr std::int64_t kUnits = kPanelBlock / Form::kDepth;
+  constexpr std::int64_t kLength = kPiece<Form, Stored>;
+  constexpr std::int64_t kBytes = kLength / Form::kDepth * 64;
   constexpr bool unpacks = !kReadsPanels<Form, Stored>;
-  alignas(64) std::uint8_t unpacked[unpacks ? kItemPanels * kUnits * 64 : 64];
+  alignas(64) std::uint8_t unpacked[unpacks ? kItemPanels * kBytes : 64];
   GroupNumbers numbers;
+  const PanelsArgs& weight = product.weight;
   const PreparedRows& x = product.prepared;
-  const std::int64_t stored_bytes = panel_bytes(product.weight.format, x.depth);
+  const std::int64_t stored_bytes = panel_bytes(weight.format, x.depth);
   const std::int64_t row_bytes = x.block / Form::kDepth * 4;
   std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
   for (std::int64_t block = 0; block < x.blocks; ++block) {
-    const std::int64_t begin = block * x.block;
-    const std::int64_t length = x.depth - begin < x.block ? x.depth - begin : x.block;
-    const std::int64_t units = length / Form::kDepth;
-    if (block == 0 || product.weight.groups > 1) {
-      read_group(product.weight, first_panel, panels, product.weight.groups > 1 ? block : 0,
-                 numbers);
+    const std::int64_t end = x.depth < (block + 1) * x.block ? x.depth : (block + 1) * x.block;
+    const std::int64_t row = block * x.rows + x.first + first_row;
+    if (block == 0 || weight.groups > 1) {
+      read_group(weight, first_panel, panels, weight.groups > 1 ? block : 0, numbers);
     }
-    const std::uint8_t* stored =
-        product.weight.panels + first_panel * stored_bytes + begin / Stored::kNumbers * 64;
-    if constexpr (unpacks) {
-      for (std::int64_t p = 0; p < panels; ++p) {
-        unpack_panel(Form{}, Stored{}, stored + p * stored_bytes, length / Stored::kNumbers,
-                     numbers.zero_points + p * kPanelOutputs, unpacked + p * kUnits * 64);
+    for (std::int64_t begin = block * x.block; begin < end; begin += kLength) {
+      const std::int64_t length = end - begin < kLength ? end - begin : kLength;
+      const std::uint8_t* stored =
+          weight.panels + first_panel * stored_bytes + begin / Stored::kNumbers * 64;
+      if constexpr (unpacks) {
+        for (std::int64_t p = 0; p < panels; ++p) {
+          unpack_panel(Form{}, Stored{}, stored + p * stored_bytes, length / Stored::kNumbers,
+                       numbers.zero_points + p * kPanelOutputs, unpacked + p * kBytes);
+        }
       }
+      const Tile tile{
+          .rows = x.values + row * row_bytes + (begin - block * x.block) / Form::kDepth * 4,
+          .row_bytes = row_bytes,
+          .panels = unpacks ? unpacked : stored,
+          .panel_bytes = unpacks ? kBytes : stored_bytes,
+          .units = length / Form::kDepth,
+          .row_sums = x.sums ? x.sums + row : nullptr,
+          .zero_points = numbers.zero_points,
+          .scales = weight.group_scales ? numbers.scales : nullptr,
+          .sums = sums,
+      };
+      multiply_block_at_level<Form>(tile, rows, panels, product.row_count);
     }
-    const Tile tile{
-        .rows =
-            static_cast<const std::uint8_t*>(x.values) + (block * x.rows + first_row) * row_bytes,
-        .row_bytes = row_bytes,
-        .panels = unpacks ? unpacked : stored,
-        .panel_bytes = unpacks ? kUnits * 64 : stored_bytes,
-        .units = units,
-        .row_sums = x.sums + block * x.rows + first_row,
-        .zero_points = numbers.zero_points,
-        .scales = product.weight.group_scales ? numbers.scales : nullptr,
-        .sums = sums,
-    };
-    multiply_block_at_level<Form>(tile, rows, panels, product.row_count);
   }
 }
 

@@ -35,12 +35,13 @@ constexpr bool is_gated(PanelEpilogue epilogue) { return epilogue >= PanelEpilog
 inline constexpr std::int64_t kPanelOutputs = 16;
 // in_features are padded to a multiple of this.
 inline constexpr std::int64_t kPanelDepth = 64;
-// The longest stretch along in_features whose products are summed before they are scaled.
+// in_features that are unpacked at once, and those whose rows of x lie side by side.
 inline constexpr std::int64_t kPanelBlock = 256;
+inline constexpr std::int64_t kLongPanelBlock = 1024;
 // Panels and rows of one work item.
 inline constexpr std::int64_t kItemPanels = 4;
 inline constexpr std::int64_t kItemRows = 288;
-// Prepared rows are as many as fill tiles of AMX.
+// Rows of a tile of AMX.
 inline constexpr std::int64_t kTileHeight = 16;
 
 constexpr std::int64_t panel_bytes(PanelFormat format, std::int64_t depth) {
@@ -52,10 +53,11 @@ constexpr std::int64_t panel_bytes(PanelFormat format, std::int64_t depth) {
 // x in the order of the product: blocks along in_features, in each block the rows one below the
 // other, `block` elements apart. In the last block they are padded with zeros up to `depth`.
 struct PreparedRows {
-  void* values;        // at most bytes_per_element(form) * padded in_features * rows
+  std::uint8_t* values;
   float* scales;       // [rows]; int8 only
   std::int32_t* sums;  // [blocks, rows]: the sum of a block's integers; int8 only
   std::int64_t rows;   // between the starts of two blocks
+  std::int64_t first;  // row that a product begins with
   std::int64_t block;  // elements of a block; the last one may be shorter
   std::int64_t blocks;
   std::int64_t in_features;
@@ -63,10 +65,10 @@ struct PreparedRows {
   RowForm form;
 };
 
-// Items are rows. Row i of the prepared rows is row `rows[i]` of x, or row i where `rows` is null.
+// Items are rows. Row i of the prepared rows is row `order[i]` of x, or row i where that is null.
 struct PrepareRowsArgs {
   const void* x;
-  const std::int64_t* rows;
+  const std::int64_t* order;
   std::int64_t x_stride;  // elements between rows
   DType x_dtype;
   PreparedRows prepared;
@@ -96,8 +98,9 @@ struct PanelResultArgs {
   PanelEpilogue epilogue;
 };
 
-// One product: `row_count` prepared rows times a weight. Its items are chunks of `chunk_rows` rows
-// times groups of kItemPanels panels; chunks of a group of panels follow each other.
+// One product: `row_count` prepared rows, from prepared.first on, times a weight. Its items are
+// chunks of `chunk_rows` rows times groups of kItemPanels panels; chunks of a group of panels
+// follow each other.
 struct PanelProduct {
   PreparedRows prepared;
   PanelsArgs weight;

@@ -33,7 +33,7 @@ template <class Form, class T>
 static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
   using Element = typename Form::Element;
   const PreparedRows& to = args.prepared;
-  const std::int64_t from = args.rows ? args.rows[item] : item;
+  const std::int64_t from = args.order ? args.order[item] : item;
   const T* x = static_cast<const T*>(args.x) + from * args.x_stride;
   constexpr float kMost = 127.0f;
   // A row of smaller numbers is taken for zero.
@@ -48,7 +48,7 @@ static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
     const std::int64_t begin = block * to.block;
     const std::int64_t padded = to.depth - begin < to.block ? to.depth - begin : to.block;
     const std::int64_t left = to.in_features - begin;
-    Element* values = static_cast<Element*>(to.values) + (block * to.rows + item) * to.block;
+    Element* values = reinterpret_cast<Element*>(to.values) + (block * to.rows + item) * to.block;
     f32v sums{};
     const auto take = [&](std::int64_t i, auto count) {
       f32v v = load(x + begin + i, count);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -120,4 +120,75 @@ def nf4_product(
     """The reference of linear_nf4."""
     return codes_product(
         "nf4", x, panels, channel_scales, group_scales, None, out_features, bias, other, epilogue
+    )
+
+
+def experts_product(
+    x: Tensor,
+    router_weights: Tensor,
+    router_indices: Tensor,
+    gate_up_format: str,
+    gate_up_panels: Sequence[Tensor],
+    gate_up_channel_scales: Sequence[Tensor],
+    gate_up_group_scales: Sequence[Tensor],
+    gate_up_zero_points: Sequence[Tensor],
+    down_format: str,
+    down_panels: Sequence[Tensor],
+    down_channel_scales: Sequence[Tensor],
+    down_group_scales: Sequence[Tensor],
+    down_zero_points: Sequence[Tensor],
+    inner_features: int,
+    epilogue: str = "silu_mul",
+    activation: str = "none",
+) -> Tensor:
+    """The reference of moe: every expert for every token, times its weight or zero."""
+    tokens = x.reshape(-1, x.shape[-1])
+    wide = torch.promote_types(x.dtype, torch.float32)
+    total = torch.zeros(tokens.shape, dtype=wide, device=x.device)
+    gate_up = gate_up_panels, gate_up_channel_scales, gate_up_group_scales, gate_up_zero_points
+    down = down_panels, down_channel_scales, down_group_scales, down_zero_points
+    for expert in range(len(gate_up_panels)):
+        inner = _expert_product(
+            gate_up_format, tokens, gate_up, expert, inner_features, epilogue, activation
+        )
+        result = _expert_product(
+            down_format, inner, down, expert, x.shape[-1], "none", activation
+        ).to(wide)
+        chosen = router_indices == expert
+        share = torch.where(chosen, router_weights.to(wide), 0.0).sum(-1, keepdim=True)
+        total = total + torch.where(chosen.any(-1, keepdim=True), share * result, 0.0)
+    return total.to(x.dtype).reshape(x.shape)
+
+
+def _expert_product(
+    format: str,
+    x: Tensor,
+    lists: tuple[Sequence[Tensor], ...],
+    expert: int,
+    out_features: int,
+    epilogue: str,
+    activation: str,
+) -> Tensor:
+    panels, *scales = (tensors[expert] if tensors else None for tensors in lists)
+    assert panels is not None
+    if format == "bf16":
+        return dense_product(x, panels, out_features, None, None, epilogue)
+    channel_scales, group_scales, zero_points = scales
+    assert channel_scales is not None
+    if format == "nf4":
+        return nf4_product(
+            x, panels, channel_scales, group_scales, out_features, None, None, epilogue
+        )
+    return codes_product(
+        format,
+        x,
+        panels,
+        channel_scales,
+        group_scales,
+        zero_points,
+        out_features,
+        None,
+        None,
+        epilogue,
+        activation,
     )

@@ -64,7 +64,7 @@ def _calls(
 ) -> Iterator[tuple[str, Tensor, PanelWeight, int, tuple[object, ...], str]]:
     if size != "test":
         side = 512 if size == "cache" else 8192
-        weight = _weight(format, side, side, None if format == "bf16" else 128, False)
+        weight = weight_of_codes(format, side, side, None if format == "bf16" else 128, False)
         yield f"1x{side}x{side}", values(1, side, dtype=dtype), weight, side, (), "none"
         return
     for rows, out, inputs, group, asymmetric, has_bias, epilogue, activation in _CALLS:
@@ -72,10 +72,10 @@ def _calls(
             continue
         width = 2 * out if is_gated(epilogue) else out
         if is_gated(epilogue):
-            halves = [_weight(format, out, inputs, group, asymmetric) for _ in range(2)]
+            halves = [weight_of_codes(format, out, inputs, group, asymmetric) for _ in range(2)]
             weight = PanelWeight.gated(*halves)
         else:
-            weight = _weight(format, out, inputs, group, asymmetric)
+            weight = weight_of_codes(format, out, inputs, group, asymmetric)
         bias = values(width, dtype=dtype) if has_bias else None
         other = values(rows, out, dtype=dtype) if epilogue == "add" else None
         name = f"{rows}x{inputs}x{out}-{epilogue}" + ("-int8" if activation == "int8" else "")
@@ -83,15 +83,16 @@ def _calls(
         yield name, x, weight, out, (bias, other, epilogue), activation
 
 
-def _weight(
+def weight_of_codes(
     format: str, out_features: int, in_features: int, group_size: int | None, asymmetric: bool
 ) -> PanelWeight:
     if format == "bf16":
-        return PanelWeight.from_dense(torch.randn(out_features, in_features))
+        return PanelWeight.from_dense(torch.randn(out_features, in_features) / in_features**0.5)
     groups = in_features // group_size if group_size else 1
     most = 256 if format == "int8" else 16
+    # Results of about 1, as those of a trained layer.
     codes = torch.randint(most, (out_features, in_features), dtype=torch.uint8)
-    scales = (torch.rand(out_features, groups) + 0.1) / most
+    scales = (torch.rand(out_features, groups) + 0.1) / most / in_features**0.5
     zero_points = None
     if asymmetric and format in layout.MIDDLE:
         zero_points = torch.randint(most, (out_features, groups), dtype=torch.uint8)

@@ -134,7 +134,7 @@ static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step) 
       multiply_tiles<Form, false, second_panel>(tile, rows, step);
     }
     tile.rows += 32 * tile.row_bytes;
-    tile.row_sums += 32;
+    if (tile.row_sums) tile.row_sums += 32;
     tile.sums += 32 * kItemOutputs;
   }
 }

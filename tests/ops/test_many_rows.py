@@ -1,0 +1,154 @@
+"""Products of many rows with weights in panels: where blocks, chunks and tiles end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from harness import LEVELS, call, positional
+
+from oxytorch import _library, isa, ops, testing
+from oxytorch.ops import Op, Sample
+from oxytorch.ops._panels import Experts, PanelWeight, linear, moe, nearest_codes
+
+pytestmark = pytest.mark.skipif(
+    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
+)
+
+# rows, in_features, out_features, format, group_size, symmetric, epilogue, activation
+CALLS: tuple[tuple[int, int, int, str, int | None, bool, str, str | None], ...] = (
+    (16, 1024, 64, "bf16", None, True, "none", None),
+    (49, 1090, 65, "bf16", None, True, "add", None),
+    (289, 64, 31, "bf16", None, True, "silu_mul", None),
+    (17, 2050, 40, "int8", None, False, "gelu", None),
+    (33, 1152, 80, "int8", 128, False, "none", None),
+    (100, 1100, 50, "int8", None, True, "silu_mul", "int8"),
+    (48, 512, 33, "int8", 256, False, "relu", "int8"),
+    (50, 96, 130, "int4", 32, False, "none", "int8"),
+    (21, 704, 16, "int4", None, False, "none", "int8"),
+    (97, 256, 100, "int4", 64, True, "gelu_tanh_mul", "int8"),
+    (53, 1280, 24, "int4", 128, False, "silu", None),
+    (300, 160, 17, "int4", 32, True, "none", None),
+    (35, 512, 48, "nf4", 256, True, "gelu_mul", None),
+    (12, 300, 70, "nf4", None, True, "none", None),
+)
+
+
+def _weight(
+    out_features: int, in_features: int, format: str, group_size: int | None, symmetric: bool
+) -> PanelWeight:
+    values = torch.randn(out_features, in_features) / in_features**0.5
+    if format == "bf16":
+        return PanelWeight.from_dense(values)
+    codes = nearest_codes(format, values + 0.02, group_size, symmetric=symmetric)
+    return PanelWeight.from_codes(format, *codes)
+
+
+def _arguments(index: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    torch.manual_seed(index)
+    rows, width, outputs, format, group_size, symmetric, epilogue, activation = CALLS[index]
+    weight = _weight(outputs, width, format, group_size, symmetric)
+    if epilogue.endswith("_mul"):
+        weight = PanelWeight.gated(weight, _weight(outputs, width, format, group_size, symmetric))
+    weight.activation = activation
+    bias = torch.randn(weight.shape[0]).to(dtype)
+    other = torch.randn(rows, outputs).to(dtype) if epilogue == "add" else None
+    return torch.randn(rows, width).to(dtype), weight, bias, other, epilogue
+
+
+def _sample(index: int, dtype: torch.dtype) -> tuple[Op, Sample]:
+    x, weight, bias, other, epilogue = _arguments(index, dtype)
+    op = ops.registry()[f"linear_{weight.format}"]
+    tensors = [weight.packed]
+    if weight.format != "bf16":
+        tensors += [weight.channel_scales, weight.group_scales]
+    rest = [CALLS[index][2], bias, other, epilogue]
+    if weight.format in ("int8", "int4"):
+        tensors.append(weight.zero_points)
+        rest.append(weight.activation or "none")
+    return op, Sample(f"call{index}", (x, *tensors, *rest))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("index", range(len(CALLS)), ids=[f"{c[0]}-{c[3]}-{c[7]}" for c in CALLS])
+def test_many_rows_agree_with_the_reference_at_every_level(index: int, dtype: torch.dtype) -> None:
+    op, sample = _sample(index, dtype)
+    exact = op.reference(*testing.widen(positional(op, sample)))
+    plain = op.reference(*positional(op, sample))
+    for level in LEVELS:
+        with testing.settings(split=True):
+            (result,) = call(op, sample.args, sample.kwargs, level)
+        testing.assert_close(result, exact, plain, f"{op.name} at {level}")
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    """Threads change how rows are split into chunks."""
+    for index in range(len(CALLS)):
+        x, weight, bias, other, epilogue = _arguments(index, torch.bfloat16)
+        results = []
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            with testing.settings(split=True):
+                results.append(linear(x, weight, bias, epilogue=epilogue, other=other))
+        assert torch.equal(results[0], results[1])
+        assert torch.equal(results[0], results[2])
+
+
+def test_a_row_that_is_not_finite_leaves_the_others_alone() -> None:
+    for index in range(len(CALLS)):
+        x, weight, bias, other, epilogue = _arguments(index, torch.bfloat16)
+        for level in LEVELS:
+            with isa.use(level):
+                clean = linear(x, weight, bias, epilogue=epilogue, other=other)
+                broken = x.clone()
+                broken[1, 3] = float("nan")
+                result = linear(broken, weight, bias, epilogue=epilogue, other=other)
+            assert result[1].isnan().all(), level
+            kept = torch.arange(len(x)) != 1
+            assert torch.equal(result[kept], clean[kept]), level
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("format", ["bf16", "int8", "int4", "nf4"])
+def test_moe_of_panel_weights_is_the_sum_over_chosen_experts(format: str, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    group = None if format == "bf16" else 32
+    pairs = [[_weight(64, 96, format, group, False) for _ in "gu"] for _ in range(4)]
+    down = [_weight(96, 64, format, group, False) for _ in range(4)]
+    gate_up = [PanelWeight.gated(*pair) for pair in pairs]
+    x = torch.randn(tokens, 96)
+    weights, indices = torch.randn(tokens, 4).softmax(-1).topk(2)
+    wanted = torch.zeros(tokens, 96, dtype=torch.float64)
+    for token in range(tokens):
+        for share, expert in zip(weights[token], indices[token], strict=True):
+            gate, up = (weight.dense().double() for weight in pairs[int(expert)])
+            value = x[token].double()
+            inner = torch.nn.functional.silu(gate @ value) * (up @ value)
+            wanted[token] += share * (down[int(expert)].dense().double() @ inner)
+    found = moe(x, weights, indices, gate_up, down)
+    again = moe(x, weights, indices, Experts.of(gate_up), Experts.of(down))
+    assert torch.equal(found, again)
+    # The dense values are rounded to bfloat16; the codes are not.
+    tolerance = 1e-5 if format == "bf16" else 0.02
+    torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_moe_reads_only_chosen_experts() -> None:
+    torch.manual_seed(0)
+    gate_up = [PanelWeight.gated(*(_weight(32, 64, "bf16", None, True),) * 2) for _ in range(3)]
+    down = [_weight(64, 32, "bf16", None, True) for _ in range(3)]
+    x, weights = torch.randn(20, 64), torch.rand(20, 2)
+    indices = torch.tensor([[0, 2]] * 20)
+    before = moe(x, weights, indices, gate_up, down)
+    for weight in (gate_up[1], down[1]):
+        weight.packed.fill_(0xFF)
+    assert torch.equal(moe(x, weights, indices, gate_up, down), before)
+
+
+def test_experts_have_to_be_alike() -> None:
+    one, other = _weight(32, 64, "bf16", None, True), _weight(32, 128, "bf16", None, True)
+    with pytest.raises(ValueError, match=r"moe: expected shape .*32, 64.* got .*32, 128"):
+        Experts.of([one, other])
+    with pytest.raises(ValueError, match="moe: expected weights of at least one expert, got none"):
+        Experts.of([])
