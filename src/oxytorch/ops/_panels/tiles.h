@@ -19,6 +19,10 @@ struct TileConfiguration {
   std::uint8_t rows[16] = {};
 };
 
+// The compiler does not know that tile instructions read memory: what was stored there has to be
+// there before.
+OXY_INLINE void finish_stores(const void* read) { __asm__ volatile("" : : "r"(read) : "memory"); }
+
 // Registers 0 to 3 have sums, 4 and 5 rows of x, 6 and 7 panels. `units` along in_features.
 OXY_INLINE void configure_tiles(std::int64_t units) {
   alignas(64) TileConfiguration configuration;
@@ -27,6 +31,7 @@ OXY_INLINE void configure_tiles(std::int64_t units) {
     configuration.row_bytes[i] = static_cast<std::uint16_t>(of_x ? units * 4 : 64);
     configuration.rows[i] = static_cast<std::uint8_t>(of_panels ? units : kTileHeight);
   }
+  finish_stores(&configuration);
   _tile_loadconfig(&configuration);
 }
 
@@ -106,6 +111,7 @@ OXY_INLINE void add_sums(const Tile& tile, const std::uint8_t* from, std::int64_
 template <class Form, bool second_rows, bool second_panel>
 static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t step) {
   const bool continues = !kIsInteger<Form> && !tile.scales;
+  finish_stores(tile.panels);
   if (continues) {
     load_sums<second_rows, second_panel>(tile.sums);
   } else {
