@@ -19,6 +19,10 @@ struct TileConfiguration {
   std::uint8_t rows[16] = {};
 };
 
+// The compiler does not know that tile instructions read memory: what was stored there has to be
+// there before.
+OXY_INLINE void finish_stores(const void* read) { __asm__ volatile("" : : "r"(read) : "memory"); }
+
 // Registers 0 to 3 have sums, 4 and 5 rows of x, 6 and 7 panels. `units` along in_features.
 OXY_INLINE void configure_tiles(std::int64_t units) {
   alignas(64) TileConfiguration configuration;
@@ -27,6 +31,7 @@ OXY_INLINE void configure_tiles(std::int64_t units) {
     configuration.row_bytes[i] = static_cast<std::uint16_t>(of_x ? units * 4 : 64);
     configuration.rows[i] = static_cast<std::uint8_t>(of_panels ? units : kTileHeight);
   }
+  finish_stores(&configuration);
   _tile_loadconfig(&configuration);
 }
 
@@ -85,14 +90,13 @@ template <class Form>
 OXY_INLINE void add_sums(const Tile& tile, const std::uint8_t* from, std::int64_t rows,
                          int panels) {
   for (int p = 0; p < panels; ++p) {
-    const u32v zero_points = load_words(tile.zero_points + p * kPanelOutputs);
     const f32v scales = tile.scales ? load(tile.scales + p * kPanelOutputs) : splat(1.0f);
     for (std::int64_t r = 0; r < rows; ++r) {
       const u32v words = load_words(from + r * 128 + p * 64);
       f32v sum;
       if constexpr (kIsInteger<Form>) {
-        const i32v whole = reinterpret_cast<i32v>(words) -
-                           reinterpret_cast<i32v>(zero_points) * (i32v{} + tile.row_sums[r]);
+        const i32v whole =
+            reinterpret_cast<i32v>(words) + minus_zero_points(tile, r, p * kPanelOutputs);
         sum = __builtin_convertvector(whole, f32v);
       } else {
         sum = from_bits(words);
@@ -107,6 +111,7 @@ OXY_INLINE void add_sums(const Tile& tile, const std::uint8_t* from, std::int64_
 template <class Form, bool second_rows, bool second_panel>
 static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t step) {
   const bool continues = !kIsInteger<Form> && !tile.scales;
+  finish_stores(tile.panels);
   if (continues) {
     load_sums<second_rows, second_panel>(tile.sums);
   } else {
@@ -154,7 +159,7 @@ static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t p
     }
     panels -= taken;
     tile.panels += taken * tile.panel_bytes;
-    tile.zero_points += taken * kPanelOutputs;
+    if (tile.zero_points) tile.zero_points += taken * kPanelOutputs;
     if (tile.scales) tile.scales += taken * kPanelOutputs;
     tile.sums += taken * kPanelOutputs;
   }
