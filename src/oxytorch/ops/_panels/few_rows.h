@@ -12,9 +12,12 @@ namespace oxytorch::OXY_LEVEL {
 #if defined(__AVX512F__)
 inline constexpr int kChunkRows = 4;
 inline constexpr int kRegisterSums = 16;
-#else
+#elif defined(__AVX2__)
 inline constexpr int kChunkRows = 2;
 inline constexpr int kRegisterSums = 8;
+#else
+inline constexpr int kChunkRows = 2;
+inline constexpr int kRegisterSums = 32;  // more than there are: this level is not fast anyway
 #endif
 
 // Bytes between what is read and what is asked for; panels follow each other, so that it is the
@@ -23,7 +26,7 @@ inline constexpr std::int64_t kAhead = 4096;
 
 OXY_INLINE void ask_ahead(const std::uint8_t* row) { __builtin_prefetch(row + kAhead); }
 
-// Independent sums for each row and part, so that additions need not wait for each other.
+// Independent sums for each row and part: additions need not wait for each other, and err less.
 template <int rows>
 inline constexpr int kChains = rows * kParts * 4 <= kRegisterSums   ? 4
                                : rows * kParts * 2 <= kRegisterSums ? 2
@@ -53,12 +56,16 @@ OXY_INLINE i32v zero_point_of(Stored stored, const Block& block, int part) {
 }
 
 // A way of multiplying stages rows of x, and multiplies blocks of them: `multiply` gives sums of
-// products of x and the weight without its scales. kSplits: blocks may not become long.
+// products of x and the weight without its scales. kMostBlock: in_features of a block.
+
+OXY_INLINE std::int64_t group_length(const FewRowsArgs& args) {
+  return args.weight.group_scales ? args.in_features / args.weight.groups : args.depth;
+}
 
 template <class Way>
 OXY_INLINE std::int64_t block_length(const FewRowsArgs& args) {
-  if (args.weight.group_scales) return args.in_features / args.weight.groups;
-  return Way::kSplits ? kStagedBlock : args.depth;
+  const std::int64_t group = group_length(args);
+  return group < Way::kMostBlock ? group : Way::kMostBlock;
 }
 
 template <class Way, class Stored, int rows>
@@ -69,10 +76,11 @@ static void multiply_panel(const FewRowsArgs& args, std::int64_t panel, std::int
   const std::uint8_t* begin = weight.panels + panel * bytes;
   const std::int64_t end = weight.group_scales ? args.in_features : args.depth;
   const std::int64_t length = block_length<Way>(args);
+  const std::int64_t in_group = group_length(args);
   f32v totals[rows][kParts] = {};
   std::int64_t index = 0;
   for (std::int64_t k = 0; k < end; k += length, ++index) {
-    const std::int64_t group = weight.groups > 1 ? panel * weight.groups + index : panel;
+    const std::int64_t group = panel * weight.groups + k / in_group;
     const Block block{
         .panel = begin + k / Stored::kNumbers * 64,
         .length = end - k < length ? end - k : length,

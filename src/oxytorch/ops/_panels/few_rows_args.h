@@ -10,10 +10,10 @@ namespace oxytorch {
 
 // The most rows of a call: what is staged stays in the nearest caches.
 inline constexpr std::int64_t kFewRows = 8;
-// in_features that share a factor where x is staged as integers and the weight has no groups.
+// The most in_features that share a factor where x is staged as integers.
 inline constexpr std::int64_t kStagedBlock = 128;
 
-// x as it is multiplied, in blocks of in_features: groups of the weight, else kStagedBlock or all.
+// x as it is multiplied, in blocks of in_features: a group of the weight, a part of one, or all.
 struct StagedRows {
   void* values;         // [rows, depth], room for float32
   float* scales;        // [rows, blocks]: of integers

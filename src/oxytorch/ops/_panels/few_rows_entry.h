@@ -21,8 +21,7 @@ inline std::uint8_t* staging_memory(std::int64_t bytes) {
 inline void multiply_few(const Rows& x, DType dtype, bool rounds_to_int8, const PanelsArgs& weight,
                          const PanelResultArgs& result) {
   const std::int64_t depth = (x.width + kPanelDepth - 1) / kPanelDepth * kPanelDepth;
-  const std::int64_t split = (depth + kStagedBlock - 1) / kStagedBlock;
-  const std::int64_t blocks = weight.groups > split ? weight.groups : split;
+  const std::int64_t blocks = weight.groups + (depth + kStagedBlock - 1) / kStagedBlock;
   const std::int64_t values = x.count * depth * 4;
   std::uint8_t* memory = staging_memory(values + x.count * blocks * 8);
   const FewRowsArgs args{

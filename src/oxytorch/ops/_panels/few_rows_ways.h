@@ -13,7 +13,7 @@ OXY_INLINE float* row_of_floats(const FewRowsArgs& args, std::int64_t row) {
 
 // Numbers of the weight become float32; exact for x of any dtype.
 struct FloatWay {
-  static constexpr bool kSplits = false;
+  static constexpr std::int64_t kMostBlock = 64;
   template <class Stored>
   static constexpr bool kTakes = true;
 
@@ -108,7 +108,7 @@ OXY_INLINE u32v in_table(__m512i table, u32v row, int shift) {
 
 // bfloat16 x as it is, and the weight's numbers as bfloat16.
 struct PairWay {
-  static constexpr bool kSplits = false;
+  static constexpr std::int64_t kMostBlock = INT64_MAX;
   template <class Stored>
   static constexpr bool kTakes = !__is_same(Stored, StoredBytes);
 
@@ -203,7 +203,7 @@ using Digit = IntegerPair;
 // for bytes the numbers' multiples of 128 and the rest, else the neighbours 0, 2 and 1, 3.
 template <bool narrow_numbers>
 struct DigitWay {
-  static constexpr bool kSplits = true;
+  static constexpr std::int64_t kMostBlock = kStagedBlock;
   template <class Stored>
   static constexpr bool kTakes = __is_same(Stored, StoredBytes) || __is_same(Stored, StoredNibbles);
 
