@@ -296,7 +296,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: routed(CHOICE, down_panels=[ones(4, 2048, dtype=torch.uint8)]),
     ),
     (
-        "moe, gate_up of expert 0: expected panels with 4096 elements, got [3, 2048]",
+        "moe: gate_up of expert 0: expected panels with 4096 elements, got [3, 2048]",
         lambda: routed(CHOICE, gate_up_panels=[ones(3, 2048, dtype=torch.uint8)] * 2),
     ),
     (
