@@ -1,8 +1,6 @@
 // The call of the kernels for few rows.
 #pragma once
 
-#include <string_view>
-
 #include "core/check.h"
 #include "core/parallel.h"
 #include "ops/_panels/kernel.h"
@@ -21,16 +19,7 @@ inline std::uint8_t* staging_memory(std::int64_t bytes) {
 
 // The most rows for which these kernels are faster than those for many rows, as measured.
 inline std::int64_t few_rows_limit(PanelFormat format) {
-  switch (format) {
-    case PanelFormat::bf16:
-      return std::string_view(oxytorch_level_name(active_level())) == "amx" ? 4 : 8;
-    case PanelFormat::int8:
-    case PanelFormat::int4:
-      return 12;
-    case PanelFormat::nf4:
-      return 8;
-  }
-  return 0;
+  return format == PanelFormat::int8 || format == PanelFormat::int4 ? 12 : 8;
 }
 
 // result = epilogue(x weight^T + bias) for at most kFewRows rows of x, on torch's threads.
