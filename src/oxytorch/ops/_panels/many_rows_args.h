@@ -33,6 +33,7 @@ enum class PanelEpilogue : std::int32_t {
 constexpr bool is_gated(PanelEpilogue epilogue) { return epilogue >= PanelEpilogue::silu_mul; }
 
 inline constexpr std::int64_t kPanelOutputs = 16;
+inline constexpr std::int64_t kPanelRowBytes = 64;
 // in_features are padded to a multiple of this.
 inline constexpr std::int64_t kPanelDepth = 64;
 // in_features that are unpacked at once, and those whose rows of x lie side by side.
@@ -99,8 +100,8 @@ struct PanelResultArgs {
 };
 
 // One product: `row_count` prepared rows, from prepared.first on, times a weight. Its items are
-// chunks of `chunk_rows` rows times groups of kItemPanels panels; chunks of a group of panels
-// follow each other.
+// groups of kItemPanels panels times chunks of `chunk_rows` rows; all groups of a chunk follow each
+// other, so that its rows stay in the caches.
 struct PanelProduct {
   PreparedRows prepared;
   PanelsArgs weight;
