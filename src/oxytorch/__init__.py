@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .quantization import load_quantized, quantize_, save_quantized
 
 _LATER = {
+    "llm": "llm",
     "quantization": "quantization",
     "quantize_": "quantization",
     "save_quantized": "quantization",
@@ -42,6 +43,7 @@ __all__ = [
     "config",
     "explain",
     "isa",
+    "llm",
     "load_quantized",
     "ops",
     "optim",

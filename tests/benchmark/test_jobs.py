@@ -69,5 +69,5 @@ def test_a_death_that_belongs_to_no_peer_is_an_error(monkeypatch: pytest.MonkeyP
 def test_cause_of_death_names_the_signal_and_the_last_words(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("first\nbus error in a kernel\n\n")
-    text = jobs._cause_of_death(-signal.SIGBUS, log)
+    text = jobs.cause_of_death(-signal.SIGBUS, log)
     assert text == "killed by SIGBUS; last line: bus error in a kernel"

@@ -25,6 +25,28 @@ def whole(*values: int) -> torch.Tensor:
 
 TABLE, BAGS = ones(9, 4), whole(0, 2)
 
+
+def routed(indices: torch.Tensor, **changed: object) -> object:
+    """moe of two experts [2 x 16, 64] and [64, 16] of bfloat16, with arguments changed."""
+    gate_up = [ones(2, 64 * 16 * 2, dtype=torch.uint8)] * 2
+    down = [ones(4, 64 * 16 * 2, dtype=torch.uint8)] * 2
+    arguments: dict[str, object] = {
+        "x": ones(2, 64),
+        "router_weights": ones(2, 1),
+        "router_indices": indices,
+        "gate_up_format": "bf16",
+        "gate_up_panels": gate_up,
+        "down_format": "bf16",
+        "down_panels": down,
+        "inner_features": 16,
+    }
+    for part in ("channel_scales", "group_scales", "zero_points"):
+        arguments |= {f"gate_up_{part}": [], f"down_{part}": []}
+    return ops.moe(**(arguments | changed))  # type: ignore[arg-type]
+
+
+CHOICE = torch.zeros(2, 1, dtype=torch.int64)
+
 CASES: list[tuple[str, Callable[[], object]]] = [
     (
         "rms_norm: expected weight of shape [4], got [1, 4]",
@@ -174,6 +196,38 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     (
         "interaction: expected dense of shape [batch, dim], got [4]",
         lambda: ops.interaction(ones(4), [ones(4)]),
+    ),
+    (
+        "moe: expected router_indices in [0, 2), got 2",
+        lambda: routed(CHOICE + 2),
+    ),
+    (
+        "moe: expected router_indices of dtype int64, got int32",
+        lambda: routed(CHOICE.int()),
+    ),
+    (
+        "moe: expected router_indices of shape [2, chosen experts], got [1, 1]",
+        lambda: routed(CHOICE[:1]),
+    ),
+    (
+        "moe: expected router_weights of shape [2, 1], got [2, 2]",
+        lambda: routed(CHOICE, router_weights=ones(2, 2)),
+    ),
+    (
+        "moe: expected down_panels with a tensor for each of 2 experts, got 1",
+        lambda: routed(CHOICE, down_panels=[ones(4, 2048, dtype=torch.uint8)]),
+    ),
+    (
+        "moe, gate_up of expert 0: expected panels with 4096 elements, got [3, 2048]",
+        lambda: routed(CHOICE, gate_up_panels=[ones(3, 2048, dtype=torch.uint8)] * 2),
+    ),
+    (
+        "moe: expected epilogue 'silu_mul', 'gelu_mul' or 'gelu_tanh_mul', got 'silu'",
+        lambda: routed(CHOICE, epilogue="silu"),
+    ),
+    (
+        "moe: expected gate_up_format 'bf16', 'int8', 'int4' or 'nf4', got 'int3'",
+        lambda: routed(CHOICE, gate_up_format="int3"),
     ),
 ]
 

@@ -30,7 +30,7 @@ class JobError(RuntimeError):
         self.peer = peer
 
 
-def _environment(folder: str) -> dict[str, str]:
+def environment(folder: str) -> dict[str, str]:
     """The user's environment, a fresh compile cache, and no network for hubs and telemetry."""
     return {
         **os.environ,
@@ -54,7 +54,7 @@ def _lines(stream: IO[str], silence: float) -> Iterator[str]:
         yield line
 
 
-def _cause_of_death(code: int, log: Path) -> str:
+def cause_of_death(code: int, log: Path) -> str:
     """Signal or exit status, with the last line the process wrote."""
     cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -75,7 +75,7 @@ def run_once(job: dict[str, Any], silence: float, progress: Progress) -> list[di
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=_environment(folder),
+                env=environment(folder),
                 text=True,
             )
         assert process.stdin is not None and process.stdout is not None
@@ -93,7 +93,7 @@ def run_once(job: dict[str, Any], silence: float, progress: Progress) -> list[di
                     raise JobError(event["reason"], peer)
                 peer = event["peer"]
                 progress(peer, event["stage"])
-            raise JobError(_cause_of_death(process.wait(), log), peer)
+            raise JobError(cause_of_death(process.wait(), log), peer)
         except queue.Empty:
             raise JobError(f"gave no sign of life for {silence:.0f} s", peer) from None
         finally:

@@ -23,6 +23,9 @@ PACKAGES = (
     "torch-optimi",
     "bitsandbytes",
     "flashoptim",
+    "llama_cpp_python",
+    "nncf",
+    "torchao",
 )
 
 FEATURES = (

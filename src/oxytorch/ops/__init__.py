@@ -6,6 +6,7 @@ from ._op import Cost, Op, Sample, registry
 from .add_layer_norm import add_layer_norm
 from .add_rms_norm import add_rms_norm
 from .attention import attention
+from .cached_attention import cached_attention
 from .embedding_bag import embedding_bag
 from .gelu_mul import gelu_mul
 from .global_norm import global_norm
@@ -29,6 +30,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "attention",
+    "cached_attention",
     "embedding_bag",
     "gelu_mul",
     "global_norm",

@@ -65,6 +65,19 @@ def bind(name: str, reference: Function, backward: Function | None) -> None:
     )
 
 
+def bind_mutating(name: str, reference: Function, fake: Function) -> None:
+    """As `bind`, for an op that writes into its arguments and so has no gradient.
+
+    fake: returns empty tensors like the results, reading no data and writing none.
+    """
+    if not is_compiled(name):
+        return
+    library: Any = _namespace()
+    library.impl(name, reference, "CompositeExplicitAutograd")
+    library.impl(f"{name}.reference", reference, "CompositeImplicitAutograd")
+    torch.library.register_fake(f"oxytorch::{name}", fake, lib=library)
+
+
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Saves all inputs; lists of tensors are saved flat and `ctx.spans` says where they lie."""
     tensors: list[Tensor | None] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
@@ -13,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from ..core.packed import PackedTensor
 from .context import Context, normalized_sample, observe, run_sample
+from .copies import Separation, copied
 from .passes import DEFAULT, PASSES
 from .passes.cast import dtypes
 from .record import ATTRIBUTE, QUANTIZED, Record, record_of
@@ -118,10 +118,10 @@ def optimize(
         names, original_format = choose(model, dtype, sample_input, names)
     reference = model
     if verify and inplace:
-        reference = _copied(model)
-    result = model if inplace else _copied(model)
+        reference = copied(model)
+    result = model if inplace else copied(model)
     try:
-        separate = _nothing if inplace else _Separation(model)
+        separate = _nothing if inplace else Separation(model)
         _optimize_in_place(result, dtype, sample_input, names, separate)
         report = explain(result)
         report.tuned = original_format
@@ -276,40 +276,6 @@ def _nbytes(model: nn.Module) -> int:
         for p in model.parameters()
         if p.device.type != "meta"
     )
-
-
-def _copied(model: _Model) -> _Model:
-    """Copy a model's structure; parameters and buffers are shared with it for now."""
-    tensors = [*model.parameters(), *model.buffers()]
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
-    try:
-        return copy.deepcopy(model, memo)
-    except Exception as error:
-        raise ValueError(
-            f"optimize: model {type(model).__name__} cannot be copied "
-            f"({type(error).__name__}: {error}); pass inplace=True to change it itself"
-        ) from error
-
-
-class _Separation:
-    """Gives a copy tensors of its own where it still shares the original's."""
-
-    def __init__(self, original: nn.Module) -> None:
-        self._theirs = {id(t) for t in (*original.parameters(), *original.buffers())}
-        self._own: dict[int, Any] = {}
-
-    def __call__(self, part: nn.Module) -> None:
-        for module in part.modules():
-            for name, parameter in [*module._parameters.items()]:
-                if parameter is not None and id(parameter) in self._theirs:
-                    if id(parameter) not in self._own:
-                        self._own[id(parameter)] = nn.Parameter(
-                            parameter.detach().clone(), parameter.requires_grad
-                        )
-                    setattr(module, name, self._own[id(parameter)])
-            for name, buffer in [*module._buffers.items()]:
-                if buffer is not None and id(buffer) in self._theirs:
-                    module._buffers[name] = self._own.setdefault(id(buffer), buffer.clone())
 
 
 def _nothing(part: nn.Module) -> None:

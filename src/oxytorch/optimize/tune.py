@@ -29,10 +29,11 @@ def choose(
     they are added where they win. Weights are shared between the candidates as far as they are not
     packed.
     """
-    from . import _copied, _nothing, _optimize_in_place
+    from . import _nothing, _optimize_in_place
+    from .copies import copied
 
     def build(chosen: tuple[str, ...]) -> nn.Module:
-        candidate = _copied(model)
+        candidate = copied(model)
         _optimize_in_place(candidate, dtype, sample_input, chosen, _nothing)
         return candidate
 

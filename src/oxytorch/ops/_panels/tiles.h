@@ -85,14 +85,13 @@ template <class Form>
 OXY_INLINE void add_sums(const Tile& tile, const std::uint8_t* from, std::int64_t rows,
                          int panels) {
   for (int p = 0; p < panels; ++p) {
-    const u32v zero_points = load_words(tile.zero_points + p * kPanelOutputs);
     const f32v scales = tile.scales ? load(tile.scales + p * kPanelOutputs) : splat(1.0f);
     for (std::int64_t r = 0; r < rows; ++r) {
       const u32v words = load_words(from + r * 128 + p * 64);
       f32v sum;
       if constexpr (kIsInteger<Form>) {
-        const i32v whole = reinterpret_cast<i32v>(words) -
-                           reinterpret_cast<i32v>(zero_points) * (i32v{} + tile.row_sums[r]);
+        const i32v whole =
+            reinterpret_cast<i32v>(words) + minus_zero_points(tile, r, p * kPanelOutputs);
         sum = __builtin_convertvector(whole, f32v);
       } else {
         sum = from_bits(words);
@@ -154,7 +153,7 @@ static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t p
     }
     panels -= taken;
     tile.panels += taken * tile.panel_bytes;
-    tile.zero_points += taken * kPanelOutputs;
+    if (tile.zero_points) tile.zero_points += taken * kPanelOutputs;
     if (tile.scales) tile.scales += taken * kPanelOutputs;
     tile.sums += taken * kPanelOutputs;
   }

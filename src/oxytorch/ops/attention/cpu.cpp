@@ -1,23 +1,12 @@
 #include <cmath>
 
-#include "core/check.h"
 #include "core/parallel.h"
+#include "ops/_attention/entry.h"
 #include "ops/attention/kernel.h"
 
 namespace oxytorch {
 
 static constexpr const char* kAttention = "attention";
-
-// The tensor itself if its last dimension is dense, else a copy kept in `copy`.
-static const Tensor& dense_rows(const Tensor& tensor, Tensor& copy) {
-  if (tensor.size(-1) <= 1 || tensor.stride(-1) == 1) return tensor;
-  contiguous_data(tensor, copy);
-  return copy;
-}
-
-static AttentionStrides strides_of(const Tensor& tensor) {
-  return {tensor.stride(0), tensor.stride(1), tensor.stride(2), 1};
-}
 
 static void check_heads(const char* argument, const Tensor& tensor, const Tensor& query) {
   if (tensor.dim() != 4 || tensor.size(0) != query.size(0) || tensor.size(3) != query.size(3)) {
@@ -31,26 +20,6 @@ static void check_heads(const char* argument, const Tensor& tensor, const Tensor
          "with a number of heads that divides the query's " + std::to_string(query.size(1)),
          std::to_string(tensor.size(1)));
   }
-}
-
-static void describe_mask(AttentionArgs& args, const Tensor& mask, const std::int64_t (&full)[4]) {
-  const bool keep = mask.dtype_code() == aoti_torch_dtype_bool();
-  args.mask_kind = keep ? AttentionMask::keep : AttentionMask::additive;
-  if (!keep) args.mask_dtype = check_weight_dtype(kAttention, "mask", mask, args.dtype);
-  check_cpu(kAttention, "mask", mask);
-  const std::int64_t lead = 4 - mask.dim();
-  std::int64_t strides[4] = {};
-  bool fits = lead >= 0;
-  for (std::int64_t i = 0; fits && i < mask.dim(); ++i) {
-    fits = mask.size(i) == 1 || mask.size(i) == full[lead + i];
-    if (mask.size(i) != 1) strides[lead + i] = mask.stride(i);
-  }
-  if (!fits) {
-    fail(kAttention, "mask", "that broadcasts to shape " + describe(Extents{full, 4}),
-         describe(mask.sizes()));
-  }
-  args.mask_strides = {strides[0], strides[1], strides[2], strides[3]};
-  args.mask = mask.data();
 }
 
 // Large blocks read the keys less often; there should be a few of them for every thread.
@@ -86,7 +55,9 @@ static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& va
   const Tensor& v = dense_rows(value, value_copy);
   const std::int64_t batch = query.size(0), heads = query.size(1), length = query.size(2);
   const std::int64_t keys = key.size(2);
-  if (mask) describe_mask(args, *mask, {batch, heads, length, keys});
+  if (mask) {
+    args.mask = describe_mask(kAttention, *mask, args.dtype, {batch, heads, length, keys}, false);
+  }
   // In memory [batch, length, heads, dim]: what follows wants the heads of a row side by side.
   const std::int64_t sizes[] = {batch, heads, length, dim};
   const std::int64_t row = heads * dim;

@@ -256,13 +256,13 @@ static void keep(float* scores, const std::uint8_t* mask, std::int64_t step, std
 template <class T>
 static void apply_mask(const AttentionArgs& args, float* scores, std::int64_t offset,
                        std::int64_t keys) {
-  const std::int64_t step = args.mask_strides.last;
-  if (args.mask_kind == AttentionMask::keep) {
-    keep(scores, static_cast<const std::uint8_t*>(args.mask) + offset, step, keys);
-  } else if (args.mask_dtype == DType::float32) {
-    add_mask(scores, static_cast<const float*>(args.mask) + offset, step, keys);
+  const std::int64_t step = args.mask.strides.last;
+  if (args.mask.kind == AttentionMask::keep) {
+    keep(scores, static_cast<const std::uint8_t*>(args.mask.data) + offset, step, keys);
+  } else if (args.mask.dtype == DType::float32) {
+    add_mask(scores, static_cast<const float*>(args.mask.data) + offset, step, keys);
   } else {
-    add_mask(scores, static_cast<const T*>(args.mask) + offset, step, keys);
+    add_mask(scores, static_cast<const T*>(args.mask.data) + offset, step, keys);
   }
 }
 
@@ -329,7 +329,7 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
                    first * args.query_strides.row;
   const T* key = static_cast<const T*>(args.key) + place(args.key_strides, key_head);
   const T* value = static_cast<const T*>(args.value) + place(args.value_strides, key_head);
-  const std::int64_t mask = place(args.mask_strides, head);
+  const std::int64_t mask = place(args.mask.strides, head);
   const std::int64_t units = (args.dim + kDepth - 1) / kDepth;
   const std::int64_t columns = round_up(args.dim, kLanes);
 
@@ -356,9 +356,9 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
       sweep(0, own, [&](std::int64_t i, auto count) {
         store(row + i, load(row + i, count) * args.scale, count);
       });
-      if (args.mask_kind != AttentionMask::none) {
+      if (args.mask.kind != AttentionMask::none) {
         const std::int64_t offset =
-            mask + (first + r) * args.mask_strides.row + at * args.mask_strides.last;
+            mask + (first + r) * args.mask.strides.row + at * args.mask.strides.last;
         apply_mask<T>(args, row, offset, own);
       }
       Unit* to = weights + r * kWeights;

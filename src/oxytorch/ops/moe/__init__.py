@@ -44,8 +44,8 @@ def moe(
     zero_points where there are none. Panels of gate_up alternate between gate and up.
     inner_features: between gate_up and down. epilogue: "silu_mul", "gelu_mul" or "gelu_tanh_mul".
     activation: "int8" rounds what codes of 4 and 8 bits multiply to 255 steps a row.
-    Returns x's shape and dtype; the results of gate_up are rounded to it too. Sums are float32, in an
-    order that does not depend on the number of threads. Only weights of chosen experts are read.
+    Returns x's shape and dtype; the results of gate_up are rounded to it too. Sums are float32 and
+    do not depend on the number of threads. Only weights of chosen experts are read.
     float64 and other devices run `reference`.
     Raises RuntimeError if a shape, dtype, device, name or index does not fit.
     """
@@ -121,7 +121,7 @@ def cost(
         down_group_scales,
         down_zero_points,
     )
-    chosen = router_indices.unique().tolist()
+    chosen = set(router_indices.flatten().tolist())
     weights = sum(tensors[expert].nbytes for tensors in lists for expert in chosen if tensors)
     operations = 6 * router_indices.numel() * x.shape[-1] * inner_features
     return Cost(2 * x.nbytes + router_weights.nbytes + router_indices.nbytes + weights, operations)

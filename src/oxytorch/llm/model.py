@@ -1,0 +1,360 @@
+"""A whole language model as a record: what a step from token ids to logits takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..graph.agreement import difference
+from ..ops._panels import PanelWeight
+from ..quantization.layers import output_head
+from .cache import KVCache
+from .forwards import LayerForward
+from .layer import FusedLayer, Norm, Product
+from .matching import norm_of
+from .observing import Rotation, Rotations, sample_length, sample_tokens
+
+ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""Largest difference from the logits of the model's own code, as a fraction of the largest."""
+
+_CHANGING = ("dynamic", "longrope")
+"""Kinds of rotary embeddings whose angles depend on the length of the prompt."""
+
+_OFFSETS = (0, 2)
+"""Rows of a table of positions that come before position 0 (OPT has 2)."""
+
+
+@dataclass(eq=False)
+class RotaryTable:
+    """Cosines and sines of all positions, made by the model's own module as far as needed.
+
+    changing: the angles depend on the longest position; then they are made anew at each call.
+    """
+
+    rotation: Rotation
+    dtype: torch.dtype
+    changing: bool = False
+    cos: Tensor = field(default_factory=lambda: torch.empty(0))
+    sin: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def rows(self, start: int, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [length, rotary] of positions start .. start + length."""
+        end = start + length
+        if self.changing:
+            cos, sin = self._made(torch.arange(start, end)[None])
+            return cos[0], sin[0]
+        self.reserve(end)
+        return self.cos[start:end], self.sin[start:end]
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [batch, n, rotary] of positions int64 [batch, n]."""
+        if self.changing:
+            return self._made(positions)
+        self.reserve(int(positions.max()) + 1)
+        return self.cos[positions], self.sin[positions]
+
+    def reserve(self, end: int) -> None:
+        """Makes the rows of all positions before `end`."""
+        have = self.cos.shape[0]
+        if end <= have:
+            return
+        cos, sin = self._made(torch.arange(max(end, 2 * have, 512))[None])
+        self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()
+
+    def _made(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return self.rotation(torch.empty(0, dtype=self.dtype), positions)
+
+
+@dataclass(eq=False)
+class FusedModel:
+    """A causal language model as records and a few modules.
+
+    embedding: of tokens. positions: a table of learned positions and the rows before its first, or
+    None. tables: rotary embeddings; rotary: which of them each layer uses, or None. norm: the last
+    one. head: the product that gives logits. softcap, divisor: of logits, scale: of embeddings, or
+    None. cache_dtype: of keys and values.
+    """
+
+    embedding: nn.Module
+    layers: list[FusedLayer]
+    tables: list[RotaryTable]
+    rotary: list[int | None]
+    head: HeadProduct
+    cache_dtype: torch.dtype
+    dtype: torch.dtype
+    norm: Norm | None = None
+    positions: tuple[nn.Module, int] | None = None
+    softcap: float | None = None
+    divisor: float | None = None
+    scale: float | None = None
+
+    def cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache for `batch` sequences of at most `capacity` tokens."""
+        kv_heads = [layer.attention.kv_heads for layer in self.layers]
+        dims = [layer.attention.head_dim for layer in self.layers]
+        return KVCache(len(self.layers), batch, capacity, kv_heads, dims, self.cache_dtype)
+
+    def step(
+        self,
+        tokens: Tensor,
+        cache: KVCache,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        last: bool = True,
+    ) -> Tensor:
+        """Returns logits [batch, n, vocabulary] in the model's dtype; `last`: of the last token.
+
+        tokens: int64 [batch, n], which follow what `cache` holds; its length counts them.
+        positions: int64 [batch, n] where they are not those in the cache (padding). mask: bool
+        [batch, 1, 1, length] of what is no padding, as long as the cache is after the step.
+        Raises ValueError if the cache has no room.
+        """
+        start, length = cache.length, tokens.shape[1]
+        if start + length > cache.capacity:
+            raise ValueError(
+                f"step: expected at most {cache.capacity - start} tokens, the room that is left in "
+                f"a cache of {cache.capacity}, got {length}; make the cache larger"
+            )
+        hidden = self.embedded(tokens, start, positions)
+        angles = [
+            table.rows(start, length) if positions is None else table.at(positions)
+            for table in self.tables
+        ]
+        masks = self.masks(mask, start, length)
+        for index, layer in enumerate(self.layers):
+            table = self.rotary[index]
+            cos, sin = (None, None) if table is None else angles[table]
+            window = layer.attention.window
+            hidden = layer.step(
+                hidden, cache.layers[index], start, cos, sin, masks[window], cache.beams
+            )
+        cache.length = start + length
+        return self.logits(hidden[:, -1:] if last else hidden)
+
+    def embedded(self, tokens: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
+        """What goes into the first layer, [batch, n, width]."""
+        hidden: Tensor = self.embedding(tokens)
+        if self.scale is not None:
+            hidden = hidden * torch.tensor(self.scale, dtype=hidden.dtype)
+        if self.positions is not None:
+            table, before = self.positions
+            weight = table._parameters["weight"]
+            assert weight is not None
+            if positions is None:
+                rows = weight[start + before : start + before + tokens.shape[1]]
+            else:
+                rows = weight[positions.clamp(min=-before) + before]
+            hidden = hidden + rows
+        return hidden
+
+    def masks(
+        self, mask: Tensor | None, start: int, length: int
+    ) -> dict[int | None, Tensor | None]:
+        """The mask for each window among the layers: None, or bool [batch, 1, length, keys]."""
+        windows = {layer.attention.window for layer in self.layers}
+        if mask is None:
+            return dict.fromkeys(windows)
+        row = torch.arange(start, start + length)[:, None]
+        column = torch.arange(start + length)[None]
+        found: dict[int | None, Tensor | None] = {}
+        for window in windows:
+            seen = column <= row
+            if window is not None:
+                seen = seen & (column > row - window)
+            found[window] = seen & mask
+        return found
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The last norm and the head."""
+        if self.norm is not None:
+            hidden = self.norm(hidden)
+        logits = self.head(hidden)
+        if self.divisor is not None:
+            logits = logits / self.divisor
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+
+@dataclass(eq=False)
+class HeadProduct:
+    """The head's product over the parameters that its module has at the time of the call."""
+
+    module: nn.Module
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        parameters = self.module._parameters
+        weight, bias = parameters["weight"], parameters.get("bias")
+        assert weight is not None
+        if isinstance(weight, PanelWeight):
+            return Product(weight, bias)(hidden)
+        result: Tensor = self.module(hidden)
+        return result
+
+
+def fuse(
+    model: Any, forwards: list[LayerForward], rotations: Rotations, config: Any, dtype: torch.dtype
+) -> tuple[FusedModel | None, str]:
+    """Returns the record of a whole model whose layers are fused, or None and why there is none.
+
+    The record's logits are compared with those of the model's own code, for a prompt and one more
+    token.
+    """
+    tables, rotary, reason = _tables(forwards, rotations, dtype)
+    if reason:
+        return None, reason
+    head = output_head(model)
+    assert head is not None
+    base = FusedModel(
+        model.get_input_embeddings(),
+        [forward.layer for forward in forwards],
+        tables,
+        rotary,
+        HeadProduct(head),
+        forwards[0].cache_dtype,
+        dtype,
+    )
+    tokens = sample_tokens(config, sample_length(config) + 1, batch=2)
+    seen = _Seen(model, forwards, tokens)
+    if not _choose_embedding(model, base, config, seen, tokens[:, :-1]):
+        return None, "it is not known what goes into its first layer"
+    if not _choose_logits(model, base, forwards, config, seen):
+        return None, "it is not known what comes behind its last layer"
+    gap = difference(seen.logits, _found(base, tokens))
+    if not gap <= ALLOWED[dtype]:
+        return None, f"its logits differ by {gap:.1e} of the largest"
+    return base, ""
+
+
+class _Seen:
+    """What a model's own code gives for a prompt and one more token.
+
+    first, last: of the prompt, what goes into the first layer and comes out of the last one.
+    logits: of both.
+    """
+
+    def __init__(self, model: Any, forwards: list[LayerForward], tokens: Tensor) -> None:
+        states: list[Tensor] = []
+
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            states.append(args[0] if args else kwargs["hidden_states"])
+
+        def behind(module: nn.Module, args: Any, output: Any) -> None:
+            states.append(output[0] if isinstance(output, tuple) else output)
+
+        layers = forwards[0].module, forwards[-1].module
+        handles = [
+            layers[0].register_forward_pre_hook(before, with_kwargs=True),
+            layers[1].register_forward_hook(behind),
+        ]
+        try:
+            with torch.no_grad():
+                prompt = model(input_ids=tokens[:, :-1], use_cache=True)
+                token = model(
+                    input_ids=tokens[:, -1:],
+                    past_key_values=prompt.past_key_values,
+                    attention_mask=torch.ones_like(tokens),
+                )
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.first, self.last = states[:2]
+        self.logits = prompt.logits, token.logits
+
+
+def _choose_embedding(
+    model: nn.Module, base: FusedModel, config: Any, seen: _Seen, tokens: Tensor
+) -> bool:
+    scales = (None, float(getattr(config, "hidden_size", 1)) ** 0.5)
+    for positions in _positions(model, base.embedding):
+        for scale in scales:
+            base.positions, base.scale = positions, scale
+            with torch.no_grad():
+                found = base.embedded(tokens, 0)
+            if found.shape == seen.first.shape and (
+                difference(seen.first, found) <= ALLOWED[base.dtype]
+            ):
+                return True
+    return False
+
+
+def _choose_logits(
+    model: nn.Module, base: FusedModel, forwards: list[LayerForward], config: Any, seen: _Seen
+) -> bool:
+    for norm in _last_norms(model, forwards):
+        for softcap, divisor in _logit_forms(config):
+            base.norm, base.softcap, base.divisor = norm, softcap, divisor
+            with torch.no_grad():
+                found = base.logits(seen.last)
+            if difference(seen.logits[0], found) <= ALLOWED[base.dtype]:
+                return True
+    return False
+
+
+def _tables(
+    forwards: list[LayerForward], rotations: Rotations, dtype: torch.dtype
+) -> tuple[list[RotaryTable], list[int | None], str]:
+    tables: list[RotaryTable] = []
+    rotary: list[int | None] = []
+    known: dict[int, int] = {}
+    for forward in forwards:
+        if forward.rotated is None:
+            rotary.append(None)
+            continue
+        found = [i for i, (_, cos) in enumerate(rotations) if cos is forward.rotated]
+        if not found:
+            return [], [], "it is not known what makes the angles of its rotary embedding"
+        if found[0] not in known:
+            known[found[0]] = len(tables)
+            rotation = rotations[found[0]][0]
+            kind = getattr(rotation.module, "rope_type", "")
+            kinds = kind.values() if isinstance(kind, dict) else (kind,)
+            changing = any(word in str(k) for k in kinds for word in _CHANGING)
+            tables.append(RotaryTable(rotation, dtype, changing))
+        rotary.append(known[found[0]])
+    return tables, rotary, ""
+
+
+def _last_norms(model: nn.Module, forwards: list[LayerForward]) -> list[Norm | None]:
+    """Norms beside the list of layers, as candidates for the last one."""
+    inside = {part for forward in forwards for part in forward.module.modules()}
+    found: list[Norm | None] = []
+    for owner in model.modules():
+        for name, module in owner.named_children():
+            if module not in inside and not [*module.children()]:
+                plan = norm_of(owner, name)
+                if plan is not None:
+                    found.append(plan.build(owner))
+    return [*found[::-1], None]
+
+
+def _positions(model: nn.Module, embedding: nn.Module) -> list[tuple[nn.Module, int] | None]:
+    """Tables of learned positions, as candidates."""
+    tables = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module is not embedding
+    ]
+    return [None, *[(table, before) for table in tables for before in _OFFSETS]]
+
+
+def _logit_forms(config: Any) -> list[tuple[float | None, float | None]]:
+    """What may be done to logits: (softcap, divisor)."""
+    softcap = getattr(config, "final_logit_softcapping", None)
+    scaling = getattr(config, "logits_scaling", None)
+    factor = getattr(config, "logit_scale", None)
+    divisor = scaling if scaling else (1 / factor if factor else None)
+    return [(softcap, divisor)] + ([(None, None)] if softcap or divisor else [])
+
+
+def _found(model: FusedModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    cache = model.cache(tokens.shape[0], tokens.shape[1])
+    with torch.no_grad():
+        first = model.step(tokens[:, :-1], cache, last=False)
+        second = model.step(tokens[:, -1:], cache)
+    return first, second

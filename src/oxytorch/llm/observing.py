@@ -1,0 +1,142 @@
+"""Runs a model on a few tokens and notes how it calls its decoder layers."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import recipes
+from .matching import find
+
+SAMPLE = 7
+"""Tokens of the sample prompt, where no window is shorter."""
+
+LARGEST_SAMPLE = 96
+
+
+@dataclass
+class LayerCalls:
+    """How one decoder layer was called: by the prompt, then by one more token.
+
+    prompt, token: arguments by name, without the hidden states. results: see `plan.Plan`.
+    hidden, output: the prompt's hidden states before and behind it, [1, n, width].
+    """
+
+    path: str
+    module: nn.Module
+    position: int
+    prompt: dict[str, Any] = field(default_factory=dict)
+    token: dict[str, Any] = field(default_factory=dict)
+    results: int = 0
+    hidden: Tensor = field(default_factory=lambda: torch.empty(0))
+    output: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A call that gave the cosines and sines of some layers: module(x, position_ids, *rest)."""
+
+    module: nn.Module
+    rest: tuple[Any, ...]
+    named: tuple[tuple[str, Any], ...]
+
+    def __call__(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin [batch, n, rotary] in x's dtype for positions int64 [batch, n]."""
+        cos, sin = self.module(x, positions, *self.rest, **dict(self.named))
+        return cos, sin
+
+
+Rotations = list[tuple[Rotation, Tensor]]
+"""Calls in the sample prompt, each with the cosines that it gave."""
+
+
+def decoder_layers(model: nn.Module) -> list[LayerCalls]:
+    """Returns the layers of every list whose members all have an attention part."""
+    found = []
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList) or len(module) == 0:
+            continue
+        if all(find(child, recipes.ATTENTION) is not None for child in module):
+            found += [LayerCalls(f"{path}.{i}", child, i) for i, child in enumerate(module)]
+    return found
+
+
+def sample_length(config: Any) -> int:
+    """Tokens of a prompt that is longer than the model's window, where that is short."""
+    window = getattr(config, "sliding_window", None)
+    if isinstance(window, int) and window + 3 <= LARGEST_SAMPLE:
+        return max(SAMPLE, window + 3)
+    return SAMPLE
+
+
+def sample_tokens(config: Any, length: int, batch: int = 1) -> torch.Tensor:
+    """Random token ids [batch, length], the same at every call."""
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(0, config.vocab_size, (batch, length), generator=generator)
+
+
+def observe(model: nn.Module, layers: list[LayerCalls], config: Any) -> Rotations:
+    """Fills in how `model`, of transformers, calls `layers`; returns what rotated the prompt."""
+    from transformers.cache_utils import DynamicCache
+
+    cache = DynamicCache()  # without the model's configuration no layer forgets what left a window
+    calls = {layer.module: layer for layer in layers}
+    phase = "prompt"
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        setattr(calls[module], phase, named_arguments(module, args, kwargs))
+        if phase == "prompt":
+            calls[module].hidden = args[0] if args else kwargs["hidden_states"]
+
+    def results(module: nn.Module, args: Any, output: Any) -> None:
+        calls[module].results = len(output) if isinstance(output, tuple) else 0
+        if phase == "prompt":
+            calls[module].output = output[0] if isinstance(output, tuple) else output
+
+    rotations: Rotations = []
+
+    def rotated(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        pair = isinstance(output, tuple) and len(output) == 2
+        if phase != "prompt" or not pair or not all(isinstance(t, Tensor) for t in output):
+            return
+        named = {name: value for name, value in kwargs.items() if name not in ("x", "position_ids")}
+        rest = args[2 - len(kwargs) + len(named) :]
+        call = Rotation(module, rest, tuple(named.items()))
+        if not any(isinstance(value, Tensor) for value in (*rest, *named.values())):
+            rotations.append((call, output[0]))
+
+    handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in calls]
+    handles += [m.register_forward_hook(results) for m in calls]
+    inside = {part for m in calls for part in m.modules()}
+    handles += [
+        m.register_forward_hook(rotated, with_kwargs=True)
+        for m in model.modules()
+        if m not in inside and not [*m.parameters()]
+    ]
+    tokens = sample_tokens(config, sample_length(config) + 1)
+    try:
+        with torch.no_grad():
+            model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True)
+            phase = "token"
+            model(
+                input_ids=tokens[:, -1:],
+                past_key_values=cache,
+                attention_mask=torch.ones_like(tokens),
+                use_cache=True,
+            )
+    finally:
+        for handle in handles:
+            handle.remove()
+    return rotations
+
+
+def named_arguments(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns a call's arguments by name, without the hidden states."""
+    names = [*inspect.signature(type(module).forward).parameters][1:]
+    return {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}

@@ -1,0 +1,454 @@
+"""`llm.optimize`: a language model of transformers whose decoder layers are a few ops each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ..core.packed import PackedTensor
+from ..graph.recognize import linear_of_module
+from ..optimize import undo
+from ..optimize.copies import Separation, copied
+from ..optimize.record import ATTRIBUTE, Change, ForwardSet, Record, record_of
+from ..optimize.report import Entry
+from ..optimize.verify import VerificationError
+from ..quantization.configs import (
+    Int4Weight,
+    Int8DynamicActivationInt4Weight,
+    Int8DynamicActivationInt8Weight,
+    Int8Weight,
+    NF4Weight,
+    WeightConfig,
+)
+from ..quantization.layers import output_head
+from ..quantization.memory import check_available
+from ..quantization.quantize import nbytes
+from . import cache as caches
+from . import checking
+from .forwards import LayerForward, MlpForward, NormForward
+from .layer import FusedLayer, Mlp
+from .matching import Unmatched, norm_of
+from .model import FusedModel, fuse
+from .observing import LayerCalls, Rotations, decoder_layers, observe
+from .packing import Packer, order_of
+from .plan import Plan
+from .report import LanguageModelReport
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+FORMATS = ("int8", "int4", "nf4")
+"""Formats of quantized weights."""
+
+_ROUTERS = ("gate", "router")
+"""Layers whose few weights choose experts: they stay as they are."""
+
+
+def optimize(
+    model: _Model,
+    dtype: torch.dtype | None = torch.bfloat16,
+    weights: str | WeightConfig | None = None,
+    kv_cache: str | None = None,
+    *,
+    group_size: int | None = 128,
+    activation: str | None = None,
+    head: str | None = "weights",
+    inplace: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> _Model:
+    """Return a language model of transformers that runs at the speed of this machine's memory.
+
+    model: a causal language model of transformers, in evaluation mode, on the CPU. It keeps its
+        class, its configuration and its `generate`; `oxytorch.llm.generate` has less to do for each
+        token. Decoder layers are recognized by their structure, not by the model's name; each is
+        tried on random values first, and one whose answers differ is left alone, with its linear
+        layers packed. `oxytorch.explain(model)` tells, `oxytorch.undo(model)` takes it back.
+    dtype: torch.bfloat16 or torch.float32: of activations, and of weights that are not quantized;
+        None keeps the model's own.
+    weights: None, "int8" (a scale for each output), "int4", "nf4", or a configuration of
+        oxytorch.quantization. Weights that are quantized already stay as they are.
+    kv_cache: "bf16", "fp32" or "int8" for the keys and values of earlier tokens; None: as dtype.
+    group_size: neighbouring inputs that share a scale, for int4 and nf4: 32, 64, 128, 256 or None.
+    activation: "int8" also rounds what int8 and int4 weights are multiplied with: prompts gain.
+    head: format of the output head: "weights" is that of the others; or "bf16", "int8", "int4",
+        "nf4". An embedding that shares the head's weight stays plain.
+    inplace: change `model` itself and free its weights on the way. Otherwise a copy is returned,
+        and both are in memory.
+    progress: called with the number of layers done and of all.
+
+    state_dict() and save_pretrained() give plain weights under the same names; load_state_dict()
+    packs again. No parameter asks for gradients; calls that need them, and calls with arguments or
+    caches that the fused layers do not know, run the layers' own code.
+    Raises TypeError, ValueError or MemoryError for what does not fit, before anything is changed.
+    """
+    config = _weight_config(weights, group_size, activation)
+    dtype = _check(model, dtype)
+    head_config = (
+        config
+        if head == "weights"
+        else _weight_config(None if head in (None, "bf16") else head, group_size, activation)
+    )
+    cache_dtype = _cache_dtype(kv_cache, dtype)
+    layers = decoder_layers(model)
+    _check_shapes(layers, config)
+    _check_memory(model, layers, config, dtype, inplace)
+    began = time.perf_counter()
+    text = text_config(model)
+    result = model if inplace else copied(model, "llm.optimize")
+    layers = decoder_layers(result)
+    report = LanguageModelReport(
+        type(model).__name__,
+        str(dtype).removeprefix("torch."),
+        ["llm.optimize"],
+        weights=_name(config, dtype),
+        head=_name(head_config, dtype),
+        kv_cache=next(name for name, known in caches.DTYPES.items() if known == cache_dtype),
+        layers=len(layers),
+        allowed=checking.ALLOWED,
+        bytes_before=nbytes(model),
+    )
+    record = Record(report)
+    result.__dict__[ATTRIBUTE] = record
+    try:
+        rotations = observe(result, layers, text)
+        _freeze(result, record)
+        work = _Work(result, record, dtype, config, cache_dtype, not inplace)
+        work.layers(layers, text, progress)
+        work.rest(head_config)
+        if not inplace:
+            Separation(model)(result)  # buffers
+        work.whole(layers, rotations, text)
+    except BaseException:
+        undo(result)
+        raise
+    report.seconds = time.perf_counter() - began
+    report.bytes_after = nbytes(result)
+    return result
+
+
+def text_config(model: Any) -> Any:
+    """The configuration of a model's language part."""
+    getter = getattr(model.config, "get_text_config", None)
+    return getter() if callable(getter) else model.config
+
+
+class _Work:
+    """One optimization in progress."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        record: Record,
+        dtype: torch.dtype,
+        config: WeightConfig | None,
+        cache_dtype: torch.dtype,
+        separate: bool,
+    ) -> None:
+        self.model = model
+        self.record = record
+        self.report: LanguageModelReport = record.report  # type: ignore[assignment]
+        self.dtype = dtype
+        self.packer = Packer(record, dtype, config, separate)
+        self.cache_dtype = cache_dtype
+        self.forwards: list[LayerForward] = []
+
+    def layers(
+        self, layers: list[LayerCalls], config: Any, progress: Callable[[int, int], None] | None
+    ) -> None:
+        """Fuses the decoder layers, one after the other; packs the linear layers of the others."""
+        chooser = checking.Chooser(config)
+        for done, calls in enumerate(layers):
+            if progress is not None:
+                progress(done, len(layers))
+            try:
+                plan, gap = chooser.choose(calls)
+                self._fuse(calls, plan)
+            except Unmatched as reason:
+                self._leave(calls, str(reason))
+                continue
+            except checking.Differs as found:
+                self.report.differing.append(found.gap)
+                self._leave(calls, "its answers differ from every recipe's")
+                continue
+            self.report.fused += 1
+            self.report.difference = max(self.report.difference, gap)
+        if progress is not None:
+            progress(len(layers), len(layers))
+
+    def _fuse(self, calls: LayerCalls, plan: Plan) -> None:
+        layer = calls.module
+        for product in plan.products():
+            order_of(layer, product)
+        packed = {path for product in plan.products() for path in product.paths}
+        experts = plan.experts.stacked if plan.experts else None
+        self.packer.cast_rest(layer, packed, set(experts or ()))
+        fused = plan.build(layer, self.packer)
+        for path in [p.path for p in (plan.query_norm, plan.key_norm) if p is not None]:
+            self._norm_forward(layer, path)
+        for _, norm in plan.norms:
+            self._norm_forward(layer, norm.path)
+        if isinstance(fused.mlp, Mlp) and fused.mlp.up.gated and plan.mlp:
+            owner = layer.get_submodule(plan.mlp)
+            self.record.changes.append(ForwardSet(owner, MlpForward(owner, fused.mlp)))
+        rotated = None
+        if plan.rotary_argument is not None:
+            rotated = calls.prompt[plan.rotary_argument][0]
+        self._check_packed(calls, plan, fused)
+        forward = LayerForward(layer, plan, fused, self.cache_dtype, rotated)
+        self.record.changes.append(ForwardSet(layer, forward))
+        self.forwards.append(forward)
+        self._note(calls.path, True, f"{type(layer).__name__}: {plan.wiring}")
+
+    def _check_packed(self, calls: LayerCalls, plan: Plan, fused: FusedLayer) -> None:
+        gap = checking.packed_gap(fused, plan, calls, self.dtype, self.cache_dtype)
+        config = self.packer.config
+        allowed = checking.ALLOWED_PACKED[None if config is None else config.bits]
+        if not gap <= allowed:
+            raise VerificationError(
+                f"llm.optimize: {calls.path} with packed weights differs from the layer by "
+                f"{gap:.1e} of the size of its answer, allowed {allowed:.1e}; are its weights "
+                "finite? wider weights or a smaller group_size err less"
+            )
+        self.report.packed_difference = max(self.report.packed_difference, gap)
+
+    def _leave(self, calls: LayerCalls, reason: str) -> None:
+        self._note(calls.path, False, f"{type(calls.module).__name__}: {reason}")
+        self._singles(calls)
+
+    def _singles(self, calls: LayerCalls) -> None:
+        """Packs the linear layers of a decoder layer that is not fused, each for itself."""
+        packed = set()
+        for path, module in calls.module.named_modules():
+            weight = module._parameters.get("weight")
+            if weight is None or path.rpartition(".")[2] in _ROUTERS:
+                continue
+            form = None if isinstance(weight, PackedTensor) else _linear(module)
+            if form is not None:
+                packed.add(path)
+                self.packer.single(module, form, path)
+                if isinstance(module._parameters["weight"], PackedTensor):
+                    self._note(f"{calls.path}.{path}", True, f"{type(module).__name__} packed")
+        self.packer.cast_rest(calls.module, packed, set())
+
+    def _norm_forward(self, layer: nn.Module, path: str) -> None:
+        module = layer.get_submodule(path)
+        plan = norm_of(layer, path)
+        if plan is not None and "forward" not in module.__dict__:
+            forward = NormForward(module, plan.build(layer))
+            self.record.changes.append(ForwardSet(module, forward))
+
+    def rest(self, head_config: WeightConfig | None) -> None:
+        """The output head, and the dtype of all that is neither in it nor in a layer."""
+        head = output_head(self.model)
+        paths = {module: path for path, module in self.model.named_modules()}
+        if head is not None and isinstance(head._parameters.get("weight"), nn.Parameter):
+            form = _linear(head)
+            if form is not None and not isinstance(head._parameters["weight"], PackedTensor):
+                self.packer.config = head_config
+                self.packer.head(head, form, self.model)
+                if isinstance(head._parameters["weight"], PackedTensor):
+                    self._note(paths[head], True, "output head packed")
+        self.packer.cast_rest(self.model, set(), set())
+
+    def whole(self, layers: list[LayerCalls], rotations: Rotations, config: Any) -> None:
+        """Makes the record of the whole model that `llm.generate` steps through."""
+        if len(self.forwards) != len(layers) or not layers:
+            self.report.notes.append("llm.generate goes through transformers' code: see above")
+            return
+        found, reason = fuse(self.model, self.forwards, rotations, config, self.dtype)
+        if found is None:
+            self.report.notes.append(f"llm.generate goes through transformers' code: {reason}")
+            return
+        self.record.changes.append(_ModelSet(self.model, found))
+        self.report.whole = True
+
+    def _note(self, path: str, done: bool, detail: str) -> None:
+        self.report.entries.append(Entry("llm", path, done, detail))
+
+
+FUSED = "_oxytorch_fused_model"
+
+
+class _ModelSet(Change):
+    """The model got the record of its whole step."""
+
+    def __init__(self, model: nn.Module, fused: FusedModel) -> None:
+        self.model = model
+        model.__dict__[FUSED] = fused
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        self.model.__dict__.pop(FUSED, None)
+
+
+def fused_model(model: nn.Module) -> FusedModel | None:
+    """Returns what `optimize` found out about the whole of a model, or None."""
+    found = model.__dict__.get(FUSED)
+    return found if isinstance(found, FusedModel) else None
+
+
+class _Frozen(Change):
+    """A parameter no longer asks for gradients."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.module = module
+        self.name = name
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        parameter = self.module._parameters[self.name]
+        if parameter is not None:
+            parameter.requires_grad_(True)
+
+
+def _freeze(model: nn.Module, record: Record) -> None:
+    """Takes requires_grad from all parameters; shared ones stay shared."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in [*module._parameters.items()]:
+            if parameter is None or not parameter.requires_grad:
+                continue
+            if parameter not in made:
+                made[parameter] = nn.Parameter(parameter.detach(), requires_grad=False)
+            record.changes.append(_Frozen(module, name))
+            module._parameters[name] = made[parameter]
+
+
+def _linear(module: nn.Module) -> bool | None:
+    """Whether a linear layer's weight is stored transposed; None where it is no linear layer."""
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dim() != 2:
+        return None
+    if isinstance(module, nn.Linear):
+        return False
+    if isinstance(module, nn.Embedding):
+        return None
+    form = linear_of_module(checking.wide_copy(module))
+    return None if form is None else form.transposed
+
+
+def _weight_config(
+    weights: str | WeightConfig | None, group_size: int | None, activation: str | None
+) -> WeightConfig | None:
+    if activation not in (None, "int8"):
+        raise ValueError(f"llm.optimize: expected activation None or 'int8', got {activation!r}")
+    if weights is None or isinstance(weights, WeightConfig):
+        if weights is None and activation is not None:
+            raise ValueError(
+                "llm.optimize: expected weights 'int8' or 'int4' with activation='int8', got None"
+            )
+        return weights
+    if weights not in FORMATS:
+        names = ", ".join(map(repr, FORMATS))
+        raise ValueError(f"llm.optimize: expected weights None, {names}, got {weights!r}")
+    if weights == "nf4":
+        if activation is not None:
+            raise ValueError("llm.optimize: expected activation=None with nf4, got 'int8'")
+        return NF4Weight(group_size)
+    if weights == "int8":
+        return Int8Weight() if activation is None else Int8DynamicActivationInt8Weight()
+    if activation is None:
+        return Int4Weight(group_size)
+    return Int8DynamicActivationInt4Weight(group_size)
+
+
+def _name(config: WeightConfig | None, dtype: torch.dtype) -> str:
+    if config is None:
+        return str(dtype).removeprefix("torch.")
+    group = "" if config.group_size is None else f" in groups of {config.group_size}"
+    return config.format + group + (", int8 activations" if config.activation else "")
+
+
+def _cache_dtype(kv_cache: str | None, dtype: torch.dtype) -> torch.dtype:
+    if kv_cache is None:
+        return dtype
+    if kv_cache not in caches.DTYPES:
+        names = ", ".join(map(repr, caches.DTYPES))
+        raise ValueError(f"llm.optimize: expected kv_cache None, {names}, got {kv_cache!r}")
+    return caches.DTYPES[kv_cache]
+
+
+def _check(model: Any, dtype: torch.dtype | None) -> torch.dtype:
+    """Looks at the arguments; returns the dtype of the result."""
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        raise TypeError(
+            "llm.optimize: expected a causal language model of transformers, got a "
+            f"{type(model).__name__}; oxytorch.optimize takes any module"
+        )
+    if not hasattr(model, "generate") or output_head(model) is None:
+        raise TypeError(
+            "llm.optimize: expected a model with an output head (a ...ForCausalLM), got a "
+            f"{type(model).__name__}"
+        )
+    if record_of(model) is not None:
+        raise ValueError(
+            "llm.optimize: expected a model that is not optimized yet, got an optimized one; "
+            "call oxytorch.undo(model) first"
+        )
+    if model.training:
+        raise ValueError(
+            "llm.optimize: expected model in evaluation mode, got one in training mode; "
+            "call model.eval() first"
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu":
+            raise ValueError(f"llm.optimize: expected {name} on cpu, got {parameter.device}")
+    if dtype is None:
+        dtype = next(model.parameters()).dtype
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"llm.optimize: expected dtype bfloat16 or float32, got {dtype}")
+    return dtype
+
+
+def _matrices(layers: list[LayerCalls]) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (f"{calls.path}.{name}", parameter)
+        for calls in layers
+        for name, parameter in calls.module.named_parameters()
+        if parameter.dim() > 1 and not isinstance(parameter, PackedTensor)
+    ]
+
+
+def _check_shapes(layers: list[LayerCalls], config: WeightConfig | None) -> None:
+    if config is None or config.group_size is None:
+        return
+    for name, parameter in _matrices(layers):
+        if name.removesuffix(".weight").rpartition(".")[2] in _ROUTERS:
+            continue
+        depth = parameter.shape[-1]
+        if depth % config.group_size:
+            fitting = [size for size in (256, 128, 64, 32) if depth % size == 0]
+            advice = f"group_size={fitting[0]} fits" if fitting else "use group_size=None or int8"
+            raise ValueError(
+                f"llm.optimize: expected a group_size that divides in_features {depth} of {name}, "
+                f"got {config.group_size}; {advice}"
+            )
+
+
+def _check_memory(
+    model: nn.Module,
+    layers: list[LayerCalls],
+    config: WeightConfig | None,
+    dtype: torch.dtype,
+    inplace: bool,
+) -> None:
+    """Foresees the most memory beyond the model's own: what is packed, and one layer in float32."""
+    largest = max((_numbers(calls.module) for calls in layers), default=0)
+    trial = 2 * 4 * largest
+    bits = {None: 8 * dtype.itemsize}.get(config, 0) if config is None else config.bits
+    packed = sum(parameter.numel() for _, parameter in _matrices(layers)) * (bits + 0.5) / 8
+    head = output_head(model)
+    if head is not None:
+        packed += _numbers(head) * (bits + 0.5) / 8
+    freed = sum(parameter.nbytes for _, parameter in _matrices(layers)) if inplace else 0
+    rest = 0 if inplace else nbytes(model) - sum(p.nbytes for _, p in _matrices(layers))
+    needed = int(trial + max(packed - freed, packed / max(len(layers), 1)) + rest)
+    check_available("llm.optimize", needed, f"the packed weights of {type(model).__name__}")
+
+
+def _numbers(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+__all__ = ["fused_model", "optimize"]

@@ -1,0 +1,459 @@
+"""Puts a decoder layer's weights into panels, joined as its products need them, one by one.
+
+The modules keep parameters of the same shapes and values: views of the joined weights where panels
+allow it, else tensors that look them up.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.packed import PackedTensor
+from ..ops._panels import PanelWeight
+from ..ops._panels.layout import OUTPUTS
+from ..optimize.passes.pack import plain_state
+from ..optimize.record import Change, ForwardSet, HookAdded, Record
+from ..quantization.configs import WeightConfig
+from ..quantization.layers import PanelForward
+from ..quantization.weights import ReorderedPanelWeight, quantized
+from .layer import Product
+from .matching import Unmatched
+from .plan import ProductPlan, Products
+
+
+class WeightSet(Change):
+    """A parameter became a part of a joined weight, or was cast; `undo` makes it what it was."""
+
+    def __init__(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+        before = module._parameters[name]
+        assert before is not None
+        self.module = module
+        self.name = name
+        self.dtype = before.dtype
+        self.was_packed = isinstance(before, PackedTensor)
+        if not isinstance(tensor, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=False)
+        module._parameters[name] = tensor
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        now = self.module._parameters[self.name]
+        if now is None:
+            return
+        if now not in restored:
+            if isinstance(now, PanelWeight) and self.was_packed:
+                values: Tensor = now.copy()
+            elif isinstance(now, PackedTensor):
+                values = now.dense().to(self.dtype)
+            else:
+                values = now.detach().to(self.dtype).clone()
+            restored[now] = nn.Parameter(values, now.requires_grad)
+        self.module._parameters[self.name] = restored[now]
+
+
+class HeadSet(Change):
+    """A head whose weight an embedding shares got a packed one; `undo` ties them again."""
+
+    def __init__(self, module: nn.Module, tensor: Tensor, owner: nn.Module) -> None:
+        self.module = module
+        self.owner = owner
+        module._parameters["weight"] = nn.Parameter(tensor, requires_grad=False)
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        self.module._parameters["weight"] = self.owner._parameters["weight"]
+
+
+class RowsWeight(PackedTensor):
+    """Some rows of a weight that is stored in another order.
+
+    packed: the weight as it is stored, packed or plain. places: where each row of this one lies.
+    """
+
+    packed: Tensor
+    places: Tensor
+
+    _shared_fields = ("packed", "places")
+
+    def __new__(cls, packed: Tensor, places: Tensor) -> RowsWeight:
+        result: RowsWeight = torch.Tensor._make_wrapper_subclass(
+            cls, (len(places), packed.shape[1]), dtype=packed.dtype, requires_grad=False
+        )
+        result.packed, result.places = packed, places
+        return result
+
+    def nbytes_packed(self) -> int:
+        packed = self.packed
+        return packed.nbytes_packed() if isinstance(packed, PackedTensor) else packed.nbytes
+
+    def dense(self) -> Tensor:
+        packed = self.packed
+        values = packed.dense() if isinstance(packed, PackedTensor) else packed
+        return values[self.places]
+
+    def repack(self, values: Tensor) -> None:
+        packed = self.packed
+        whole = packed.dense() if isinstance(packed, PackedTensor) else packed
+        whole[self.places] = values.detach().to(self.dtype)
+        if isinstance(packed, PackedTensor):
+            packed.repack(whole)
+
+    def copy(self) -> RowsWeight:
+        packed = self.packed
+        own = packed.copy() if isinstance(packed, PackedTensor) else packed.clone()
+        return RowsWeight(own, self.places)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowsWeight:
+        if id(self) not in memo:
+            own = RowsWeight(deepcopy(self.packed, memo), self.places)
+            is_parameter = isinstance(self, nn.Parameter)
+            memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def share(self) -> RowsWeight:
+        return RowsWeight(self.packed, self.places)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rows, (self.packed, self.places, self.requires_grad)
+
+
+def _rows(packed: Tensor, places: Tensor, requires_grad: bool) -> nn.Parameter:
+    return nn.Parameter(RowsWeight(packed, places), requires_grad)
+
+
+class StackedWeight(PackedTensor):
+    """The weights of all experts as one tensor [experts, out, in].
+
+    packed: a weight for each expert.
+    """
+
+    packed: list[PanelWeight]
+
+    _shared_fields = ("packed",)
+
+    def __new__(cls, packed: list[PanelWeight]) -> StackedWeight:
+        shape = (len(packed), *packed[0].shape)
+        result: StackedWeight = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=packed[0].dtype, requires_grad=False
+        )
+        result.packed = packed
+        return result
+
+    def nbytes_packed(self) -> int:
+        return sum(weight.nbytes_packed() for weight in self.packed)
+
+    def dense(self) -> Tensor:
+        return torch.stack([weight.dense() for weight in self.packed])
+
+    def repack(self, values: Tensor) -> None:
+        for weight, own in zip(self.packed, values.detach(), strict=True):
+            weight.repack(own)
+
+    def copy(self) -> StackedWeight:
+        return StackedWeight([weight.copy() for weight in self.packed])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StackedWeight:
+        if id(self) not in memo:
+            own = StackedWeight(deepcopy(self.packed, memo))
+            is_parameter = isinstance(self, nn.Parameter)
+            memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def share(self) -> StackedWeight:
+        return StackedWeight(self.packed)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _stacked, (self.packed, self.requires_grad)
+
+
+def _stacked(packed: list[PanelWeight], requires_grad: bool) -> nn.Parameter:
+    return nn.Parameter(StackedWeight(packed), requires_grad)
+
+
+class TiedState:
+    """Gives the state dictionary the plain weight that an embedding shares with a packed head."""
+
+    def __init__(self, owner: nn.Module) -> None:
+        self.owner = owner
+
+    def __call__(
+        self, module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any
+    ) -> None:
+        plain = self.owner._parameters["weight"]
+        if plain is not None and prefix + "weight" in state:
+            state[prefix + "weight"] = plain.detach()
+
+
+class BiasRefresh:
+    """After new values were loaded, sorts a bias again into the order of its product's rows."""
+
+    def __init__(self, bias: Tensor, rows: Tensor) -> None:
+        self.bias = bias
+        self.rows = rows
+
+    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+        self.bias.copy_(module._parameters["bias"].detach()[self.rows])  # type: ignore[union-attr]
+
+
+class Packer(Products):
+    """Makes products of a model's own weights and leaves in its modules what looks like before.
+
+    dtype: of the result. config: how weights are quantized, or None: panels of bfloat16, or plain
+    weights where dtype is float32. Weights that are packed already keep their form.
+    separate: the model is a copy that still shares its tensors with another; what is not packed is
+    copied too.
+    """
+
+    def __init__(
+        self, record: Record, dtype: torch.dtype, config: WeightConfig | None, separate: bool
+    ) -> None:
+        self.record = record
+        self.dtype = dtype
+        self.config = config
+        self.separate = separate
+        self._cast: dict[nn.Parameter, nn.Parameter] = {}
+        self._made: set[nn.Parameter] = set()
+
+    def of(self, layer: nn.Module, plan: ProductPlan) -> Product:
+        modules = [layer.get_submodule(path) for path in plan.paths]
+        if plan.grouped:
+            return self._sorted(modules[0], plan)
+        order = order_of(layer, plan)
+        parts = [self.packed(module, plan) for module in modules]
+        if plan.gated and len(parts) == 1:
+            parts = halves(parts[0])
+        whole = joined(parts, plan.gated)
+        sizes = [module.get_parameter("weight").shape for module in modules]
+        rows = [size[1 if plan.transposed else 0] for size in sizes]
+        for module, (begin, end) in zip(modules, _spans(rows), strict=True):
+            part = part_of(whole, begin, end)
+            self.set_weight(module, "weight", reordered(part, plan.transposed, order))
+        return Product(whole, self._bias(modules, rows), plan.gated, order)
+
+    def stacked(self, layer: nn.Module, path: str, gated: bool) -> list[Product]:
+        owner = layer.get_submodule(path.rpartition(".")[0])
+        name = path.rpartition(".")[2]
+        weights = owner.get_parameter(name).detach()
+        wholes = []
+        for index in range(weights.shape[0]):
+            weight = self.pack(weights[index], f"{path}[{index}]")
+            wholes.append(joined(halves(weight), True) if gated else weight)
+        if isinstance(wholes[0], PanelWeight):
+            tensor: Tensor = StackedWeight(wholes)  # type: ignore[arg-type]
+        else:
+            tensor = torch.stack(wholes)
+            wholes = [*tensor]
+        del weights
+        self.set_weight(owner, name, tensor)
+        return [Product(weight, None, gated) for weight in wholes]
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """A plain tensor in the dtype of the result."""
+        return tensor.detach().to(self.dtype, copy=self.separate)
+
+    def packed(self, module: nn.Module, plan: ProductPlan) -> Tensor:
+        """A module's weight [out, in] as it is to be stored."""
+        weight = module.get_parameter("weight")
+        if isinstance(weight, ReorderedPanelWeight):
+            return weight.packed
+        if isinstance(weight, PackedTensor):
+            return weight
+        values = weight.detach()
+        return self.pack(values.t() if plan.transposed else values, plan.paths[0])
+
+    def pack(self, values: Tensor, name: str) -> Tensor:
+        """A plain weight [out, in] as it is to be stored."""
+        if self.config is not None:
+            result = quantized(values.to(self.dtype), self.config, f"{name}.weight")
+            return result
+        if self.dtype == torch.bfloat16:
+            return PanelWeight.from_dense(values)
+        return self.own(values).contiguous()
+
+    def single(self, module: nn.Module, transposed: bool, name: str) -> None:
+        """Packs the weight of a linear layer that belongs to no product."""
+        plan = ProductPlan((name,), transposed)
+        whole = self.packed(module, plan)
+        self.set_weight(module, "weight", reordered(whole, transposed, None))
+        bias = module._parameters.get("bias")
+        if bias is not None:
+            self.set_weight(module, "bias", self.own(bias))
+
+    def set_weight(self, module: nn.Module, name: str, tensor: Tensor) -> None:
+        """Replaces a parameter by one of the same values; packed ones get a forward and a hook."""
+        changes = self.record.changes
+        if isinstance(tensor, nn.Parameter):
+            tensor = tensor.detach()
+        already = "forward" in module.__dict__
+        changes.append(WeightSet(module, name, tensor))
+        own = module._parameters[name]
+        assert own is not None
+        self._made.add(own)
+        if isinstance(tensor, PackedTensor):
+            handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
+            changes.append(HookAdded(module, "_state_dict_hooks", handle.id))
+        if isinstance(tensor, (PanelWeight, ReorderedPanelWeight)) and not already:
+            changes.append(ForwardSet(module, PanelForward(module)))
+
+    def head(self, module: nn.Module, transposed: bool, model: nn.Module) -> None:
+        """Packs the output head; an embedding that shares its weight keeps the plain one."""
+        weight = module._parameters["weight"]
+        others = [
+            other
+            for other in model.modules()
+            if other is not module and any(p is weight for p in other._parameters.values())
+        ]
+        if others and self.config is None and self.dtype == torch.float32:
+            return  # it reads the plain weight as it is
+        if not others or "weight" not in others[0]._parameters:
+            self.single(module, transposed, "the output head")
+            return
+        whole = self.packed(module, ProductPlan(("the output head",), transposed))
+        stored = reordered(whole, transposed, None)
+        changes = self.record.changes
+        changes.append(HeadSet(module, stored, others[0]))
+        for hook in (plain_state, TiedState(others[0])):
+            handle = module.register_state_dict_post_hook(hook)  # type: ignore[no-untyped-call]
+            changes.append(HookAdded(module, "_state_dict_hooks", handle.id))
+        changes.append(ForwardSet(module, PanelForward(module)))
+        bias = module._parameters.get("bias")
+        if bias is not None:
+            self.set_weight(module, "bias", self.own(bias))
+
+    def cast_rest(self, part: nn.Module, packed: set[str], stacked: set[str]) -> None:
+        """Gives the other floating parameters of `part` the dtype of the result.
+
+        packed: paths of modules, and stacked: of parameters, that are packed on their own.
+        """
+        for path, module in part.named_modules():
+            if path in packed:
+                continue
+            for name, parameter in [*module._parameters.items()]:
+                if parameter is None or isinstance(parameter, PackedTensor):
+                    continue
+                if f"{path}.{name}" in stacked:
+                    continue
+                if not parameter.is_floating_point() or parameter in self._made:
+                    continue
+                if self.separate or parameter.dtype != self.dtype:
+                    if parameter not in self._cast:
+                        values = self.own(parameter)
+                        self._cast[parameter] = nn.Parameter(values, requires_grad=False)
+                        self._made.add(self._cast[parameter])
+                    self.record.changes.append(WeightSet(module, name, self._cast[parameter]))
+
+    def _sorted(self, module: nn.Module, plan: ProductPlan) -> Product:
+        weight = module.get_parameter("weight").detach()
+        values = weight.dense() if isinstance(weight, PackedTensor) else weight
+        rows = plan.rows(values.shape[0])
+        assert rows is not None
+        whole = self.pack(values[rows], plan.paths[0])
+        inverse = torch.empty_like(rows)
+        inverse[rows] = torch.arange(len(rows))
+        self.set_weight(module, "weight", RowsWeight(whole, inverse))
+        bias = module._parameters.get("bias")
+        if bias is None:
+            return Product(whole)
+        own = self.own(bias)
+        self.set_weight(module, "bias", own)
+        moved = own[rows]
+        handle = module.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            BiasRefresh(moved, rows)
+        )
+        self.record.changes.append(HookAdded(module, "_load_state_dict_post_hooks", handle.id))
+        return Product(whole, moved)
+
+    def _bias(self, modules: list[nn.Module], rows: list[int]) -> Tensor | None:
+        found = [module._parameters.get("bias") for module in modules]
+        if all(bias is None for bias in found):
+            return None
+        whole = torch.cat(
+            [
+                torch.zeros(count, dtype=self.dtype)
+                if bias is None
+                else bias.detach().to(self.dtype)
+                for bias, count in zip(found, rows, strict=True)
+            ]
+        )
+        for module, bias, (begin, end) in zip(modules, found, _spans(rows), strict=True):
+            if bias is not None:
+                self.set_weight(module, "bias", whole[begin:end])
+        return whole
+
+
+def _spans(rows: list[int]) -> list[tuple[int, int]]:
+    ends = [sum(rows[: i + 1]) for i in range(len(rows))]
+    return [(end - count, end) for end, count in zip(ends, rows, strict=True)]
+
+
+def reordered(weight: Tensor, transposed: bool, order: Tensor | None) -> Tensor:
+    """A weight [out, in] in the order in which its module keeps it."""
+    if not transposed and order is None:
+        return weight
+    if isinstance(weight, PanelWeight):
+        return ReorderedPanelWeight(weight, transposed, order)
+    return weight.t()
+
+
+def order_of(layer: nn.Module, plan: ProductPlan) -> Tensor | None:
+    """The order of inputs of weights that are packed already (see `ReorderedPanelWeight`).
+
+    Raises Unmatched where layers that are to be one product have different ones.
+    """
+    orders: list[Tensor | None] = []
+    for path in plan.paths:
+        weight = layer.get_submodule(path)._parameters["weight"]
+        orders.append(weight.order if isinstance(weight, ReorderedPanelWeight) else None)
+    first = orders[0]
+    for order in orders[1:]:
+        if (order is None) != (first is None) or (
+            order is not None and first is not None and not torch.equal(order, first)
+        ):
+            raise Unmatched(f"{' and '.join(plan.paths)} have inputs in different orders")
+    return first
+
+
+def halves(weight: Tensor) -> list[Tensor]:
+    """The upper and the lower half of a weight, packed or plain."""
+    half = weight.shape[0] // 2
+    if not isinstance(weight, PanelWeight):
+        return [weight[:half], weight[half:]]
+    if half % OUTPUTS == 0 or weight.is_gated:
+        return [weight.part(0, half), weight.part(half, 2 * half)]
+    if weight.format == "bf16":
+        return [PanelWeight.from_dense(part) for part in weight.dense().chunk(2)]
+    codes, scales, zero_points = weight.codes()
+    found = []
+    for part in (slice(0, half), slice(half, 2 * half)):
+        zero = None if zero_points is None else zero_points[part]
+        made = PanelWeight.from_codes(
+            weight.format, codes[part], scales[part], zero, dtype=weight.dtype
+        )
+        made.activation = weight.activation
+        found.append(made)
+    return found  # type: ignore[return-value]
+
+
+def joined(parts: list[Tensor], gated: bool) -> Tensor:
+    """Several weights as one."""
+    if len(parts) == 1:
+        return parts[0]
+    packed = [part for part in parts if isinstance(part, PanelWeight)]
+    if len(packed) != len(parts):
+        return torch.cat([p.dense() if isinstance(p, PackedTensor) else p for p in parts])
+    return PanelWeight.gated(*packed) if gated else PanelWeight.joined(packed)
+
+
+def part_of(whole: Tensor, begin: int, end: int) -> Tensor:
+    """Rows begin to end of a joined weight, over the same memory."""
+    if isinstance(whole, PanelWeight) and whole.is_gated and end - begin == whole.shape[0]:
+        return RowsWeight(whole, torch.arange(end))  # its plain product is no epilogue of `linear`
+    if (begin, end) == (0, whole.shape[0]):
+        return whole
+    if not isinstance(whole, PanelWeight):
+        return whole[begin:end]
+    if whole.is_gated or begin % OUTPUTS == 0:
+        return whole.part(begin, end)
+    return RowsWeight(whole, torch.arange(begin, end))

@@ -1,0 +1,179 @@
+"""Our cache inside those of transformers: a layer of a `DynamicCache` over preallocated tensors.
+
+Imported only by what already holds a model of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
+
+from .cache import CacheLayer, own_rows, reordered, rounded_capacity
+
+FIRST_ROOM = 256
+"""Tokens that a new layer has room for beyond the prompt; then its capacity doubles."""
+
+
+class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """A layer of transformers' caches whose keys and values stay in place.
+
+    It grows by doubling, crops by forgetting, and follows beams through a table of rows instead of
+    copying. All tokens are kept, whatever the layer's window. dtype: of the tensors in the cache.
+    """
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stored_dtype = dtype
+        self.stored: CacheLayer | None = None
+        self.length = 0
+        self.beams: Tensor | None = None
+
+    # transformers' code reads `keys` and `values` of a layer as plain tensors.
+    @property
+    def keys(self) -> Tensor | None:
+        return self._plain()[0]
+
+    @keys.setter
+    def keys(self, value: Tensor | None) -> None:
+        assert value is None, "keys of a preallocated layer are written by update()"
+
+    @property
+    def values(self) -> Tensor | None:
+        return self._plain()[1]
+
+    @values.setter
+    def values(self, value: Tensor | None) -> None:
+        assert value is None, "values of a preallocated layer are written by update()"
+
+    def _plain(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        if self.stored is None:
+            return None, None
+        return self.stored.plain(self.length, self.beams, self.dtype)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
+        self.room(key_states.shape, key_states.dtype)
+
+    def room(self, shape: Sequence[int], dtype: torch.dtype) -> CacheLayer:
+        """Returns tensors that have room for more keys of `shape` [batch, kv_heads, n, head_dim].
+
+        dtype: that of the model's keys, which transformers' code gets to see.
+        """
+        batch, heads, new, dim = shape
+        self.dtype, self.device = dtype, torch.device("cpu")
+        self.is_initialized = True
+        needed = self.length + new
+        if self.stored is None:
+            capacity = rounded_capacity(needed + FIRST_ROOM)
+            self.stored = CacheLayer.empty(batch, heads, capacity, dim, self.stored_dtype)
+        elif needed > self.stored.capacity:
+            capacity = rounded_capacity(max(needed, 2 * self.stored.capacity))
+            if self.beams is not None:
+                more = self.beams.new_zeros(batch, capacity - self.stored.capacity)
+                self.beams = torch.cat([self.beams, more], 1)
+            self.stored = self.stored.grown(capacity, self.length)
+        if self.beams is not None:
+            own_rows(self.beams, self.length, needed)
+        return self.stored
+
+    def adopt(self, keys: Tensor, values: Tensor) -> None:
+        """Takes over what another kind of layer has stored."""
+        self.room(keys.shape, keys.dtype).write(keys, values, 0)
+        self.length = keys.shape[-2]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        stored = self.room(key_states.shape, key_states.dtype)
+        stored.write(key_states, value_states, self.length)
+        self.length += key_states.shape[-2]
+        return stored.plain(self.length, self.beams, key_states.dtype)
+
+    def get_mask_sizes(self, query: int | Tensor) -> tuple[int, int]:
+        # A number of queries, or in older releases their positions.
+        queries = query.shape[0] if isinstance(query, Tensor) else query
+        return self.length + queries, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.length = 0
+        self.beams = None
+
+    def crop(self, tokens: int) -> None:
+        """tokens: below zero, how many to forget; above, how many to keep (older releases)."""
+        if tokens < 0:
+            self.length = max(0, self.length + tokens)
+        elif tokens > 0:
+            self.length = min(self.length, tokens)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.stored is not None:
+            self.beams = reordered(self.beams, beam_idx, self.stored.capacity)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.stored is not None:
+            batch = self.stored.keys.shape[0]
+            self.batch_select_indices(torch.arange(batch).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.stored is None:
+            return
+        if self.beams is None:
+            self.stored = self.stored.rows(indices)
+            return
+        keys, values = self.stored.plain(self.length, self.beams, self.dtype)
+        self.stored, self.beams, length = None, None, self.length
+        self.length = 0
+        self.adopt(keys[indices], values[indices])
+        assert self.length == length
+
+
+def layer_of(cache: Any, index: int, dtype: torch.dtype) -> PreallocatedLayer | None:
+    """Returns layer `index` of a cache of transformers as one of ours, or None.
+
+    An ordinary dynamic layer is replaced in the cache, with all that it holds. A layer of another
+    kind (static, quantized, offloaded) stays, and the caller leaves the call to the model's own.
+    """
+    if not isinstance(cache, Cache) or getattr(cache, "offloading", False):
+        return None
+    layers = cache.layers
+    if index >= len(layers):
+        if getattr(cache, "layer_class_to_replicate", None) is not DynamicLayer:
+            return None
+        while len(layers) <= index:
+            layers.append(PreallocatedLayer(dtype))
+    layer = layers[index]
+    if type(layer) is PreallocatedLayer:
+        return layer
+    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        return None
+    ours = PreallocatedLayer(dtype)
+    dynamic: Any = layer
+    length = dynamic.get_seq_length()
+    if length:
+        keys, values = dynamic.keys, dynamic.values
+        if keys is None or values is None or keys.shape[-2] != length:
+            return None  # a window has already dropped tokens
+        ours.adopt(keys, values)
+    layers[index] = ours
+    return ours

@@ -1,0 +1,1 @@
+"""The `oxytorch llm` subcommand: language models in local folders, on the CPU."""

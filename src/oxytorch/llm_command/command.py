@@ -1,0 +1,68 @@
+"""The command line of `oxytorch llm`; each verb is a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+DESCRIPTION = """\
+Large language models on the CPU, from a local folder in Hugging Face's format.
+
+Weights are packed once, in bf16, int8, int4 or nf4, and read at the speed of the memory. Nothing is
+downloaded, converted to another file or compiled.
+"""
+
+EXAMPLES = """\
+examples:
+  oxytorch llm generate ./model --prompt "Once upon a time"
+  oxytorch llm generate ./model --weights int4 --chat --prompt "Why is the sky blue?"
+  oxytorch llm bench --shape tinyllama-1.1b            speed of every precision; needs no files
+  oxytorch llm bench ./model --weights int4 --peers torch,llama.cpp
+  oxytorch llm perplexity ./model --text held_out.txt
+"""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb: `module` offers `add_parser(subparsers, name, summary)` and `run(arguments)`."""
+
+    name: str
+    module: str
+    summary: str
+
+
+VERBS = (
+    Verb(
+        "generate", "oxytorch.llm_command.generate", "write text after a prompt, and say how fast"
+    ),
+    Verb("bench", "oxytorch.llm_command.bench", "time prompts and tokens next to peers"),
+    Verb("perplexity", "oxytorch.llm_command.perplexity", "what formats cost on a text"),
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the subcommand with its verbs."""
+    parser = subparsers.add_parser(
+        "llm",
+        help="large language models on the CPU: generate, bench, perplexity",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in VERBS:
+        importlib.import_module(verb.module).add_parser(verbs, verb.name, verb.summary)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb; 1 where something failed, 2 for a mistake in the command or the folder."""
+    verb = next(verb for verb in VERBS if verb.name == arguments.verb)
+    try:
+        status: int = importlib.import_module(verb.module).run(arguments)
+    except (ValueError, OSError) as error:
+        print(f"oxytorch llm {verb.name}: {error}", file=sys.stderr)
+        return 2
+    return status

@@ -1,0 +1,274 @@
+"""`oxytorch llm generate`: text after a prompt, as it is written, and the speed it had."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .folder import load_tokenizer, read_config
+from .options import PRECISIONS, Precision, add_model_options, positive, precision
+
+DESCRIPTION = """\
+Write text after a prompt with a model from a local folder. The text goes to standard output as it
+is written, what it took to standard error.
+"""
+
+EXAMPLES = """\
+examples:
+  oxytorch llm generate ./model --prompt "Once upon a time" --weights int4
+  oxytorch llm generate ./model --chat --prompt "Why is the sky blue?" --temperature 0.7 --top-p 0.9
+  oxytorch llm generate ./model --prompt-file notes.txt --tokens 300 --prompt-lookup 5
+  oxytorch llm generate ./model --prompt "1, 2, 3," --stop "10" --json speed.json
+"""
+
+
+def add_parser(verbs: Any, name: str, summary: str) -> None:
+    """Adds the verb with its options."""
+    parser = verbs.add_parser(
+        name,
+        help=summary,
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="MODEL_DIR", help="folder with config.json")
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="what to go on from")
+    prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="the same from a file")
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a question; uses the chat template"
+    )
+    parser.add_argument(
+        "--weights",
+        type=precision,
+        default=PRECISIONS["bf16"],
+        metavar="PRECISION",
+        help=f"{', '.join(PRECISIONS)}; after the dash that of activations (default: bf16)",
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--tokens", type=positive, default=128, metavar="N", help="most new tokens (default: 128)"
+    )
+    parser.add_argument(
+        "--context", type=positive, metavar="N", help="positions of the cache (default: as needed)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 takes the likeliest (default)",
+    )
+    parser.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="only the likeliest up to P in sum"
+    )
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="makes draws repeat")
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end after this; may be repeated",
+    )
+    parser.add_argument(
+        "--prompt-lookup",
+        type=int,
+        default=0,
+        metavar="N",
+        help="guess up to N tokens at once from earlier text; the same text, often sooner",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What one generation took.
+
+    Times are seconds: first_token from the call to the first new token, the prompt's run included;
+    token is the median of those after it, where steps that gave several tokens count for each.
+    token_bytes: weights that one token reads. bandwidth, limit: bytes per second, of token_bytes
+    and of plain reading in this process.
+    """
+
+    precision: str
+    prompt_tokens: int
+    new_tokens: int
+    load_seconds: float
+    optimize_seconds: float
+    first_token_seconds: float
+    token_seconds: float | None
+    token_bytes: int
+    bandwidth: float | None
+    limit: float
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        first = (
+            f"loaded in {self.load_seconds:.1f} s, optimized in {self.optimize_seconds:.1f} s, "
+            f"{self.prompt_tokens} tokens of prompt, first token after "
+            f"{self.first_token_seconds * 1e3:.0f} ms"
+        )
+        if self.token_seconds is None or self.bandwidth is None:
+            return [first]
+        second = (
+            f"{self.new_tokens} tokens, {self.token_seconds * 1e3:.1f} ms each "
+            f"({1 / self.token_seconds:.1f} a second); {self.precision} weights read at "
+            f"{self.bandwidth / 1e9:.1f} GB/s, {self.bandwidth / self.limit:.0%} of the "
+            f"{self.limit / 1e9:.1f} GB/s that this process can read"
+        )
+        return [first, second]
+
+
+class TextPrinter:
+    """Writes the text of tokens as soon as its characters are complete."""
+
+    def __init__(self, tokenizer: Any, write: Callable[[str], object]) -> None:
+        self._tokenizer = tokenizer
+        self._write = write
+        self._tokens: list[int] = []
+        # Text of the tokens from `begin` on; those before `told` are written already.
+        self._begin = 0
+        self._told = 0
+
+    def put(self, tokens: Sequence[int]) -> None:
+        """Take the next tokens."""
+        self._tokens += tokens
+        told = self._text(self._begin, self._told)
+        now = self._text(self._begin, len(self._tokens))
+        # A token may end within a character, which then reads as U+FFFD until the next one.
+        if len(now) > len(told) and not now.endswith("\ufffd"):
+            self._write(now[len(told) :])
+            self._begin, self._told = self._told, len(self._tokens)
+
+    def end(self) -> None:
+        """Write what is left."""
+        told = self._text(self._begin, self._told)
+        self._write(self._text(self._begin, len(self._tokens))[len(told) :])
+
+    def _text(self, begin: int, end: int) -> str:
+        return str(self._tokenizer.decode(self._tokens[begin:end], skip_special_tokens=True))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Loads, optimizes, writes; raises ValueError for a mistake in the command or the folder."""
+    read_config(arguments.folder)
+    text = _prompt_text(arguments)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    tokenizer = load_tokenizer(arguments.folder)
+    ids = prompt_tokens(tokenizer, text, arguments.chat)
+
+    from .model import PreparedModel
+
+    prepared = PreparedModel.from_folder(
+        arguments.folder, arguments.weights, arguments.kv_cache, arguments.group_size, _tell
+    )
+    times = [time.perf_counter()]
+    new: list[int] = []
+    printer = TextPrinter(tokenizer, _write)
+
+    def put(column: Tensor) -> None:
+        times.append(time.perf_counter())
+        new.append(int(column[0]))
+        printer.put(new[-1:])
+
+    from .. import llm
+
+    llm.generate(
+        prepared.model,
+        ids,
+        max_new_tokens=arguments.tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        repetition_penalty=arguments.repetition_penalty,
+        seed=arguments.seed,
+        stop=arguments.stop,
+        tokenizer=tokenizer,
+        streamer=put,
+        prompt_lookup=arguments.prompt_lookup,
+        capacity=arguments.context,
+    )
+    printer.end()
+    _write("\n")
+    speed = measured_speed(arguments.weights, prepared, ids.shape[1], times)
+    for line in speed.lines():
+        _tell(line)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(asdict(speed), indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def measured_speed(weights: Precision, prepared: Any, prompt: int, times: Sequence[float]) -> Speed:
+    """The speed from the moments of the call and of each new token."""
+    from ..benchmark.read_limit import read_limit
+
+    sizes = prepared.token_reads()
+    limit = read_limit(sizes)
+    token = None
+    if len(times) > 2:
+        # Tokens of one step come together, so that single gaps say nothing with prompt lookup.
+        gaps = [after - before for before, after in pairwise(times[1:])]
+        token = statistics.median(gaps)
+        if token < 0.2 * statistics.fmean(gaps):
+            token = statistics.fmean(gaps)
+    return Speed(
+        precision=weights.name,
+        prompt_tokens=prompt,
+        new_tokens=len(times) - 1,
+        load_seconds=prepared.load_seconds,
+        optimize_seconds=prepared.optimize_seconds,
+        first_token_seconds=times[1] - times[0],
+        token_seconds=token,
+        token_bytes=sum(sizes),
+        bandwidth=None if token is None else sum(sizes) / token,
+        limit=limit,
+    )
+
+
+def _prompt_text(arguments: argparse.Namespace) -> str:
+    if arguments.prompt_file is not None:
+        text = arguments.prompt_file.read_text(encoding="utf-8")
+    else:
+        text = arguments.prompt
+    if not text:
+        raise ValueError("the prompt is empty; give some text to go on from")
+    return str(text)
+
+
+def prompt_tokens(tokenizer: Any, text: str, chat: bool) -> Tensor:
+    """The prompt's tokens, int64 [1, length]; raises ValueError where there are none."""
+    if chat:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError("--chat: this model's tokenizer has no chat template; leave it out")
+        messages = [{"role": "user", "content": text}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    # A chat template writes the start token itself.
+    found = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+    if not found:
+        raise ValueError(f"the prompt {text!r} has no tokens; give some text to go on from")
+    return torch.tensor([found], dtype=torch.int64)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _tell(line: str) -> None:
+    print(f"oxytorch llm: {line}", file=sys.stderr, flush=True)

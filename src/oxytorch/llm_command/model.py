@@ -1,0 +1,117 @@
+"""A language model that is ready to write, and what its tokens read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from .. import llm
+from ..ops._panels import PanelWeight
+from .folder import load_model
+from .options import Precision
+
+Tell = Callable[[str], object]
+
+
+@dataclass
+class PreparedModel:
+    """A model that `oxytorch.llm.optimize` made, and the seconds that this took."""
+
+    model: nn.Module
+    load_seconds: float
+    optimize_seconds: float
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        precision: Precision,
+        kv_cache: str,
+        group_size: int,
+        tell: Tell,
+    ) -> PreparedModel:
+        """Loads a folder and optimizes what was loaded; raises ValueError if it is no model."""
+        begin = time.perf_counter()
+        tell(f"loading {folder.name}")
+        model = load_model(folder)
+        loaded = time.perf_counter() - begin
+        tell(f"packing weights as {precision.name}")
+        result = cls.from_model(model, precision, kv_cache, group_size)
+        result.load_seconds = loaded
+        return result
+
+    @classmethod
+    def from_model(
+        cls,
+        model: nn.Module,
+        precision: Precision,
+        kv_cache: str,
+        group_size: int,
+    ) -> PreparedModel:
+        """Optimizes a model in place."""
+        begin = time.perf_counter()
+        made = llm.optimize(
+            model,
+            dtype=torch.bfloat16,
+            weights=precision.weights,
+            kv_cache=kv_cache,
+            group_size=group_size,
+            activation=precision.activation,
+            inplace=True,
+        )
+        return cls(made, 0.0, time.perf_counter() - begin)
+
+    def token_reads(self) -> list[int]:
+        """Bytes of the weights that one token reads, for each stretch of memory they lie in."""
+        return token_reads(self.model)
+
+
+def token_reads(model: nn.Module) -> list[int]:
+    """Bytes of the weights that one token reads, for each stretch of memory they lie in.
+
+    All matrices but embeddings that are only looked up, in their packed form, with their scales. Of
+    routed experts as many count as a token chooses.
+    """
+    embeddings = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    embeddings -= {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    share = _expert_share(model)
+    found: dict[int, float] = {}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in embeddings or parameter.dim() < 2:
+            continue
+        place, size = _stored(parameter)
+        found[place] = found.get(place, 0.0) + size * (share if ".experts." in name else 1.0)
+    return [int(size) for size in found.values()]
+
+
+def _stored(parameter: Tensor) -> tuple[int, int]:
+    """Where a weight lies in memory, and its bytes; parts of one allocation lie at one place."""
+    if not isinstance(parameter, PanelWeight):
+        return parameter.untyped_storage().data_ptr(), parameter.nbytes
+    return parameter.packed.untyped_storage().data_ptr(), parameter.nbytes_packed()
+
+
+def _expert_share(model: nn.Module) -> float:
+    """The part of a layer's experts that a token goes through."""
+    config = getattr(model, "config", None)
+    total = next(
+        (
+            value
+            for name in ("num_local_experts", "num_experts", "n_routed_experts")
+            if isinstance(value := getattr(config, name, None), int)
+        ),
+        1,
+    )
+    chosen = getattr(config, "num_experts_per_tok", None)
+    return min(1.0, chosen / total) if isinstance(chosen, int) and total else 1.0

@@ -1,0 +1,71 @@
+"""What the verbs of `oxytorch llm` ask alike: precisions, threads, numbers."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Literal
+
+Weights = Literal["int8", "int4", "nf4"]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a model is stored and multiplied.
+
+    weights: None keeps bf16. activation: "int8" multiplies in int8, with a scale per row.
+    """
+
+    name: str
+    weights: Weights | None = None
+    activation: Literal["int8"] | None = None
+
+
+PRECISIONS = {
+    precision.name: precision
+    for precision in (
+        Precision("bf16"),
+        Precision("int8", "int8"),
+        Precision("int4", "int4"),
+        Precision("nf4", "nf4"),
+        Precision("int8-int8", "int8", "int8"),
+        Precision("int4-int8", "int4", "int8"),
+    )
+}
+"""Every precision by the word on the command line: weights, then activations if not bf16."""
+
+
+def precision(text: str) -> Precision:
+    """The precision of a word; raises ArgumentTypeError with the choices."""
+    if text not in PRECISIONS:
+        raise argparse.ArgumentTypeError(
+            f"unknown precision {text!r}; choices: {', '.join(PRECISIONS)}"
+        )
+    return PRECISIONS[text]
+
+
+def precisions(text: str) -> tuple[Precision, ...]:
+    """The precisions of words separated by commas."""
+    return tuple(precision(word.strip()) for word in text.split(",") if word.strip())
+
+
+def positive(text: str) -> int:
+    """A whole number above 0; raises ArgumentTypeError for anything else."""
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+    return int(text)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """How the model is stored: cache, groups, threads."""
+    parser.add_argument(
+        "--kv-cache", choices=("bf16", "int8"), default="bf16", help="cache (default: bf16)"
+    )
+    parser.add_argument(
+        "--group-size",
+        type=positive,
+        default=128,
+        metavar="N",
+        help="neighbouring weights that share a scale, in int4 and nf4 (default: 128)",
+    )
+    parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: torch's)")

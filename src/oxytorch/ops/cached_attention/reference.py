@@ -1,0 +1,149 @@
+"""Attention over a cache of keys and values in plain PyTorch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..rotary_embedding import reference as rotate
+
+MOST_CODE = 127
+"""Largest magnitude of a code of an int8 cache."""
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    start: int,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    mask: Tensor | None = None,
+    beams: Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    start_tensor: Tensor | None = None,
+) -> Tensor:
+    """`cached_attention` by the schema's arguments: `start_tensor` is added to `start`."""
+    if start_tensor is not None:
+        start += int(start_tensor)
+    length = query.shape[2]
+    end = start + length
+    check_room(start, length, key_cache.shape[2])
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    query = _prepared(query, query_norm, eps, cos, sin, interleaved, wide)
+    key = _prepared(key, key_norm, eps, cos, sin, interleaved, wide)
+    _write(key, key_cache, key_scales, start)
+    _write(value.to(wide), value_cache, value_scales, start)
+    keys = _read(key_cache, key_scales, start, end, beams, wide)
+    values = _read(value_cache, value_scales, start, end, beams, wide)
+    group = query.shape[1] // max(key.shape[1], 1)
+    keys, values = (t.repeat_interleave(group, dim=1) for t in (keys, values))
+    scores = query @ keys.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = _masked(scores, start, mask, window, causal)
+    return _mixed(scores, values, sinks).to(value.dtype)
+
+
+def check_room(start: int, length: int, capacity: int) -> None:
+    """Raises RuntimeError unless positions start to start + length are in the cache."""
+    if start < 0 or start + length > capacity:
+        raise RuntimeError(
+            f"cached_attention: expected start and length that fit the cache of {capacity} "
+            f"positions, got start {start} and length {length}; make a larger cache"
+        )
+
+
+def _prepared(
+    x: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    wide: torch.dtype,
+) -> Tensor:
+    """Rows of x as they take part: normalized, then rotated; in the dtype `wide`."""
+    x = x.to(wide)
+    if norm is not None:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * norm.to(wide)
+    if cos is not None and sin is not None:
+        x = rotate(x, cos.to(wide), sin.to(wide), interleaved)
+    return x
+
+
+def _write(rows: Tensor, cache: Tensor, scales: Tensor | None, start: int) -> None:
+    end = start + rows.shape[2]
+    if scales is not None:
+        largest = rows.abs().amax(-1)
+        scales[:, :, start:end] = largest / MOST_CODE
+        inverse = torch.where(largest > 0, MOST_CODE / largest, 0.0)
+        rows = (rows * inverse.unsqueeze(-1)).round()
+    cache[:, :, start:end] = rows.to(cache.dtype)
+
+
+def _read(
+    cache: Tensor,
+    scales: Tensor | None,
+    start: int,
+    end: int,
+    beams: Tensor | None,
+    wide: torch.dtype,
+) -> Tensor:
+    """[batch, kv_heads, end, head_dim]: what each sequence sees."""
+
+    def chosen(tensor: Tensor) -> Tensor:
+        if beams is None:
+            return tensor[:, :, :end]
+        rows = torch.arange(tensor.shape[0], device=tensor.device)[:, None].repeat(1, end)
+        rows[:, :start] = beams[:, :start]
+        return tensor.transpose(1, 2)[rows, torch.arange(end, device=rows.device)].transpose(1, 2)
+
+    rows = chosen(cache).to(wide)
+    return rows if scales is None else rows * chosen(scales).to(wide).unsqueeze(-1)
+
+
+def _masked(
+    scores: Tensor, start: int, mask: Tensor | None, window: int | None, causal: bool
+) -> Tensor:
+    length, end = scores.shape[-2:]
+    if mask is not None:
+        mask = mask[..., :end]
+        keep = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -math.inf) if keep else scores + mask
+    position = start + torch.arange(length, device=scores.device)[:, None]
+    at = torch.arange(end, device=scores.device)
+    if causal:
+        scores = scores.masked_fill(at > position, -math.inf)
+    if window is not None:
+        scores = scores.masked_fill(at <= position - window, -math.inf)
+    return scores
+
+
+def _mixed(scores: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
+    """Values mixed by the softmax of scores, as [batch, length, heads * head_dim]."""
+    top = scores.amax(-1, keepdim=True)
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).view(1, -1, 1, 1)
+        top = torch.maximum(top, sink)
+    top = top.masked_fill(top == -math.inf, 0.0)
+    weights = torch.exp(scores - top)
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sink - top)
+    result = (weights @ values) / total.masked_fill(total == 0.0, 1.0)
+    return result.transpose(1, 2).flatten(2).contiguous()
