@@ -84,6 +84,17 @@ def test_weights_are_mapped_and_begin_at_64_bytes(tmp_path: Path, make_small: Ma
     assert _mapped_at(model.table.weight.data_ptr()) == file
 
 
+def test_weights_can_be_copied_from_the_file(
+    tmp_path: Path, make_small: Make, ids: torch.Tensor
+) -> None:
+    model = saved(tmp_path, make_small)
+    again: Any = oxytorch.load_quantized(tmp_path, make_small, shared=False)
+    file = str((tmp_path / "oxytorch.safetensors").resolve())
+    assert _mapped_at(again.up.weight.packed.data_ptr()) != file
+    with torch.no_grad():
+        assert torch.equal(again(ids), model(ids))
+
+
 def test_writing_to_a_mapped_weight_leaves_the_file(tmp_path: Path, make_small: Make) -> None:
     saved(tmp_path, make_small)
     before = (tmp_path / "oxytorch.safetensors").read_bytes()
