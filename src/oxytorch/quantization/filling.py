@@ -118,11 +118,9 @@ def slots(model: nn.Module) -> dict[str, Tensor]:
     return dict(_slots(model))
 
 
-def cast(tensor: Tensor, slot: Tensor | None) -> Tensor:
-    """A plain tensor in the dtype that the model has for it; over the file's memory if it fits."""
-    if slot is None or not (tensor.is_floating_point() and slot.is_floating_point()):
-        return tensor
-    return tensor.to(slot.dtype)
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A plain tensor in a dtype, if it is floating; over the file's memory if it has it already."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def check_slot(source: str, name: str, given: Tensor, wanted: dict[str, Tensor]) -> None:

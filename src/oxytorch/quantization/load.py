@@ -39,7 +39,7 @@ def load_quantized(
     model: the module to put the weights into, or what makes it, called without arguments; its
         parameters then cost nothing until they are replaced. None makes the language model that
         config.json describes, with transformers.
-    dtype: of that language model's other weights and results. None is the configuration's, but
+    dtype: of what is not quantized, and of results. None is that of the files, but in checkpoints
         bfloat16 in place of float16, which few CPUs multiply.
     verify: compare the bytes that `save_quantized` wrote with their sha256.
 
@@ -149,17 +149,14 @@ def _fill(filling: Filling, files: TensorFiles, scheme: Scheme) -> None:
             found.format, found.codes, found.scales, found.zero_points, dtype=wanted[name].dtype
         )
         packed.activation = found.activation
-        reordered = transposed or found.order is not None
-        filling.packed[name] = (
-            ReorderedPanelWeight(packed, transposed, found.order) if reordered else packed
-        )
+        filling.packed[name] = ReorderedPanelWeight.around(packed, transposed, found.order)
         used.update(f"{path}.{suffix}" for suffix in (*scheme.suffixes, "weight"))
     unused = []
     for name in files:
         if name in used:
             continue
         if name in wanted:
-            filling.plain[name] = cast(files[name], wanted[name])
+            filling.plain[name] = cast(files[name], wanted[name].dtype)
             check_slot(str(files.path(name)), name, filling.plain[name], wanted)
         elif not _is_needless(filling, files, scheme, name):
             unused.append(name)

@@ -118,6 +118,7 @@ def _save_configuration(model: nn.Module, directory: Path) -> bool:
     values = json.loads(config.to_json_string())  # type: ignore[union-attr]
     values.pop("quantization_config", None)
     values["architectures"] = [type(model).__name__]
+    values["dtype"] = str(model.dtype).removeprefix("torch.")
     text = json.dumps(values, indent=2, sort_keys=True) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
     generation = getattr(model, "generation_config", None)
@@ -148,11 +149,11 @@ def load_stored(
         parts = {part: f"{name}.{part}" for part in _PARTS if f"{name}.{part}" in files}
         used.update(parts.values())
         tensors = {part: files[key] for part, key in parts.items()}
-        filling.packed[name] = _weight(name, entry, tensors, directory)
+        filling.packed[name] = _weight(name, entry, tensors, directory, dtype)
         check_slot(filling.source, name, filling.packed[name], wanted)
     for name in files:
         if name not in used:
-            filling.plain[name] = cast(files[name], wanted.get(name))
+            filling.plain[name] = files[name] if dtype is None else cast(files[name], dtype)
             check_slot(filling.source, name, filling.plain[name], wanted)
     filling.shared = dict(description["shared"])
     filling.check_complete([])
@@ -181,21 +182,25 @@ def _description(directory: Path) -> dict[str, Any]:
 
 
 def _weight(
-    name: str, entry: Any, tensors: dict[str, Tensor], directory: Path
-) -> PanelWeight | ReorderedPanelWeight:
+    name: str,
+    entry: Any,
+    tensors: dict[str, Tensor],
+    directory: Path,
+    dtype: torch.dtype | None,
+) -> PackedTensor:
     """Return a packed weight over the file's memory."""
     source = directory / DESCRIPTION
     try:
         order = tensors.pop("order", None)
-        dtype = getattr(torch, entry["dtype"])
-        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise ValueError(f"expected a floating dtype, got {dtype}")
+        own = getattr(torch, entry["dtype"])
+        if own not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(f"expected a floating dtype, got {own}")
         packed = PanelWeight.from_tensors(
             tensors,
             format=entry["format"],
             shape=tuple(entry["shape"]),
             group_size=entry["group_size"],
-            dtype=dtype,
+            dtype=dtype or own,
             gated=entry["gated"],
         )
         if entry["activation"] not in (None, "int8"):
@@ -214,9 +219,7 @@ def _weight(
                 f"{directory / TENSORS}: expected finite values in tensor '{name}.{part}', got NaN "
                 "or infinity"
             )
-    if order is None and not entry["transposed"]:
-        return packed
-    return ReorderedPanelWeight(packed, bool(entry["transposed"]), order)
+    return ReorderedPanelWeight.around(packed, bool(entry["transposed"]), order)
 
 
 def _check_order(order: Tensor | None, columns: int) -> None:
