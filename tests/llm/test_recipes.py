@@ -86,6 +86,9 @@ def test_layers_that_differ_are_left_and_reported(family: str) -> None:
     given = prompt()
     assert torch.equal(tokens(fast, given), tokens(model, given))
     packed = llm.optimize(model, weights="int8")
+    done = {entry.detail for entry in oxytorch.explain(packed).done}
+    assert "gated MLP as two products" in done and "Linear packed" in done
+    assert any("RMSNorm in our kernel" in detail for detail in done)
     assert distance(logits(packed, given), logits(model, given)) < 0.05
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from ..core.packed import PackedTensor
-from ..graph.recognize import linear_of_module
 from ..optimize import undo
 from ..optimize.copies import Separation, copied
 from ..optimize.record import ATTRIBUTE, Change, ForwardSet, Record, record_of
@@ -29,12 +28,13 @@ from ..quantization.memory import check_available
 from ..quantization.quantize import nbytes
 from . import cache as caches
 from . import checking
-from .forwards import LayerForward, MlpForward, NormForward
+from .forwards import LayerForward, MlpForward
 from .layer import FusedLayer, Mlp
-from .matching import Unmatched, norm_of
+from .matching import Unmatched
 from .model import FusedModel, fuse
 from .observing import LayerCalls, Rotations, decoder_layers, observe
 from .packing import Packer, order_of
+from .parts import ROUTERS, improve_parts, set_norm_forward, stored_transposed
 from .plan import Plan
 from .report import LanguageModelReport
 
@@ -42,9 +42,6 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 FORMATS = ("int8", "int4", "nf4")
 """Formats of quantized weights."""
-
-_ROUTERS = ("gate", "router")
-"""Layers whose few weights choose experts: they stay as they are."""
 
 
 def optimize(
@@ -186,10 +183,9 @@ class _Work:
         experts = plan.experts.stacked if plan.experts else None
         self.packer.cast_rest(layer, packed, set(experts or ()))
         fused = plan.build(layer, self.packer)
-        for path in [p.path for p in (plan.query_norm, plan.key_norm) if p is not None]:
-            self._norm_forward(layer, path)
-        for _, norm in plan.norms:
-            self._norm_forward(layer, norm.path)
+        heads = [norm for norm in (plan.query_norm, plan.key_norm) if norm is not None]
+        for norm in [*heads, *(norm for _, norm in plan.norms)]:
+            set_norm_forward(layer, norm, self.packer)
         if isinstance(fused.mlp, Mlp) and fused.mlp.up.gated and plan.mlp:
             owner = layer.get_submodule(plan.mlp)
             self.record.changes.append(ForwardSet(owner, MlpForward(owner, fused.mlp)))
@@ -216,36 +212,15 @@ class _Work:
 
     def _leave(self, calls: LayerCalls, reason: str) -> None:
         self._note(calls.path, False, f"{type(calls.module).__name__}: {reason}")
-        self._singles(calls)
-
-    def _singles(self, calls: LayerCalls) -> None:
-        """Packs the linear layers of a decoder layer that is not fused, each for itself."""
-        packed = set()
-        for path, module in calls.module.named_modules():
-            weight = module._parameters.get("weight")
-            if weight is None or path.rpartition(".")[2] in _ROUTERS:
-                continue
-            form = None if isinstance(weight, PackedTensor) else _linear(module)
-            if form is not None:
-                packed.add(path)
-                self.packer.single(module, form, path)
-                if isinstance(module._parameters["weight"], PackedTensor):
-                    self._note(f"{calls.path}.{path}", True, f"{type(module).__name__} packed")
-        self.packer.cast_rest(calls.module, packed, set())
-
-    def _norm_forward(self, layer: nn.Module, path: str) -> None:
-        module = layer.get_submodule(path)
-        plan = norm_of(layer, path)
-        if plan is not None and "forward" not in module.__dict__:
-            forward = NormForward(module, plan.build(layer))
-            self.record.changes.append(ForwardSet(module, forward))
+        for path, detail in improve_parts(calls.module, self.packer):
+            self._note(f"{calls.path}.{path}", True, detail)
 
     def rest(self, head_config: WeightConfig | None) -> None:
         """The output head, and the dtype of all that is neither in it nor in a layer."""
         head = output_head(self.model)
         paths = {module: path for path, module in self.model.named_modules()}
         if head is not None and isinstance(head._parameters.get("weight"), nn.Parameter):
-            form = _linear(head)
+            form = stored_transposed(head)
             if form is not None and not isinstance(head._parameters["weight"], PackedTensor):
                 self.packer.config = head_config
                 self.packer.head(head, form, self.model)
@@ -313,19 +288,6 @@ def _freeze(model: nn.Module, record: Record) -> None:
                 made[parameter] = nn.Parameter(parameter.detach(), requires_grad=False)
             record.changes.append(_Frozen(module, name))
             module._parameters[name] = made[parameter]
-
-
-def _linear(module: nn.Module) -> bool | None:
-    """Whether a linear layer's weight is stored transposed; None where it is no linear layer."""
-    weight = module._parameters.get("weight")
-    if weight is None or weight.dim() != 2:
-        return None
-    if isinstance(module, nn.Linear):
-        return False
-    if isinstance(module, nn.Embedding):
-        return None
-    form = linear_of_module(checking.wide_copy(module))
-    return None if form is None else form.transposed
 
 
 def _weight_config(
@@ -414,7 +376,7 @@ def _check_shapes(layers: list[LayerCalls], config: WeightConfig | None) -> None
     if config is None or config.group_size is None:
         return
     for name, parameter in _matrices(layers):
-        if name.removesuffix(".weight").rpartition(".")[2] in _ROUTERS:
+        if name.removesuffix(".weight").rpartition(".")[2] in ROUTERS:
             continue
         depth = parameter.shape[-1]
         if depth % config.group_size:
