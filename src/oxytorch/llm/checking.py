@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,12 +12,17 @@ from torch.utils import _pytree as pytree
 
 from ..graph.agreement import difference
 from .cache import CacheLayer, rounded_capacity
-from .matching import Unmatched, plans
+from .layer import FusedLayer
+from .matching import Unmatched, layer_index, plans, window_of
 from .observing import LayerCalls
 from .plan import Plan, Products
 
 ALLOWED = 1e-5
 """Largest difference of a layer's output, as a fraction of its largest value, in float32."""
+
+
+ALLOWED_PACKED = {None: 0.02, 8: 0.05, 4: 0.5}
+"""The same of a packed layer's answer to the sample prompt, by the bits of its codes."""
 
 
 class Differs(Exception):
@@ -27,24 +33,79 @@ class Differs(Exception):
         self.gap = gap
 
 
+class Chooser:
+    """Finds the plans of a model's layers, each structure tried once in float32."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self._known: dict[Any, Plan | Unmatched | Differs] = {}
+        self._likely: Plan | None = None
+
+    def choose(self, calls: LayerCalls) -> tuple[Plan, float]:
+        """Returns the plan of a layer, and how far its answers lie apart (0 if it was not tried).
+
+        A layer of the same modules, settings and shapes as one before computes the same with other
+        weights, and has the same plan. Raises Unmatched or Differs.
+        """
+        same = signature(calls)
+        known = self._known.get(same)
+        if isinstance(known, (Unmatched, Differs)):
+            raise known
+        if known is not None:
+            part = calls.module.get_submodule(known.attention)
+            index = layer_index(part, calls.position)
+            window = window_of(part, self.config, calls.position)
+            return replace(known, index=index, window=window), 0.0
+        try:
+            plan, gap = choose(calls, self.config, self._likely)
+        except (Unmatched, Differs) as reason:
+            self._known[same] = reason
+            raise
+        self._known[same] = self._likely = plan
+        return plan, gap
+
+
+def signature(calls: LayerCalls) -> tuple[Any, ...]:
+    """All of a layer that decides what it computes, but its weights and its number."""
+    found: list[Any] = [calls.results, tuple(calls.prompt)]
+    for path, module in calls.module.named_modules():
+        settings = tuple(
+            (name, value if isinstance(value, _PLAIN) else id(value))
+            for name, value in sorted(vars(module).items())
+            if name not in _NUMBERS and (isinstance(value, _PLAIN) or callable(value))
+        )
+        shapes = tuple((name, p.shape) for name, p in module._parameters.items() if p is not None)
+        hooks = [id(h) for h in (*module._forward_hooks.values(), *module._forward_pre_hooks)]
+        found.append((path, type(module), settings, shapes, tuple(hooks)))
+    return tuple(found)
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_NUMBERS = ("layer_idx", "layer_id", "layer_number")
+
+
 def choose(calls: LayerCalls, config: Any, likely: Plan | None) -> tuple[Plan, float]:
     """Returns the plan that gives a layer's own answers, and how far they lie apart.
 
     The layer runs as a float32 copy with random norms and biases: what is one or zero in a fresh
-    model hides nothing. likely: the plan of the layer before, whose choices are tried first.
-    Raises Unmatched or Differs.
+    model hides nothing. likely: a plan whose choices are tried first. Raises Unmatched or Differs.
     """
     layer = wide_copy(calls.module)
     prompt, token = wide(calls.prompt), wide(calls.token)
     found = [*plans(layer, calls.prompt, config, calls.position, calls.results)]
     if likely is not None:
         found.sort(key=lambda plan: _distance(plan, likely))
+    if found and found[0].cache_argument is None:
+        raise Unmatched("it is called without a cache")
+    shape = calls.hidden.shape
+    generator = torch.Generator().manual_seed(calls.position)
+    hidden = (
+        torch.randn(shape, generator=generator),
+        torch.randn(shape[0], 1, shape[2], generator=generator),
+    )
     expected = None
     best = float("inf")
     for plan in found:
-        if plan.cache_argument is None:
-            raise Unmatched("it is called without a cache")
-        hidden = _hidden(layer, plan, calls)
         if expected is None:
             expected = original(layer, plan, hidden, prompt, token)
         gap = difference(expected, fused(layer, plan, hidden, prompt, token))
@@ -91,28 +152,6 @@ def wide(arguments: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _hidden(layer: nn.Module, plan: Plan, calls: LayerCalls) -> tuple[Tensor, Tensor]:
-    """Random hidden states of the prompt and of one token."""
-    weight = layer.get_submodule(plan.output.paths[0]).get_parameter("weight")
-    width = weight.shape[1 if plan.output.transposed else 0]
-    length = _length(calls)
-    generator = torch.Generator().manual_seed(calls.position)
-    return (
-        torch.randn(1, length, width, generator=generator),
-        torch.randn(1, 1, width, generator=generator),
-    )
-
-
-def _length(calls: LayerCalls) -> int:
-    for value in pytree.tree_leaves(calls.prompt):
-        if isinstance(value, Tensor) and value.dim() == 2 and value.dtype == torch.int64:
-            return value.shape[1]  # position_ids
-    for value in pytree.tree_leaves(calls.prompt):
-        if isinstance(value, Tensor) and value.dim() == 3:
-            return value.shape[1]  # cos
-    raise Unmatched("its arguments do not tell the number of tokens")
-
-
 def original(
     layer: nn.Module,
     plan: Plan,
@@ -152,6 +191,25 @@ def fused(
         with torch.no_grad():
             answers.append(record.step(states, cache, start, cos, sin))
     return answers[0], answers[1]
+
+
+def packed_gap(
+    fused: FusedLayer, plan: Plan, calls: LayerCalls, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> float:
+    """How far a packed layer's answer to the sample prompt is from what the layer itself gave.
+
+    As sizes of vectors: the difference by the answer.
+    """
+    batch, length, _ = calls.hidden.shape
+    capacity = rounded_capacity(length)
+    cache = CacheLayer.empty(batch, plan.kv_heads, capacity, plan.head_dim, cache_dtype)
+    cos, sin = cos_sin(plan, calls.prompt)
+    if cos is not None and sin is not None:
+        cos, sin = cos.to(dtype), sin.to(dtype)
+    with torch.no_grad():
+        found = fused.step(calls.hidden.to(dtype), cache, 0, cos, sin).double()
+    expected = calls.output.double()
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
 def cos_sin(plan: Plan, arguments: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:

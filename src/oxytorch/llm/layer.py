@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..ops import cached_attention
-from ..ops._panels import PanelWeight, linear
+from ..ops._panels import Experts, PanelWeight, linear, moe
 from .cache import CacheLayer
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -98,7 +98,7 @@ class Product:
 
 
 @dataclass(eq=False)
-class Experts:
+class RoutedMlp:
     """Routed experts: each token goes through the few whose router scores are largest.
 
     router: weight [experts, in]. normalized: the chosen scores are divided by their sum.
@@ -110,20 +110,49 @@ class Experts:
     normalized: bool
     gate_up: list[Product]
     down: list[Product]
+    activation: str
+    packed: tuple[Experts, Experts] | None = field(init=False, repr=False)
 
-    def __call__(self, x: Tensor, activation: str) -> Tensor:
+    def __post_init__(self) -> None:
+        gate_up, down = _packed(self.gate_up), _packed(self.down)
+        self.packed = None if gate_up is None or down is None else (gate_up, down)
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Returns the result, + residual where one is given."""
         rows = x.reshape(-1, x.shape[-1])
         scores = F.softmax(self.router(rows).float(), dim=-1)
         weights, indices = scores.topk(self.chosen, dim=-1)
         if self.normalized:
             weights = weights / weights.sum(-1, keepdim=True)
+        if self.packed is None:
+            result = self._one_by_one(rows, weights, indices).view(x.shape)
+        else:
+            result = moe(x, weights, indices, *self.packed, self.activation)
+        return result if residual is None else result + residual
+
+    def _one_by_one(self, rows: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
         result = torch.zeros(rows.shape, dtype=torch.float32)
         for expert in sorted({*indices.flatten().tolist()}):
             token, place = torch.where(indices == expert)
-            hidden = self.gate_up[expert](rows[token], activation + "_mul")
+            hidden = self.gate_up[expert](rows[token], self.activation + "_mul")
             found = self.down[expert](hidden).float() * weights[token, place, None]
             result.index_add_(0, token, found)
-        return result.to(x.dtype).view(x.shape)
+        return result.to(rows.dtype)
+
+
+def _packed(products: list[Product]) -> Experts | None:
+    """The weights of all experts as the op `moe` takes them, or None where they are not alike."""
+    weights = [product.weight for product in products]
+    forms = {
+        (weight.format, weight.group_size, weight.activation, weight.zero_points is None)
+        for weight in weights
+        if isinstance(weight, PanelWeight)
+    }
+    plain = all(isinstance(weight, PanelWeight) for weight in weights)
+    simple = all(product.bias is None and product.order is None for product in products)
+    if not plain or not simple or len(forms) != 1:
+        return None
+    return Experts.of([weight for weight in weights if isinstance(weight, PanelWeight)])
 
 
 @dataclass(eq=False)
@@ -140,19 +169,6 @@ class Mlp:
         if residual is None:
             return self.down(hidden)
         return self.down(hidden, "add", residual)
-
-
-@dataclass(eq=False)
-class RoutedMlp:
-    """An MLP of routed experts."""
-
-    experts: Experts
-    activation: str
-
-    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Returns the result, + residual where one is given."""
-        result = self.experts(x, self.activation)
-        return result if residual is None else result + residual
 
 
 @dataclass(eq=False)

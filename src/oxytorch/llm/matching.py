@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..graph.recognize import linear_of_module, norm_of_module
+from ..ops.cached_attention import MOST_DIM
 from . import recipes
 from .layer import ACTIVATIONS
 from .plan import ExpertsPlan, NormPlan, Plan, ProductPlan
@@ -91,10 +92,10 @@ def plans(
             rotary_argument=turning,
             interleaved=interleaved,
             softcap=softcap,
-            window=_window(part, config, position),
+            window=window_of(part, config, position),
             sinks=None if sinks is None else f"{attention}.{sinks}",
             cache_argument=caches[0] if caches else None,
-            index=int(getattr(part, "layer_idx", position)),
+            index=layer_index(part, position),
             results=results,
             arguments=tuple(arguments),
             **wiring,
@@ -129,12 +130,20 @@ def _numbers(module: nn.Module, names: tuple[str, ...]) -> tuple[float, ...]:
 def _head_dim(attention: nn.Module, config: Any) -> int:
     for name in recipes.HEAD_DIM:
         value = getattr(attention, name, None)
+        if isinstance(value, int) and value > MOST_DIM:
+            raise Unmatched(f"heads of {value} values are larger than {MOST_DIM}")
         if isinstance(value, int):
             return value
     raise Unmatched(f"no head size among {', '.join(recipes.HEAD_DIM)} of its attention")
 
 
-def _window(attention: nn.Module, config: Any, position: int) -> int | None:
+def layer_index(attention: nn.Module, position: int) -> int:
+    """The number of a layer in the cache."""
+    found = getattr(attention, "layer_idx", None)
+    return found if isinstance(found, int) else position
+
+
+def window_of(attention: nn.Module, config: Any, position: int) -> int | None:
     """The sliding window of a layer, or None."""
     types = getattr(config, "layer_types", None)
     for owner in (attention, config):

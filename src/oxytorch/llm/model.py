@@ -75,8 +75,8 @@ class FusedModel:
 
     embedding: of tokens. positions: a table of learned positions and the rows before its first, or
     None. tables: rotary embeddings; rotary: which of them each layer uses, or None. norm: the last
-    one. head: the product that gives logits. softcap, divisor: of logits, or None.
-    cache_dtype: of keys and values.
+    one. head: the product that gives logits. softcap, divisor: of logits, scale: of embeddings, or
+    None. cache_dtype: of keys and values.
     """
 
     embedding: nn.Module
@@ -90,6 +90,7 @@ class FusedModel:
     positions: tuple[nn.Module, int] | None = None
     softcap: float | None = None
     divisor: float | None = None
+    scale: float | None = None
 
     def cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` sequences of at most `capacity` tokens."""
@@ -138,6 +139,8 @@ class FusedModel:
     def embedded(self, tokens: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
         """What goes into the first layer, [batch, n, width]."""
         hidden: Tensor = self.embedding(tokens)
+        if self.scale is not None:
+            hidden = hidden * torch.tensor(self.scale, dtype=hidden.dtype)
         if self.positions is not None:
             table, before = self.positions
             weight = table._parameters["weight"]
@@ -217,18 +220,80 @@ def fuse(
         dtype,
     )
     tokens = sample_tokens(config, sample_length(config) + 1, batch=2)
-    expected = _expected(model, tokens)
-    best = float("inf")
+    seen = _Seen(model, forwards, tokens)
+    if not _choose_embedding(model, base, config, seen, tokens[:, :-1]):
+        return None, "it is not known what goes into its first layer"
+    if not _choose_logits(model, base, forwards, config, seen):
+        return None, "it is not known what comes behind its last layer"
+    gap = difference(seen.logits, _found(base, tokens))
+    if not gap <= ALLOWED[dtype]:
+        return None, f"its logits differ by {gap:.1e} of the largest"
+    return base, ""
+
+
+class _Seen:
+    """What a model's own code gives for a prompt and one more token.
+
+    first, last: of the prompt, what goes into the first layer and comes out of the last one.
+    logits: of both.
+    """
+
+    def __init__(self, model: Any, forwards: list[LayerForward], tokens: Tensor) -> None:
+        states: list[Tensor] = []
+
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            states.append(args[0] if args else kwargs["hidden_states"])
+
+        def behind(module: nn.Module, args: Any, output: Any) -> None:
+            states.append(output[0] if isinstance(output, tuple) else output)
+
+        layers = forwards[0].module, forwards[-1].module
+        handles = [
+            layers[0].register_forward_pre_hook(before, with_kwargs=True),
+            layers[1].register_forward_hook(behind),
+        ]
+        try:
+            with torch.no_grad():
+                prompt = model(input_ids=tokens[:, :-1], use_cache=True)
+                token = model(
+                    input_ids=tokens[:, -1:],
+                    past_key_values=prompt.past_key_values,
+                    attention_mask=torch.ones_like(tokens),
+                )
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.first, self.last = states[:2]
+        self.logits = prompt.logits, token.logits
+
+
+def _choose_embedding(
+    model: nn.Module, base: FusedModel, config: Any, seen: _Seen, tokens: Tensor
+) -> bool:
+    scales = (None, float(getattr(config, "hidden_size", 1)) ** 0.5)
+    for positions in _positions(model, base.embedding):
+        for scale in scales:
+            base.positions, base.scale = positions, scale
+            with torch.no_grad():
+                found = base.embedded(tokens, 0)
+            if found.shape == seen.first.shape and (
+                difference(seen.first, found) <= ALLOWED[base.dtype]
+            ):
+                return True
+    return False
+
+
+def _choose_logits(
+    model: nn.Module, base: FusedModel, forwards: list[LayerForward], config: Any, seen: _Seen
+) -> bool:
     for norm in _last_norms(model, forwards):
-        for positions in _positions(model, base.embedding):
-            base.norm, base.positions = norm, positions
-            for softcap, divisor in _logit_forms(config):
-                base.softcap, base.divisor = softcap, divisor
-                gap = difference(expected, _found(base, tokens))
-                if gap <= ALLOWED[dtype]:
-                    return base, ""
-                best = min(best, gap)
-    return None, f"its logits differ by {best:.1e} of the largest"
+        for softcap, divisor in _logit_forms(config):
+            base.norm, base.softcap, base.divisor = norm, softcap, divisor
+            with torch.no_grad():
+                found = base.logits(seen.last)
+            if difference(seen.logits[0], found) <= ALLOWED[base.dtype]:
+                return True
+    return False
 
 
 def _tables(
@@ -285,16 +350,6 @@ def _logit_forms(config: Any) -> list[tuple[float | None, float | None]]:
     factor = getattr(config, "logit_scale", None)
     divisor = scaling if scaling else (1 / factor if factor else None)
     return [(softcap, divisor)] + ([(None, None)] if softcap or divisor else [])
-
-
-def _expected(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
-        first = model(input_ids=tokens[:, :-1], use_cache=True)
-        mask = torch.ones_like(tokens)
-        second = model(
-            input_ids=tokens[:, -1:], past_key_values=first.past_key_values, attention_mask=mask
-        )
-    return first.logits, second.logits
 
 
 def _found(model: FusedModel, tokens: Tensor) -> tuple[Tensor, Tensor]:

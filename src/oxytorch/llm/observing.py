@@ -22,7 +22,8 @@ LARGEST_SAMPLE = 96
 class LayerCalls:
     """How one decoder layer was called: by the prompt, then by one more token.
 
-    arguments: by name, without the hidden states. results: see `plan.Plan`.
+    prompt, token: arguments by name, without the hidden states. results: see `plan.Plan`.
+    hidden, output: the prompt's hidden states before and behind it, [1, n, width].
     """
 
     path: str
@@ -31,6 +32,8 @@ class LayerCalls:
     prompt: dict[str, Any] = field(default_factory=dict)
     token: dict[str, Any] = field(default_factory=dict)
     results: int = 0
+    hidden: Tensor = field(default_factory=lambda: torch.empty(0))
+    output: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,13 @@ def observe(model: nn.Module, layers: list[LayerCalls], config: Any) -> Rotation
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         setattr(calls[module], phase, named_arguments(module, args, kwargs))
+        if phase == "prompt":
+            calls[module].hidden = args[0] if args else kwargs["hidden_states"]
 
     def results(module: nn.Module, args: Any, output: Any) -> None:
         calls[module].results = len(output) if isinstance(output, tuple) else 0
+        if phase == "prompt":
+            calls[module].output = output[0] if isinstance(output, tuple) else output
 
     rotations: Rotations = []
 

@@ -15,6 +15,7 @@ from ..optimize import undo
 from ..optimize.copies import Separation, copied
 from ..optimize.record import ATTRIBUTE, Change, ForwardSet, Record, record_of
 from ..optimize.report import Entry
+from ..optimize.verify import VerificationError
 from ..quantization.configs import (
     Int4Weight,
     Int8DynamicActivationInt4Weight,
@@ -29,7 +30,7 @@ from ..quantization.quantize import nbytes
 from . import cache as caches
 from . import checking
 from .forwards import LayerForward, MlpForward, NormForward
-from .layer import Mlp
+from .layer import FusedLayer, Mlp
 from .matching import Unmatched, norm_of
 from .model import FusedModel, fuse
 from .observing import LayerCalls, Rotations, decoder_layers, observe
@@ -158,12 +159,12 @@ class _Work:
         self, layers: list[LayerCalls], config: Any, progress: Callable[[int, int], None] | None
     ) -> None:
         """Fuses the decoder layers, one after the other; packs the linear layers of the others."""
-        likely: Plan | None = None
+        chooser = checking.Chooser(config)
         for done, calls in enumerate(layers):
             if progress is not None:
                 progress(done, len(layers))
             try:
-                plan, gap = checking.choose(calls, config, likely)
+                plan, gap = chooser.choose(calls)
                 self._fuse(calls, plan)
             except Unmatched as reason:
                 self._leave(calls, str(reason))
@@ -172,7 +173,6 @@ class _Work:
                 self.report.differing.append(found.gap)
                 self._leave(calls, "its answers differ from every recipe's")
                 continue
-            likely = plan
             self.report.fused += 1
             self.report.difference = max(self.report.difference, gap)
         if progress is not None:
@@ -196,10 +196,23 @@ class _Work:
         rotated = None
         if plan.rotary_argument is not None:
             rotated = calls.prompt[plan.rotary_argument][0]
+        self._check_packed(calls, plan, fused)
         forward = LayerForward(layer, plan, fused, self.cache_dtype, rotated)
         self.record.changes.append(ForwardSet(layer, forward))
         self.forwards.append(forward)
         self._note(calls.path, True, f"{type(layer).__name__}: {plan.wiring}")
+
+    def _check_packed(self, calls: LayerCalls, plan: Plan, fused: FusedLayer) -> None:
+        gap = checking.packed_gap(fused, plan, calls, self.dtype, self.cache_dtype)
+        config = self.packer.config
+        allowed = checking.ALLOWED_PACKED[None if config is None else config.bits]
+        if not gap <= allowed:
+            raise VerificationError(
+                f"llm.optimize: {calls.path} with packed weights differs from the layer by "
+                f"{gap:.1e} of the size of its answer, allowed {allowed:.1e}; are its weights "
+                "finite? wider weights or a smaller group_size err less"
+            )
+        self.report.packed_difference = max(self.report.packed_difference, gap)
 
     def _leave(self, calls: LayerCalls, reason: str) -> None:
         self._note(calls.path, False, f"{type(calls.module).__name__}: {reason}")

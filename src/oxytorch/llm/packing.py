@@ -6,6 +6,7 @@ allow it, else tensors that look them up.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -104,6 +105,13 @@ class RowsWeight(PackedTensor):
         own = packed.copy() if isinstance(packed, PackedTensor) else packed.clone()
         return RowsWeight(own, self.places)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowsWeight:
+        if id(self) not in memo:
+            own = RowsWeight(deepcopy(self.packed, memo), self.places)
+            is_parameter = isinstance(self, nn.Parameter)
+            memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
+        return memo[id(self)]  # type: ignore[no-any-return]
+
     def share(self) -> RowsWeight:
         return RowsWeight(self.packed, self.places)
 
@@ -145,6 +153,13 @@ class StackedWeight(PackedTensor):
 
     def copy(self) -> StackedWeight:
         return StackedWeight([weight.copy() for weight in self.packed])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StackedWeight:
+        if id(self) not in memo:
+            own = StackedWeight(deepcopy(self.packed, memo))
+            is_parameter = isinstance(self, nn.Parameter)
+            memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
+        return memo[id(self)]  # type: ignore[no-any-return]
 
     def share(self) -> StackedWeight:
         return StackedWeight(self.packed)
@@ -433,6 +448,8 @@ def joined(parts: list[Tensor], gated: bool) -> Tensor:
 
 def part_of(whole: Tensor, begin: int, end: int) -> Tensor:
     """Rows begin to end of a joined weight, over the same memory."""
+    if isinstance(whole, PanelWeight) and whole.is_gated and end - begin == whole.shape[0]:
+        return RowsWeight(whole, torch.arange(end))  # its plain product is no epilogue of `linear`
     if (begin, end) == (0, whole.shape[0]):
         return whole
     if not isinstance(whole, PanelWeight):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .layer import Attention, Experts, FusedLayer, Mlp, Norm, Product, RoutedMlp
+from .layer import Attention, FusedLayer, Mlp, Norm, Product, RoutedMlp
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,7 @@ class Plan:
         else:
             gate_up = [products.of(layer, part) for part in plan.gate_up]
             down = [products.of(layer, part) for part in plan.down]
-        experts = Experts(router, plan.chosen, plan.normalized, gate_up, down)
-        return RoutedMlp(experts, self.activation)
+        return RoutedMlp(router, plan.chosen, plan.normalized, gate_up, down, self.activation)
 
 
 class Products:

@@ -14,8 +14,10 @@ class LanguageModelReport(Report):
 
     dtype: that of activations. weights, head, kv_cache: formats. layers, fused: decoder layers, and
     those of them that run as a few ops. difference: the largest one of a fused layer's answers from
-    the layer's own, as a fraction of its largest; differing: the same of layers that were left for
-    it. whole: `llm.generate` steps through the model without transformers' code.
+    the layer's own, as a fraction of its largest value; differing: the same of layers that were
+    left for it. packed_difference: that of packed layers on the model's own hidden states, as a
+    fraction of the answer's size. whole: `llm.generate` steps through the model without
+    transformers' code.
     """
 
     weights: str = ""
@@ -25,6 +27,7 @@ class LanguageModelReport(Report):
     fused: int = 0
     difference: float = 0.0
     allowed: float = 0.0
+    packed_difference: float = 0.0
     differing: list[float] = field(default_factory=list)
     whole: bool = False
     notes: list[str] = field(default_factory=list)
@@ -39,7 +42,8 @@ class LanguageModelReport(Report):
         if self.fused:
             lines.append(
                 f"  checked in float32 against the layers' own answers: largest difference "
-                f"{self.difference:.1e} of the largest value (allowed {self.allowed:.1e})"
+                f"{self.difference:.1e} of the largest value (allowed {self.allowed:.1e}); "
+                f"packed: {self.packed_difference:.1e} of the size"
             )
         lines += ["done", *(table(self.done) or ["  nothing"])]
         if self.left:

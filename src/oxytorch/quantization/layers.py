@@ -15,7 +15,7 @@ from ..ops._panels import PanelWeight, linear
 from ..optimize.context import CLOSED
 from ..optimize.passes.pack import plain_state
 from ..optimize.record import Change, ForwardSet, HookAdded, ParameterSet
-from .weights import ReorderedPanelWeight
+from .weights import ReorderedPanelWeight, TransposedPanelWeight
 
 Filter = Callable[[str, nn.Module], bool] | str | Iterable[str] | None
 
@@ -167,7 +167,7 @@ class PanelForward:
         weight: Tensor | None = parameters["weight"]
         if type(weight) is PanelWeight:
             return linear(x, weight, parameters["bias"])
-        if type(weight) is ReorderedPanelWeight:
+        if isinstance(weight, ReorderedPanelWeight):
             return weight.product(x, parameters["bias"])
         return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
 
@@ -190,7 +190,7 @@ def install(layer: Layer, packed: PanelWeight) -> list[Change]:
 
     The state dictionary keeps its keys, with plain values.
     """
-    stored = ReorderedPanelWeight(packed, True) if layer.transposed else packed
+    stored = TransposedPanelWeight(packed) if layer.transposed else packed
     parameter = stored.as_parameter(layer.weight.requires_grad)
     kind = ParameterBeside if layer.beside else ParameterSet
     changes: list[Change] = []

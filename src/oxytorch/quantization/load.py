@@ -149,10 +149,7 @@ def _fill(filling: Filling, files: TensorFiles, scheme: Scheme) -> None:
             found.format, found.codes, found.scales, found.zero_points, dtype=wanted[name].dtype
         )
         packed.activation = found.activation
-        reordered = transposed or found.order is not None
-        filling.packed[name] = (
-            ReorderedPanelWeight(packed, transposed, found.order) if reordered else packed
-        )
+        filling.packed[name] = ReorderedPanelWeight.around(packed, transposed, found.order)
         used.update(f"{path}.{suffix}" for suffix in (*scheme.suffixes, "weight"))
     unused = []
     for name in files:

@@ -187,7 +187,7 @@ def _weight(
     tensors: dict[str, Tensor],
     directory: Path,
     dtype: torch.dtype | None,
-) -> PanelWeight | ReorderedPanelWeight:
+) -> PackedTensor:
     """Return a packed weight over the file's memory."""
     source = directory / DESCRIPTION
     try:
@@ -219,9 +219,7 @@ def _weight(
                 f"{directory / TENSORS}: expected finite values in tensor '{name}.{part}', got NaN "
                 "or infinity"
             )
-    if order is None and not entry["transposed"]:
-        return packed
-    return ReorderedPanelWeight(packed, bool(entry["transposed"]), order)
+    return ReorderedPanelWeight.around(packed, bool(entry["transposed"]), order)
 
 
 def _check_order(order: Tensor | None, columns: int) -> None:

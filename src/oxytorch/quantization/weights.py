@@ -54,6 +54,13 @@ class ReorderedPanelWeight(PackedTensor):
         result.packed, result.transposed, result.order = packed, transposed, order
         return result
 
+    @staticmethod
+    def around(packed: PanelWeight, transposed: bool, order: Tensor | None) -> PackedTensor:
+        """Return a packed weight with such a plain form: `packed` itself where that is its own."""
+        if order is not None:
+            return ReorderedPanelWeight(packed, transposed, order)
+        return TransposedPanelWeight(packed) if transposed else packed
+
     def nbytes_packed(self) -> int:
         """Bytes of the packed weight and of the order."""
         return self.packed.nbytes_packed() + (0 if self.order is None else self.order.nbytes)
@@ -72,20 +79,24 @@ class ReorderedPanelWeight(PackedTensor):
 
     def copy(self) -> ReorderedPanelWeight:
         """Return a weight with stored values of its own."""
-        return ReorderedPanelWeight(self.packed.copy(), self.transposed, self.order)
+        result = self.share()
+        result.packed = self.packed.copy()
+        return result
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x @ the plain weight [out, in].T + bias."""
         return linear(x if self.order is None else x[..., self.order], self.packed, bias)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (
-            self.packed,
-            self.transposed,
-            self.order,
-            isinstance(self, torch.nn.Parameter),
-            self.requires_grad,
-        )
+        fields = self.packed, self.transposed, self.order
+        return _rebuild, (*fields, isinstance(self, torch.nn.Parameter), self.requires_grad)
+
+
+class TransposedPanelWeight(ReorderedPanelWeight):
+    """A packed weight whose plain form is [in_features, out_features], and nothing else."""
+
+    def __new__(cls, packed: PanelWeight) -> TransposedPanelWeight:
+        return ReorderedPanelWeight.__new__(cls, packed, True)  # type: ignore[return-value]
 
 
 def _rebuild(
@@ -95,5 +106,5 @@ def _rebuild(
     is_parameter: bool,
     requires_grad: bool,
 ) -> Tensor:
-    result = ReorderedPanelWeight(packed, transposed, order)
+    result = ReorderedPanelWeight.around(packed, transposed, order)
     return torch.nn.Parameter(result, requires_grad) if is_parameter else result

@@ -26,21 +26,34 @@ struct Tile {
   std::int64_t panel_bytes;  // between panels
   std::int64_t units;        // along in_features
   const std::int32_t* row_sums;
-  const std::int32_t* zero_points;  // of 16 outputs of each panel
-  const float* scales;              // likewise; null: 1
-  float* sums;                      // rows are kItemOutputs apart
+  const std::int32_t* zero_points;  // of 16 outputs of each panel; null: all are `middle`
+  std::int32_t middle;
+  const float* scales;  // likewise; null: 1
+  float* sums;          // rows are kItemOutputs apart
 };
 
+// What a row's products with the codes have too much, for outputs `first` and on, negated.
+OXY_INLINE i32v minus_zero_points(const Tile& tile, std::int64_t row, int first) {
+  if (!tile.zero_points) return i32v{} - tile.middle * tile.row_sums[row];
+  const i32v zero_points = reinterpret_cast<i32v>(load_words(tile.zero_points + first));
+  return i32v{} - zero_points * (i32v{} + tile.row_sums[row]);
+}
+
+// The loops over rows and vectors are unrolled early, so that sums stay in registers throughout.
 template <class Form, int rows, int panels>
-__attribute__((noinline)) static void multiply_tile(const Tile& tile) {
+__attribute__((noinline)) static void multiply_tile(const Tile& given) {
   constexpr int kVectors = panels * kParts;
+  // A copy, because what is stored below could otherwise be the tile.
+  const Tile tile = given;
   typename Form::Sum sums[rows][kVectors];
-  const bool continues = !kIsInteger<Form> && !tile.scales;
-  for (int v = 0; v < kVectors; ++v) {
-    for (int r = 0; r < rows; ++r) {
+  // Not in float32: a sum over all of in_features would err more than PyTorch's.
+  const bool continues = !kIsInteger<Form> && Form::kDepth == 2 && !tile.scales;
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
       if constexpr (kKeepsZeroPoint<Form>) {
-        const i32v zero_point = reinterpret_cast<i32v>(load_words(tile.zero_points + v * kLanes));
-        sums[r][v] = i32v{} - zero_point * (i32v{} + tile.row_sums[r]);
+        sums[r][v] = minus_zero_points(tile, r, v * kLanes);
       } else if constexpr (kIsInteger<Form>) {
         sums[r][v] = i32v{};
       } else {
@@ -52,19 +65,25 @@ __attribute__((noinline)) static void multiply_tile(const Tile& tile) {
   const std::uint8_t* panel = tile.panels;
   for (std::int64_t k = 0; k < tile.units; ++k, row += 4, panel += 64) {
     u32v weights[kVectors];
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       weights[v] = load_words(panel + v / kParts * tile.panel_bytes + v % kParts * sizeof(u32v));
     }
+#pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
       std::uint32_t unit;
       std::memcpy(&unit, row + r * tile.row_bytes, sizeof unit);
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         sums[r][v] = Form::multiply(sums[r][v], unit, weights[v]);
       }
     }
   }
-  for (int r = 0; r < rows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    const f32v scale = tile.scales ? load(tile.scales + v * kLanes) : splat(1.0f);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
       float* to = tile.sums + r * kItemOutputs + v * kLanes;
       f32v sum;
       if constexpr (kIsInteger<Form>) {
@@ -72,8 +91,7 @@ __attribute__((noinline)) static void multiply_tile(const Tile& tile) {
       } else {
         sum = sums[r][v];
       }
-      if (tile.scales) sum *= load(tile.scales + v * kLanes);
-      store(to, continues ? sum : load(to) + sum);
+      store(to, continues ? sum : load(to) + sum * scale);
     }
   }
 }
@@ -111,7 +129,7 @@ static void multiply_block(Tile tile, std::int64_t rows, std::int64_t panels) {
     }
     panels -= taken;
     tile.panels += taken * tile.panel_bytes;
-    tile.zero_points += taken * kPanelOutputs;
+    if (tile.zero_points) tile.zero_points += taken * kPanelOutputs;
     if (tile.scales) tile.scales += taken * kPanelOutputs;
     tile.sums += taken * kPanelOutputs;
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -213,6 +214,16 @@ class PanelWeight(PackedTensor):
         tensors = {name: getattr(self, name).clone() for name in self._present()}
         tensors["packed"] = _placed(self.packed)
         return self._like(tensors, self.shape, self.is_gated)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PanelWeight:
+        # Through the storages: copies of a weight and of its parts share memory as these do.
+        if id(self) not in memo:
+            tensors = {name: deepcopy(getattr(self, name), memo) for name in self._present()}
+            result = self._like(tensors, self.shape, self.is_gated)
+            if isinstance(self, torch.nn.Parameter):
+                result = torch.nn.Parameter(result, self.requires_grad)
+            memo[id(self)] = result
+        return memo[id(self)]  # type: ignore[no-any-return]
 
     def _present(self) -> list[str]:
         return [name for name in _TENSORS if getattr(self, name) is not None]
