@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.jit._fuser import optimized_execution
 
 from ..graph.capture import CaptureError
 from ..graph.tape import Recorder, Tape
@@ -138,7 +139,7 @@ class SingleSteps:
         return model.logits(hidden)
 
 
-class _Recorder(Recorder):
+class _Recorder(Recorder):  # type: ignore[no-untyped-call]
     """A recorder of steps that write to their cache, which is theirs to keep."""
 
     def _refuse_write(self, func: Any, value: Any) -> None:
@@ -147,7 +148,7 @@ class _Recorder(Recorder):
 
 def _run(tape: Tape, inputs: list[Tensor]) -> Tensor:
     # TorchScript's optimizations take longer than a prompt and find nothing in these graphs.
-    with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call]
+    with optimized_execution(False):
         results = tape(inputs)
     assert results is not None, "a step without reads of values always holds"
     return results[0]
