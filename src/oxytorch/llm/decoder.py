@@ -8,6 +8,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .model import FusedModel
+from .optimize import fused_model
+from .single_steps import SingleSteps
+
 
 class Run(Protocol):
     """One generation: a model with the keys and values of the tokens that it has seen.
@@ -15,7 +19,8 @@ class Run(Protocol):
     length: tokens seen so far, padding included.
     """
 
-    length: int
+    @property
+    def length(self) -> int: ...
 
     def step(self, tokens: Tensor, every: bool) -> Tensor:
         """Logits after tokens [batch, n] int64, which are added to the cache.
@@ -49,9 +54,54 @@ class Decoder(Protocol):
 def decoder_of(model: nn.Module) -> Decoder:
     """The decoder of a Hugging Face causal language model.
 
+    What `llm.optimize` knows as a whole runs as its record, anything else through its own forward.
     Raises TypeError for another kind of model.
     """
-    return PlainDecoder(model)
+    plain = PlainDecoder(model)
+    fused = fused_model(model)
+    return plain if fused is None else FusedDecoder(fused, plain)
+
+
+class FusedDecoder:
+    """A model that `llm.optimize` recognized as a whole, over a cache of a fixed capacity."""
+
+    def __init__(self, model: FusedModel, plain: PlainDecoder) -> None:
+        self.model = model
+        self.vocabulary = plain.vocabulary
+        self.positions = plain.positions
+
+    def begin(self, batch: int, capacity: int, padding: Tensor | None) -> Run:
+        return _FusedRun(self.model, batch, capacity, padding)
+
+
+class _FusedRun:
+    def __init__(
+        self, model: FusedModel, batch: int, capacity: int, padding: Tensor | None
+    ) -> None:
+        self.model = model
+        self.padding = padding
+        self._cache = model.cache(batch, capacity)
+        self._single = SingleSteps(model, self._cache, padding)
+
+    @property
+    def length(self) -> int:
+        return self._cache.length
+
+    def step(self, tokens: Tensor, every: bool) -> Tensor:
+        if tokens.shape[1] == 1:
+            logits = self._single(tokens)
+            if logits is not None:
+                return logits
+        positions = mask = None
+        if self.padding is not None:
+            end = self.length + tokens.shape[1]
+            places = torch.arange(end) - self.padding[:, None]
+            mask = (places >= 0)[:, None, None]
+            positions = places[:, self.length :].clamp(min=0)
+        return self.model.step(tokens, self._cache, positions=positions, mask=mask, last=not every)
+
+    def cut(self, length: int) -> None:
+        self._cache.crop(length)
 
 
 class PlainDecoder:

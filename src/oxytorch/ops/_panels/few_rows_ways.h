@@ -314,7 +314,6 @@ struct DigitWay {
       row += kHalves ? 64 : 128;
     }
     for (int part = 0; part < kParts; ++part) {
-      const i32v zero_point = zero_point_of(Stored{}, block, part);
       for (int r = 0; r < rows; ++r) {
         i32v digits[2] = {};
         for (int digit = 0; digit < kDigits; ++digit) {
@@ -322,7 +321,12 @@ struct DigitWay {
         }
         i32v whole = kBytes && kDigits == 2 ? (digits[0] << 7) + digits[1] : digits[0] + digits[1];
         const std::int64_t at = (block.row + r) * args.staged.blocks + block.index;
-        whole -= zero_point * static_cast<const std::int32_t*>(args.staged.sums)[at];
+        const std::int32_t sum = static_cast<const std::int32_t*>(args.staged.sums)[at];
+        if (block.zero_points) {
+          whole -= zero_point_of(Stored{}, block, part) * sum;
+        } else {
+          whole -= middle(Stored{}) * sum;
+        }
         products[r][part] = __builtin_convertvector(whole, f32v) * args.staged.scales[at];
       }
     }
