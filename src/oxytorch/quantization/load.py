@@ -181,12 +181,11 @@ def _is_transposed(module: nn.Module, path: str, source: str) -> bool:
     """Whether a layer keeps its weight as [in_features, out_features]."""
     if isinstance(module, nn.Linear):
         return False
-    try:
+    if type(module).__module__.startswith("transformers."):
         from transformers.pytorch_utils import Conv1D
-    except ImportError:
-        Conv1D = ()
-    if Conv1D and isinstance(module, Conv1D):
-        return True
+
+        if isinstance(module, Conv1D):
+            return True
     raise CheckpointError(
         f"{source}: expected {path} to be a linear layer, because its weight is quantized, got a "
         f"{type(module).__name__}"
