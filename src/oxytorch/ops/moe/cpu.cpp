@@ -102,7 +102,7 @@ static std::vector<RowsProduct> describe_products(
     const std::int64_t rows = routing.rows_of_expert(i);
     if (rows == 0) continue;
     char name[48];
-    std::snprintf(name, sizeof name, "moe, %s of expert %zu", tensors.name, i);
+    std::snprintf(name, sizeof name, "moe: %s of expert %zu", tensors.name, i);
     PanelTensors one{tensors.panels[i]};
     if (tensors.format != PanelFormat::bf16) one.channel_scales = &tensors.channel_scales[i];
     if (!tensors.group_scales.empty()) one.group_scales = &tensors.group_scales[i];
