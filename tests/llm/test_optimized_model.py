@@ -263,7 +263,8 @@ def test_weights_that_are_quantized_already_stay() -> None:
     oxytorch.quantize_(model, oxytorch.quantization.Int8Weight())
     expected = logits(model, given)
     fast = llm.optimize(model, dtype=torch.float32)
-    assert oxytorch.explain(fast).fused == 2
+    report = oxytorch.explain(fast)
+    assert (report.fused, report.weights, report.head) == (2, "int8", "float32")
     assert distance(logits(fast, given), expected) < 2e-2
     assert fast.model.layers[0].self_attn.qkv_proj.weight.format == "int8"
     oxytorch.undo(fast)

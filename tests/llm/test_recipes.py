@@ -112,6 +112,24 @@ def test_a_small_change_of_a_layer_is_noticed() -> None:
     assert caught.value.gap > 1e-5
 
 
+def test_sinks_of_heads_are_read() -> None:
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+    from transformers.modeling_utils import AttentionInterface
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    AttentionInterface.register("test_sinks", eager_attention_forward)
+    AttentionMaskInterface.register("test_sinks", eager_mask)
+    model = build("llama")
+    model.config._attn_implementation = "test_sinks"
+    for layer in model.model.layers:
+        layer.self_attn.sinks = torch.nn.Parameter(torch.randn(4))
+    fast = llm.optimize(model, dtype=torch.float32)
+    assert oxytorch.explain(fast).fused == 2
+    given = prompt()
+    assert distance(logits(fast, given), logits(model, given)) < 1e-5
+    assert torch.equal(tokens(fast, given), tokens(model, given))
+
+
 def test_report_tells_what_was_done() -> None:
     text = str(oxytorch.explain(llm.optimize(build("gemma3"), weights="int8", kv_cache="int8")))
     assert "2 of 2 decoder layers run as a few ops each" in text

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..core.packed import PackedTensor
+from ..ops._panels import PanelWeight
 from ..optimize import undo
 from ..optimize.copies import Separation, copied
 from ..optimize.record import ATTRIBUTE, Change, ForwardSet, Record, record_of
@@ -26,6 +27,7 @@ from ..quantization.configs import (
 from ..quantization.layers import output_head
 from ..quantization.memory import check_available
 from ..quantization.quantize import nbytes
+from ..quantization.weights import ReorderedPanelWeight
 from . import cache as caches
 from . import checking
 from .forwards import LayerForward, MlpForward
@@ -33,7 +35,7 @@ from .layer import FusedLayer, Mlp
 from .matching import Unmatched
 from .model import FusedModel, fuse
 from .observing import LayerCalls, Rotations, decoder_layers, observe
-from .packing import Packer, order_of
+from .packing import Packer, RowsWeight, StackedWeight, order_of
 from .parts import ROUTERS, improve_parts, set_norm_forward, stored_transposed
 from .plan import Plan
 from .report import LanguageModelReport
@@ -100,8 +102,6 @@ def optimize(
         type(model).__name__,
         str(dtype).removeprefix("torch."),
         ["llm.optimize"],
-        weights=_name(config, dtype),
-        head=_name(head_config, dtype),
         kv_cache=next(name for name, known in caches.DTYPES.items() if known == cache_dtype),
         layers=len(layers),
         allowed=checking.ALLOWED,
@@ -121,6 +121,9 @@ def optimize(
     except BaseException:
         undo(result)
         raise
+    stored = [p for layer in layers for p in layer.module.parameters() if p.dim() > 1]
+    report.weights = _formats(stored, dtype)
+    report.head = _formats([*output_head(result).parameters()][:1], dtype)  # type: ignore[union-attr]
     report.seconds = time.perf_counter() - began
     report.bytes_after = nbytes(result)
     return result
@@ -315,11 +318,20 @@ def _weight_config(
     return Int8DynamicActivationInt4Weight(group_size)
 
 
-def _name(config: WeightConfig | None, dtype: torch.dtype) -> str:
-    if config is None:
-        return str(dtype).removeprefix("torch.")
-    group = "" if config.group_size is None else f" in groups of {config.group_size}"
-    return config.format + group + (", int8 activations" if config.activation else "")
+def _formats(parameters: list[nn.Parameter], dtype: torch.dtype) -> str:
+    """How most of some weights are stored."""
+    sizes: dict[str, int] = {}
+    for parameter in parameters:
+        stored: Any = parameter
+        while isinstance(stored, (RowsWeight, StackedWeight, ReorderedPanelWeight)):
+            stored = stored.packed[0] if isinstance(stored, StackedWeight) else stored.packed
+        name = str(dtype).removeprefix("torch.")
+        if isinstance(stored, PanelWeight) and stored.format != "bf16":
+            group = f" in groups of {stored.group_size}" if stored.group_size else ""
+            rounded = ", int8 activations" if stored.activation else ""
+            name = stored.format + group + rounded
+        sizes[name] = sizes.get(name, 0) + parameter.numel()
+    return max(sizes, key=lambda name: sizes[name], default="")
 
 
 def _cache_dtype(kv_cache: str | None, dtype: torch.dtype) -> torch.dtype:
