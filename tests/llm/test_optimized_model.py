@@ -85,6 +85,46 @@ def test_long_text_outgrows_the_first_room(pair: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_cache": False},
+        {"num_return_sequences": 3, "do_sample": True},
+        {"num_beams": 3, "do_sample": True},
+        {"past_key_values": transformers.DynamicCache},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_generate_takes_its_options(pair: Any, options: dict[str, Any]) -> None:
+    given = prompt()
+    found = []
+    for one in pair:
+        torch.manual_seed(3)
+        made = {name: value() if callable(value) else value for name, value in options.items()}
+        found.append(tokens(one, given, **made))
+    assert torch.equal(*found)
+
+
+def test_forward_takes_its_arguments(pair: Any) -> None:
+    given = prompt()
+    ids, mask = given["input_ids"], given["attention_mask"]
+    full = torch.ones(2, 1, 21, 21, dtype=torch.bool)
+    calls: list[dict[str, Any]] = [
+        {"input_ids": ids},
+        {"input_ids": ids, "logits_to_keep": 2},
+        {"input_ids": ids, "attention_mask": full},  # not causal: a mask says everything
+        {"inputs_embeds": pair[0].get_input_embeddings()(ids).detach(), "attention_mask": mask},
+        {"input_ids": ids, "labels": ids},
+    ]
+    for call in calls:
+        with torch.no_grad():
+            expected, found = (one(**call) for one in pair)
+        seen = mask.bool()[:, -expected.logits.shape[1] :]
+        torch.testing.assert_close(found.logits[seen], expected.logits[seen], rtol=1e-4, atol=1e-4)
+        if expected.loss is not None:
+            torch.testing.assert_close(found.loss, expected.loss)
+
+
 def test_assisted_decoding_crops_the_cache(pair: Any) -> None:
     model, fast = pair
     helper = build("llama")
