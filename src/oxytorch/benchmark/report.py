@@ -9,6 +9,7 @@ from typing import Any
 from oxytorch.benchmark.gpu_tables import cold_start_table, gpu_optim_table
 from oxytorch.benchmark.llm_tables import llm_table
 from oxytorch.benchmark.machine import machine_name
+from oxytorch.benchmark.perplexity_table import perplexity_table
 from oxytorch.benchmark.tables import (
     Table,
     costs_table,
@@ -34,6 +35,7 @@ KEYS = {
     "costs": ("cost", "model", "dtype", "inplace"),
     "training": ("measure", "way"),
     "llm": ("model", "weights", "prompt", "tokens", "kv_cache", "group_size", "threads"),
+    "perplexity": ("folder", "text", "tokens", "window", "stride", "group_size", "label"),
 }
 """Kind of run -> fields that tell its results apart; a newer result replaces an older one."""
 
@@ -102,6 +104,9 @@ def tables_of(run: Run) -> list[Table]:
     if run["kind"] == "llm":
         models = dict.fromkeys(result["model"] for result in results)
         return [llm_table([r for r in results if r["model"] == model]) for model in models]
+    if run["kind"] == "perplexity":
+        folders = dict.fromkeys(result["folder"] for result in results)
+        return [perplexity_table([r for r in results if r["folder"] == f]) for f in folders]
     if run["kind"] == "training":
         return [
             make([result for result in results if result["measure"] == measure])
@@ -164,7 +169,7 @@ def fill_page(page: Path, runs: Sequence[Run]) -> list[str]:
     """Replace the marked blocks of a Markdown page by tables; the names of those replaced.
 
     A block lies between `<!-- bench:models begin -->` and `<!-- bench:models end -->`, with
-    models, ops, optim, gpu-optim, cold-start, limits, costs, training or llm.
+    models, ops, optim, gpu-optim, cold-start, limits, costs, training, llm or perplexity.
 
     Raises:
         ValueError: the page has no such block, or one that does not end, or the runs are of

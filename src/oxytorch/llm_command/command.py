@@ -21,6 +21,7 @@ examples:
   oxytorch llm generate ./model --weights int4 --chat --prompt "Why is the sky blue?"
   oxytorch llm bench --shape tinyllama-1.1b            speed of every precision; needs no files
   oxytorch llm bench ./model --weights int4 --peers torch,llama.cpp
+  oxytorch llm perplexity ./model --text held_out.txt
 """
 
 
@@ -38,6 +39,7 @@ VERBS = (
         "generate", "oxytorch.llm_command.generate", "write text after a prompt, and say how fast"
     ),
     Verb("bench", "oxytorch.llm_command.bench", "time prompts and tokens next to peers"),
+    Verb("perplexity", "oxytorch.llm_command.perplexity", "what formats cost on a text"),
 )
 
 
@@ -45,7 +47,7 @@ def add_parser(subparsers: Any) -> None:
     """Adds the subcommand with its verbs."""
     parser = subparsers.add_parser(
         "llm",
-        help="large language models on the CPU: generate, bench",
+        help="large language models on the CPU: generate, bench, perplexity",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..core.packed import PackedTensor
 from ..optimize.record import QUANTIZED, Record, record_of
 from ..optimize.report import Entry
+from .calibration import Batch, input_moments
 from .configs import WeightConfig
 from .layers import Filter, Layer, find, install
 from .memory import check_available
@@ -27,6 +28,7 @@ def quantize_(
     config: WeightConfig,
     *,
     filter: Filter = None,
+    calibration: Iterable[Batch] | None = None,
     progress: bool | Progress = False,
 ) -> QuantizationReport:
     """Quantize the weights of a model's linear layers in place; return what was done.
@@ -34,10 +36,13 @@ def quantize_(
     model: on the CPU; nn.Linear and layers that compute the same (GPT-2's Conv1D) are quantized,
         wherever their sizes are any. LSTMs, embeddings and attention of torch.nn stay as they are.
     config: `Int8Weight`, `Int4Weight`, `NF4Weight`, `Int8DynamicActivationInt8Weight` or
-        `Int8DynamicActivationInt4Weight`. No data is needed.
+        `Int8DynamicActivationInt4Weight`.
     filter: which layers: a callable of (path, module), or names from model.named_modules() (a name
         takes all below it; * stands for anything), one or several. None takes all but the output
         head of a language model. An embedding that shares its weight with the head stays plain.
+    calibration: batches that the model reads, so that rounding keeps what its layers compute on
+        such data (see `calibrated_codes`): token ids [batch, length] for a language model, or
+        keyword arguments. 32,000 tokens of typical text do much for int4. None: round to nearest.
     progress: True shows a line on standard error; a callable gets (done, all, path).
 
     Layers are quantized one after the other and their plain weights dropped, so that memory never
@@ -55,6 +60,7 @@ def quantize_(
     _check_shapes(layers, config)
     check_available("quantize_", _needed(layers, config), f"{len(layers)} quantized layers")
     _check_values(layers)
+    turns = _in_turn(model, layers, calibration)
     began = time.perf_counter()
     kind = type(model).__name__
     report = QuantizationReport(kind, repr(config), ["quantize_"])
@@ -63,12 +69,12 @@ def quantize_(
     record = model.__dict__.get(QUANTIZED) or Record(report)
     model.__dict__[QUANTIZED] = record
     show = _shown(progress)
-    for index, layer in enumerate(layers):
+    for index, (layer, moments) in enumerate(turns):
         show(index, len(layers), layer.path)
         before = layer.weight.nbytes
         weight = layer.weight.t() if layer.transposed else layer.weight
-        packed = quantized(weight, config, f"{layer.path}.weight")
-        del weight
+        packed = quantized(weight, config, f"{layer.path}.weight", moments)
+        del weight, moments
         record.changes += install(layer, packed)
         sizes = QuantizedLayer(layer.path, layer.shape, before, packed.nbytes_packed())
         report.add(sizes, config.format, layer.beside)
@@ -77,6 +83,18 @@ def quantize_(
     report.seconds = time.perf_counter() - began
     _extend(record, report)
     return report
+
+
+def _in_turn(
+    model: nn.Module, layers: Iterable[Layer], calibration: Iterable[Batch] | None
+) -> Iterator[tuple[Layer, Tensor | None]]:
+    """Return each layer with the moments of its inputs, in an order that calibration can use."""
+    if calibration is None:
+        return ((layer, None) for layer in layers)
+    by_path = {layer.path: layer for layer in layers}
+    modules = {path: layer.module for path, layer in by_path.items()}
+    found = input_moments(model, modules, calibration)
+    return ((by_path[path], moments) for path, moments in found)
 
 
 def nbytes(model: nn.Module) -> int:

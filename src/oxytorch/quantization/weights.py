@@ -10,18 +10,25 @@ from torch import Tensor
 from ..core.packed import PackedTensor
 from ..ops._panels import PanelWeight, linear
 from ..ops.quantize_weight import quantize_weight
+from .calibrated import calibrated_codes
 from .configs import WeightConfig
 
 
-def quantized(weight: Tensor, config: WeightConfig, name: str = "weight") -> PanelWeight:
+def quantized(
+    weight: Tensor, config: WeightConfig, name: str = "weight", moments: Tensor | None = None
+) -> PanelWeight:
     """Return a plain weight [out_features, in_features] packed as `config` says.
 
-    The result looks like a tensor of the weight's dtype. name: of the weight, for errors. Raises
-    ValueError where the weight holds values that are not finite.
+    The result looks like a tensor of the weight's dtype. name: of the weight, for errors. moments:
+    of calibration inputs (see `calibrated_codes`), or None to round to nearest. Raises ValueError
+    where the weight holds values that are not finite.
     """
-    codes, scales, zero_points = quantize_weight(
-        weight.detach(), config.format, config.group_size, config.symmetric, config.search
-    )
+    plain, form = weight.detach(), config.format
+    settings = config.group_size, config.symmetric, config.search
+    if moments is None:
+        codes, scales, zero_points = quantize_weight(plain, form, *settings)
+    else:
+        codes, scales, zero_points = calibrated_codes(plain, moments, form, *settings)
     if not bool(scales.isfinite().all()):
         raise ValueError(f"quantize: expected finite values in {name}, got NaN or infinity")
     packed = PanelWeight.from_codes(config.format, codes, scales, zero_points, dtype=weight.dtype)

@@ -1,0 +1,110 @@
+"""How well a language model predicts a text, read through its cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .decoder import Decoder, decoder_of
+
+
+def perplexity(
+    model: nn.Module, token_ids: Tensor, window: int, stride: int | None = None
+) -> float:
+    """Returns e to the mean loss of the text's tokens; arguments as for `token_losses`."""
+    return math.exp(token_losses(model, token_ids, window, stride).double().mean().item())
+
+
+def token_losses(
+    model: nn.Module,
+    token_ids: Tensor,
+    window: int,
+    stride: int | None = None,
+    *,
+    chunk: int = 32,
+    batch: int = 8,
+    progress: Callable[[int, int], object] | None = None,
+) -> Tensor:
+    """Returns the loss in nats of every token but the first, float32 [tokens - 1].
+
+    model: a causal language model of `transformers`, `oxytorch.llm.optimize`'s too.
+    token_ids: int64 [tokens], the text. window: tokens that the model reads at a time, without
+    those before. stride: tokens between the beginnings of two windows; each window counts the
+    tokens that the one before did not reach. None: window, so that each token is read once.
+    chunk: a window goes through the model's cache in steps of so many tokens, so that a cache in
+    int8 is measured. batch: windows at a time. progress: called with the windows done and of all.
+    Losses are computed in float32.
+    Raises ValueError for arguments that do not fit and tokens that the model does not know;
+    TypeError for a model of another kind; RuntimeError if a loss is not finite.
+    """
+    decoder = decoder_of(model)
+    stride = window if stride is None else stride
+    _check(decoder, token_ids, window, stride, chunk, batch)
+    losses = torch.full((len(token_ids) - 1,), math.nan)
+    begins = [*range(0, max(1, len(token_ids) - 1 - window + stride), stride)]
+    done = 0
+    for part in _alike(begins, len(token_ids) - 1, window, batch):
+        if progress is not None:
+            progress(done, len(begins))
+        length = min(window, len(token_ids) - 1 - part[0])
+        rows = torch.stack([token_ids[begin : begin + length + 1] for begin in part])
+        for begin, found in zip(part, _window_losses(decoder, rows, chunk), strict=True):
+            known = 0 if begin == 0 else window - stride
+            losses[begin + known : begin + length] = found[known:]
+        done += len(part)
+    if progress is not None:
+        progress(done, len(begins))
+    if not bool(losses.isfinite().all()):
+        raise RuntimeError("perplexity: the model's logits are not finite")
+    return losses
+
+
+def _alike(begins: list[int], targets: int, window: int, batch: int) -> Iterator[list[int]]:
+    """Beginnings of windows in batches of one length; only the last window may be shorter."""
+    full = [begin for begin in begins if begin + window <= targets]
+    for index in range(0, len(full), batch):
+        yield full[index : index + batch]
+    if len(full) < len(begins):
+        yield begins[-1:]
+
+
+@torch.no_grad()
+def _window_losses(decoder: Decoder, rows: Tensor, chunk: int) -> Tensor:
+    """Losses [windows, length] of rows int64 [windows, length + 1]."""
+    inputs, targets = rows[:, :-1], rows[:, 1:]
+    run = decoder.begin(len(rows), inputs.shape[1], None)
+    found = []
+    for tokens, wanted in zip(inputs.split(chunk, 1), targets.split(chunk, 1), strict=True):
+        logits = run.step(tokens, True).float()
+        found.append(functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none"))
+    return torch.cat(found, 1)
+
+
+def _check(
+    decoder: Decoder, token_ids: Tensor, window: int, stride: int, chunk: int, batch: int
+) -> None:
+    if token_ids.dim() != 1 or token_ids.dtype != torch.int64 or len(token_ids) < 2:
+        raise ValueError(
+            "perplexity: expected token_ids int64 [tokens] with at least 2 tokens, "
+            f"got {token_ids.dtype} {list(token_ids.shape)}"
+        )
+    low, high = int(token_ids.min()), int(token_ids.max())
+    if low < 0 or high >= decoder.vocabulary:
+        raise ValueError(
+            f"perplexity: expected token_ids in [0, {decoder.vocabulary}), the model's vocabulary, "
+            f"got {low if low < 0 else high}"
+        )
+    for name, value in (("window", window), ("chunk", chunk), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"perplexity: expected {name} of at least 1, got {value}")
+    if decoder.positions is not None and window > decoder.positions:
+        raise ValueError(
+            f"perplexity: expected window of at most {decoder.positions}, the positions that the "
+            f"model was made for, got {window}"
+        )
+    if not 1 <= stride <= window:
+        raise ValueError(f"perplexity: expected stride from 1 to window {window}, got {stride}")

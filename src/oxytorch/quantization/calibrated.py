@@ -1,0 +1,113 @@
+"""Codes that keep what a layer computes: later columns make up for the rounding of earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..ops._panels.layout import MIDDLE, NF4
+from ..ops.quantize_weight import quantize_weight
+
+DAMPING = 0.01
+"""Part of the mean of the moments' diagonal that is added to it."""
+
+_BLOCK = 128  # columns between two updates of all that follow
+_LAST = {"int8": 255, "int4": 15}
+
+
+def calibrated_codes(
+    weight: Tensor,
+    moments: Tensor,
+    format: str,
+    group_size: int | None = None,
+    symmetric: bool = True,
+    search: bool = True,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns (codes, scales, zero_points) that lower the error of x @ weight.T for given inputs x.
+
+    Arguments and result are those of `ops.quantize_weight`, whose scales and zero points are kept.
+    moments: float32 [in_features, in_features], the mean of x x^T over calibration inputs.
+
+    Columns are rounded one after the other, those with the largest inputs first. What rounding one
+    changes in the outputs is taken back, as far as the inputs allow, by the columns that are left.
+    Computed in float32. Memory: twice moments and once weight in float32 beside the arguments.
+    Source: Frantar et al., GPTQ, 2022, algorithm 1, with the order of columns of its later code.
+    Raises ValueError for moments of another shape or that are not finite.
+    """
+    columns = weight.shape[1]
+    if moments.shape != (columns, columns):
+        raise ValueError(
+            f"calibrated_codes: expected moments of shape {[columns, columns]}, "
+            f"got {list(moments.shape)}"
+        )
+    if not bool(moments.isfinite().all()):
+        raise ValueError("calibrated_codes: expected finite moments, got NaN or infinity")
+    codes, scales, zero_points = quantize_weight(weight, format, group_size, symmetric, search)
+    size = columns // scales.shape[1]
+    order = moments.diagonal().argsort(descending=True, stable=True)
+    factor = _inverse_factor(moments[order][:, order])
+    # Columns lie in rows here, so that each is one stretch of memory.
+    left = weight.detach().float().t()[order].contiguous()
+    round_column = _rounding(format, scales, zero_points)
+    rounded = torch.empty(left.shape, dtype=torch.uint8)
+    groups = (order // size).tolist()
+    for begin in range(0, columns, _BLOCK):
+        end = min(begin + _BLOCK, columns)
+        errors = torch.empty(end - begin, left.shape[1])
+        for index in range(begin, end):
+            column = left[index]
+            rounded[index], values = round_column(column, groups[index])
+            error = torch.sub(column, values, out=errors[index - begin])
+            error /= factor[index, index]
+            left[index + 1 : end].addr_(factor[index, index + 1 : end], error, alpha=-1)
+        left[end:].addmm_(factor[begin:end, end:].t(), errors, alpha=-1)
+    codes[:, order] = rounded.t()
+    return codes, scales, zero_points
+
+
+def _inverse_factor(moments: Tensor) -> Tensor:
+    """The upper triangular U with U^T U = (moments + damping)^-1, [in, in].
+
+    Its row j says, for unit error in column j, what the later columns have to change. Inputs that
+    were always zero are taken as independent of all others.
+    """
+    mean = float(moments.diagonal().mean())
+    damping = DAMPING * mean if mean > 0 else 1.0
+    for _ in range(8):
+        damped = moments.clone()
+        damped.diagonal().add_(damping)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not failed:
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+        if not failed:
+            assert isinstance(upper, Tensor)
+            return upper
+        damping *= 4
+    raise ValueError("calibrated_codes: expected moments of inputs, got an indefinite matrix")
+
+
+def _rounding(
+    format: str, scales: Tensor, zero_points: Tensor | None
+) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
+    """Returns what gives (codes, values) of one column [out] that lies in a group."""
+    steps = scales.t().contiguous()
+    if format == "nf4":
+        table = torch.tensor(NF4)
+        bounds = (table[1:] + table[:-1]) / 2
+
+        def nearest(column: Tensor, group: int) -> tuple[Tensor, Tensor]:
+            codes = torch.bucketize(column / steps[group], bounds)
+            return codes.to(torch.uint8), table[codes] * steps[group]
+
+        return nearest
+    last = _LAST[format]
+    middle = torch.full_like(steps, MIDDLE[format])
+    zeros = middle if zero_points is None else zero_points.t().float().contiguous()
+
+    def even(column: Tensor, group: int) -> tuple[Tensor, Tensor]:
+        codes = (column / steps[group]).round_().add_(zeros[group]).clamp_(0, last)
+        return codes.to(torch.uint8), (codes - zeros[group]).mul_(steps[group])
+
+    return even
