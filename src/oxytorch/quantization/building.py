@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from ..optimize.record import record_of
 from .errors import CheckpointError
 
 
@@ -58,6 +59,11 @@ def empty_model(
     dtype: of a model that transformers makes; None is the configuration's.
     """
     if isinstance(model, nn.Module):
+        if record_of(model) is not None:
+            raise ValueError(
+                "load_quantized: expected a model that is not optimized yet, got an optimized one; "
+                "call oxytorch.undo(model) first"
+            )
         return model
     if model is not None:
         with no_weights():
@@ -82,15 +88,18 @@ def _language_model(directory: Path, dtype: torch.dtype | None) -> nn.Module:
         ) from error
     values.pop("quantization_config", None)
     kind = values.get("model_type")
-    if kind not in transformers.CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
             f"{directory / 'config.json'}: expected a model_type that transformers "
             f"{transformers.__version__} knows, got {kind!r}"
         )
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(values)
+        # Before transformers 4.56 the setting had another name.
+        name = "dtype" if hasattr(config, "dtype") else "torch_dtype"
+        options = {} if dtype is None else {name: dtype}
         with no_weights():
-            made = _class_of(transformers, values)._from_config(config, dtype=dtype)
+            made = _class_of(transformers, values)._from_config(config, **options)
     except CheckpointError:
         raise
     except Exception as error:
@@ -106,7 +115,7 @@ def _language_model(directory: Path, dtype: torch.dtype | None) -> nn.Module:
 
 
 def _class_of(transformers: Any, config: dict[str, Any]) -> Any:
-    """The class that a configuration names, of transformers itself: no code of a checkpoint runs."""
+    """The class of transformers that a configuration names: no code of a checkpoint is run."""
     names = config.get("architectures") or []
     for name in names:
         found = getattr(transformers, str(name), None)

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <utility>
 
 #include "ops/_panels/entry.h"
 
@@ -117,23 +119,39 @@ static std::vector<RowsProduct> describe_products(
   return products;
 }
 
-// Few rows of each expert, read in one parallel region. Rows of x are staged one by one, as they
-// are not neighbours; those of a single token are the same for all experts.
-static void multiply_few_of_each(const Rows& x, const std::vector<std::int64_t>* order, DType dtype,
-                                 bool rounds_to_int8, const std::vector<RowsProduct>& products) {
+// The rows of x in an order, one after the other.
+static Rows gathered(const Rows& x, const std::vector<std::int64_t>& order, DType dtype) {
+  const std::int64_t bytes = x.width * size_of(dtype);
+  const std::int64_t count = static_cast<std::int64_t>(order.size());
+  Tensor memory = scratch(count * bytes);
+  auto* to = static_cast<std::uint8_t*>(memory.mutable_data());
+  const auto* from = static_cast<const std::uint8_t*>(x.data);
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * bytes, from + order[i] * x.stride * size_of(dtype), bytes);
+  }
+  return {std::move(memory), to, count, x.width, x.width};
+}
+
+// Few rows of each expert, read in one parallel region. Rows of x that are no neighbours are
+// brought together first; those of a single token are the same for all experts.
+static void multiply_few_of_each(const Rows& all, const std::vector<std::int64_t>* order,
+                                 DType dtype, bool rounds_to_int8,
+                                 const std::vector<RowsProduct>& products) {
+  const bool shared = all.count == 1;
+  Rows copy;
+  if (order && !shared) copy = gathered(all, *order, dtype);
+  const Rows& x = order && !shared ? copy : all;
   const std::int64_t depth = divided_up(x.width, kPanelDepth) * kPanelDepth;
   const std::int64_t groups = products[0].weight.groups;
   const std::int64_t blocks = std::max(groups, divided_up(depth, kStagedBlock));
-  const bool shared = x.count == 1;
   const std::int64_t rows = shared ? 1 : products.back().first_row + products.back().row_count;
   std::uint8_t* values = staging_memory(rows * (depth * 4 + blocks * 8));
   std::uint8_t* scales = values + rows * depth * 4;
   std::uint8_t* sums = scales + rows * blocks * 4;
   const auto describe = [&](std::int64_t row, std::int64_t count, const RowsProduct& product) {
-    const std::int64_t from = order ? (*order)[row] : row;
     const std::int64_t staged = shared ? 0 : row;
     return FewRowsArgs{
-        .x = static_cast<const std::uint8_t*>(x.data) + from * x.stride * size_of(dtype),
+        .x = static_cast<const std::uint8_t*>(x.data) + staged * x.stride * size_of(dtype),
         .x_stride = x.stride,
         .rows = count,
         .in_features = x.width,
@@ -148,8 +166,10 @@ static void multiply_few_of_each(const Rows& x, const std::vector<std::int64_t>*
         .result = product.result,
     };
   };
-  for (std::int64_t row = 0; row < rows; ++row) {
-    run(stage_few_rows_copies, describe(row, 1, products[0]), 1, 1);
+  for (const RowsProduct& product : products) {
+    const std::int64_t count = shared ? 1 : product.row_count;
+    run(stage_few_rows_copies, describe(product.first_row, count, product), count, 1);
+    if (shared) break;
   }
   std::vector<FewRowsArgs> parts;
   std::vector<std::int64_t> ends;
