@@ -209,7 +209,7 @@ def _imports(path: Path) -> list[str]:
 
 
 def test_imports_point_down() -> None:
-    public = {"__version__", "optimize", "explain", "undo", "quantize_", "save_quantized", "load_quantized"}
+    public = {"__version__", "optimize", "explain", "undo"}
     for path in sorted(PACKAGE.rglob("*.py")):
         own = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         for name in _imports(path):

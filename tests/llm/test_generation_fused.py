@@ -7,6 +7,7 @@ import torch
 
 from oxytorch import llm
 from oxytorch.llm.decoder import FusedDecoder, PlainDecoder, decoder_of
+from oxytorch.llm.single_steps import UNRECORDED
 
 transformers = pytest.importorskip("transformers")
 
@@ -20,6 +21,7 @@ COMMON = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "initializer_range": 0.2,
+    "tie_word_embeddings": False,
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
@@ -27,6 +29,12 @@ CONFIGS = {
     "llama": ("LlamaConfig", {}),
     "mistral-window": ("MistralConfig", {"sliding_window": 10}),
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"head_dim": 16, "sliding_window": 10, "final_logit_softcapping": 20.0},
+    ),
+    "opt": ("OPTConfig", {"ffn_dim": 128, "word_embed_proj_dim": 64}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4}),
 }
 
 
@@ -74,6 +82,55 @@ def test_fused_tokens_equal_in_bfloat16_and_with_prompt_lookup(weights):
             model, ids, max_new_tokens=40, eos_token_id=[], prompt_lookup=guesses
         )
         assert torch.equal(guessed, found)
+
+
+def _steps_through_python(model, monkeypatch) -> list[int]:
+    """The lengths of the steps that are not recorded, as they come."""
+    lengths: list[int] = []
+    step = type(llm.fused_model(model)).step
+
+    def counted(self, tokens, cache, **options):
+        lengths.append(tokens.shape[1])
+        return step(self, tokens, cache, **options)
+
+    monkeypatch.setattr(type(llm.fused_model(model)), "step", counted)
+    return lengths
+
+
+def test_single_steps_are_recorded_once_for_all_runs_of_a_form(monkeypatch):
+    model = llm.optimize(_model("llama"), dtype=torch.float32)
+    lengths = _steps_through_python(model, monkeypatch)
+    ids, mask = _prompts()
+    first = llm.generate(model, ids[1:], max_new_tokens=30, eos_token_id=[])
+    assert lengths == [14] + [1] * UNRECORDED
+    lengths.clear()
+    again = llm.generate(model, ids[1:], max_new_tokens=30, eos_token_id=[], capacity=120)
+    assert lengths == [14] and torch.equal(first, again)
+    lengths.clear()
+    options = {"max_new_tokens": 20, "attention_mask": mask}
+    padded = llm.generate(model, ids, eos_token_id=[], **options)
+    assert lengths == [14] and torch.equal(padded[1, :34], first[0, :34])
+    stock = model.generate(ids, do_sample=False, eos_token_id=None, **options)
+    assert torch.equal(padded, stock)
+
+
+def test_recorded_steps_see_new_weights(monkeypatch):
+    model = llm.optimize(_model("llama"))
+    ids, _ = _prompts()
+    options = {"max_new_tokens": 20}
+    before = llm.generate(model, ids, eos_token_id=[], **options)
+    changes = [
+        lambda: model.model.norm.weight.mul_(torch.linspace(-1, 1, 64)),
+        lambda: model.load_state_dict(_model("llama").to(torch.bfloat16).state_dict()),
+    ]
+    for change in changes:
+        with torch.no_grad():
+            change()
+        after = llm.generate(model, ids, eos_token_id=[], **options)
+        assert not torch.equal(after, before)
+        expected = model.generate(ids, do_sample=False, eos_token_id=None, **options)
+        assert torch.equal(after, expected)
+        before = after
 
 
 def test_capacity_and_steps_of_the_cache(monkeypatch):

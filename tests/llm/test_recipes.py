@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from language_models import FAMILIES, LEFT, build, distance, logits, prompt, tokens
+from language_models import FAMILIES, LEFT, build, distance, logits, prompt, tokens, usual_distance
 
 import oxytorch
 from oxytorch import llm
@@ -40,10 +40,10 @@ def test_packed_weights_err_as_bfloat16_does(family: str) -> None:
     model = build(family)
     given = prompt()
     expected = logits(model, given)
-    usual = distance(logits(build(family, torch.bfloat16), given), expected)
+    usual = usual_distance(logits(build(family, torch.bfloat16), given), expected)
     fast = llm.optimize(model)
     assert any(isinstance(weight, PanelWeight) for weight in fast.parameters())
-    assert distance(logits(fast, given), expected) <= 1.2 * usual
+    assert usual_distance(logits(fast, given), expected) <= 1.2 * usual
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_quantized_weights_stay_near(
     report = oxytorch.explain(fast)
     assert report.fused == report.layers == 2
     assert report.bytes_after < 0.8 * report.bytes_before
-    assert distance(logits(fast, given), logits(model, given)) < allowed
+    assert usual_distance(logits(fast, given), logits(model, given)) < allowed
 
 
 def test_cache_of_8_bits_stays_near() -> None:
@@ -86,6 +86,9 @@ def test_layers_that_differ_are_left_and_reported(family: str) -> None:
     given = prompt()
     assert torch.equal(tokens(fast, given), tokens(model, given))
     packed = llm.optimize(model, weights="int8")
+    done = {entry.detail for entry in oxytorch.explain(packed).done}
+    assert "gated MLP as two products" in done and "Linear packed" in done
+    assert any("RMSNorm in our kernel" in detail for detail in done)
     assert distance(logits(packed, given), logits(model, given)) < 0.05
 
 
@@ -107,6 +110,24 @@ def test_a_small_change_of_a_layer_is_noticed() -> None:
     with pytest.raises(Differs) as caught:
         choose(layers[1], model.config, None)
     assert caught.value.gap > 1e-5
+
+
+def test_sinks_of_heads_are_read() -> None:
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+    from transformers.modeling_utils import AttentionInterface
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    AttentionInterface.register("test_sinks", eager_attention_forward)
+    AttentionMaskInterface.register("test_sinks", eager_mask)
+    model = build("llama")
+    model.config._attn_implementation = "test_sinks"
+    for layer in model.model.layers:
+        layer.self_attn.sinks = torch.nn.Parameter(torch.randn(4))
+    fast = llm.optimize(model, dtype=torch.float32)
+    assert oxytorch.explain(fast).fused == 2
+    given = prompt()
+    assert distance(logits(fast, given), logits(model, given)) < 1e-5
+    assert torch.equal(tokens(fast, given), tokens(model, given))
 
 
 def test_report_tells_what_was_done() -> None:

@@ -23,7 +23,15 @@ def whole(*values: int) -> torch.Tensor:
     return torch.tensor(values)
 
 
+def codes(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.uint8)
+
+
 TABLE, BAGS = ones(9, 4), whole(0, 2)
+
+# A weight of 16 outputs and 64 in_features.
+INT4 = (codes(512), ones(16), None, None, 16)
+INT8 = (codes(1024), ones(16), None, None, 16)
 
 
 def routed(indices: torch.Tensor, **changed: object) -> object:
@@ -48,6 +56,18 @@ def routed(indices: torch.Tensor, **changed: object) -> object:
 CHOICE = torch.zeros(2, 1, dtype=torch.int64)
 
 CASES: list[tuple[str, Callable[[], object]]] = [
+    (
+        "quantize_weight: expected format int8, int4 or nf4, got int5",
+        lambda: torch.ops.oxytorch.quantize_weight(ones(4, 64), "int5", 64, True, True),
+    ),
+    (
+        "quantize_weight: expected weight of shape [out_features, in_features], got [64]",
+        lambda: torch.ops.oxytorch.quantize_weight(ones(64), "int4", 64, True, True),
+    ),
+    (
+        "quantize_weight: expected group_size that divides in_features 64, got 48",
+        lambda: torch.ops.oxytorch.quantize_weight(ones(4, 64), "int4", 48, True, True),
+    ),
     (
         "rms_norm: expected weight of shape [4], got [1, 4]",
         lambda: ops.rms_norm(ones(3, 4), ones(1, 4)),
@@ -194,6 +214,76 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.interaction(ones(3, 4), [ones(3, 4), ones(3, 5)]),
     ),
     (
+        "linear_bf16: expected panels with 2048 elements, got [2047]",
+        lambda: ops.linear_bf16(ones(3, 64), codes(2047), 16),
+    ),
+    (
+        "linear_bf16: expected panels of dtype uint8, got float32",
+        lambda: ops.linear_bf16(ones(3, 64), ones(2048), 16),
+    ),
+    (
+        "linear_bf16: expected out_features of at least 1, got 0",
+        lambda: ops.linear_bf16(ones(3, 64), codes(0), 0),
+    ),
+    (
+        "linear_bf16: expected x with in_features, got [3, 0]",
+        lambda: ops.linear_bf16(ones(3, 0), codes(0), 16),
+    ),
+    (
+        "linear_int4: expected epilogue 'none', 'gelu', 'gelu_tanh', 'silu', 'relu', 'add', "
+        "'silu_mul', 'gelu_mul' or 'gelu_tanh_mul', got 'tanh'",
+        lambda: ops.linear_int4(ones(3, 64), *INT4, epilogue="tanh"),
+    ),
+    (
+        "linear_int4: expected panels with 1024 elements, got [512]",
+        lambda: ops.linear_int4(ones(3, 64), *INT4, epilogue="silu_mul"),
+    ),
+    (
+        "linear_int4: expected other with epilogue 'add', got None",
+        lambda: ops.linear_int4(ones(3, 64), *INT4, epilogue="add"),
+    ),
+    (
+        "linear_int4: expected other None with epilogue 'relu', got [3, 16]",
+        lambda: ops.linear_int4(ones(3, 64), *INT4, other=ones(3, 16), epilogue="relu"),
+    ),
+    (
+        "linear_int4: expected other of shape [3, 16], got [1, 16]",
+        lambda: ops.linear_int4(ones(3, 64), *INT4, other=ones(1, 16), epilogue="add"),
+    ),
+    (
+        "linear_int4: expected bias of shape [16], got [17]",
+        lambda: ops.linear_int4(ones(3, 64), *INT4, ones(17)),
+    ),
+    (
+        "linear_int4: expected activation 'none' or 'int8', got 'int4'",
+        lambda: ops.linear_int4(ones(3, 64), *INT4, activation="int4"),
+    ),
+    (
+        "linear_int8: expected group_scales with groups of 32, 64, 128 or 256 of 64 in_features, "
+        "got 4 groups",
+        lambda: ops.linear_int8(
+            ones(3, 64), *INT8[:2], ones(1, 4, 16, dtype=torch.float16), None, 16
+        ),
+    ),
+    (
+        "linear_int8: expected group_scales of dtype float16, got float32",
+        lambda: ops.linear_int8(ones(3, 64), *INT8[:2], ones(1, 2, 16), None, 16),
+    ),
+    (
+        "linear_int8: expected zero_points of shape [1, 1, 16], got [1, 2, 16]",
+        lambda: ops.linear_int8(
+            ones(3, 64), *INT8[:3], torch.zeros(1, 2, 16, dtype=torch.uint8), 16
+        ),
+    ),
+    (
+        "linear_nf4: expected channel_scales with 16 elements, got [15]",
+        lambda: ops.linear_nf4(ones(3, 64), codes(512), ones(15), None, 16),
+    ),
+    (
+        "linear_nf4: expected channel_scales of dtype float32, got bfloat16",
+        lambda: ops.linear_nf4(ones(3, 64), codes(512), ones(16, dtype=torch.bfloat16), None, 16),
+    ),
+    (
         "interaction: expected dense of shape [batch, dim], got [4]",
         lambda: ops.interaction(ones(4), [ones(4)]),
     ),
@@ -218,7 +308,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: routed(CHOICE, down_panels=[ones(4, 2048, dtype=torch.uint8)]),
     ),
     (
-        "moe, gate_up of expert 0: expected panels with 4096 elements, got [3, 2048]",
+        "moe: gate_up of expert 0: expected panels with 4096 elements, got [3, 2048]",
         lambda: routed(CHOICE, gate_up_panels=[ones(3, 2048, dtype=torch.uint8)] * 2),
     ),
     (
@@ -239,7 +329,7 @@ def test_error_names_argument_and_both_values(message: str, call: Callable[[], o
 
 
 def test_every_op_has_an_error_case() -> None:
-    assert {message.split(":")[0] for message, _ in CASES} == set(ops.registry())
+    assert {re.split("[:,]", message)[0] for message, _ in CASES} == set(ops.registry())
 
 
 def test_arguments_on_another_device_are_named() -> None:

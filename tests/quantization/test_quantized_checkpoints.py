@@ -28,9 +28,7 @@ class Layer(nn.Module):
 BIAS = torch.arange(OUT, dtype=torch.float32) / 16
 
 
-def loaded(
-    tmp_path: Path, tensors: dict[str, torch.Tensor], settings: dict[str, Any]
-) -> nn.Linear:
+def loaded(tmp_path: Path, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> nn.Linear:
     directory = packers.write(tmp_path / "model", {**tensors, "fc.bias": BIAS}, settings)
     model = oxytorch.load_quantized(directory, Layer)
     assert isinstance(model, Layer)

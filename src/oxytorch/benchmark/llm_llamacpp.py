@@ -98,8 +98,9 @@ def write_gguf(model: Any, kind: str, path: Path) -> None:
 
 def _rope_base(config: Any) -> float:
     """The base of rotary embeddings; a field of its own before transformers 5."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    return float(parameters.get("rope_theta") or getattr(config, "rope_theta", 10000.0))
+    parameters: Any = getattr(config, "rope_parameters", None) or {}
+    base: Any = parameters.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
+    return float(base)
 
 
 def _named(model: nn.Module, family: str) -> Iterator[tuple[str, Tensor]]:

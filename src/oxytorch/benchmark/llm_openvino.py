@@ -69,13 +69,13 @@ class _Traceable(nn.Module):
         query, key = (part * cos + _half_turned(part) * sin for part in (query, key))
         keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
         each = query.shape[1] // keys.shape[1]
-        wide = (
+        wide_keys, wide_values = (
             part[:, :, None]
             .expand(batch, part.shape[1], each, part.shape[2], module.head_dim)
             .reshape(batch, part.shape[1] * each, part.shape[2], module.head_dim)
             for part in (keys, values)
         )
-        found = F.scaled_dot_product_attention(query, *wide, attn_mask=mask)
+        found = F.scaled_dot_product_attention(query, wide_keys, wide_values, mask)
         joined = found.transpose(1, 2).reshape(batch, length, -1)
         return module.o_proj(joined), keys, values
 

@@ -190,8 +190,9 @@ def _prepare(seat: _Seat, settings: LlmSettings, answer: Path, progress: Progres
     record["cosine"] = cosine
     record["memory_bytes"] = seat.process.ask("memory")
     if not cosine >= LEAST_COSINE[seat.task.weights]:
-        reason = f"cosine of its logits to torch's {cosine:.3f}"
-        raise JobError(f"wrong answer: {reason}", seat.peer)
+        refuse(record, "wrong", f"cosine of its logits to torch's is {cosine:.3f}")  # type: ignore[arg-type]
+        seat.process.close()
+        seat.process = None
 
 
 def _cosine(one: torch.Tensor, other: torch.Tensor) -> float:

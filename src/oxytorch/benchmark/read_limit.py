@@ -13,11 +13,11 @@ from ..core.placement import empty_bytes
 _MOST_BYTES = 512 << 20
 """Bytes of the buffers: far more than any cache holds."""
 
-_SETS = 2
+_SETS = 3
 """Sets of buffers, one after the other: the bandwidth depends on where pages happen to lie."""
 
 
-def read_limit(sizes: Sequence[int], sweeps: int = 6) -> float:
+def read_limit(sizes: Sequence[int], sweeps: int = 4) -> float:
     """Bytes per second that all of torch's threads read, in this process, right now.
 
     sizes: bytes of the packed weights in the order in which a model reads them; buffers of these

@@ -9,7 +9,7 @@ TorchScript's interpreter runs a tape: it needs no Python and calls every operat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -281,6 +281,20 @@ class Tape:
         ]
         open_ = [(i, v) for i, v in enumerate(builder.inputs) if v.kind != "external"]
         return _Segment(run, bound, open_, gives, read)
+
+    def given(self, first: int, tensors: list[Tensor]) -> Tape:
+        """A tape whose inputs from number `first` on are these tensors, for good."""
+        known = {Value("input", first + i): tensor for i, tensor in enumerate(tensors)}
+        segments = []
+        for segment in self._segments:
+            bound = segment.bound.copy()
+            for position, value in segment.open:
+                bound[position] = known.get(value)
+            open_ = [(position, value) for position, value in segment.open if value not in known]
+            segments.append(replace(segment, bound=bound, open=open_))
+        result = Tape([], self._externals, self._outputs)
+        result._segments = segments
+        return result
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None:
         """Run on the tensors of a call; None where a value read differs from the recorded one."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .model import FusedModel
 from .optimize import fused_model
+from .single_steps import SingleSteps
 
 
 class Run(Protocol):
@@ -80,12 +81,17 @@ class _FusedRun:
         self.model = model
         self.padding = padding
         self._cache = model.cache(batch, capacity)
+        self._single = SingleSteps(model, self._cache, padding)
 
     @property
     def length(self) -> int:
         return self._cache.length
 
     def step(self, tokens: Tensor, every: bool) -> Tensor:
+        if tokens.shape[1] == 1:
+            logits = self._single(tokens)
+            if logits is not None:
+                return logits
         positions = mask = None
         if self.padding is not None:
             end = self.length + tokens.shape[1]

@@ -97,9 +97,17 @@ class LayerForward:
             return None
         stored = ours.room((batch, plan.kv_heads, length, plan.head_dim), hidden.dtype)
         start = ours.length
-        result = self.layer.step(hidden, stored, start, cos, sin, mask, ours.beams)
+        windowed = self._windowed(mask, start + length, length)
+        result = self.layer.step(hidden, stored, start, cos, sin, mask, ours.beams, windowed)
         ours.length = start + length
         return result
+
+    def _windowed(self, mask: Tensor | None, keys: int, length: int) -> bool:
+        """Whether a token's mask lets through no key from before the layer's window."""
+        window = self.plan.window
+        if mask is None or window is None or length != 1 or mask.dtype != torch.bool:
+            return False
+        return keys > window and not bool(mask[..., : keys - window].any())
 
     def _watched(self) -> bool:
         """Whether someone wants to see a submodule's own call: hooks, or a wrapped forward."""

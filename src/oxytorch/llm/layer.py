@@ -219,6 +219,7 @@ class Attention:
         sin: Tensor | None,
         mask: Tensor | None,
         beams: Tensor | None,
+        windowed: bool = False,
     ) -> Tensor:
         """Returns [batch, n, heads * head_dim], before the output product."""
         query, key, value = self.split(self.qkv(x))
@@ -240,7 +241,7 @@ class Attention:
             eps=1e-6 if query_norm is None else query_norm.eps,
             mask=mask,
             beams=beams,
-            window=self.window if mask is None else None,
+            window=self.window if mask is None or windowed else None,
             softcap=self.softcap,
             sinks=self.sinks,
             scale=self.scale,
@@ -276,18 +277,20 @@ class FusedLayer:
         sin: Tensor | None = None,
         mask: Tensor | None = None,
         beams: Tensor | None = None,
+        windowed: bool = False,
     ) -> Tensor:
         """Returns the layer's output [batch, n, width] for `hidden` of the same shape.
 
         Keys and values are written to `cache` at start .. start + n. cos, sin: [n, rotary] or
         [batch, n, rotary]. mask: None for causal attention in the layer's window; otherwise it says
-        everything: bool or additive, broadcast to [batch, heads, n, start + n].
+        everything: bool or additive, broadcast to [batch, heads, n, start + n]. windowed: the mask
+        lets nothing through from before the layer's window, which need not be read then.
         beams: [batch, capacity], see `KVCache`.
         """
         normed = hidden
         if self.attention_norm is not None and not self.norm_last:
             normed = self.attention_norm(hidden)
-        attended = self.attention(normed, cache, start, cos, sin, mask, beams)
+        attended = self.attention(normed, cache, start, cos, sin, mask, beams, windowed)
         output = self.attention.output
         if self.parallel:
             total = output(attended, "add", hidden)

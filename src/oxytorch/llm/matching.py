@@ -263,15 +263,16 @@ def _mlps(layer: nn.Module) -> Iterator[dict[str, Any]]:
         if find(layer, recipes.EXPERTS, path) is not None:
             yield from _experts(layer, path, owner)
             return
-        found = _products(layer, path)
+        found = mlp_products(layer, path)
         if found is not None:
-            activation = _activation(owner)
+            activation = activation_of(owner)
             yield {"mlp": path, "up": found[0], "down": found[1], "activation": activation}
             return
     raise Unmatched(f"no MLP among {_names(layer)}")
 
 
-def _products(layer: nn.Module, path: str) -> tuple[ProductPlan, ProductPlan] | None:
+def mlp_products(layer: nn.Module, path: str) -> tuple[ProductPlan, ProductPlan] | None:
+    """The two products of an MLP, or None where there is none."""
     down = find(layer, recipes.DOWN, path)
     if down is None:
         return None
@@ -290,7 +291,7 @@ def _products(layer: nn.Module, path: str) -> tuple[ProductPlan, ProductPlan] | 
     return ProductPlan(paths, transposed[0], gated), ProductPlan((down,), transposed[-1])
 
 
-def _activation(owner: nn.Module) -> str:
+def activation_of(owner: nn.Module) -> str:
     """The name of the activation among `owner`'s attributes."""
     x = torch.linspace(-8, 8, 101).reshape(1, 101)
     for attribute in recipes.ACTIVATION:
@@ -327,18 +328,18 @@ def _experts(layer: nn.Module, path: str, owner: nn.Module) -> Iterator[dict[str
         raise Unmatched(f"{router} is no plain router")
     for normalized in (True, False):
         if isinstance(experts, nn.ModuleList):
-            found = [_products(layer, f"{experts_path}.{i}") for i in range(len(experts))]
+            found = [mlp_products(layer, f"{experts_path}.{i}") for i in range(len(experts))]
             pairs = [pair for pair in found if pair is not None]
             if len(pairs) != len(found) or not all(pair[0].gated for pair in pairs):
                 raise Unmatched(f"{experts_path} are no gated MLPs")
-            activation = _activation(experts[0])
+            activation = activation_of(experts[0])
             ups, downs = zip(*pairs, strict=True)
             plan = ExpertsPlan(router, chosen, normalized, None, ups, downs)
         else:
             names = ("gate_up_proj", "down_proj")
             if set(experts._parameters) != set(names):
                 raise Unmatched(f"{experts_path} has {', '.join(experts._parameters)}")
-            activation = _activation(experts)
+            activation = activation_of(experts)
             stacked = (f"{experts_path}.{names[0]}", f"{experts_path}.{names[1]}")
             plan = ExpertsPlan(router, chosen, normalized, stacked)
         yield {"mlp": path, "experts": plan, "activation": activation}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..core.packed import PackedTensor
-from ..graph.recognize import linear_of_module
+from ..ops._panels import PanelWeight
 from ..optimize import undo
 from ..optimize.copies import Separation, copied
 from ..optimize.record import ATTRIBUTE, Change, ForwardSet, Record, record_of
@@ -27,14 +27,16 @@ from ..quantization.configs import (
 from ..quantization.layers import output_head
 from ..quantization.memory import check_available
 from ..quantization.quantize import nbytes
+from ..quantization.weights import ReorderedPanelWeight
 from . import cache as caches
 from . import checking
-from .forwards import LayerForward, MlpForward, NormForward
+from .forwards import LayerForward, MlpForward
 from .layer import FusedLayer, Mlp
-from .matching import Unmatched, norm_of
+from .matching import Unmatched
 from .model import FusedModel, fuse
 from .observing import LayerCalls, Rotations, decoder_layers, observe
-from .packing import Packer, order_of
+from .packing import Packer, RowsWeight, StackedWeight, order_of
+from .parts import ROUTERS, improve_parts, set_norm_forward, stored_transposed
 from .plan import Plan
 from .report import LanguageModelReport
 
@@ -42,9 +44,6 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 FORMATS = ("int8", "int4", "nf4")
 """Formats of quantized weights."""
-
-_ROUTERS = ("gate", "router")
-"""Layers whose few weights choose experts: they stay as they are."""
 
 
 def optimize(
@@ -103,8 +102,6 @@ def optimize(
         type(model).__name__,
         str(dtype).removeprefix("torch."),
         ["llm.optimize"],
-        weights=_name(config, dtype),
-        head=_name(head_config, dtype),
         kv_cache=next(name for name, known in caches.DTYPES.items() if known == cache_dtype),
         layers=len(layers),
         allowed=checking.ALLOWED,
@@ -124,6 +121,9 @@ def optimize(
     except BaseException:
         undo(result)
         raise
+    stored = [p for layer in layers for p in layer.module.parameters() if p.dim() > 1]
+    report.weights = _formats(stored, dtype)
+    report.head = _formats([*output_head(result).parameters()][:1], dtype)  # type: ignore[union-attr]
     report.seconds = time.perf_counter() - began
     report.bytes_after = nbytes(result)
     return result
@@ -186,10 +186,9 @@ class _Work:
         experts = plan.experts.stacked if plan.experts else None
         self.packer.cast_rest(layer, packed, set(experts or ()))
         fused = plan.build(layer, self.packer)
-        for path in [p.path for p in (plan.query_norm, plan.key_norm) if p is not None]:
-            self._norm_forward(layer, path)
-        for _, norm in plan.norms:
-            self._norm_forward(layer, norm.path)
+        heads = [norm for norm in (plan.query_norm, plan.key_norm) if norm is not None]
+        for norm in [*heads, *(norm for _, norm in plan.norms)]:
+            set_norm_forward(layer, norm, self.packer)
         if isinstance(fused.mlp, Mlp) and fused.mlp.up.gated and plan.mlp:
             owner = layer.get_submodule(plan.mlp)
             self.record.changes.append(ForwardSet(owner, MlpForward(owner, fused.mlp)))
@@ -216,36 +215,15 @@ class _Work:
 
     def _leave(self, calls: LayerCalls, reason: str) -> None:
         self._note(calls.path, False, f"{type(calls.module).__name__}: {reason}")
-        self._singles(calls)
-
-    def _singles(self, calls: LayerCalls) -> None:
-        """Packs the linear layers of a decoder layer that is not fused, each for itself."""
-        packed = set()
-        for path, module in calls.module.named_modules():
-            weight = module._parameters.get("weight")
-            if weight is None or path.rpartition(".")[2] in _ROUTERS:
-                continue
-            form = None if isinstance(weight, PackedTensor) else _linear(module)
-            if form is not None:
-                packed.add(path)
-                self.packer.single(module, form, path)
-                if isinstance(module._parameters["weight"], PackedTensor):
-                    self._note(f"{calls.path}.{path}", True, f"{type(module).__name__} packed")
-        self.packer.cast_rest(calls.module, packed, set())
-
-    def _norm_forward(self, layer: nn.Module, path: str) -> None:
-        module = layer.get_submodule(path)
-        plan = norm_of(layer, path)
-        if plan is not None and "forward" not in module.__dict__:
-            forward = NormForward(module, plan.build(layer))
-            self.record.changes.append(ForwardSet(module, forward))
+        for path, detail in improve_parts(calls.module, self.packer):
+            self._note(f"{calls.path}.{path}", True, detail)
 
     def rest(self, head_config: WeightConfig | None) -> None:
         """The output head, and the dtype of all that is neither in it nor in a layer."""
         head = output_head(self.model)
         paths = {module: path for path, module in self.model.named_modules()}
         if head is not None and isinstance(head._parameters.get("weight"), nn.Parameter):
-            form = _linear(head)
+            form = stored_transposed(head)
             if form is not None and not isinstance(head._parameters["weight"], PackedTensor):
                 self.packer.config = head_config
                 self.packer.head(head, form, self.model)
@@ -315,19 +293,6 @@ def _freeze(model: nn.Module, record: Record) -> None:
             module._parameters[name] = made[parameter]
 
 
-def _linear(module: nn.Module) -> bool | None:
-    """Whether a linear layer's weight is stored transposed; None where it is no linear layer."""
-    weight = module._parameters.get("weight")
-    if weight is None or weight.dim() != 2:
-        return None
-    if isinstance(module, nn.Linear):
-        return False
-    if isinstance(module, nn.Embedding):
-        return None
-    form = linear_of_module(checking.wide_copy(module))
-    return None if form is None else form.transposed
-
-
 def _weight_config(
     weights: str | WeightConfig | None, group_size: int | None, activation: str | None
 ) -> WeightConfig | None:
@@ -353,11 +318,20 @@ def _weight_config(
     return Int8DynamicActivationInt4Weight(group_size)
 
 
-def _name(config: WeightConfig | None, dtype: torch.dtype) -> str:
-    if config is None:
-        return str(dtype).removeprefix("torch.")
-    group = "" if config.group_size is None else f" in groups of {config.group_size}"
-    return config.format + group + (", int8 activations" if config.activation else "")
+def _formats(parameters: list[nn.Parameter], dtype: torch.dtype) -> str:
+    """How most of some weights are stored."""
+    sizes: dict[str, int] = {}
+    for parameter in parameters:
+        stored: Any = parameter
+        while isinstance(stored, (RowsWeight, StackedWeight, ReorderedPanelWeight)):
+            stored = stored.packed[0] if isinstance(stored, StackedWeight) else stored.packed
+        name = str(dtype).removeprefix("torch.")
+        if isinstance(stored, PanelWeight) and stored.format != "bf16":
+            group = f" in groups of {stored.group_size}" if stored.group_size else ""
+            rounded = ", int8 activations" if stored.activation else ""
+            name = stored.format + group + rounded
+        sizes[name] = sizes.get(name, 0) + parameter.numel()
+    return max(sizes, key=lambda name: sizes[name], default="")
 
 
 def _cache_dtype(kv_cache: str | None, dtype: torch.dtype) -> torch.dtype:
@@ -414,7 +388,7 @@ def _check_shapes(layers: list[LayerCalls], config: WeightConfig | None) -> None
     if config is None or config.group_size is None:
         return
     for name, parameter in _matrices(layers):
-        if name.removesuffix(".weight").rpartition(".")[2] in _ROUTERS:
+        if name.removesuffix(".weight").rpartition(".")[2] in ROUTERS:
             continue
         depth = parameter.shape[-1]
         if depth % config.group_size:

@@ -43,7 +43,7 @@ class LanguageModelReport(Report):
             lines.append(
                 f"  checked in float32 against the layers' own answers: largest difference "
                 f"{self.difference:.1e} of the largest value (allowed {self.allowed:.1e}); "
-                f"packed: {self.packed_difference:.1e} of the size"
+                f"with packed weights {self.packed_difference:.1e} of the answer's size"
             )
         lines += ["done", *(table(self.done) or ["  nothing"])]
         if self.left:

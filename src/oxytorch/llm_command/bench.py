@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         if path is not None:
             print(f"wrote {path}")
     records = [record for entry in result["results"] for record in entry["peers"]]
-    return 1 if any(record["status"] == "failed" for record in records) else 0
+    return 1 if any(record["status"] in ("failed", "wrong") for record in records) else 0
 
 
 def _settings(arguments: argparse.Namespace) -> Any:

@@ -60,30 +60,54 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
-    """The folder's causal language model in evaluation mode, weights in `dtype`.
+    """The folder's causal language model in evaluation mode, weights in `dtype` or as quantized.
 
     Raises ValueError for a folder that is not a model, or whose weights do not fit its config.
     """
-    read_config(folder)
+    config = read_config(folder)
+    if is_quantized(folder, config):
+        from ..quantization import load_quantized
+
+        return load_quantized(folder, dtype=dtype).eval()
     from transformers import AutoModelForCausalLM
 
-    loading: Any = AutoModelForCausalLM.from_pretrained
-    loaded, report = loading(
-        str(folder),
-        dtype=dtype,
-        use_safetensors=True,
-        local_files_only=True,
-        output_loading_info=True,
-    )
-    for kind, consequence in (
-        ("missing_keys", "they would be random"),
-        ("mismatched_keys", "their shapes differ from the model's"),
-    ):
-        names = sorted(str(key) for key in report.get(kind) or ())
-        if names:
-            raise ValueError(
-                f"{folder}: {kind.split('_')[0]} weights {', '.join(names[:3])}"
-                f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}: {consequence}"
-            )
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        loaded, report = load(
+            str(folder),
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers raises many kinds for files that are no good
+        line = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise ValueError(
+            f"{folder} cannot be loaded by transformers: {type(error).__name__}: {line}"
+        ) from error
+    _check_report(folder, report)
     model: nn.Module = loaded.eval()
     return model
+
+
+def is_quantized(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether a folder was written by `save_quantized` or holds GPTQ, AWQ and the like."""
+    names = ("oxytorch.json", "quantize_config.json", "quant_config.json")
+    return "quantization_config" in config or any((folder / name).is_file() for name in names)
+
+
+def _check_report(folder: Path, report: dict[str, Any]) -> None:
+    """Raises ValueError for weights that transformers would have left random."""
+    for kind, consequence in (
+        ("missing_keys", "they would be random"),
+        ("mismatched_keys", "their shapes are not those that config.json says"),
+    ):
+        found = report.get(kind) or ()
+        names = sorted(key if isinstance(key, str) else str(key[0]) for key in found)
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ValueError(
+                f"{folder}: {kind.split('_')[0]} weights {', '.join(names[:3])}{more}: "
+                f"{consequence}"
+            )

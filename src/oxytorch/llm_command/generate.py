@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..llm.generation import generate
+from ..llm.sampling import Sampler
 from .folder import load_tokenizer, read_config
-from .options import PRECISIONS, Precision, add_model_options, positive, precision
+from .model import PreparedModel
+from .options import PRECISIONS, add_model_options, positive, precision
 
 DESCRIPTION = """\
 Write text after a prompt with a model from a local folder. The text goes to standard output as it
@@ -52,9 +55,9 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--weights",
         type=precision,
-        default=PRECISIONS["bf16"],
         metavar="PRECISION",
-        help=f"{', '.join(PRECISIONS)}; after the dash that of activations (default: bf16)",
+        help=f"{', '.join(PRECISIONS)}; after the dash that of activations (default: as the folder "
+        "has them, bf16 where they are plain)",
     )
     add_model_options(parser)
     parser.add_argument(
@@ -173,10 +176,11 @@ def run(arguments: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(arguments.folder)
     ids = prompt_tokens(tokenizer, text, arguments.chat)
 
-    from .model import PreparedModel
-
+    # Mistakes are told before a model is loaded, which takes long.
+    Sampler(arguments.temperature, arguments.top_k, arguments.top_p, arguments.repetition_penalty)
+    wanted = arguments.weights or PRECISIONS["bf16"]
     prepared = PreparedModel.from_folder(
-        arguments.folder, arguments.weights, arguments.kv_cache, arguments.group_size, _tell
+        arguments.folder, wanted, arguments.kv_cache, arguments.group_size, _tell
     )
     times = [time.perf_counter()]
     new: list[int] = []
@@ -187,9 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
         new.append(int(column[0]))
         printer.put(new[-1:])
 
-    from .. import llm
-
-    llm.generate(
+    generate(
         prepared.model,
         ids,
         max_new_tokens=arguments.tokens,
@@ -206,7 +208,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     printer.end()
     _write("\n")
-    speed = measured_speed(arguments.weights, prepared, ids.shape[1], times)
+    speed = measured_speed(prepared, ids.shape[1], times)
     for line in speed.lines():
         _tell(line)
     if arguments.json is not None:
@@ -214,7 +216,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measured_speed(weights: Precision, prepared: Any, prompt: int, times: Sequence[float]) -> Speed:
+def measured_speed(prepared: PreparedModel, prompt: int, times: Sequence[float]) -> Speed:
     """The speed from the moments of the call and of each new token."""
     from ..benchmark.read_limit import read_limit
 
@@ -228,7 +230,7 @@ def measured_speed(weights: Precision, prepared: Any, prompt: int, times: Sequen
         if token < 0.2 * statistics.fmean(gaps):
             token = statistics.fmean(gaps)
     return Speed(
-        precision=weights.name,
+        precision=prepared.precision,
         prompt_tokens=prompt,
         new_tokens=len(times) - 1,
         load_seconds=prepared.load_seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import llm
 from ..ops._panels import PanelWeight
-from .folder import load_model
+from .folder import is_quantized, load_model, read_config
 from .options import Precision
 
 Tell = Callable[[str], object]
@@ -20,9 +21,13 @@ Tell = Callable[[str], object]
 
 @dataclass
 class PreparedModel:
-    """A model that `oxytorch.llm.optimize` made, and the seconds that this took."""
+    """A model that `oxytorch.llm.optimize` made, and the seconds that this took.
+
+    precision: what its weights are called.
+    """
 
     model: nn.Module
+    precision: str
     load_seconds: float
     optimize_seconds: float
 
@@ -40,9 +45,11 @@ class PreparedModel:
         tell(f"loading {folder.name}")
         model = load_model(folder)
         loaded = time.perf_counter() - begin
-        tell(f"packing weights as {precision.name}")
+        tell("packing weights")
         result = cls.from_model(model, precision, kv_cache, group_size)
         result.load_seconds = loaded
+        if is_quantized(folder, read_config(folder)):
+            result.precision = _most_common_format(result.model)
         return result
 
     @classmethod
@@ -64,11 +71,19 @@ class PreparedModel:
             activation=precision.activation,
             inplace=True,
         )
-        return cls(made, 0.0, time.perf_counter() - begin)
+        return cls(made, precision.name, 0.0, time.perf_counter() - begin)
 
     def token_reads(self) -> list[int]:
         """Bytes of the weights that one token reads, for each stretch of memory they lie in."""
         return token_reads(self.model)
+
+
+def _most_common_format(model: nn.Module) -> str:
+    sizes: Counter[str] = Counter()
+    for parameter in model.parameters():
+        if isinstance(parameter, PanelWeight):
+            sizes[parameter.format] += parameter.nbytes_packed()
+    return sizes.most_common(1)[0][0] if sizes else "plain"
 
 
 def token_reads(model: nn.Module) -> list[int]:

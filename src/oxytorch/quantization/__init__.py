@@ -1,6 +1,6 @@
 """Weights of 4 and 8 bits: `quantize_`, and models on disk.
 
-    report = oxytorch.quantize_(model, oxytorch.quantization.Int4Weight(group_size=128))
+report = oxytorch.quantize_(model, oxytorch.quantization.Int4Weight(group_size=128))
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _language_model(directory: Path, dtype: torch.dtype | None) -> nn.Module:
         ) from error
     values.pop("quantization_config", None)
     kind = values.get("model_type")
-    if kind not in transformers.CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
             f"{directory / 'config.json'}: expected a model_type that transformers "
             f"{transformers.__version__} knows, got {kind!r}"
@@ -106,7 +106,7 @@ def _language_model(directory: Path, dtype: torch.dtype | None) -> nn.Module:
 
 
 def _class_of(transformers: Any, config: dict[str, Any]) -> Any:
-    """The class that a configuration names, of transformers itself: no code of a checkpoint runs."""
+    """The class of transformers that a configuration names: no code of a checkpoint is run."""
     names = config.get("architectures") or []
     for name in names:
         found = getattr(transformers, str(name), None)

@@ -1,4 +1,4 @@
-"""What `quantize_` makes of a weight: its format, its groups, and how activations are multiplied."""
+"""What `quantize_` makes of weights: format, groups, and how activations are multiplied."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ class Int4Weight(WeightConfig):
 
 @dataclass(frozen=True)
 class NF4Weight(WeightConfig):
-    """Weights of 4 bits at quantiles of the normal distribution (QLoRA), activations as they are."""
+    """Weights of 4 bits at quantiles of the normal distribution, activations as they are.
+
+    Source: Dettmers et al., QLoRA, 2023.
+    """
 
     group_size: int | None = 64
 

@@ -47,8 +47,8 @@ def quantize_(
 
     Layers are quantized one after the other and their plain weights dropped, so that memory never
     needs more than the model and one layer. What is needed is computed first, and shapes and values
-    are looked at first: TypeError, ValueError or MemoryError leave the model as it was. An interrupt
-    leaves it with some layers quantized.
+    are looked at first: TypeError, ValueError or MemoryError leave the model as it was. An
+    interrupt leaves it with some layers quantized.
 
     state_dict() has the same keys with plain (rounded) values, and load_state_dict() quantizes
     again. `oxytorch.undo(model)` makes all weights plain; they keep their rounded values. Calling

@@ -7,7 +7,10 @@ share its memory. Version 1 of `oxytorch.json`:
     model              the class of the model
     transformers       whether config.json describes the model to transformers
     weights            for each packed weight: format, shape, group_size, dtype, activation, gated,
-                       transposed; its tensors are <name>.panels and so on
+                       transposed; its tensors are <name>.panels and so on. Of a part of a joined
+                       weight: joined (its name in the next table), begin, end, transposed
+    joined             weights that are made of others (query, key and value), so that they lie
+                       side by side
     shared             names of tensors that are the same as another
     sha256             of each tensor's bytes
 """
@@ -16,8 +19,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +31,12 @@ from torch import Tensor, nn
 
 from ..core.packed import PackedTensor
 from ..ops._panels import PanelWeight
-from ..optimize.record import record_of
 from .building import empty_model, read_json
 from .errors import CheckpointError
 from .filling import Filling, cast, check_slot, slots
-from .tensor_file import TensorFile, TensorFiles, bytes_of, write
+from .joining import joined_groups
+from .memory import check_available
+from .tensor_file import Source, TensorFile, TensorFiles, bytes_of, write
 from .weights import ReorderedPanelWeight
 
 FORMAT = "oxytorch.quantized"
@@ -38,7 +44,7 @@ VERSION = 1
 DESCRIPTION = "oxytorch.json"
 TENSORS = "oxytorch.safetensors"
 
-_PARTS = ("panels", "channel_scales", "group_scales", "zero_points", "order")
+_PARTS = ("panels", "channel_scales", "group_scales", "zero_points")
 
 
 def save_quantized(model: nn.Module, directory: str | Path) -> None:
@@ -46,22 +52,18 @@ def save_quantized(model: nn.Module, directory: str | Path) -> None:
 
     directory: made if it is not there; files of an earlier save are replaced. A model of
     transformers is written with its configuration, so that `load_quantized(directory)` needs
-    nothing else. Raises ValueError for an optimized model: undo the optimization, save, and
-    optimize again after loading.
+    nothing else. Of an optimized model the weights are written and not what was optimized: optimize
+    again after loading. Weights that were joined (`oxytorch.llm.optimize`) are written joined, so
+    that joining them again copies nothing. All tensors have to be on the CPU.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"save_quantized: expected model to be a torch.nn.Module, got a {type(model).__name__}"
         )
-    if record_of(model) is not None:
-        raise ValueError(
-            "save_quantized: expected a model that is quantized and not optimized, got an "
-            "optimized one; call oxytorch.undo(model), save, and optimize again"
-        )
-    tensors: dict[str, Tensor] = {}
-    weights: dict[str, Any] = {}
+    sources: dict[str, Source] = {}
     shared: dict[str, str] = {}
     first: dict[int, str] = {}
+    packed: dict[str, PanelWeight | ReorderedPanelWeight] = {}
     for name, tensor in slots(model).items():
         if tensor.device.type != "cpu":
             raise ValueError(
@@ -72,13 +74,15 @@ def save_quantized(model: nn.Module, directory: str | Path) -> None:
             continue
         first[id(tensor)] = name
         if isinstance(tensor, (PanelWeight, ReorderedPanelWeight)):
-            weights[name], parts = _described(tensor)
-            tensors |= {f"{name}.{part}": value for part, value in parts.items()}
+            packed[name] = tensor
+        elif isinstance(tensor, PackedTensor):
+            sources[name] = Source(tensor.dtype, tuple(tensor.shape), tensor.dense)
         else:
-            tensors[name] = tensor.dense() if isinstance(tensor, PackedTensor) else tensor.detach()
+            sources[name] = Source.of(tensor.detach())
+    weights, joined = _describe(packed, sources)
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
-    hashes = write(target / TENSORS, tensors, {"format": "pt"})
+    hashes = write(target / TENSORS, sources, {"format": "pt"})
     described = _save_configuration(model, target)
     description = {
         "format": FORMAT,
@@ -86,28 +90,66 @@ def save_quantized(model: nn.Module, directory: str | Path) -> None:
         "model": type(model).__name__,
         "transformers": described,
         "weights": weights,
+        "joined": joined,
         "shared": shared,
         "sha256": hashes,
     }
     (target / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
 
-def _described(weight: PanelWeight | ReorderedPanelWeight) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what `oxytorch.json` says of a packed weight, and its tensors."""
-    inner = weight.packed if isinstance(weight, ReorderedPanelWeight) else weight
-    parts = inner.tensors()
-    if isinstance(weight, ReorderedPanelWeight) and weight.order is not None:
-        parts["order"] = weight.order
-    entry = {
-        "format": inner.format,
-        "shape": list(inner.shape),
-        "group_size": inner.group_size,
-        "dtype": str(inner.dtype).removeprefix("torch."),
-        "activation": inner.activation,
-        "gated": inner.is_gated,
-        "transposed": isinstance(weight, ReorderedPanelWeight) and weight.transposed,
+def _describe(
+    packed: dict[str, PanelWeight | ReorderedPanelWeight], sources: dict[str, Source]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the tables `weights` and `joined`; add their tensors to `sources`."""
+    weights: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
+    inner = {
+        name: weight.packed if isinstance(weight, ReorderedPanelWeight) else weight
+        for name, weight in packed.items()
     }
-    return entry, parts
+    names = {id(weight): name for name, weight in inner.items()}
+    places: dict[str, dict[str, Any]] = {}
+    for whole, parts in joined_groups(inner.values()):
+        key = f"{names[id(parts[0])]}+{len(parts) - 1}"
+        joined[key] = _entry(whole)
+        _add_sources(sources, key, whole)
+        begin = 0
+        for part in parts:
+            end = begin + part.shape[0]
+            places[names[id(part)]] = {"joined": key, "begin": begin, "end": end}
+            begin = end
+    for name, weight in packed.items():
+        is_reordered = isinstance(weight, ReorderedPanelWeight)
+        weights[name] = places.get(name) or _entry(inner[name])
+        weights[name]["transposed"] = is_reordered and weight.transposed  # type: ignore[union-attr]
+        if name not in places:
+            _add_sources(sources, name, inner[name])
+        if isinstance(weight, ReorderedPanelWeight) and weight.order is not None:
+            sources[f"{name}.order"] = Source.of(weight.order)
+    return weights, joined
+
+
+def _entry(weight: PanelWeight) -> dict[str, Any]:
+    """What `oxytorch.json` says of a packed weight."""
+    return {
+        "format": weight.format,
+        "shape": list(weight.shape),
+        "group_size": weight.group_size,
+        "dtype": str(weight.dtype).removeprefix("torch."),
+        "activation": weight.activation,
+        "gated": weight.is_gated,
+    }
+
+
+def _add_sources(sources: dict[str, Source], name: str, weight: PanelWeight) -> None:
+    """Add the tensors of a packed weight; parts of another are copied when they are written."""
+    for part, tensor in weight.tensors().items():
+        make = partial(_tensor_of, weight, part)
+        sources[f"{name}.{part}"] = Source(tensor.dtype, tuple(tensor.shape), make)
+
+
+def _tensor_of(weight: PanelWeight, part: str) -> Tensor:
+    return weight.tensors()[part]
 
 
 def _save_configuration(model: nn.Module, directory: Path) -> bool:
@@ -132,6 +174,7 @@ def load_stored(
     directory: Path,
     model: nn.Module | Callable[[], nn.Module] | None,
     dtype: torch.dtype | None,
+    shared: bool,
     verify: bool,
 ) -> nn.Module:
     """Load what `save_quantized` wrote; see `load_quantized`."""
@@ -144,13 +187,13 @@ def load_stored(
     files = TensorFiles([TensorFile(directory / TENSORS)])
     filling = Filling(empty_model(directory, model, dtype), str(directory / TENSORS))
     wanted = slots(filling.model)
-    used: set[str] = set()
+    if not shared:
+        check_available("load_quantized", files.nbytes(), f"the weights of {directory}")
+    reader = _Reader(directory, files, description["joined"], dtype, shared)
     for name, entry in description["weights"].items():
-        parts = {part: f"{name}.{part}" for part in _PARTS if f"{name}.{part}" in files}
-        used.update(parts.values())
-        tensors = {part: files[key] for part, key in parts.items()}
-        filling.packed[name] = _weight(name, entry, tensors, directory, dtype)
+        filling.packed[name] = reader.weight(name, entry)
         check_slot(filling.source, name, filling.packed[name], wanted)
+    used = reader.used
     for name in files:
         if name not in used:
             filling.plain[name] = files[name] if dtype is None else cast(files[name], dtype)
@@ -160,7 +203,7 @@ def load_stored(
     if verify:
         _verify(files, description["sha256"])
     filling.check_finite()
-    filling.put(", ".join(sorted({entry["format"] for entry in description["weights"].values()})))
+    filling.put(", ".join(sorted(reader.formats)))
     return filling.model
 
 
@@ -172,7 +215,8 @@ def _description(directory: Path) -> dict[str, Any]:
             f"{path}: expected format {FORMAT!r} of version {VERSION}, got {found.get('format')!r} "
             f"of version {found.get('version')!r}; a newer oxytorch may read it"
         )
-    kinds = {"model": str, "transformers": bool, "weights": dict, "shared": dict, "sha256": dict}
+    tables = ("weights", "joined", "shared", "sha256")
+    kinds = {"model": str, "transformers": bool, **dict.fromkeys(tables, dict)}
     for key, kind in kinds.items():
         if not isinstance(found.get(key), kind):
             raise CheckpointError(
@@ -181,45 +225,83 @@ def _description(directory: Path) -> dict[str, Any]:
     return found
 
 
-def _weight(
-    name: str,
-    entry: Any,
-    tensors: dict[str, Tensor],
-    directory: Path,
-    dtype: torch.dtype | None,
-) -> PackedTensor:
-    """Return a packed weight over the file's memory."""
-    source = directory / DESCRIPTION
-    try:
-        order = tensors.pop("order", None)
-        own = getattr(torch, entry["dtype"])
-        if own not in (torch.float32, torch.bfloat16, torch.float16):
-            raise ValueError(f"expected a floating dtype, got {own}")
-        packed = PanelWeight.from_tensors(
-            tensors,
-            format=entry["format"],
-            shape=tuple(entry["shape"]),
-            group_size=entry["group_size"],
-            dtype=dtype or own,
-            gated=entry["gated"],
-        )
-        if entry["activation"] not in (None, "int8"):
-            raise ValueError(f"expected activation None or 'int8', got {entry['activation']!r}")
-        packed.activation = entry["activation"]
-        _check_order(order, packed.shape[1])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"{source}: expected weight {name!r} to fit its tensors in {TENSORS}, got "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    for part in ("channel_scales", "group_scales"):
-        scales = tensors.get(part)
-        if scales is not None and not bool(scales.isfinite().all()):
-            raise CheckpointError(
-                f"{directory / TENSORS}: expected finite values in tensor '{name}.{part}', got NaN "
-                "or infinity"
+class _Reader:
+    """Makes packed weights over a file's memory.
+
+    used: names of the tensors that belong to them. formats: those that were met.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        files: TensorFiles,
+        joined: dict[str, Any],
+        dtype: torch.dtype | None,
+        shared: bool,
+    ) -> None:
+        self.source = directory / DESCRIPTION
+        self.files = files
+        self.dtype = dtype
+        self.shared = shared
+        self.used: set[str] = set()
+        self.formats: set[str] = set()
+        self._wholes = {key: self._panels(key, entry) for key, entry in joined.items()}
+
+    def weight(self, name: str, entry: Any) -> PackedTensor:
+        """Return the weight that an entry of `weights` describes."""
+        with self._named(name):
+            if "joined" in entry:
+                panels = self._wholes[entry["joined"]].part(entry["begin"], entry["end"])
+            else:
+                panels = self._panels(name, entry)
+            order = self._take(name, ("order",)).get("order")
+            _check_order(order, panels.shape[1])
+            return ReorderedPanelWeight.around(panels, bool(entry["transposed"]), order)
+
+    def _panels(self, name: str, entry: Any) -> PanelWeight:
+        with self._named(name):
+            own = getattr(torch, entry["dtype"])
+            if own not in (torch.float32, torch.bfloat16, torch.float16):
+                raise ValueError(f"expected a floating dtype, got {own}")
+            if entry["activation"] not in (None, "int8"):
+                raise ValueError(f"expected activation None or int8, got {entry['activation']!r}")
+            tensors = self._take(name, _PARTS)
+            panels = PanelWeight.from_tensors(
+                tensors,
+                format=entry["format"],
+                shape=tuple(entry["shape"]),
+                group_size=entry["group_size"],
+                dtype=self.dtype or own,
+                gated=entry["gated"],
             )
-    return ReorderedPanelWeight.around(packed, bool(entry["transposed"]), order)
+        for part in ("channel_scales", "group_scales"):
+            scales = tensors.get(part)
+            if scales is not None and not bool(scales.isfinite().all()):
+                raise CheckpointError(
+                    f"{self.files.path(f'{name}.{part}')}: expected finite values in tensor "
+                    f"'{name}.{part}', got NaN or infinity"
+                )
+        panels.activation = entry["activation"]
+        self.formats.add(panels.format)
+        return panels if self.shared else panels.copy()
+
+    def _take(self, name: str, parts: tuple[str, ...]) -> dict[str, Tensor]:
+        found = {part: f"{name}.{part}" for part in parts if f"{name}.{part}" in self.files}
+        self.used.update(found.values())
+        return {part: self.files[key] for part, key in found.items()}
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Errors about an entry name the weight."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{self.source}: expected weight {name!r} to fit its tensors in {TENSORS}, got "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def _check_order(order: Tensor | None, columns: int) -> None:

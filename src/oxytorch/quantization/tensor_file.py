@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,25 +66,21 @@ class TensorFile:
             raise CheckpointError(f"{path}: expected a file, found none")
         size = path.stat().st_size
         self.places, self.metadata = _read_header(path, size)
-        self._storage = (
-            torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size) if size else None
-        )
+        self._bytes = _mapped(path, size)
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name, over the file's memory."""
         place = self.places[name]
-        item = place.dtype.itemsize
-        if place.end == place.begin:
-            return torch.empty(place.shape, dtype=place.dtype)
-        assert self._storage is not None
-        if place.begin % item == 0:
-            flat = torch.empty(0, dtype=place.dtype)
-            flat.set_(self._storage, place.begin // item, place.shape)
-            return flat
-        # Other writers may leave a tensor at an address that its dtype cannot be read at.
-        raw = torch.empty(0, dtype=torch.uint8)
-        raw.set_(self._storage, place.begin, (place.end - place.begin,))
-        return raw.clone().view(place.dtype).reshape(place.shape)
+        raw = self._bytes[place.begin : place.end]
+        if place.begin % place.dtype.itemsize:
+            # Other writers may leave a tensor at an address that its dtype cannot be read at.
+            raw = raw.clone()
+        return raw.view(place.dtype).reshape(place.shape)
+
+
+def _mapped(path: Path, size: int) -> Tensor:
+    """The bytes of a file, uint8 [size], shared with other processes until they are written."""
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
 def _read_header(path: Path, size: int) -> tuple[dict[str, Place], dict[str, str]]:
@@ -136,13 +132,15 @@ def _place(path: Path, name: str, entry: Any, data: int, size: int) -> Place:
             and (count is None or len(values) == count)
         )
 
-    fields = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype: Any = fields.get("dtype")
+    shape: Any = fields.get("shape")
+    offsets: Any = fields.get("data_offsets")
     if not whole(shape, None) or not whole(offsets, 2):
         raise CheckpointError(
             f"{path}: expected a shape and two offsets of tensor {name!r}, got {str(entry)[:200]}"
         )
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(
             f"{path}: expected tensor {name!r} to have a dtype of {', '.join(DTYPES)}, got {dtype}"
         )
@@ -155,36 +153,50 @@ def _place(path: Path, name: str, entry: Any, data: int, size: int) -> Place:
         )
     if end > size:
         raise CheckpointError(
-            f"{path}: expected tensor {name!r} to end at byte {end}, but the file has {size} bytes; "
+            f"{path}: expected tensor {name!r} to end at byte {end}, got a file of {size} bytes: "
             "it is truncated"
         )
     return Place(DTYPES[dtype], tuple(shape), begin, end)
 
 
+@dataclass(frozen=True)
+class Source:
+    """A tensor to be written, which is made when its turn has come."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Source:
+        """A tensor that is there already."""
+        return cls(tensor.dtype, tuple(tensor.shape), lambda: tensor)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 def write(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    path: Path, sources: Mapping[str, Source], metadata: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Write a file in the safetensors format; return the sha256 of each tensor's bytes.
 
-    tensors: on the CPU; those whose bytes are a multiple of `ALIGNMENT` come first, so that they
-    begin at one. An existing file is replaced at the end, not written to: who has mapped it keeps
-    the old one.
+    sources: tensors on the CPU; those whose bytes are a multiple of `ALIGNMENT` come first, so that
+    they begin at one. An existing file is replaced at the end, not written to: who has mapped it
+    keeps the old one.
     """
-    ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % ALIGNMENT != 0)
-    # What follows has to stay readable at its dtype's address.
-    rest = sum(1 for _, tensor in ordered if tensor.nbytes % ALIGNMENT == 0)
-    ordered[rest:] = sorted(ordered[rest:], key=lambda item: -item[1].dtype.itemsize)
-    header: dict[str, Any] = {}
-    if metadata:
-        header["__metadata__"] = dict(metadata)
+    ordered = sorted(sources.items(), key=_rank)
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
-    for name, tensor in ordered:
+    for name, source in ordered:
         header[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.nbytes],
+            "dtype": _NAMES[source.dtype],
+            "shape": list(source.shape),
+            "data_offsets": [offset, offset + source.nbytes],
         }
-        offset += tensor.nbytes
+        offset += source.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
     hashes = {}
@@ -192,8 +204,8 @@ def write(
     try:
         with temporary.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
-            for name, tensor in ordered:
-                flat = tensor.detach().contiguous()
+            for name, source in ordered:
+                flat = source.make().detach().contiguous()
                 content = bytes_of(flat)
                 hashes[name] = hashlib.sha256(content).hexdigest()
                 file.write(content)
@@ -201,6 +213,12 @@ def write(
     finally:
         temporary.unlink(missing_ok=True)
     return hashes
+
+
+def _rank(item: tuple[str, Source]) -> int:
+    """Aligned tensors first, then wider elements before narrower: each can be read in place."""
+    source = item[1]
+    return 0 if source.nbytes % ALIGNMENT == 0 else 16 - source.dtype.itemsize
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -36,10 +36,10 @@ inline constexpr int kChains = rows * kParts * 4 <= kRegisterSums   ? 4
 struct Block {
   const std::uint8_t* panel;
   std::int64_t length;
-  std::int64_t begin;  // of in_features
-  std::int64_t index;
-  std::int64_t row;                 // the first
-  const std::uint8_t* zero_points;  // of 16 outputs; null: the middle
+  std::int64_t begin = 0;  // of in_features
+  std::int64_t index = 0;
+  std::int64_t row;                           // the first
+  const std::uint8_t* zero_points = nullptr;  // of 16 outputs; null: the middle
 };
 
 template <class Stored>
@@ -72,32 +72,28 @@ template <class Way, class Stored, int rows>
 static void multiply_panel(const FewRowsArgs& args, std::int64_t panel, std::int64_t first_row,
                            float* sums) {
   const PanelsArgs& weight = args.weight;
-  const std::int64_t bytes = panel_bytes(weight.format, args.depth);
-  const std::uint8_t* begin = weight.panels + panel * bytes;
+  const std::uint8_t* begin = weight.panels + panel * panel_bytes(weight.format, args.depth);
   const std::int64_t end = weight.group_scales ? args.in_features : args.depth;
-  const std::int64_t length = block_length<Way>(args);
   const std::int64_t in_group = group_length(args);
+  const std::int64_t length = block_length<Way>(args);
   f32v totals[rows][kParts] = {};
-  std::int64_t index = 0;
-  for (std::int64_t k = 0; k < end; k += length, ++index) {
-    const std::int64_t group = panel * weight.groups + k / in_group;
-    const Block block{
-        .panel = begin + k / Stored::kNumbers * 64,
-        .length = end - k < length ? end - k : length,
-        .begin = k,
-        .index = index,
-        .row = first_row,
-        .zero_points = weight.zero_points ? weight.zero_points + group * kPanelOutputs : nullptr,
-    };
-    f32v products[rows][kParts];
-    Way::template multiply<Stored, rows>(args, block, products);
-    for (int part = 0; part < kParts; ++part) {
-      if (!weight.group_scales) {
-        for (int r = 0; r < rows; ++r) totals[r][part] += products[r][part];
-        continue;
+  Block block{.panel = begin, .length = length, .row = first_row};
+  for (std::int64_t group = panel * weight.groups; block.begin < end; ++group) {
+    const std::int64_t group_end = block.begin + in_group;
+    const std::uint8_t* zero_points = weight.zero_points;
+    if (zero_points) block.zero_points = zero_points + group * kPanelOutputs;
+    for (; block.begin < group_end; block.begin += length, ++block.index) {
+      if (block.begin + length > end) block.length = end - block.begin;
+      f32v products[rows][kParts];
+      Way::template multiply<Stored, rows>(args, block, products);
+      for (int part = 0; part < kParts; ++part) {
+        f32v scale = splat(1.0f);
+        if (weight.group_scales) {
+          scale = load(weight.group_scales + group * kPanelOutputs + part * kLanes);
+        }
+        for (int r = 0; r < rows; ++r) totals[r][part] += products[r][part] * scale;
       }
-      const f32v scale = load(weight.group_scales + group * kPanelOutputs + part * kLanes);
-      for (int r = 0; r < rows; ++r) totals[r][part] += products[r][part] * scale;
+      block.panel += length * (kPanelRowBytes / Stored::kNumbers);
     }
   }
   for (int r = 0; r < rows; ++r) {
@@ -151,6 +147,13 @@ static void multiply_item(const FewRowsArgs& args, std::int64_t item, std::int64
 template <class Way, class Stored>
 static void multiply_items(const FewRowsArgs& args, std::int64_t begin, std::int64_t end) {
   alignas(64) float sums[2 * kChunkRows * kPanelOutputs];
+  const std::int64_t panels = is_gated(args.result.epilogue) ? 2 : 1;
+  const std::int64_t bytes = panels * panel_bytes(args.weight.format, args.depth);
+  const std::uint8_t* first = args.weight.panels + begin * bytes;
+  const std::int64_t all = (end - begin) * bytes;
+  for (std::int64_t at = 0; at < (all < kAhead ? all : kAhead); at += kPanelRowBytes) {
+    __builtin_prefetch(first + at);
+  }
   for (std::int64_t item = begin; item < end; ++item) {
     std::int64_t row = 0;
     while (row < args.rows) {

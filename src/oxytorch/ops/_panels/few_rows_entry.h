@@ -1,6 +1,8 @@
 // The call of the kernels for few rows.
 #pragma once
 
+#include <string_view>
+
 #include "core/check.h"
 #include "core/parallel.h"
 #include "ops/_panels/kernel.h"
@@ -15,6 +17,20 @@ inline std::uint8_t* staging_memory(std::int64_t bytes) {
   if (static_cast<std::int64_t>(memory.size()) < bytes + kLine) memory.resize(bytes + kLine);
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
   return memory.data() + (-address & (kLine - 1));
+}
+
+// The most rows for which these kernels are faster than those for many rows, as measured.
+inline std::int64_t few_rows_limit(PanelFormat format) {
+  switch (format) {
+    case PanelFormat::bf16:
+      return std::string_view(oxytorch_level_name(active_level())) == "amx" ? 4 : 8;
+    case PanelFormat::int8:
+    case PanelFormat::int4:
+      return 12;
+    case PanelFormat::nf4:
+      return 8;
+  }
+  return 0;
 }
 
 // result = epilogue(x weight^T + bias) for at most kFewRows rows of x, on torch's threads.
@@ -36,7 +52,7 @@ inline void multiply_few(const Rows& x, DType dtype, bool rounds_to_int8, const 
           {
               .values = memory,
               .scales = reinterpret_cast<float*>(memory + values),
-              .sums = memory + values + x.count * blocks * 4,
+              .sums = reinterpret_cast<std::int32_t*>(memory + values + x.count * blocks * 4),
               .blocks = blocks,
           },
       .weight = weight,

@@ -66,51 +66,36 @@ struct FloatWay {
   }
 };
 
-#if defined(__AVX512BF16__)
+// Processors that have AMX or FP16 too take several cycles for a product of pairs.
+#if defined(__AVX512BF16__) && !defined(__AVX512FP16__) && !defined(__AMX_TILE__)
+#define OXY_FAST_PAIRS 1
 
-// Codes of 4 bits as pairs of bfloat16: of each word of a row, once shifted, a table gives the
-// number of the lowest 4 bits. So 8 neighbours of in_features come in the order 0 2 4 6 1 3 5 7.
-// A table repeats itself, because it is asked with 5 bits; NF4 has a second one for what its
-// numbers lose in bfloat16.
-template <class Stored>
-struct PairTables;
+// NF4 as pairs of bfloat16: of each word of a row, once shifted, a table gives the number of the
+// lowest 4 bits. So 8 neighbours of in_features come in the order 0 2 4 6 1 3 5 7. The table is
+// there twice, because it is asked with 5 bits; `lost` is what bfloat16 loses of the numbers.
+struct PairTables {
+  __m512i main, lost;
 
-template <>
-struct PairTables<StoredNibbles> {
-  static constexpr bool kExact = true;
-  __m512i main, rest;
-  OXY_MEMBER PairTables() {
-    alignas(64) float values[16];
-    for (int i = 0; i < 16; ++i) values[i] = static_cast<float>(i - 8);
-    const __m256i half = reinterpret_cast<__m256i>(narrow(load(values), bf16{}));
-    main = _mm512_broadcast_i64x4(half);
-    rest = __m512i{};
-  }
-};
-
-template <>
-struct PairTables<StoredNormalFloats> {
-  static constexpr bool kExact = false;
-  __m512i main, rest;
   OXY_MEMBER PairTables() {
     const f32v values = load(kNormalFloats);
     const u16v half = narrow(values, bf16{});
-    const u16v lost = narrow(values - widen(half, bf16{}), bf16{});
+    const u16v rest = narrow(values - widen(half, bf16{}), bf16{});
     main = _mm512_broadcast_i64x4(reinterpret_cast<__m256i>(half));
-    rest = _mm512_broadcast_i64x4(reinterpret_cast<__m256i>(lost));
+    lost = _mm512_broadcast_i64x4(reinterpret_cast<__m256i>(rest));
+  }
+
+  OXY_INLINE u32v find(__m512i table, u32v row, int shift) {
+    const __m512i words = _mm512_srli_epi16(reinterpret_cast<__m512i>(row), shift);
+    return reinterpret_cast<u32v>(_mm512_permutexvar_epi16(words, table));
   }
 };
-
-OXY_INLINE u32v in_table(__m512i table, u32v row, int shift) {
-  const __m512i words = _mm512_srli_epi16(reinterpret_cast<__m512i>(row), shift);
-  return reinterpret_cast<u32v>(_mm512_permutexvar_epi16(words, table));
-}
 
 // bfloat16 x as it is, and the weight's numbers as bfloat16.
 struct PairWay {
   static constexpr std::int64_t kMostBlock = INT64_MAX;
   template <class Stored>
-  static constexpr bool kTakes = !__is_same(Stored, StoredBytes);
+  static constexpr bool kTakes =
+      __is_same(Stored, StoredHalves) || __is_same(Stored, StoredNormalFloats);
 
   OXY_INLINE std::uint32_t* row_of_pairs(const FewRowsArgs& args, std::int64_t row) {
     return static_cast<std::uint32_t*>(args.staged.values) + row * args.depth / 2;
@@ -127,20 +112,6 @@ struct PairWay {
       const __m512i values = _mm512_loadu_si512(to + i);
       _mm512_storeu_si512(to + i, _mm512_shuffle_epi8(values, orders));
     }
-    if (!args.weight.zero_points) return;
-    auto* sums = static_cast<float*>(args.staged.sums) + row * args.staged.blocks;
-    const std::int64_t length = block_length<PairWay>(args);
-    for (std::int64_t begin = 0; begin < args.in_features; begin += length) {
-      const std::int64_t left = args.in_features - begin;
-      f32v total{};
-      sweep(0, left < length ? left : length,
-            [&](std::int64_t i, auto count) { total += load(x + begin + i, count); });
-      *sums++ = sum(total);
-    }
-  }
-
-  OXY_INLINE f32v dot(f32v sum, std::uint32_t pair, u32v row) {
-    return HalfPair::multiply(sum, pair, row);
   }
 
   template <class Stored, int rows>
@@ -148,42 +119,32 @@ struct PairWay {
                            f32v (&products)[rows][kParts]) {
     f32v sums[4][rows] = {};
     const std::uint32_t* x = row_of_pairs(args, block.row) + block.begin / 2;
-    const std::int64_t stride = args.depth / 2;
     const std::uint8_t* row = block.panel;
+    const auto add = [&](int chain, u32v numbers) {
+      for (int r = 0; r < rows; ++r) {
+        sums[chain][r] = HalfPair::multiply(sums[chain][r], x[r * args.depth / 2 + chain], numbers);
+      }
+    };
     if constexpr (__is_same(Stored, StoredHalves)) {
-      for (std::int64_t k = 0; k < block.length / 2; k += 4) {
-        for (int i = 0; i < 4; ++i, row += 64) {
+      for (std::int64_t k = 0; k < block.length; k += 8, x += 4) {
+        for (int i = 0; i < 4; ++i, row += kPanelRowBytes) {
           ask_ahead(row);
-          const u32v words = load_words(row);
-          for (int r = 0; r < rows; ++r) sums[i][r] = dot(sums[i][r], x[r * stride + k + i], words);
+          add(i, load_words(row));
         }
       }
     } else {
-      const PairTables<Stored> tables;
-      for (std::int64_t k = 0; k < block.length / 2; k += 4, row += 64) {
+      const PairTables tables;
+      for (std::int64_t k = 0; k < block.length; k += 8, x += 4, row += kPanelRowBytes) {
         ask_ahead(row);
         const u32v words = load_words(row);
         for (int i = 0; i < 4; ++i) {
-          const u32v main = in_table(tables.main, words, 4 * i);
-          for (int r = 0; r < rows; ++r) sums[i][r] = dot(sums[i][r], x[r * stride + k + i], main);
-          if constexpr (!PairTables<Stored>::kExact) {
-            const u32v rest = in_table(tables.rest, words, 4 * i);
-            for (int r = 0; r < rows; ++r) {
-              sums[i][r] = dot(sums[i][r], x[r * stride + k + i], rest);
-            }
-          }
+          add(i, PairTables::find(tables.main, words, 4 * i));
+          add(i, PairTables::find(tables.lost, words, 4 * i));
         }
       }
     }
     for (int r = 0; r < rows; ++r) {
       products[r][0] = (sums[0][r] + sums[1][r]) + (sums[2][r] + sums[3][r]);
-    }
-    if (!block.zero_points) return;
-    const f32v shift =
-        __builtin_convertvector(zero_point_of(Stored{}, block, 0) - middle(Stored{}), f32v);
-    const auto* totals = static_cast<const float*>(args.staged.sums) + block.index;
-    for (int r = 0; r < rows; ++r) {
-      products[r][0] -= shift * totals[(block.row + r) * args.staged.blocks];
     }
   }
 };
@@ -221,7 +182,7 @@ struct DigitWay {
     constexpr float kLeast = 0x1p-100f;
     const StagedRows& staged = args.staged;
     float* scales = staged.scales + row * staged.blocks;
-    auto* sums = static_cast<std::int32_t*>(staged.sums) + row * staged.blocks;
+    auto* sums = staged.sums + row * staged.blocks;
     const std::int64_t length = block_length<DigitWay>(args);
     float top = narrow_numbers ? largest(x, args.in_features) : 0.0f;
     for (std::int64_t begin = 0; begin < args.in_features; begin += length) {
@@ -314,7 +275,6 @@ struct DigitWay {
       row += kHalves ? 64 : 128;
     }
     for (int part = 0; part < kParts; ++part) {
-      const i32v zero_point = zero_point_of(Stored{}, block, part);
       for (int r = 0; r < rows; ++r) {
         i32v digits[2] = {};
         for (int digit = 0; digit < kDigits; ++digit) {
@@ -322,7 +282,12 @@ struct DigitWay {
         }
         i32v whole = kBytes && kDigits == 2 ? (digits[0] << 7) + digits[1] : digits[0] + digits[1];
         const std::int64_t at = (block.row + r) * args.staged.blocks + block.index;
-        whole -= zero_point * static_cast<const std::int32_t*>(args.staged.sums)[at];
+        const std::int32_t sum = args.staged.sums[at];
+        if (block.zero_points) {
+          whole -= zero_point_of(Stored{}, block, part) * sum;
+        } else {
+          whole -= middle(Stored{}) * sum;
+        }
         products[r][part] = __builtin_convertvector(whole, f32v) * args.staged.scales[at];
       }
     }
@@ -334,16 +299,16 @@ struct DigitWay {
 // Calls body(way) with the way in which this level multiplies x and the weight of the call.
 template <class Body>
 OXY_INLINE void with_way(const FewRowsArgs& args, Body body) {
-  [[maybe_unused]] const PanelFormat format = args.weight.format;
-  [[maybe_unused]] const bool whole = format == PanelFormat::int8 || format == PanelFormat::int4;
 #if defined(__AVX2__)
-  if (whole && args.rounds_to_int8) return body(DigitWay<true>{});
+  const PanelFormat format = args.weight.format;
+  if (format == PanelFormat::int8 || format == PanelFormat::int4) {
+    if (args.rounds_to_int8) return body(DigitWay<true>{});
+    if (args.dtype == DType::bfloat16) return body(DigitWay<false>{});
+    return body(FloatWay{});
+  }
 #endif
-#if defined(__AVX512BF16__)
-  if (args.dtype == DType::bfloat16 && format != PanelFormat::int8) return body(PairWay{});
-#endif
-#if defined(__AVX2__)
-  if (args.dtype == DType::bfloat16 && whole) return body(DigitWay<false>{});
+#if defined(OXY_FAST_PAIRS)
+  if (args.dtype == DType::bfloat16) return body(PairWay{});
 #endif
   return body(FloatWay{});
 }

@@ -33,6 +33,7 @@ enum class PanelEpilogue : std::int32_t {
 constexpr bool is_gated(PanelEpilogue epilogue) { return epilogue >= PanelEpilogue::silu_mul; }
 
 inline constexpr std::int64_t kPanelOutputs = 16;
+inline constexpr std::int64_t kPanelRowBytes = 64;
 // in_features are padded to a multiple of this.
 inline constexpr std::int64_t kPanelDepth = 64;
 // in_features that are unpacked at once, and those whose rows of x lie side by side.

@@ -19,6 +19,10 @@ struct TileConfiguration {
   std::uint8_t rows[16] = {};
 };
 
+// The compiler does not know that tile instructions read memory: what was stored there has to be
+// there before.
+OXY_INLINE void finish_stores(const void* read) { __asm__ volatile("" : : "r"(read) : "memory"); }
+
 // Registers 0 to 3 have sums, 4 and 5 rows of x, 6 and 7 panels. `units` along in_features.
 OXY_INLINE void configure_tiles(std::int64_t units) {
   alignas(64) TileConfiguration configuration;
@@ -27,6 +31,7 @@ OXY_INLINE void configure_tiles(std::int64_t units) {
     configuration.row_bytes[i] = static_cast<std::uint16_t>(of_x ? units * 4 : 64);
     configuration.rows[i] = static_cast<std::uint8_t>(of_panels ? units : kTileHeight);
   }
+  finish_stores(&configuration);
   _tile_loadconfig(&configuration);
 }
 
@@ -80,14 +85,22 @@ OXY_INLINE void multiply_step(const std::uint8_t* rows, std::int64_t row_bytes,
   }
 }
 
-// Adds what the sum registers left in `from` to the rows' sums.
+// Sums of up to 32 rows and two panels that have left the registers. They are scaled and added
+// while the next ones are multiplied.
+struct WaitingSums {
+  alignas(64) std::uint8_t values[32 * 128];
+  Tile tile;
+  std::int64_t rows;
+  int panels = 0;
+};
+
 template <class Form>
-OXY_INLINE void add_sums(const Tile& tile, const std::uint8_t* from, std::int64_t rows,
-                         int panels) {
-  for (int p = 0; p < panels; ++p) {
+static void add_sums(WaitingSums& waiting) {
+  const Tile tile = waiting.tile;
+  for (int p = 0; p < waiting.panels; ++p) {
     const f32v scales = tile.scales ? load(tile.scales + p * kPanelOutputs) : splat(1.0f);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const u32v words = load_words(from + r * 128 + p * 64);
+    for (std::int64_t r = 0; r < waiting.rows; ++r) {
+      const u32v words = load_words(waiting.values + r * 128 + p * 64);
       f32v sum;
       if constexpr (kIsInteger<Form>) {
         const i32v whole =
@@ -100,12 +113,15 @@ OXY_INLINE void add_sums(const Tile& tile, const std::uint8_t* from, std::int64_
       store(to, load(to) + sum * scales);
     }
   }
+  waiting.panels = 0;
 }
 
 // Up to 32 rows times up to two panels.
 template <class Form, bool second_rows, bool second_panel>
-static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t step) {
+static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t step,
+                           WaitingSums& waiting) {
   const bool continues = !kIsInteger<Form> && !tile.scales;
+  finish_stores(tile.panels);
   if (continues) {
     load_sums<second_rows, second_panel>(tile.sums);
   } else {
@@ -119,18 +135,21 @@ static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t ste
     store_sums<second_rows, second_panel>(tile.sums, kItemOutputs * 4);
     return;
   }
-  alignas(64) std::uint8_t sums[32 * 128];
-  store_sums<second_rows, second_panel>(sums, 128);
-  add_sums<Form>(tile, sums, rows, second_panel ? 2 : 1);
+  add_sums<Form>(waiting);
+  store_sums<second_rows, second_panel>(waiting.values, 128);
+  waiting.tile = tile;
+  waiting.rows = rows;
+  waiting.panels = second_panel ? 2 : 1;
 }
 
 template <class Form, bool second_panel>
-static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step) {
+static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
+                               WaitingSums& waiting) {
   for (; rows > 0; rows -= 32) {
     if (rows > 16) {
-      multiply_tiles<Form, true, second_panel>(tile, rows < 32 ? rows : 32, step);
+      multiply_tiles<Form, true, second_panel>(tile, rows < 32 ? rows : 32, step, waiting);
     } else {
-      multiply_tiles<Form, false, second_panel>(tile, rows, step);
+      multiply_tiles<Form, false, second_panel>(tile, rows, step, waiting);
     }
     tile.rows += 32 * tile.row_bytes;
     if (tile.row_sums) tile.row_sums += 32;
@@ -144,12 +163,13 @@ static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t p
   // Groups of 32 bytes fill half a register.
   const std::int64_t step = tile.units % 16 ? 8 : 16;
   configure_tiles(step);
+  WaitingSums waiting;
   while (panels > 0) {
     const std::int64_t taken = panels > 1 ? 2 : 1;
     if (taken == 2) {
-      multiply_tile_rows<Form, true>(tile, rows, step);
+      multiply_tile_rows<Form, true>(tile, rows, step, waiting);
     } else {
-      multiply_tile_rows<Form, false>(tile, rows, step);
+      multiply_tile_rows<Form, false>(tile, rows, step, waiting);
     }
     panels -= taken;
     tile.panels += taken * tile.panel_bytes;
@@ -157,6 +177,7 @@ static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t p
     if (tile.scales) tile.scales += taken * kPanelOutputs;
     tile.sums += taken * kPanelOutputs;
   }
+  add_sums<Form>(waiting);
 }
 
 OXY_INLINE void release_tiles() { _tile_release(); }

@@ -37,6 +37,21 @@ OXY_INLINE f32v of_keys(const float* values) {
 #endif
 }
 
+// Rows of the cache that are wanted soon: the products touch too many rows at a time for the
+// processor to foresee them.
+struct Ahead {
+  const char* rows;      // may be null
+  std::int64_t stride;   // in bytes
+  std::int64_t element;  // bytes of one
+
+  // Asks for `count` elements of row `row`.
+  OXY_MEMBER void ask(std::int64_t row, std::int64_t count) const {
+    if (!rows) return;
+    const char* from = rows + row * stride;
+    for (std::int64_t i = 0; i < count * element; i += 64) __builtin_prefetch(from + i);
+  }
+};
+
 // scores[keys, lanes] = queries times rows of keys, each with the scale of its row and key.
 template <class Form, int lanes, int keys>
 OXY_INLINE void score_tile(const typename Form::Unit* queries, const typename Form::Key* rows,
@@ -67,10 +82,12 @@ OXY_INLINE void score_tile(const typename Form::Unit* queries, const typename Fo
 template <class Form, int lanes>
 static void score_block(const typename Form::Unit* queries, const typename Form::Key* rows,
                         std::int64_t stride, std::int64_t keys, std::int64_t width,
-                        const float* row_scales, const float* key_scales, float* scores) {
+                        const float* row_scales, const float* key_scales, const Ahead& ahead,
+                        float* scores) {
   const std::int64_t units = width / Form::kDepth;
   std::int64_t k = 0;
   for (; k + kKeyTile <= keys; k += kKeyTile) {
+    for (int i = 0; i < kKeyTile; ++i) ahead.ask(k + i, width);
     score_tile<Form, lanes, kKeyTile>(queries, rows + k * stride, stride, units, row_scales,
                                       key_scales ? key_scales + k : nullptr, scores + k * lanes);
   }
@@ -225,13 +242,15 @@ static Factors join(Running& running, const Running& block) {
 template <class Form, int lanes, int rows>
 OXY_INLINE void value_tile(const typename Form::Unit* weights, const typename Form::Value* values,
                            std::int64_t stride, std::int64_t keys, const float* before,
-                           const float* block, float* sums, std::int64_t width) {
+                           const float* block, const Ahead& ahead, float* sums,
+                           std::int64_t width) {
   using Sum = typename Form::template Sum<kLanes>;
   constexpr int kDepth = Form::kDepth;
   Sum found[rows][2] = {};
   for (std::int64_t k = 0; k < keys; k += kDepth) {
     const auto* first = values + k * stride;
     typename Form::Values two[2];
+    for (int i = 0; i < kDepth; ++i) ahead.ask(k + i, 2 * kLanes);
     // The weight of a row that is not there is zero.
     Form::load_pair(first, k + 1 < keys ? first + stride : first, two);
     for (int r = 0; r < rows; ++r) {
@@ -251,13 +270,17 @@ OXY_INLINE void value_tile(const typename Form::Unit* weights, const typename Fo
 
 template <class Form, int lanes>
 static void add_values(const typename Form::Unit* weights, const typename Form::Value* values,
-                       std::int64_t stride, std::int64_t keys, const Factors& factors, float* sums,
-                       std::int64_t rows, std::int64_t width) {
+                       std::int64_t stride, std::int64_t keys, const Factors& factors,
+                       const Ahead& ahead, float* sums, std::int64_t rows, std::int64_t width) {
   const auto tiles = [&](auto count, std::int64_t row) {
     for (std::int64_t i = 0; i < width; i += 2 * kLanes) {
+      // Once for all rows.
+      const bool first = row == 0 && ahead.rows;
+      const Ahead part{first ? ahead.rows + i * ahead.element : nullptr, ahead.stride,
+                       ahead.element};
       value_tile<Form, lanes, decltype(count)::value>(weights + row, values + i, stride, keys,
                                                       factors.before + row, factors.block + row,
-                                                      sums + row * width + i, width);
+                                                      part, sums + row * width + i, width);
     }
   };
   std::int64_t row = 0;

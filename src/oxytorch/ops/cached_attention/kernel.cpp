@@ -67,7 +67,12 @@ OXY_INLINE void convert(const std::int8_t* from, std::int64_t dim, std::int8_t* 
   std::memcpy(to, from, dim);
 }
 OXY_INLINE void convert(const std::int8_t* from, std::int64_t dim, std::int16_t* to) {
-  for (std::int64_t i = 0; i < dim; ++i) to[i] = from[i];
+  std::int64_t i = 0;
+  for (; i + 2 * kLanes <= dim; i += 2 * kLanes) {
+    const i32v wide = WholePair::widened(from + i);
+    std::memcpy(to + i, &wide, sizeof wide);
+  }
+  for (; i < dim; ++i) to[i] = from[i];
 }
 OXY_INLINE void convert(const bf16* from, std::int64_t dim, float* to) {
   sweep(0, dim, [&](std::int64_t i, auto count) { store(to + i, load(from + i, count), count); });
@@ -89,14 +94,30 @@ static Block<Element> rows_of(const CachedAttentionArgs& args, const CachedTenso
     const std::int64_t batch = row_of(args, item.batch, at + k);
     Element* to = copy + k * width;
     convert(cache + batch * strides.batch + (at + k) * strides.row, args.dim, to);
-    std::memset(to + args.dim, 0, sizeof(Element) * (width - args.dim));
+    if (width > args.dim) std::memset(to + args.dim, 0, sizeof(Element) * (width - args.dim));
   }
   return {copy, width};
+}
+
+// Rows of the item's own sequence from position `at` on, the next split's included.
+template <class Stored>
+static Ahead ahead_of(const CachedAttentionArgs& args, const CachedTensor& tensor, const Item& item,
+                      std::int64_t at) {
+  if (args.beams) return {};
+  const AttentionStrides& strides = tensor.cache_strides;
+  const auto* rows = static_cast<const Stored*>(tensor.cache) + item.batch * strides.batch +
+                     item.head * strides.head + at * strides.row;
+  return {reinterpret_cast<const char*>(rows),
+          strides.row * static_cast<std::int64_t>(sizeof(Stored)), sizeof(Stored)};
 }
 
 static void take_scales(const CachedAttentionArgs& args, const CachedTensor& tensor,
                         const Item& item, std::int64_t at, std::int64_t count, float* to) {
   const float* scales = tensor.scales + item.head * tensor.scale_strides[1];
+  if (!args.beams) {
+    std::memcpy(to, scales + item.batch * tensor.scale_strides[0] + at, sizeof(float) * count);
+    return;
+  }
   for (std::int64_t k = 0; k < count; ++k) {
     to[k] = scales[row_of(args, item.batch, at + k) * tensor.scale_strides[0] + at + k];
   }
@@ -104,10 +125,11 @@ static void take_scales(const CachedAttentionArgs& args, const CachedTensor& ten
 
 // Scales of values become factors of weights that use all bits of 15; returns what undoes that.
 static float spread_scales(float* scales, std::int64_t count) {
-  float largest = 0.0f;
-  for (std::int64_t k = 0; k < count; ++k) largest = scales[k] > largest ? scales[k] : largest;
-  const float factor = largest > 0.0f ? 32767.0f / largest : 0.0f;
-  for (std::int64_t k = 0; k < count; ++k) scales[k] *= factor;
+  const float largest = largest_magnitude(scales, count);
+  const f32v factor = splat(largest > 0.0f ? 32767.0f / largest : 0.0f);
+  sweep(0, count, [&](std::int64_t i, auto left) {
+    store(scales + i, load(scales + i, left) * factor, left);
+  });
   scales[count] = 0.0f;
   return largest / 32767.0f;
 }
@@ -277,6 +299,8 @@ static void attend(const CachedAttentionArgs& args, std::int64_t index) {
     const std::int64_t keys = item.end - at < kKeys ? item.end - at : kKeys;
     const Block<Key> k = rows_of<Stored>(args, args.key, item, at, keys, width, key_copy);
     const Block<Value> v = rows_of<Stored>(args, args.value, item, at, keys, width, value_copy);
+    const Ahead values_ahead = ahead_of<Stored>(args, args.value, item, at);
+    const Ahead keys_ahead = ahead_of<Stored>(args, args.key, item, at + kKeys);
     float value_factor = 1.0f;
     if constexpr (Form::kWhole) {
       take_scales(args, args.key, item, at, keys, key_scales);
@@ -288,15 +312,16 @@ static void attend(const CachedAttentionArgs& args, std::int64_t index) {
       const std::int64_t first = group * lanes;
       score_block<Form, lanes>(rows.queries + first * width / Form::kDepth, k.rows, k.stride, keys,
                                width, rows.scales + first, Form::kWhole ? key_scales : nullptr,
-                               scores);
+                               group == 0 ? values_ahead : Ahead{}, scores);
       change_block(args, rows, group, at, keys, scores);
       const Running block =
           weigh<Form, lanes>(scores, keys, Form::kWhole ? value_scales : nullptr, weights);
       Factors factors = join(rows.running[group], block);
       store(factors.block, load(factors.block) * value_factor);
       const std::int64_t count = item.rows - first < lanes ? item.rows - first : lanes;
-      add_values<Form, lanes>(weights, v.rows, v.stride, keys, factors, rows.sums + first * width,
-                              count, width);
+      add_values<Form, lanes>(weights, v.rows, v.stride, keys, factors,
+                              group == 0 ? keys_ahead : Ahead{}, rows.sums + first * width, count,
+                              width);
     }
   }
   leave(args, item, index % args.splits, width, rows);

@@ -40,23 +40,44 @@ def reference(
     """`cached_attention` by the schema's arguments: `start_tensor` is added to `start`."""
     if start_tensor is not None:
         start += int(start_tensor)
-    length = query.shape[2]
-    end = start + length
-    check_room(start, length, key_cache.shape[2])
+    check_room(start, query.shape[2], key_cache.shape[2])
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    query = _prepared(query, query_norm, eps, cos, sin, interleaved, wide)
-    key = _prepared(key, key_norm, eps, cos, sin, interleaved, wide)
+    key = prepared(key, key_norm, eps, cos, sin, interleaved, wide)
     _write(key, key_cache, key_scales, start)
     _write(value.to(wide), value_cache, value_scales, start)
-    keys = _read(key_cache, key_scales, start, end, beams, wide)
-    values = _read(value_cache, value_scales, start, end, beams, wide)
-    group = query.shape[1] // max(key.shape[1], 1)
+    query = prepared(query, query_norm, eps, cos, sin, interleaved, wide)
+    result = attended(
+        query, key_cache, value_cache, start, key_scales, value_scales, mask, beams, window,
+        softcap, sinks, scale, causal,
+    )  # fmt: skip
+    return result.to(value.dtype)
+
+
+def attended(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    start: int,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    mask: Tensor | None = None,
+    beams: Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+) -> Tensor:
+    """What query, normalized and rotated, sees in a cache that its keys and values are in."""
+    end = start + query.shape[2]
+    keys = _read(key_cache, key_scales, start, end, beams, query.dtype)
+    values = _read(value_cache, value_scales, start, end, beams, query.dtype)
+    group = query.shape[1] // max(keys.shape[1], 1)
     keys, values = (t.repeat_interleave(group, dim=1) for t in (keys, values))
     scores = query @ keys.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = _masked(scores, start, mask, window, causal)
-    return _mixed(scores, values, sinks).to(value.dtype)
+    return _mixed(_masked(scores, start, mask, window, causal), values, sinks)
 
 
 def check_room(start: int, length: int, capacity: int) -> None:
@@ -68,7 +89,7 @@ def check_room(start: int, length: int, capacity: int) -> None:
         )
 
 
-def _prepared(
+def prepared(
     x: Tensor,
     norm: Tensor | None,
     eps: float,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <utility>
 
 #include "ops/_panels/entry.h"
 
@@ -31,14 +33,6 @@ struct Routing {
 
   std::int64_t rows_of_expert(std::size_t i) const { return first_rows[i + 1] - first_rows[i]; }
 };
-
-static PanelFormat parse_format(const char* argument, const std::string& name) {
-  constexpr const char* kNames[] = {"bf16", "int8", "int4", "nf4"};
-  for (std::int32_t i = 0; i < 4; ++i) {
-    if (name == kNames[i]) return static_cast<PanelFormat>(i);
-  }
-  fail(kMoe, argument, "'bf16', 'int8', 'int4' or 'nf4'", "'" + name + "'");
-}
 
 static void check_lists(const ExpertTensors& tensors, std::size_t experts) {
   const std::size_t scaled = tensors.format == PanelFormat::bf16 ? 0 : experts;
@@ -100,7 +94,7 @@ static std::vector<RowsProduct> describe_products(
     const std::int64_t rows = routing.rows_of_expert(i);
     if (rows == 0) continue;
     char name[48];
-    std::snprintf(name, sizeof name, "moe, %s of expert %zu", tensors.name, i);
+    std::snprintf(name, sizeof name, "moe: %s of expert %zu", tensors.name, i);
     PanelTensors one{tensors.panels[i]};
     if (tensors.format != PanelFormat::bf16) one.channel_scales = &tensors.channel_scales[i];
     if (!tensors.group_scales.empty()) one.group_scales = &tensors.group_scales[i];
@@ -125,23 +119,39 @@ static std::vector<RowsProduct> describe_products(
   return products;
 }
 
-// Few rows of each expert, read in one parallel region. Rows of x are staged one by one, as they
-// are not neighbours; those of a single token are the same for all experts.
-static void multiply_few_of_each(const Rows& x, const std::vector<std::int64_t>* order, DType dtype,
-                                 bool rounds_to_int8, const std::vector<RowsProduct>& products) {
+// The rows of x in an order, one after the other.
+static Rows gathered(const Rows& x, const std::vector<std::int64_t>& order, DType dtype) {
+  const std::int64_t bytes = x.width * size_of(dtype);
+  const std::int64_t count = static_cast<std::int64_t>(order.size());
+  Tensor memory = scratch(count * bytes);
+  auto* to = static_cast<std::uint8_t*>(memory.mutable_data());
+  const auto* from = static_cast<const std::uint8_t*>(x.data);
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * bytes, from + order[i] * x.stride * size_of(dtype), bytes);
+  }
+  return {std::move(memory), to, count, x.width, x.width};
+}
+
+// Few rows of each expert, read in one parallel region. Rows of x that are no neighbours are
+// brought together first; those of a single token are the same for all experts.
+static void multiply_few_of_each(const Rows& all, const std::vector<std::int64_t>* order,
+                                 DType dtype, bool rounds_to_int8,
+                                 const std::vector<RowsProduct>& products) {
+  const bool shared = all.count == 1;
+  Rows copy;
+  if (order && !shared) copy = gathered(all, *order, dtype);
+  const Rows& x = order && !shared ? copy : all;
   const std::int64_t depth = divided_up(x.width, kPanelDepth) * kPanelDepth;
   const std::int64_t groups = products[0].weight.groups;
   const std::int64_t blocks = std::max(groups, divided_up(depth, kStagedBlock));
-  const bool shared = x.count == 1;
   const std::int64_t rows = shared ? 1 : products.back().first_row + products.back().row_count;
   std::uint8_t* values = staging_memory(rows * (depth * 4 + blocks * 8));
   std::uint8_t* scales = values + rows * depth * 4;
   std::uint8_t* sums = scales + rows * blocks * 4;
   const auto describe = [&](std::int64_t row, std::int64_t count, const RowsProduct& product) {
-    const std::int64_t from = order ? (*order)[row] : row;
     const std::int64_t staged = shared ? 0 : row;
     return FewRowsArgs{
-        .x = static_cast<const std::uint8_t*>(x.data) + from * x.stride * size_of(dtype),
+        .x = static_cast<const std::uint8_t*>(x.data) + staged * x.stride * size_of(dtype),
         .x_stride = x.stride,
         .rows = count,
         .in_features = x.width,
@@ -150,14 +160,16 @@ static void multiply_few_of_each(const Rows& x, const std::vector<std::int64_t>*
         .rounds_to_int8 = rounds_to_int8,
         .staged = {.values = values + staged * depth * 4,
                    .scales = reinterpret_cast<float*>(scales + staged * blocks * 4),
-                   .sums = sums + staged * blocks * 4,
+                   .sums = reinterpret_cast<std::int32_t*>(sums) + staged * blocks,
                    .blocks = blocks},
         .weight = product.weight,
         .result = product.result,
     };
   };
-  for (std::int64_t row = 0; row < rows; ++row) {
-    run(stage_few_rows_copies, describe(row, 1, products[0]), 1, 1);
+  for (const RowsProduct& product : products) {
+    const std::int64_t count = shared ? 1 : product.row_count;
+    run(stage_few_rows_copies, describe(product.first_row, count, product), count, 1);
+    if (shared) break;
   }
   std::vector<FewRowsArgs> parts;
   std::vector<std::int64_t> ends;
@@ -199,13 +211,13 @@ static Tensor moe(const Tensor& x, const Tensor& router_weights, const Tensor& r
   const DType dtype = check_dtype(kMoe, "x", x);
   check_minimum_dim(kMoe, "x", x, 1);
   const ExpertTensors gate_up{"gate_up",
-                              parse_format("gate_up_format", gate_up_format),
+                              parse_format(kMoe, "gate_up_format", gate_up_format),
                               gate_up_panels,
                               gate_up_channel_scales,
                               gate_up_group_scales,
                               gate_up_zero_points};
   const ExpertTensors down{"down",
-                           parse_format("down_format", down_format),
+                           parse_format(kMoe, "down_format", down_format),
                            down_panels,
                            down_channel_scales,
                            down_group_scales,

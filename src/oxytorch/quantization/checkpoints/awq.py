@@ -1,8 +1,8 @@
 """Checkpoints of AWQ (Lin et al., 2023), as AutoAWQ writes them for its "gemm" kernels.
 
-    qweight  int32 [in, out / 8]       8 outputs in a word, in the order 0 2 4 6 1 3 5 7
-    qzeros   int32 [groups, out / 8]   likewise
-    scales   float16 [groups, out]
+qweight  int32 [in, out / 8]       8 outputs in a word, in the order 0 2 4 6 1 3 5 7
+qzeros   int32 [groups, out / 8]   likewise
+scales   float16 [groups, out]
 """
 
 from __future__ import annotations

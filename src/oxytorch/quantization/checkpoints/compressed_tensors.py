@@ -41,7 +41,13 @@ _FORMATS = ("pack-quantized", "int-quantized")
 class CompressedTensors(Scheme):
     """Integer weights of 4 and 8 bits, per channel, per group or per tensor."""
 
-    suffixes = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+    suffixes = (
+        "weight_packed",
+        "weight_scale",
+        "weight_zero_point",
+        "weight_shape",
+        "weight_g_idx",
+    )
     # Scales for keys and values of a cache of 8 bits; ours has its own.
     ignored = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
 
@@ -72,9 +78,7 @@ class CompressedTensors(Scheme):
             ("strategy", ("channel", "group", "tensor")),
         ):
             if weights.get(key) not in wanted:
-                raise self.refuse(
-                    f"{setting}.weights.{key}", f"one of {wanted}", weights.get(key)
-                )
+                raise self.refuse(f"{setting}.weights.{key}", f"one of {wanted}", weights.get(key))
         targets = group.get("targets")
         if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
             raise self.refuse(f"{setting}.targets", "to be a list of names", targets)
@@ -82,7 +86,9 @@ class CompressedTensors(Scheme):
             try:
                 re.compile(target.removeprefix("re:") if target.startswith("re:") else "")
             except re.error as error:
-                raise self.refuse(f"{setting}.targets", f"with patterns ({error})", target) from error
+                raise self.refuse(
+                    f"{setting}.targets", f"with patterns ({error})", target
+                ) from error
         inputs = group.get("input_activations")
         if inputs is not None:
             given = {key: inputs.get(key) for key in ("num_bits", "type", "dynamic", "strategy")}
@@ -105,7 +111,9 @@ class CompressedTensors(Scheme):
         codes = self._codes(files, path, shape, bits)
         count = self._scale_count(files, path, shape)
         scales = self._scales(files, path, shape, count)
-        zeros = None if weights.get("symmetric", True) else self._zeros(files, path, shape, count, bits)
+        zeros = (
+            None if weights.get("symmetric", True) else self._zeros(files, path, shape, count, bits)
+        )
         order = None
         if f"{path}.weight_g_idx" in files:
             order = sorted_groups(files, f"{path}.weight_g_idx", shape[1], count)
@@ -126,14 +134,12 @@ class CompressedTensors(Scheme):
         targets = [target for group in self.groups.values() for target in group.get("targets", ())]
         raise self.refuse("config_groups", f"with a target for {path}", targets)
 
-    def _codes(
-        self, files: TensorFiles, path: str, shape: tuple[int, int], bits: int
-    ) -> Tensor:
+    def _codes(self, files: TensorFiles, path: str, shape: tuple[int, int], bits: int) -> Tensor:
         out, columns = shape
         if f"{path}.weight_packed" not in files:
             plain = take(files, f"{path}.weight", (torch.int8,), shape)
             middle = 2 ** (bits - 1)
-            codes = plain.view(torch.uint8) + middle
+            codes: Tensor = plain.view(torch.uint8) + middle
             if bits == 4 and bool((codes > 15).any()):
                 raise CheckpointError(
                     f"{files.path(f'{path}.weight')}: expected tensor '{path}.weight' to hold "
@@ -164,12 +170,12 @@ class CompressedTensors(Scheme):
             )
         return count
 
-    def _scales(
-        self, files: TensorFiles, path: str, shape: tuple[int, int], count: int
-    ) -> Tensor:
+    def _scales(self, files: TensorFiles, path: str, shape: tuple[int, int], count: int) -> Tensor:
         name = f"{path}.weight_scale"
         if files.place(name).shape in ((), (1,), (1, 1)) and shape[0] != 1:
-            return take_scales(files, name, files.place(name).shape).reshape(1, 1).expand(shape[0], 1)
+            return (
+                take_scales(files, name, files.place(name).shape).reshape(1, 1).expand(shape[0], 1)
+            )
         return take_scales(files, name, (shape[0], count))
 
     def _zeros(

@@ -1,11 +1,11 @@
 """Checkpoints of GPTQ (Frantar et al., 2022), as AutoGPTQ and GPTQModel write them.
 
-    qweight  int32 [in * bits / 32, out]       codes of one output, in the order of inputs
-    qzeros   int32 [groups, out * bits / 32]   zero points less one ("gptq"), or as they are
-                                               ("gptq_v2")
-    scales   float16 [groups, out]
-    g_idx    int32 [in]                        the group of each input; out of order ("act-order")
-                                               where inputs were quantized by their importance
+qweight  int32 [in * bits / 32, out]       codes of one output, in the order of inputs
+qzeros   int32 [groups, out * bits / 32]   zero points less one ("gptq"), or as they are
+                                           ("gptq_v2")
+scales   float16 [groups, out]
+g_idx    int32 [in]                        the group of each input; out of order ("act-order")
+                                           where inputs were quantized by their importance
 """
 
 from __future__ import annotations

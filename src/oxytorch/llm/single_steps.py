@@ -1,0 +1,193 @@
+"""Steps of one token for each sequence, recorded once and run without Python between their ops.
+
+A step of a small model takes its ops less time than Python needs to call them; with many cores that
+holds for large models too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.jit._fuser import optimized_execution
+
+from ..graph.capture import CaptureError
+from ..graph.tape import Recorder, Tape
+from ..ops._panels import PanelWeight
+from .cache import KVCache
+from .model import FusedModel
+
+UNRECORDED = 12
+"""Steps of a model that run as they are first: recording takes as long as about a hundred save."""
+
+_TOKENS, _START, _GIVEN = range(3)
+"""Numbers of a tape's inputs: the tokens, the position, and from there on what a run keeps."""
+
+
+@dataclass
+class _Known:
+    """What is known of a model: steps so far, and its tapes by form; None where there is none.
+
+    sources: the tensors that the model read when its tapes were made, with their versions.
+    """
+
+    sources: list[tuple[Tensor, int]]
+    steps: int = 0
+    tapes: dict[tuple[Any, ...], Tape | None] = field(default_factory=dict)
+
+
+_KNOWN: WeakKeyDictionary[FusedModel, _Known] = WeakKeyDictionary()
+
+
+class SingleSteps:
+    """The steps of one run over a cache.
+
+    padding: int64 [batch], tokens at the start of each sequence that are not to be seen, or None.
+    Call it under `torch.inference_mode`.
+    """
+
+    def __init__(self, model: FusedModel, cache: KVCache, padding: Tensor | None) -> None:
+        self.model = model
+        self.cache = cache
+        self.padding = padding
+        windows = any(layer.attention.window is not None for layer in model.layers)
+        changing = any(table.changing for table in model.tables)
+        # With padding a mask says everything, and a window moves with each step.
+        self._known = None if changing or (windows and padding is not None) else _known(model)
+        self._form = (cache.batch, cache.layers[0].keys.dtype, padding is None)
+        self._start = torch.zeros(1, dtype=torch.int64)
+        self._tape: Tape | None = None
+
+    def __call__(self, tokens: Tensor) -> Tensor | None:
+        """Logits [batch, 1, vocabulary] after tokens int64 [batch, 1], which the cache then counts.
+
+        None, with nothing done, where the step has to run as it is.
+        """
+        known, cache = self._known, self.cache
+        if known is None or cache.length >= cache.capacity or cache.beams is not None:
+            return None
+        if self._tape is None:
+            known.steps += 1
+            if self._form not in known.tapes:
+                if known.steps <= UNRECORDED:
+                    return None
+                return self._record(known, tokens)
+            tape = known.tapes[self._form]
+            if tape is None:
+                self._known = None
+                return None
+            self._tape = tape.given(_GIVEN, self._kept())
+        self._start.fill_(cache.length)
+        logits = _run(self._tape, [tokens, self._start])
+        cache.length += 1
+        return logits
+
+    def _record(self, known: _Known, tokens: Tensor) -> Tensor | None:
+        """Runs a step and makes a tape of it, which has to give the same logits."""
+        self._start.fill_(self.cache.length)
+        kept = self._kept()
+        inputs = [tokens, self._start, *kept]
+        recorder = _Recorder(inputs)
+        known.tapes[self._form] = None
+        try:
+            with recorder:
+                logits = self._step(tokens, kept)
+            tape = Tape(recorder.steps, recorder.externals, [recorder.value(logits)])
+        except CaptureError:
+            return None
+        # Both write the same keys and values at the same position.
+        if not torch.equal(_run(tape, inputs), logits):
+            return None
+        known.tapes[self._form] = tape
+        self.cache.length += 1
+        return logits
+
+    def _kept(self) -> list[Tensor]:
+        """The tensors of this run: tables of angles, the padding, the cache."""
+        found = []
+        for table in self.model.tables:
+            table.reserve(self.cache.capacity)
+            found += [table.cos, table.sin]
+        if self.padding is not None:
+            places = torch.arange(self.cache.capacity)
+            found += [self.padding, (places >= self.padding[:, None])[:, None, None]]
+        return found + [tensor for layer in self.cache.layers for tensor in layer.tensors()]
+
+    def _step(self, tokens: Tensor, kept: list[Tensor]) -> Tensor:
+        """`FusedModel.step` of one token, at a position that is a tensor."""
+        model, start = self.model, self._start
+        count = 2 * len(model.tables)
+        place, mask = start, None
+        if self.padding is not None:
+            padding, mask = kept[count : count + 2]
+            place = start - padding
+        hidden = model.embedded(tokens, 0, None) if model.positions is None else None
+        if hidden is None:
+            hidden = model.embedded(tokens, 0, place[:, None].expand(tokens.shape))
+        angles = [rows.index_select(0, place) for rows in kept[:count]]
+        if self.padding is not None:
+            angles = [rows[:, None] for rows in angles]
+        for index, layer in enumerate(model.layers):
+            table = model.rotary[index]
+            cos, sin = (None, None) if table is None else angles[2 * table : 2 * table + 2]
+            hidden = layer.step(hidden, self.cache.layers[index], start, cos, sin, mask)
+        return model.logits(hidden)
+
+
+class _Recorder(Recorder):  # type: ignore[no-untyped-call]
+    """A recorder of steps that write to their cache, which is theirs to keep."""
+
+    def _refuse_write(self, func: Any, value: Any) -> None:
+        pass
+
+
+def _run(tape: Tape, inputs: list[Tensor]) -> Tensor:
+    # TorchScript's optimizations take longer than a prompt and find nothing in these graphs.
+    with optimized_execution(False):
+        results = tape(inputs)
+    assert results is not None, "a step without reads of values always holds"
+    return results[0]
+
+
+def _known(model: FusedModel) -> _Known:
+    """What is known of a model, from scratch where its tensors are others now."""
+    sources = [(tensor, _version(tensor)) for tensor in _tensors_of(model)]
+    known = _KNOWN.get(model)
+    if known is None or not _same(known.sources, sources):
+        _KNOWN[model] = known = _Known(sources)
+    return known
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _same(one: list[tuple[Tensor, int]], other: list[tuple[Tensor, int]]) -> bool:
+    return len(one) == len(other) and all(
+        a is b and then == now for (a, then), (b, now) in zip(one, other, strict=True)
+    )
+
+
+def _tensors_of(record: Any) -> Iterator[Tensor]:
+    """All tensors of a record, of the records in it and of the modules that these name."""
+    if isinstance(record, PanelWeight):
+        stored = (record.packed, record.channel_scales, record.group_scales, record.zero_points)
+        yield from (tensor for tensor in stored if tensor is not None)
+    elif isinstance(record, Tensor):
+        yield record
+    elif isinstance(record, nn.Module):
+        for parameter in record._parameters.values():
+            yield from _tensors_of(parameter)
+    elif isinstance(record, (list, tuple)):
+        for item in record:
+            yield from _tensors_of(item)
+    elif dataclasses.is_dataclass(record):
+        for part in dataclasses.fields(record):
+            # Tables of angles grow, and each run gives its own to the tape.
+            if part.name not in ("tables", "_shifted"):
+                yield from _tensors_of(getattr(record, part.name))

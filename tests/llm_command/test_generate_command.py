@@ -1,0 +1,192 @@
+"""`oxytorch llm generate`: text to the terminal, numbers beside it, clear mistakes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from oxytorch import llm
+from oxytorch.__main__ import main
+from oxytorch.llm_command.generate import TextPrinter
+from oxytorch.llm_command.model import PreparedModel, token_reads
+from oxytorch.llm_command.options import PRECISIONS
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+WORDS = ["<end>", "<start>", *"abcdefghijklmnopqrstuvwxyz .,"]
+
+
+def _tokenizer():
+    """One letter a token."""
+    plain = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=".")
+    )
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    plain.decoder = tokenizers.decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, eos_token="<end>", bos_token="<start>", unk_token="."
+    )
+
+
+def _model():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(WORDS),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        eos_token_id=0,
+        bos_token_id=1,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    _model().to(torch.bfloat16).save_pretrained(path)
+    _tokenizer().save_pretrained(path)
+    return path
+
+
+def test_text_streams_and_numbers_follow(folder, tmp_path, capsys):
+    numbers = tmp_path / "speed.json"
+    words = ["llm", "generate", str(folder), "--prompt", "once upon a", "--tokens", "12"]
+    assert main([*words, "--json", str(numbers)]) == 0
+    shown = capsys.readouterr()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model = llm.optimize(loaded.eval())
+    tokenizer = _tokenizer()
+    ids = torch.tensor([tokenizer("once upon a")["input_ids"]])
+    expected = llm.generate(model, ids, max_new_tokens=12)[0, ids.shape[1] :]
+    assert shown.out == tokenizer.decode(expected, skip_special_tokens=True) + "\n"
+    assert "first token after" in shown.err and "of the" in shown.err
+    speed = json.loads(numbers.read_text())
+    assert speed["prompt_tokens"] == ids.shape[1] and speed["new_tokens"] == len(expected)
+    assert speed["token_bytes"] == sum(token_reads(model))
+    assert speed["bandwidth"] == pytest.approx(speed["token_bytes"] / speed["token_seconds"])
+
+
+def test_options_reach_the_loop(folder, capsys):
+    words = ["llm", "generate", str(folder), "--prompt", "abc", "--tokens", "30"]
+    options = ["--weights", "int4", "--group-size", "32", "--kv-cache", "int8"]
+    assert main([*words, *options]) == 0
+    free = capsys.readouterr().out
+    stop = free[3:5]
+    assert main([*words, *options, "--stop", stop]) == 0
+    assert capsys.readouterr().out == free[: free.index(stop) + 2] + "\n"
+    drawn = []
+    for seed in ("1", "1", "2"):
+        main([*words, *options, "--temperature", "2", "--seed", seed])
+        drawn.append(capsys.readouterr().out)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def _refused(words, capsys) -> str:
+    assert main(["llm", "generate", *map(str, words)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    return shown.err
+
+
+def test_mistakes_are_named(folder, tmp_path, capsys):
+    prompt = ["--prompt", "abc"]
+    assert "does not exist" in _refused([tmp_path / "absent", *prompt], capsys)
+    assert "is not a model" in _refused([tmp_path, *prompt], capsys)
+    assert "is empty" in _refused([folder, "--prompt", ""], capsys)
+    assert "more than the 128 positions" in _refused([folder, "--prompt", "a" * 120], capsys)
+    told = _refused([folder, *prompt, "--context", "8", "--tokens", "6"], capsys)
+    assert "do not fit capacity 8" in told
+    assert "no chat template" in _refused([folder, *prompt, "--chat"], capsys)
+    assert "temperature >= 0" in _refused([folder, *prompt, "--temperature", "-1"], capsys)
+
+
+def test_folders_that_cannot_be_loaded_are_named(folder, tmp_path, capsys):
+    def changed(name):
+        copy = tmp_path / name
+        shutil.copytree(folder, copy)
+        return copy
+
+    prompt = ["--prompt", "abc"]
+    encoder = changed("encoder")
+    config = json.loads((encoder / "config.json").read_text())
+    (encoder / "config.json").write_text(json.dumps({**config, "architectures": ["BertModel"]}))
+    assert "architecture BertModel" in _refused([encoder, *prompt], capsys)
+    pickled = changed("pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    assert "pickled" in _refused([pickled, *prompt], capsys)
+    broken = changed("broken")
+    (broken / "config.json").write_text("{")
+    assert "is not JSON" in _refused([broken, *prompt], capsys)
+    speechless = changed("speechless")
+    (speechless / "tokenizer.json").unlink()
+    (speechless / "tokenizer_config.json").unlink()
+    assert "no tokenizer" in _refused([speechless, *prompt], capsys)
+    wide = changed("wide")
+    (wide / "config.json").write_text(json.dumps({**config, "intermediate_size": 256}))
+    assert "mlp" in _refused([wide, *prompt], capsys)
+    deep = changed("deep")
+    (deep / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    assert "missing weights model.layers.2" in _refused([deep, *prompt], capsys)
+    cut = changed("cut")
+    weights = (cut / "model.safetensors").read_bytes()
+    (cut / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    assert "file not fully covered" in _refused([cut, *prompt], capsys)
+
+
+def test_unknown_precision_names_the_choices(folder, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["llm", "generate", str(folder), "--prompt", "a", "--weights", "int3"])
+    assert stopped.value.code == 2
+    shown = capsys.readouterr().err
+    assert "int3" in shown and all(name in shown for name in PRECISIONS)
+
+
+def test_reads_of_a_token_are_the_packed_matrices():
+    sizes = {}
+    for name in ("bf16", "int8", "int4"):
+        model = PreparedModel.from_model(_model(), PRECISIONS[name], "bf16", 32).model
+        sizes[name] = sum(token_reads(model))
+    layer = (64 + 2 * 32 + 64) * 64 + 3 * 128 * 64
+    head = 32 * 64  # panels of 16 outputs
+    assert sizes["bf16"] == 2 * (2 * layer + head)
+    assert sizes["int8"] < 0.55 * sizes["bf16"] and sizes["int4"] < 0.6 * sizes["int8"] + 2000
+
+
+def test_printer_waits_for_whole_characters():
+    class Bytes:
+        def decode(self, tokens, skip_special_tokens):
+            return bytes(tokens).decode("utf-8", errors="replace")
+
+    written = []
+    printer = TextPrinter(Bytes(), written.append)
+    for byte in "héllo — ok".encode():
+        printer.put([byte])
+    printer.end()
+    assert "".join(written) == "héllo — ok"
+    assert "é" in written and "—" in written
+
+
+def test_quantized_folders_keep_their_weights(folder, tmp_path, capsys):
+    import oxytorch
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    oxytorch.quantize_(model, oxytorch.quantization.Int8Weight())
+    packed = tmp_path / "packed"
+    oxytorch.save_quantized(model, packed)
+    _tokenizer().save_pretrained(packed)
+    words = ["llm", "generate", str(packed), "--prompt", "abc", "--tokens", "6"]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert "int8 weights read at" in shown.err
+    ids = torch.tensor([_tokenizer()("abc")["input_ids"]])
+    expected = llm.generate(llm.optimize(model), ids, max_new_tokens=6)[0, 3:]
+    assert shown.out == _tokenizer().decode(expected, skip_special_tokens=True) + "\n"
