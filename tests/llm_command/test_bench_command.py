@@ -110,6 +110,14 @@ def test_mistakes_in_the_command_are_named(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_quantized_folders_are_refused(tmp_path, capsys):
+    config = {"architectures": ["LlamaForCausalLM"], "quantization_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    assert main(["llm", "bench", str(tmp_path)]) == 2
+    assert "is quantized already" in capsys.readouterr().err
+
+
 def test_random_models_are_the_same_and_have_no_equal_rows():
     one, two = random_model("tiny"), random_model("tiny")
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
