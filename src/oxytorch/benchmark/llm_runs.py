@@ -23,11 +23,11 @@ from oxytorch.llm_command.options import Precision
 
 OURS = "oxytorch"
 
-LEAST_COSINE = {"bf16": 0.99, "int8": 0.98, "int4": 0.8, "nf4": 0.8}
+LEAST_COSINE = {"bf16": 0.98, "int8": 0.97, "int4": 0.6, "nf4": 0.6}
 """Cosine of a contestant's logits to those of torch in bf16 below which its answer is wrong.
 
-Random weights have no outliers that a quantizer could spare; this tells a wrong formula (about 0)
-from the rounding of a format.
+Random weights have no outliers that a quantizer could spare, and 22 layers add up what four bits
+lose (0.80 to 0.85 for all who take part); this tells a wrong formula from the rounding of a format.
 """
 
 
