@@ -62,6 +62,16 @@ def test_layers_compute_with_the_rounded_weights(
     assert (found.float() - wanted).norm() < allowed * wanted.norm()
 
 
+def test_gradients_flow_through_quantized_layers(small: Any, ids: torch.Tensor) -> None:
+    oxytorch.quantize_(small, Int4Weight())
+    x = torch.randn(5, 256, requires_grad=True)
+    small.up(x).square().sum().backward()
+    other = x.detach().clone().requires_grad_()
+    F.linear(other, small.up.weight.dense(), small.up.bias.detach()).square().sum().backward()
+    assert x.grad is not None and other.grad is not None
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-2, atol=1e-2)
+
+
 def test_only_linear_layers_change_and_the_report_tells(small: Any) -> None:
     report = oxytorch.quantize_(small, Int4Weight())
     assert type(small.up.weight) is type(small.down.weight) is PanelWeight

@@ -162,3 +162,22 @@ def test_arguments_that_do_not_fit_are_named(arguments: tuple[object, ...], text
         quantize_weight(*arguments)  # type: ignore[arg-type]
     assert str(caught.value).startswith("quantize_weight: expected")
     assert text in str(caught.value)
+
+
+@pytest.mark.skipif(not _library.loaded, reason="no compiled library")
+@pytest.mark.parametrize(
+    ("weight", "format", "group_size", "text"),
+    [
+        (torch.ones(4, 64), "int5", 64, "expected format int8, int4 or nf4, got int5"),
+        (torch.ones(64), "int4", 64, "weight of shape [out_features, in_features], got [64]"),
+        (torch.ones(4, 64), "int4", 48, "group_size that divides in_features 64, got 48"),
+        (torch.ones(4, 64), "int4", 0, "group_size that divides in_features 64, got 0"),
+        (torch.ones(4, 64).int(), "int4", 64, "expected weight of dtype float32, bfloat16"),
+    ],
+)
+def test_the_compiled_op_checks_its_arguments(
+    weight: Tensor, format: str, group_size: int, text: str
+) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.ops.oxytorch.quantize_weight(weight, format, group_size, True, True)
+    assert "quantize_weight: expected" in str(caught.value) and text in str(caught.value)

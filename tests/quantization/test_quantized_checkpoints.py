@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import packers
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
 import oxytorch
 from oxytorch.ops._panels import PanelWeight
 from oxytorch.quantization import CheckpointError
+from oxytorch.quantization.checkpoints import scheme_of
 
 OUT, IN = 48, 256
 
@@ -152,9 +156,8 @@ def test_int8_compressed_tensors_quantize_activations(tmp_path: Path, has_zeros:
     }
     if has_zeros:
         tensors["fc.weight_zero_point"] = packers.tensor((zeros - 128).astype(np.int8))
-    inputs = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
     settings = packers.compressed_settings(
-        8, not has_zeros, None, "int-quantized", input_activations=inputs
+        8, not has_zeros, None, "int-quantized", input_activations=INPUTS
     )
     layer = loaded(tmp_path, tensors, settings)
     wanted = packers.values(codes, scales, zeros)
@@ -176,6 +179,8 @@ def test_a_group_for_names_wins_over_the_one_for_kinds(tmp_path: Path) -> None:
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
+INPUTS = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
 
 SETTINGS = [
     ({"quant_method": "bitnet"}, "quant_method to be one of gptq, awq, compressed-tensors"),
@@ -204,6 +209,41 @@ def test_unknown_settings_are_named(tmp_path: Path, settings: Any, text: str) ->
         loaded(tmp_path, {"fc.weight": torch.zeros(OUT, IN)}, settings)
     assert text in str(caught.value)
     assert "config.json" in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(["", "int", "re:(", "gptq"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "type"]), inner)
+    ),
+    max_leaves=4,
+)
+
+
+def _paths(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(value, dict):
+        return [path]
+    return [path] * bool(path) + [p for k, v in value.items() for p in _paths(v, (*path, k))]
+
+
+@hypothesis.settings(max_examples=80, deadline=None)
+@hypothesis.given(data=st.data())
+def test_settings_of_any_kind_give_errors_and_no_crash(data: st.DataObject) -> None:
+    value = data.draw(
+        st.sampled_from(
+            [GPTQ, AWQ, packers.compressed_settings(8, True, None, input_activations=INPUTS)]
+        )
+    )
+    changed = copy.deepcopy(value)
+    *way, last = data.draw(st.sampled_from(_paths(changed)))
+    place = changed
+    for key in way:
+        place = place[key]
+    place[last] = data.draw(JSON)
+    try:
+        scheme_of(changed, "config.json")
+    except CheckpointError as error:
+        assert str(error).startswith("config.json: expected quantization_config")
 
 
 def _without(name: str) -> Any:

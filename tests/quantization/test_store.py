@@ -84,6 +84,34 @@ def test_weights_are_mapped_and_begin_at_64_bytes(tmp_path: Path, make_small: Ma
     assert _mapped_at(model.table.weight.data_ptr()) == file
 
 
+def test_a_quantized_model_takes_other_weights(
+    tmp_path: Path, make_small: Make, ids: torch.Tensor
+) -> None:
+    model = saved(tmp_path, make_small)
+    other: Any = make_small()
+    oxytorch.quantize_(other, Int8Weight())
+    oxytorch.load_quantized(tmp_path, other)
+    with torch.no_grad():
+        assert torch.equal(other(ids), model(ids))
+    oxytorch.undo(other)
+    assert "forward" not in other.up.__dict__ and not other.up._state_dict_hooks
+    assert torch.equal(other.up.weight, model.up.weight.dense())
+    better = oxytorch.optimize(other, sample_input=ids)
+    with pytest.raises(ValueError, match=r"call oxytorch\.undo\(model\) first"):
+        oxytorch.load_quantized(tmp_path, better)
+
+
+def test_weights_can_be_copied_from_the_file(
+    tmp_path: Path, make_small: Make, ids: torch.Tensor
+) -> None:
+    model = saved(tmp_path, make_small)
+    again: Any = oxytorch.load_quantized(tmp_path, make_small, shared=False)
+    file = str((tmp_path / "oxytorch.safetensors").resolve())
+    assert _mapped_at(again.up.weight.packed.data_ptr()) != file
+    with torch.no_grad():
+        assert torch.equal(again(ids), model(ids))
+
+
 def test_writing_to_a_mapped_weight_leaves_the_file(tmp_path: Path, make_small: Make) -> None:
     saved(tmp_path, make_small)
     before = (tmp_path / "oxytorch.safetensors").read_bytes()
@@ -360,3 +388,31 @@ def test_unknown_language_models_are_told(tmp_path: Path) -> None:
         path.write_text(json.dumps({**values, **change}))
         with pytest.raises(CheckpointError, match=text):
             oxytorch.load_quantized(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc/self/maps")
+def test_optimizing_a_loaded_language_model_copies_no_weights(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=32,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    model = oxytorch.llm.optimize(model, weights=Int4Weight(group_size=64))
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        wanted = model(ids).logits
+    oxytorch.save_quantized(model, tmp_path)
+    again = oxytorch.llm.optimize(oxytorch.load_quantized(tmp_path), inplace=True)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, wanted)
+    file = str((tmp_path / "oxytorch.safetensors").resolve())
+    parts = [
+        module.weight
+        for path, module in again.named_modules()  # type: ignore[attr-defined]
+        if path.startswith("model.layers") and isinstance(module, nn.Linear)
+    ]
+    assert len(parts) == 14
+    assert all(_mapped_at(part.packed.data_ptr()) == file for part in parts)

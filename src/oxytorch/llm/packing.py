@@ -18,6 +18,7 @@ from ..ops._panels.layout import OUTPUTS
 from ..optimize.passes.pack import plain_state
 from ..optimize.record import Change, ForwardSet, HookAdded, Record
 from ..quantization.configs import WeightConfig
+from ..quantization.joining import whole_of
 from ..quantization.layers import PanelForward
 from ..quantization.weights import ReorderedPanelWeight, quantized
 from .layer import Product
@@ -443,6 +444,9 @@ def joined(parts: list[Tensor], gated: bool) -> Tensor:
     packed = [part for part in parts if isinstance(part, PanelWeight)]
     if len(packed) != len(parts):
         return torch.cat([p.dense() if isinstance(p, PackedTensor) else p for p in parts])
+    whole = whole_of(packed, gated)  # they may lie side by side already, in a mapped file
+    if whole is not None:
+        return whole
     return PanelWeight.gated(*packed) if gated else PanelWeight.joined(packed)
 
 

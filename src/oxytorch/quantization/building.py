@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from ..optimize.record import record_of
 from .errors import CheckpointError
 
 
@@ -58,6 +59,11 @@ def empty_model(
     dtype: of a model that transformers makes; None is the configuration's.
     """
     if isinstance(model, nn.Module):
+        if record_of(model) is not None:
+            raise ValueError(
+                "load_quantized: expected a model that is not optimized yet, got an optimized one; "
+                "call oxytorch.undo(model) first"
+            )
         return model
     if model is not None:
         with no_weights():
@@ -89,8 +95,11 @@ def _language_model(directory: Path, dtype: torch.dtype | None) -> nn.Module:
         )
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(values)
+        # Before transformers 4.56 the setting had another name.
+        name = "dtype" if hasattr(config, "dtype") else "torch_dtype"
+        options = {} if dtype is None else {name: dtype}
         with no_weights():
-            made = _class_of(transformers, values)._from_config(config, dtype=dtype)
+            made = _class_of(transformers, values)._from_config(config, **options)
     except CheckpointError:
         raise
     except Exception as error:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..core.packed import PackedTensor
 from ..ops._panels import PanelWeight
-from ..optimize.record import QUANTIZED, Record
+from ..optimize.record import QUANTIZED, Record, record_of
 from .errors import CheckpointError
 from .layers import install_at
 from .report import QuantizationReport, QuantizedLayer
@@ -69,7 +69,8 @@ class Filling:
     def put(self, config: str) -> None:
         """Put everything into the model; config: how it is quantized, for the report."""
         report = QuantizationReport(type(self.model).__name__, config, ["load_quantized"])
-        record = Record(report)
+        record = record_of(self.model, QUANTIZED) or Record(report)
+        record.report = report
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         for name, tensor in self.plain.items():
             module, last = _owner(self.model, name)

@@ -201,9 +201,10 @@ def install(layer: Layer, packed: PanelWeight) -> list[Change]:
 
 
 def install_at(module: nn.Module, weight: PackedTensor, requires_grad: bool) -> list[Change]:
-    """Put a packed weight into one linear layer; return the changes."""
-    parameter = weight.as_parameter(requires_grad)
-    return [ParameterSet(module, "weight", parameter), *_served(module)]
+    """Put a packed weight into one linear layer, which may have one already; return the changes."""
+    change = ParameterSet(module, "weight", weight.as_parameter(requires_grad))
+    is_served = isinstance(module.__dict__.get("forward"), PanelForward)
+    return [change] if is_served else [change, *_served(module)]
 
 
 def _served(module: nn.Module) -> list[Change]:

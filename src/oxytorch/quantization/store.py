@@ -35,6 +35,7 @@ from .building import empty_model, read_json
 from .errors import CheckpointError
 from .filling import Filling, cast, check_slot, slots
 from .joining import joined_groups
+from .memory import check_available
 from .tensor_file import Source, TensorFile, TensorFiles, bytes_of, write
 from .weights import ReorderedPanelWeight
 
@@ -173,6 +174,7 @@ def load_stored(
     directory: Path,
     model: nn.Module | Callable[[], nn.Module] | None,
     dtype: torch.dtype | None,
+    shared: bool,
     verify: bool,
 ) -> nn.Module:
     """Load what `save_quantized` wrote; see `load_quantized`."""
@@ -185,7 +187,9 @@ def load_stored(
     files = TensorFiles([TensorFile(directory / TENSORS)])
     filling = Filling(empty_model(directory, model, dtype), str(directory / TENSORS))
     wanted = slots(filling.model)
-    reader = _Reader(directory, files, description["joined"], dtype)
+    if not shared:
+        check_available("load_quantized", files.nbytes(), f"the weights of {directory}")
+    reader = _Reader(directory, files, description["joined"], dtype, shared)
     for name, entry in description["weights"].items():
         filling.packed[name] = reader.weight(name, entry)
         check_slot(filling.source, name, filling.packed[name], wanted)
@@ -233,10 +237,12 @@ class _Reader:
         files: TensorFiles,
         joined: dict[str, Any],
         dtype: torch.dtype | None,
+        shared: bool,
     ) -> None:
         self.source = directory / DESCRIPTION
         self.files = files
         self.dtype = dtype
+        self.shared = shared
         self.used: set[str] = set()
         self.formats: set[str] = set()
         self._wholes = {key: self._panels(key, entry) for key, entry in joined.items()}
@@ -277,7 +283,7 @@ class _Reader:
                 )
         panels.activation = entry["activation"]
         self.formats.add(panels.format)
-        return panels
+        return panels if self.shared else panels.copy()
 
     def _take(self, name: str, parts: tuple[str, ...]) -> dict[str, Tensor]:
         found = {part: f"{name}.{part}" for part in parts if f"{name}.{part}" in self.files}

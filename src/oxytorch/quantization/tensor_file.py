@@ -153,8 +153,8 @@ def _place(path: Path, name: str, entry: Any, data: int, size: int) -> Place:
         )
     if end > size:
         raise CheckpointError(
-            f"{path}: expected tensor {name!r} to end at byte {end}, got a file of {size} bytes; it "
-            "is truncated"
+            f"{path}: expected tensor {name!r} to end at byte {end}, got a file of {size} bytes: "
+            "it is truncated"
         )
     return Place(DTYPES[dtype], tuple(shape), begin, end)
 

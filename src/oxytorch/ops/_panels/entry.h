@@ -40,6 +40,14 @@ inline PanelEpilogue parse_epilogue(const char* op, const std::string& name) {
        "'" + name + "'");
 }
 
+inline PanelFormat parse_format(const char* op, const char* argument, const std::string& name) {
+  constexpr const char* kNames[] = {"bf16", "int8", "int4", "nf4"};
+  for (std::int32_t i = 0; i < 4; ++i) {
+    if (name == kNames[i]) return static_cast<PanelFormat>(i);
+  }
+  fail(op, argument, "'bf16', 'int8', 'int4' or 'nf4'", "'" + name + "'");
+}
+
 inline bool parse_activation(const char* op, const std::string& name) {
   if (name != "none" && name != "int8") {
     fail(op, "activation", "'none' or 'int8'", "'" + name + "'");
@@ -160,7 +168,7 @@ inline Tensor linear_entry(const char* op, PanelFormat format, const Tensor& x,
   result.out = out.mutable_data();
   const Rows rows = rows_of(x);
   if (rows.count == 0) return out;
-  if (rows.count <= kFewRows) {
+  if (rows.count <= few_rows_limit(format)) {
     multiply_few(rows, dtype, rounds_to_int8, weight, result);
     return out;
   }

@@ -147,6 +147,13 @@ static void multiply_item(const FewRowsArgs& args, std::int64_t item, std::int64
 template <class Way, class Stored>
 static void multiply_items(const FewRowsArgs& args, std::int64_t begin, std::int64_t end) {
   alignas(64) float sums[2 * kChunkRows * kPanelOutputs];
+  const std::int64_t panels = is_gated(args.result.epilogue) ? 2 : 1;
+  const std::int64_t bytes = panels * panel_bytes(args.weight.format, args.depth);
+  const std::uint8_t* first = args.weight.panels + begin * bytes;
+  const std::int64_t all = (end - begin) * bytes;
+  for (std::int64_t at = 0; at < (all < kAhead ? all : kAhead); at += kPanelRowBytes) {
+    __builtin_prefetch(first + at);
+  }
   for (std::int64_t item = begin; item < end; ++item) {
     std::int64_t row = 0;
     while (row < args.rows) {

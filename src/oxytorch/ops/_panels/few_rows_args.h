@@ -9,7 +9,7 @@
 namespace oxytorch {
 
 // The most rows of a call: what is staged stays in the nearest caches.
-inline constexpr std::int64_t kFewRows = 8;
+inline constexpr std::int64_t kFewRows = 16;
 // The most in_features that share a factor where x is staged as integers.
 inline constexpr std::int64_t kStagedBlock = 128;
 
@@ -17,7 +17,7 @@ inline constexpr std::int64_t kStagedBlock = 128;
 struct StagedRows {
   void* values;         // [rows, depth], room for float32
   float* scales;        // [rows, blocks]: of integers
-  void* sums;           // [rows, blocks]: int32 for integers, else float32
+  std::int32_t* sums;   // [rows, blocks]: of integers
   std::int64_t blocks;  // at least as many as there are
 };
 

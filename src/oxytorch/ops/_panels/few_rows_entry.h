@@ -17,6 +17,11 @@ inline std::uint8_t* staging_memory(std::int64_t bytes) {
   return memory.data() + (-address & (kLine - 1));
 }
 
+// The most rows for which these kernels are faster than those for many rows, as measured.
+inline std::int64_t few_rows_limit(PanelFormat format) {
+  return format == PanelFormat::int8 || format == PanelFormat::int4 ? 12 : 8;
+}
+
 // result = epilogue(x weight^T + bias) for at most kFewRows rows of x, on torch's threads.
 inline void multiply_few(const Rows& x, DType dtype, bool rounds_to_int8, const PanelsArgs& weight,
                          const PanelResultArgs& result) {
@@ -36,7 +41,7 @@ inline void multiply_few(const Rows& x, DType dtype, bool rounds_to_int8, const 
           {
               .values = memory,
               .scales = reinterpret_cast<float*>(memory + values),
-              .sums = memory + values + x.count * blocks * 4,
+              .sums = reinterpret_cast<std::int32_t*>(memory + values + x.count * blocks * 4),
               .blocks = blocks,
           },
       .weight = weight,

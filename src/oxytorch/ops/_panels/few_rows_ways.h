@@ -66,51 +66,36 @@ struct FloatWay {
   }
 };
 
-#if defined(__AVX512BF16__)
+// Processors that have AMX or FP16 too take several cycles for a product of pairs.
+#if defined(__AVX512BF16__) && !defined(__AVX512FP16__) && !defined(__AMX_TILE__)
+#define OXY_FAST_PAIRS 1
 
-// Codes of 4 bits as pairs of bfloat16: of each word of a row, once shifted, a table gives the
-// number of the lowest 4 bits. So 8 neighbours of in_features come in the order 0 2 4 6 1 3 5 7.
-// A table repeats itself, because it is asked with 5 bits; NF4 has a second one for what its
-// numbers lose in bfloat16.
-template <class Stored>
-struct PairTables;
+// NF4 as pairs of bfloat16: of each word of a row, once shifted, a table gives the number of the
+// lowest 4 bits. So 8 neighbours of in_features come in the order 0 2 4 6 1 3 5 7. The table is
+// there twice, because it is asked with 5 bits; `lost` is what bfloat16 loses of the numbers.
+struct PairTables {
+  __m512i main, lost;
 
-template <>
-struct PairTables<StoredNibbles> {
-  static constexpr bool kExact = true;
-  __m512i main, rest;
-  OXY_MEMBER PairTables() {
-    alignas(64) float values[16];
-    for (int i = 0; i < 16; ++i) values[i] = static_cast<float>(i - 8);
-    const __m256i half = reinterpret_cast<__m256i>(narrow(load(values), bf16{}));
-    main = _mm512_broadcast_i64x4(half);
-    rest = __m512i{};
-  }
-};
-
-template <>
-struct PairTables<StoredNormalFloats> {
-  static constexpr bool kExact = false;
-  __m512i main, rest;
   OXY_MEMBER PairTables() {
     const f32v values = load(kNormalFloats);
     const u16v half = narrow(values, bf16{});
-    const u16v lost = narrow(values - widen(half, bf16{}), bf16{});
+    const u16v rest = narrow(values - widen(half, bf16{}), bf16{});
     main = _mm512_broadcast_i64x4(reinterpret_cast<__m256i>(half));
-    rest = _mm512_broadcast_i64x4(reinterpret_cast<__m256i>(lost));
+    lost = _mm512_broadcast_i64x4(reinterpret_cast<__m256i>(rest));
+  }
+
+  OXY_INLINE u32v find(__m512i table, u32v row, int shift) {
+    const __m512i words = _mm512_srli_epi16(reinterpret_cast<__m512i>(row), shift);
+    return reinterpret_cast<u32v>(_mm512_permutexvar_epi16(words, table));
   }
 };
-
-OXY_INLINE u32v in_table(__m512i table, u32v row, int shift) {
-  const __m512i words = _mm512_srli_epi16(reinterpret_cast<__m512i>(row), shift);
-  return reinterpret_cast<u32v>(_mm512_permutexvar_epi16(words, table));
-}
 
 // bfloat16 x as it is, and the weight's numbers as bfloat16.
 struct PairWay {
   static constexpr std::int64_t kMostBlock = INT64_MAX;
   template <class Stored>
-  static constexpr bool kTakes = !__is_same(Stored, StoredBytes);
+  static constexpr bool kTakes =
+      __is_same(Stored, StoredHalves) || __is_same(Stored, StoredNormalFloats);
 
   OXY_INLINE std::uint32_t* row_of_pairs(const FewRowsArgs& args, std::int64_t row) {
     return static_cast<std::uint32_t*>(args.staged.values) + row * args.depth / 2;
@@ -127,20 +112,6 @@ struct PairWay {
       const __m512i values = _mm512_loadu_si512(to + i);
       _mm512_storeu_si512(to + i, _mm512_shuffle_epi8(values, orders));
     }
-    if (!args.weight.zero_points) return;
-    auto* sums = static_cast<float*>(args.staged.sums) + row * args.staged.blocks;
-    const std::int64_t length = block_length<PairWay>(args);
-    for (std::int64_t begin = 0; begin < args.in_features; begin += length) {
-      const std::int64_t left = args.in_features - begin;
-      f32v total{};
-      sweep(0, left < length ? left : length,
-            [&](std::int64_t i, auto count) { total += load(x + begin + i, count); });
-      *sums++ = sum(total);
-    }
-  }
-
-  OXY_INLINE f32v dot(f32v sum, std::uint32_t pair, u32v row) {
-    return HalfPair::multiply(sum, pair, row);
   }
 
   template <class Stored, int rows>
@@ -148,42 +119,32 @@ struct PairWay {
                            f32v (&products)[rows][kParts]) {
     f32v sums[4][rows] = {};
     const std::uint32_t* x = row_of_pairs(args, block.row) + block.begin / 2;
-    const std::int64_t stride = args.depth / 2;
     const std::uint8_t* row = block.panel;
+    const auto add = [&](int chain, u32v numbers) {
+      for (int r = 0; r < rows; ++r) {
+        sums[chain][r] = HalfPair::multiply(sums[chain][r], x[r * args.depth / 2 + chain], numbers);
+      }
+    };
     if constexpr (__is_same(Stored, StoredHalves)) {
-      for (std::int64_t k = 0; k < block.length / 2; k += 4) {
-        for (int i = 0; i < 4; ++i, row += 64) {
+      for (std::int64_t k = 0; k < block.length; k += 8, x += 4) {
+        for (int i = 0; i < 4; ++i, row += kPanelRowBytes) {
           ask_ahead(row);
-          const u32v words = load_words(row);
-          for (int r = 0; r < rows; ++r) sums[i][r] = dot(sums[i][r], x[r * stride + k + i], words);
+          add(i, load_words(row));
         }
       }
     } else {
-      const PairTables<Stored> tables;
-      for (std::int64_t k = 0; k < block.length / 2; k += 4, row += 64) {
+      const PairTables tables;
+      for (std::int64_t k = 0; k < block.length; k += 8, x += 4, row += kPanelRowBytes) {
         ask_ahead(row);
         const u32v words = load_words(row);
         for (int i = 0; i < 4; ++i) {
-          const u32v main = in_table(tables.main, words, 4 * i);
-          for (int r = 0; r < rows; ++r) sums[i][r] = dot(sums[i][r], x[r * stride + k + i], main);
-          if constexpr (!PairTables<Stored>::kExact) {
-            const u32v rest = in_table(tables.rest, words, 4 * i);
-            for (int r = 0; r < rows; ++r) {
-              sums[i][r] = dot(sums[i][r], x[r * stride + k + i], rest);
-            }
-          }
+          add(i, PairTables::find(tables.main, words, 4 * i));
+          add(i, PairTables::find(tables.lost, words, 4 * i));
         }
       }
     }
     for (int r = 0; r < rows; ++r) {
       products[r][0] = (sums[0][r] + sums[1][r]) + (sums[2][r] + sums[3][r]);
-    }
-    if (!block.zero_points) return;
-    const f32v shift =
-        __builtin_convertvector(zero_point_of(Stored{}, block, 0) - middle(Stored{}), f32v);
-    const auto* totals = static_cast<const float*>(args.staged.sums) + block.index;
-    for (int r = 0; r < rows; ++r) {
-      products[r][0] -= shift * totals[(block.row + r) * args.staged.blocks];
     }
   }
 };
@@ -221,7 +182,7 @@ struct DigitWay {
     constexpr float kLeast = 0x1p-100f;
     const StagedRows& staged = args.staged;
     float* scales = staged.scales + row * staged.blocks;
-    auto* sums = static_cast<std::int32_t*>(staged.sums) + row * staged.blocks;
+    auto* sums = staged.sums + row * staged.blocks;
     const std::int64_t length = block_length<DigitWay>(args);
     float top = narrow_numbers ? largest(x, args.in_features) : 0.0f;
     for (std::int64_t begin = 0; begin < args.in_features; begin += length) {
@@ -248,10 +209,18 @@ struct DigitWay {
       const std::int64_t room = args.depth - begin;
       for (; i < (room < length ? room : length); i += kLanes) put(f32v{});
       *scales++ = top / kMost;
-      *sums = 0;
-      for (int lane = 0; lane < kLanes; ++lane) *sums += total[lane];
-      ++sums;
+      *sums++ = sum_of(total);
     }
+  }
+
+  OXY_INLINE std::int32_t sum_of(i32v v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(v));
+#else
+    std::int32_t sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += v[i];
+    return sum;
+#endif
   }
 
   OXY_INLINE void put_digits(std::uint32_t* to, i32v whole) {
@@ -268,13 +237,14 @@ struct DigitWay {
       const i32v high = (whole + 64) >> 7;
       const u8v highs = truncate_8_bits(reinterpret_cast<u32v>(high) & 0xff);
       const u8v lows = truncate_8_bits(reinterpret_cast<u32v>(whole - (high << 7)) & 0xff);
-      std::uint32_t quads[2][kLanes / 4];
-      std::memcpy(quads[0], &highs, sizeof highs);
-      std::memcpy(quads[1], &lows, sizeof lows);
-      for (int i = 0; i < kLanes / 4; ++i) {
-        to[2 * i] = quads[0][i];
-        to[2 * i + 1] = quads[1][i];
-      }
+#if defined(__AVX512F__)
+      const auto a = reinterpret_cast<__m128i>(highs), b = reinterpret_cast<__m128i>(lows);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + 1, _mm_unpackhi_epi32(a, b));
+#else
+      const auto a = _mm_cvtsi64_si128(reinterpret_cast<long long>(highs));
+      const auto b = _mm_cvtsi64_si128(reinterpret_cast<long long>(lows));
+#endif
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi32(a, b));
     }
   }
 
@@ -321,7 +291,7 @@ struct DigitWay {
         }
         i32v whole = kBytes && kDigits == 2 ? (digits[0] << 7) + digits[1] : digits[0] + digits[1];
         const std::int64_t at = (block.row + r) * args.staged.blocks + block.index;
-        const std::int32_t sum = static_cast<const std::int32_t*>(args.staged.sums)[at];
+        const std::int32_t sum = args.staged.sums[at];
         if (block.zero_points) {
           whole -= zero_point_of(Stored{}, block, part) * sum;
         } else {
@@ -338,16 +308,16 @@ struct DigitWay {
 // Calls body(way) with the way in which this level multiplies x and the weight of the call.
 template <class Body>
 OXY_INLINE void with_way(const FewRowsArgs& args, Body body) {
-  [[maybe_unused]] const PanelFormat format = args.weight.format;
-  [[maybe_unused]] const bool whole = format == PanelFormat::int8 || format == PanelFormat::int4;
 #if defined(__AVX2__)
-  if (whole && args.rounds_to_int8) return body(DigitWay<true>{});
+  const PanelFormat format = args.weight.format;
+  if (format == PanelFormat::int8 || format == PanelFormat::int4) {
+    if (args.rounds_to_int8) return body(DigitWay<true>{});
+    if (args.dtype == DType::bfloat16) return body(DigitWay<false>{});
+    return body(FloatWay{});
+  }
 #endif
-#if defined(__AVX512BF16__)
-  if (args.dtype == DType::bfloat16 && format != PanelFormat::int8) return body(PairWay{});
-#endif
-#if defined(__AVX2__)
-  if (args.dtype == DType::bfloat16 && whole) return body(DigitWay<false>{});
+#if defined(OXY_FAST_PAIRS)
+  if (args.dtype == DType::bfloat16) return body(PairWay{});
 #endif
   return body(FloatWay{});
 }

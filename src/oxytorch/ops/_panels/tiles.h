@@ -90,8 +90,8 @@ OXY_INLINE void multiply_step(const std::uint8_t* rows, std::int64_t row_bytes,
 struct WaitingSums {
   alignas(64) std::uint8_t values[32 * 128];
   Tile tile;
-  std::int64_t rows = 0;
-  int panels;
+  std::int64_t rows;
+  int panels = 0;
 };
 
 template <class Form>
@@ -113,7 +113,7 @@ static void add_sums(WaitingSums& waiting) {
       store(to, load(to) + sum * scales);
     }
   }
-  waiting.rows = 0;
+  waiting.panels = 0;
 }
 
 // Up to 32 rows times up to two panels.

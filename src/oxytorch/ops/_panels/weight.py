@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...core.packed import PackedTensor
 from ...core.placement import empty_bytes
+from ..pack_panels import pack_panels, unpack_panels
 from . import layout
 from .checks import check_alike, check_codes, check_matrix, check_tensors
 from .rounding import codes_with, nearest_codes
@@ -40,14 +41,17 @@ class PanelWeight(PackedTensor):
     group_scales: Tensor | None
     zero_points: Tensor | None
 
-    _shared_fields = (*_TENSORS, "format", "group_size", "is_gated", "activation")
+    outputs: int
+    """Of a product: out_features, or half of them if the weight is gated."""
+
+    _shared_fields = (*_TENSORS, "format", "group_size", "is_gated", "activation", "outputs")
 
     @classmethod
     def from_dense(cls, weight: Tensor) -> PanelWeight:
         """Packs a floating weight [out, in] as bfloat16."""
         check_matrix(weight)
         values = weight.detach().to(torch.bfloat16).contiguous()
-        panels = layout.pack("bf16", values)
+        panels = pack_panels(values, "bf16")
         return _made({"packed": _placed(panels)}, "bf16", values.shape, torch.bfloat16)
 
     @classmethod
@@ -70,7 +74,7 @@ class PanelWeight(PackedTensor):
         check_codes(format, codes, scales, zero_points)
         groups = scales.shape[1]
         tensors = {
-            "packed": _placed(layout.pack(format, codes)),
+            "packed": _placed(pack_panels(codes, format)),
             **_scale_tensors(scales.float(), zero_points, False),
         }
         group_size = codes.shape[1] // groups if groups > 1 else None
@@ -239,11 +243,11 @@ class PanelWeight(PackedTensor):
         return layout.by_output(values, self.shape[0], self.is_gated).contiguous()
 
     def _unpacked(self) -> Tensor:
-        return layout.unpack(self.format, self.packed, self.shape[0], self.shape[1], self.is_gated)
+        return unpack_panels(self.packed, self.format, self.shape[0], self.shape[1], self.is_gated)
 
     def _write(self, values: Tensor) -> None:
         # In place: the other objects over the same memory (a part, the whole) see it too.
-        self.packed.copy_(layout.pack(self.format, values, self.is_gated))
+        self.packed.copy_(pack_panels(values, self.format, self.is_gated))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         fields = self.format, tuple(self.shape), self.group_size, self.dtype, self.is_gated
@@ -273,6 +277,8 @@ def _made(
         setattr(result, name, tensors.get(name))
     result.format, result.group_size = format, group_size
     result.is_gated, result.activation = gated, None
+    # Not asked of the shape in each call: torch would make a new tuple.
+    result.outputs = shape[0] // 2 if gated else shape[0]
     return result
 
 

@@ -34,14 +34,6 @@ struct Routing {
   std::int64_t rows_of_expert(std::size_t i) const { return first_rows[i + 1] - first_rows[i]; }
 };
 
-static PanelFormat parse_format(const char* argument, const std::string& name) {
-  constexpr const char* kNames[] = {"bf16", "int8", "int4", "nf4"};
-  for (std::int32_t i = 0; i < 4; ++i) {
-    if (name == kNames[i]) return static_cast<PanelFormat>(i);
-  }
-  fail(kMoe, argument, "'bf16', 'int8', 'int4' or 'nf4'", "'" + name + "'");
-}
-
 static void check_lists(const ExpertTensors& tensors, std::size_t experts) {
   const std::size_t scaled = tensors.format == PanelFormat::bf16 ? 0 : experts;
   const auto check = [&](const char* part, std::size_t given, bool fits) {
@@ -168,7 +160,7 @@ static void multiply_few_of_each(const Rows& all, const std::vector<std::int64_t
         .rounds_to_int8 = rounds_to_int8,
         .staged = {.values = values + staged * depth * 4,
                    .scales = reinterpret_cast<float*>(scales + staged * blocks * 4),
-                   .sums = sums + staged * blocks * 4,
+                   .sums = reinterpret_cast<std::int32_t*>(sums) + staged * blocks,
                    .blocks = blocks},
         .weight = product.weight,
         .result = product.result,
@@ -219,13 +211,13 @@ static Tensor moe(const Tensor& x, const Tensor& router_weights, const Tensor& r
   const DType dtype = check_dtype(kMoe, "x", x);
   check_minimum_dim(kMoe, "x", x, 1);
   const ExpertTensors gate_up{"gate_up",
-                              parse_format("gate_up_format", gate_up_format),
+                              parse_format(kMoe, "gate_up_format", gate_up_format),
                               gate_up_panels,
                               gate_up_channel_scales,
                               gate_up_group_scales,
                               gate_up_zero_points};
   const ExpertTensors down{"down",
-                           parse_format("down_format", down_format),
+                           parse_format(kMoe, "down_format", down_format),
                            down_panels,
                            down_channel_scales,
                            down_group_scales,

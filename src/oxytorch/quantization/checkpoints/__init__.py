@@ -24,7 +24,7 @@ def scheme_of(config: Mapping[str, Any], source: str) -> Scheme:
     source: where the configuration stands, for errors. Raises CheckpointError for what is unknown.
     """
     method = config.get("quant_method")
-    if method not in SCHEMES:
+    if not isinstance(method, str) or method not in SCHEMES:
         raise CheckpointError(
             f"{source}: expected quantization_config.quant_method to be one of "
             f"{', '.join(SCHEMES)}, got {method!r}"

@@ -56,9 +56,9 @@ class CompressedTensors(Scheme):
         status = config.get("quantization_status", "compressed")
         if status not in ("compressed", "frozen"):
             raise self.refuse("quantization_status", "'compressed'", status)
-        sparsity = (config.get("sparsity_config") or {}).get("format", "dense")
-        if sparsity != "dense":
-            raise self.refuse("sparsity_config.format", "'dense'", sparsity)
+        sparsity = config.get("sparsity_config") or {}
+        if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
+            raise self.refuse("sparsity_config", "with the format 'dense'", sparsity)
         groups = config.get("config_groups")
         if not isinstance(groups, Mapping) or not groups:
             raise self.refuse("config_groups", "to hold at least one group", groups)
@@ -91,10 +91,12 @@ class CompressedTensors(Scheme):
                 ) from error
         inputs = group.get("input_activations")
         if inputs is not None:
-            given = {key: inputs.get(key) for key in ("num_bits", "type", "dynamic", "strategy")}
-            if given["num_bits"] != 8 or given["type"] != "int" or given["dynamic"] is not True:
+            needed = {"num_bits": 8, "type": "int", "dynamic": True}
+            if not isinstance(inputs, Mapping) or any(
+                inputs.get(key) != value for key, value in needed.items()
+            ):
                 raise self.refuse(
-                    f"{setting}.input_activations", "of type int, 8 bits and dynamic", given
+                    f"{setting}.input_activations", "of type int, 8 bits and dynamic", inputs
                 )
         return group
 

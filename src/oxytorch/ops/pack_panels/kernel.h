@@ -1,0 +1,22 @@
+#pragma once
+
+#include "ops/_panels/many_rows_args.h"
+
+namespace oxytorch {
+
+// Items are panels. Values are [out_features, in_features]: bfloat16, or codes of a byte each.
+struct PackPanelsArgs {
+  std::uint8_t* values;
+  std::uint8_t* panels;
+  std::int64_t out_features;
+  std::int64_t in_features;
+  std::int64_t panel_count;
+  std::int64_t panel_bytes;
+  PanelFormat format;
+  bool gated;  // panels alternate between the upper and the lower half of the outputs
+};
+
+}  // namespace oxytorch
+
+OXY_KERNEL(pack_panels, PackPanelsArgs)
+OXY_KERNEL(unpack_panels, PackPanelsArgs)
