@@ -33,7 +33,7 @@ OUT gets the model and the tokenizer (config.json, model.safetensors, tokenizer.
 calibration.txt (a part of the training text) and training.json (settings and losses)."""
 EPILOG = """\
 examples:
-  python examples/train_language_model.py small-model             about ten minutes on two cores
+  python examples/train_language_model.py small-model             a quarter of an hour on two cores
   python examples/train_language_model.py tiny-model --short      under a minute
   python examples/train_language_model.py mine --text notes       text files of a directory
   oxytorch llm perplexity small-model --text small-model/held_out.txt"""

@@ -163,3 +163,55 @@ def training_run(head: dict[str, Any]) -> dict[str, Any]:
             },
         ]
     return run
+
+
+@pytest.fixture
+def llm_run(head: dict[str, Any]) -> dict[str, Any]:
+    """oxytorch's int4 twice as fast as a peer's, at 80 % of the limit; another peer is absent."""
+    run = {**copy.deepcopy(head), "kind": "llm"}
+
+    def times(prompt: float, token: float) -> dict[str, Any]:
+        return {
+            "status": "measured",
+            "first": spread_record(spread([prompt])),
+            "token": spread_record(spread([token])),
+            "memory_bytes": 2_000_000_000,
+        }
+
+    run["results"] = [
+        {
+            "model": "tinyllama-1.1b",
+            "weights": "int4",
+            "prompt": 256,
+            "tokens": 32,
+            "kv_cache": "bf16",
+            "group_size": 128,
+            "threads": 2,
+            "peers": [
+                {
+                    "peer": "oxytorch",
+                    "label": "oxytorch int4",
+                    **times(0.8, 0.02),
+                    "token_bytes": 600_000_000,
+                    "bandwidth": spread_record(spread([30e9])),
+                    "limit": spread_record(spread([37.5e9])),
+                    "fraction_of_limit": spread_record(spread([0.8])),
+                },
+                {
+                    "peer": "llama.cpp",
+                    "label": "llama.cpp int4",
+                    **times(1.6, 0.04),
+                    "token_bytes": 0,
+                    "oxytorch_first_ratio": spread_record(spread([2.0])),
+                    "oxytorch_token_ratio": spread_record(spread([2.0])),
+                },
+                {
+                    "peer": "torchao",
+                    "label": "torchao int4",
+                    "status": "absent",
+                    "reason": "torchao is not installed (pip install torchao)",
+                },
+            ],
+        }
+    ]
+    return run

@@ -58,6 +58,16 @@ def test_training_tables_have_times_memory_and_losses(training_run: dict[str, An
     assert losses.rows[1][1:5] == ["2.5500", "2.3000 to 2.8000", "+0.3000", "no"]
 
 
+def test_llm_table_has_times_limits_ratios_and_reasons(llm_run: dict[str, Any]) -> None:
+    [table] = tables_of(llm_run)
+    ours, peer, absent = table.rows
+    assert ours[:2] == ["oxytorch int4", "800 ms (800 to 800)"]
+    assert ours[3:7] == ["600 MB", "30.0 GB/s", "80% (80% to 80%)", "2.00 GB"]
+    assert peer[0] == "llama.cpp int4" and peer[-2:] == ["2.00x", "2.00x"]
+    assert absent[:2] == ["torchao int4", "absent"]
+    assert any("pip install torchao" in note for note in table.notes)
+
+
 def test_a_plot_of_trainings_needs_their_losses(
     training_run: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -147,7 +157,7 @@ def test_machine_name_is_a_folder_name() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
-@pytest.mark.parametrize("kind", ["models_run", "ops_run", "optim_run", "training_run"])
+@pytest.mark.parametrize("kind", ["models_run", "ops_run", "optim_run", "training_run", "llm_run"])
 def test_plots_are_drawn(
     kind: str, suffix: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -86,13 +86,48 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "bos_token_id": 1,
         },
     ),
+    "opt_norms_last": (
+        "OPTConfig",
+        {
+            **{k: v for k, v in _COMMON.items() if k != "intermediate_size"},
+            "ffn_dim": 128,
+            "word_embed_proj_dim": 64,
+            "do_layer_norm_before": False,
+        },
+    ),
+    "glm": ("GlmConfig", {**_GROUPED, "head_dim": 16}),
+    "granite": (
+        "GraniteConfig",
+        {
+            **_GROUPED,
+            "residual_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "olmo2": ("Olmo2Config", _GROUPED),
+    "smollm3": ("SmolLM3Config", {**_GROUPED, "no_rope_layers": [1, 0]}),
     "cohere": ("CohereConfig", {**_GROUPED, "logit_scale": 0.5}),
 }
 """Name -> class of the configuration and its arguments. All layers of these can be fused."""
 
-LEFT = {
-    "olmo2": ("Olmo2Config", _GROUPED),
-    "granite": ("GraniteConfig", {**_GROUPED, "residual_multiplier": 0.5}),
+LEFT: dict[str, tuple[str, dict[str, Any]]] = {
+    "gptj": (
+        "GPTJConfig",
+        {
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "rotary_dim": 8,
+            "vocab_size": VOCABULARY,
+            "eos_token_id": None,
+        },
+    ),
+    "bloom": (
+        "BloomConfig",
+        {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY},
+    ),
 }
 """Families whose layers compute what no recipe says."""
 

@@ -133,7 +133,7 @@ def test_recorded_steps_see_new_weights(monkeypatch):
         before = after
 
 
-def test_capacity_and_steps_of_the_cache(monkeypatch):
+def test_capacity_changes_no_token():
     model = llm.optimize(_model("llama"), dtype=torch.float32, kv_cache="int8")
     ids, _ = _prompts()
     short = llm.generate(model, ids, max_new_tokens=8, eos_token_id=[])
@@ -141,6 +141,14 @@ def test_capacity_and_steps_of_the_cache(monkeypatch):
     assert torch.equal(short, long)
     with pytest.raises(ValueError, match="14 tokens and 8 new ones do not fit capacity 20"):
         llm.generate(model, ids, max_new_tokens=8, capacity=20)
+
+
+def test_memory_of_the_cache_is_foreseen(monkeypatch):
+    config = transformers.LlamaConfig(**{**COMMON, "max_position_embeddings": 1 << 40})
+    model = llm.optimize(transformers.LlamaForCausalLM(config).eval())
+    ids, _ = _prompts()
+    with pytest.raises(MemoryError, match="GiB of free memory for the keys and values of 2 x"):
+        llm.generate(model, ids, max_new_tokens=8, capacity=1 << 38)
 
 
 def test_models_after_undo_run_their_own_code():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from oxytorch.ops._panels.layout import values_of
 from oxytorch.ops.quantize_weight import quantize_weight
-from oxytorch.quantization import Int4Weight, quantize_
+from oxytorch.quantization import Int4Weight, calibration, memory, quantize_
 from oxytorch.quantization.calibrated import DAMPING, calibrated_codes
 from oxytorch.quantization.calibration import input_moments
 
@@ -201,11 +201,11 @@ def test_quantize_with_calibration_keeps_more_of_the_answers():
     torch.manual_seed(0)
     model = Model(width=128).eval()
     directions = torch.randn(3, 16)
-    calibration = [torch.randn(64, 3) @ directions for _ in range(4)]
+    typical = [torch.randn(64, 3) @ directions for _ in range(4)]
     unseen = torch.randn(100, 3) @ directions
     filter = "blocks"
     gaps = []
-    for batches in (None, calibration):
+    for batches in (None, typical):
         quantized = copy.deepcopy(model)
         report = quantize_(quantized, Int4Weight(32), filter=filter, calibration=batches)
         assert len(report.layers) == 9
@@ -214,23 +214,42 @@ def test_quantize_with_calibration_keeps_more_of_the_answers():
 
 
 @pytest.mark.parametrize(
-    ("calibration", "error", "complaint"),
+    ("batches", "error", "complaint"),
     [
         ([], ValueError, "at least one batch, got none"),
         (torch.zeros(2, 16), TypeError, "got a Tensor; put it into a list"),
         ([torch.zeros(2, 7)], RuntimeError, "shapes cannot be multiplied"),
     ],
 )
-def test_calibration_that_does_not_fit_leaves_the_model_as_it_was(calibration, error, complaint):
+def test_batches_that_do_not_fit_leave_the_model_as_it_was(batches, error, complaint):
     model = Model()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(error, match=complaint):
-        quantize_(model, Int4Weight(32), filter="blocks", calibration=calibration)
+        quantize_(model, Int4Weight(32), filter="blocks", calibration=batches)
     assert all(type(p) is nn.Parameter for p in model.parameters())
     assert not any("forward" in part.__dict__ for part in model.modules())
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert model.training
+
+
+def test_memory_is_foreseen(monkeypatch):
+    model = Model()
+    batches = [torch.randn(10, 16)] * 7
+    asked: list[tuple[int, str]] = []
+    monkeypatch.setattr(
+        calibration, "check_available", lambda _, needed, what: asked.append((needed, what))
+    )
+    input_moments(model, _linears(model), batches)
+    # Answers of a block for every batch; three moments of a block, and three times the largest.
+    assert asked[0][0] == 7 * 10 * 64 * 4 + 6 * 64 * 64 * 4
+    model.backwards = True
+    input_moments(model, _linears(model), batches)
+    assert asked[1][0] == (10 * 64 * 64 + 16 * 16 + 3 * 64 * 64) * 4
+    monkeypatch.undo()
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    with pytest.raises(MemoryError, match=r"calibration: .* of free memory for inputs of layers"):
+        input_moments(model, _linears(model), batches)
 
 
 def test_inputs_that_are_not_finite_are_told():

@@ -1,4 +1,4 @@
-"""Plots: speed-up of models; ops and optimizers next to the limit; curves of trainings."""
+"""Plots: speed-up of models; ops and optimizers next to the limit; curves of trainings; llms."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         plt.close(figure)
 
 
-def _machine_line(run: Run, remark: str) -> str:
+def machine_line(run: Run, remark: str) -> str:
+    """What stands below a plot: machine, version of torch, date, and a remark."""
     machine, versions = run["machine"], run["versions"]
     place = f"{machine['cpu']}, {machine['cores']} cores"
     # What failed has only the kind of device that was asked for.
@@ -134,7 +135,7 @@ def _draw_models(plt: Any, run: Run) -> Any:
         frameon=False,
         fontsize=10,
     )
-    figure.supxlabel(_machine_line(run, REMARK), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    figure.supxlabel(machine_line(run, REMARK), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
     return figure
 
 
@@ -160,7 +161,7 @@ def _draw_speedups(panel: Any, results: Sequence[Result], handles: dict[str, Any
     panel.axvspan(len(results) - 0.5, len(results) + 0.5, color="#f4f5f7", zorder=0)
     panel.set_xticks(range(len(results) + 1), [*names, "geometric\nmean"])
     panel.set_xlim(-0.55, len(results) + 0.5)
-    _clean(panel, "y")
+    clean(panel, "y")
 
 
 def _set_ratio_axis(panel: Any, results: Sequence[Result]) -> None:
@@ -196,7 +197,8 @@ def _bar(panel: Any, x: float, value: float, width: float, color: str, peer: str
     return bars
 
 
-def _clean(panel: Any, grid_axis: str) -> None:
+def clean(panel: Any, grid_axis: str) -> None:
+    """Grid lines along one axis, and no frame."""
     panel.grid(axis=grid_axis, color=FAINT, linewidth=0.8, zorder=0)
     panel.set_axisbelow(True)
     panel.tick_params(length=0)
@@ -236,7 +238,7 @@ def _draw_ops(plt: Any, run: Run) -> Any:
         else:
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter(lambda number, position: f"{number:g}×")
-        _clean(panel, "x")
+        clean(panel, "x")
     panels[0][0].set_yticks(range(len(rows)), [f"{op}  {dtype}" for op, dtype in rows])
     panels[0][0].invert_yaxis()
     order = [peer for peer in peers if peer in handles]
@@ -247,7 +249,7 @@ def _draw_ops(plt: Any, run: Run) -> Any:
         ncols=len(order),
         frameon=False,
     )
-    figure.supxlabel(_machine_line(run, ROUNDS), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    figure.supxlabel(machine_line(run, ROUNDS), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
     return figure
 
 
@@ -319,7 +321,7 @@ def _draw_optim(plt: Any, run: Run) -> Any:
         panel.xaxis.set_major_formatter("{x:g}")
         panel.xaxis.set_minor_formatter(plt.NullFormatter())
         panel.set_ylim(-0.5, len(rows) - 0.5)
-        _clean(panel, "x")
+        clean(panel, "x")
     panels[0][0].set_yticks(range(len(rows)), [f"{name}  {kept}" for name, kept in rows])
     panels[0][0].invert_yaxis()
     labels = {
@@ -334,7 +336,7 @@ def _draw_optim(plt: Any, run: Run) -> Any:
         ncols=len(order),
         frameon=False,
     )
-    figure.supxlabel(_machine_line(run, ROUNDS), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    figure.supxlabel(machine_line(run, ROUNDS), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
     return figure
 
 
@@ -366,9 +368,9 @@ def _draw_cold_start(plt: Any, run: Run) -> Any:
     panel.invert_yaxis()
     title = "seconds from process start: imports, device and tensors, optimizer and first step"
     panel.set_title(title, loc="left", fontsize=10.5)
-    _clean(panel, "x")
+    clean(panel, "x")
     remark = f"empty caches; {results[0]['title']}"
-    figure.supxlabel(_machine_line(run, remark), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    figure.supxlabel(machine_line(run, remark), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
     return figure
 
 
@@ -417,15 +419,21 @@ def _draw_training(plt: Any, run: Run) -> Any:
     for panel in (losses, differences):
         panel.set_xlabel("steps")
         panel.legend(frameon=False, fontsize=9)
-        _clean(panel, "y")
+        clean(panel, "y")
     remark = f"means of {len(results[0]['seeds'])} seeds"
-    figure.supxlabel(_machine_line(run, remark), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    figure.supxlabel(machine_line(run, remark), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
     return figure
 
 
 def _losses_by_step(result: Result) -> list[tuple[float, ...]]:
     """At every evaluation the losses of all seeds."""
     return [*zip(*([loss for _, loss in curve] for curve in result["curves"]), strict=True)]
+
+
+def _draw_llm(plt: Any, run: Run) -> Any:
+    from oxytorch.benchmark.llm_plot import draw_llm
+
+    return draw_llm(plt, run)
 
 
 DRAWERS = {
@@ -435,5 +443,6 @@ DRAWERS = {
     "gpu-optim": _draw_optim,
     "cold-start": _draw_cold_start,
     "training": _draw_training,
+    "llm": _draw_llm,
 }
 """Kind of run -> its plot; the first kind of which there are results is drawn."""

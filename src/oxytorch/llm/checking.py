@@ -116,7 +116,7 @@ def choose(calls: LayerCalls, config: Any, likely: Plan | None) -> tuple[Plan, f
 
 
 def _distance(plan: Plan, other: Plan) -> int:
-    names = ("wiring", "layout", "interleaved", "softcap", "rotary_argument", "scale")
+    names = ("wiring", "layout", "interleaved", "spread", "softcap", "rotary_argument", "scale")
     return sum(getattr(plan, name) != getattr(other, name) for name in names)
 
 
@@ -187,7 +187,7 @@ def fused(
     )
     answers = []
     for states, arguments, start in zip(hidden, (prompt, token), (0, length), strict=True):
-        cos, sin = cos_sin(plan, arguments)
+        cos, sin = plan.cos_sin(arguments)
         with torch.no_grad():
             answers.append(record.step(states, cache, start, cos, sin))
     return answers[0], answers[1]
@@ -203,18 +203,10 @@ def packed_gap(
     batch, length, _ = calls.hidden.shape
     capacity = rounded_capacity(length)
     cache = CacheLayer.empty(batch, plan.kv_heads, capacity, plan.head_dim, cache_dtype)
-    cos, sin = cos_sin(plan, calls.prompt)
+    cos, sin = plan.cos_sin(calls.prompt)
     if cos is not None and sin is not None:
         cos, sin = cos.to(dtype), sin.to(dtype)
     with torch.no_grad():
         found = fused.step(calls.hidden.to(dtype), cache, 0, cos, sin).double()
     expected = calls.output.double()
     return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-def cos_sin(plan: Plan, arguments: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
-    """What a call's arguments say of the rotation, [batch, n, rotary] each."""
-    if plan.rotary_argument is None:
-        return None, None
-    cos, sin = arguments[plan.rotary_argument]
-    return cos, sin

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..quantization.memory import check_available
+from .layer import Attention
 from .model import FusedModel
 from .optimize import fused_model
 from .single_steps import SingleSteps
@@ -71,7 +73,22 @@ class FusedDecoder:
         self.positions = plain.positions
 
     def begin(self, batch: int, capacity: int, padding: Tensor | None) -> Run:
+        check_available(
+            "generate",
+            sum(
+                _cache_bytes(layer.attention, self.model.cache_dtype) for layer in self.model.layers
+            )
+            * batch
+            * capacity,
+            f"the keys and values of {batch} x {capacity} tokens",
+        )
         return _FusedRun(self.model, batch, capacity, padding)
+
+
+def _cache_bytes(attention: Attention, dtype: torch.dtype) -> int:
+    """Bytes of a layer's keys and values for one token; int8 has a float32 scale for each head."""
+    scale = 4 if dtype == torch.int8 else 0
+    return 2 * attention.kv_heads * (attention.head_dim * dtype.itemsize + scale)
 
 
 class _FusedRun:

@@ -43,8 +43,7 @@ class LayerForward:
         self.parts = [part for part in module.modules() if part is not module]
         assert plan.cache_argument is not None
         self.known = {*recipes.KNOWN_ARGUMENTS, plan.cache_argument}
-        if plan.rotary_argument is not None:
-            self.known |= {name for name in plan.arguments if "position_embeddings" in name}
+        self.known |= {name for name in plan.arguments if "position_embeddings" in name}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = None
@@ -74,9 +73,7 @@ class LayerForward:
             return None
         if self._watched():
             return None
-        cos = sin = None
-        if self.plan.rotary_argument is not None:
-            cos, sin = arguments[self.plan.rotary_argument]
+        cos, sin = self.plan.cos_sin(arguments)
         return self._step(hidden, arguments.get(self.plan.cache_argument), cos, sin, mask)  # type: ignore[arg-type]
 
     def _step(

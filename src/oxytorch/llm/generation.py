@@ -14,6 +14,9 @@ from .lookup import PromptLookup
 from .sampling import Sampler
 from .stopping import Stop, Stopping
 
+MOST_GUESSES = 7
+"""Guesses of one step: up to 8 tokens every row has the sums that it would have alone."""
+
 Streamer = Callable[[Tensor], object]
 """Is called with the new tokens [batch] int64 as soon as they are chosen."""
 
@@ -51,8 +54,9 @@ def generate(
     go on; None: the model's, else its first end token, else 0.
     streamer: a function of the new tokens [batch], called as soon as they are chosen, or a
     streamer of `transformers`.
-    prompt_lookup: the most tokens that are guessed from earlier text and checked in one step of the
-    model; for a single sequence at temperature 0, where the answer stays the same.
+    prompt_lookup: the most tokens, up to 7, that are guessed from earlier text and checked in one
+    step of the model; for a single sequence at temperature 0, where the answer stays the same (with
+    an int8 cache up to the rounding of scores, which differs between one token and several).
     capacity: positions of the cache; None: as many as prompt and answer need.
     Returns int64 [batch, length + new]: at most max_new_tokens new columns, after the prompt's own.
     Raises ValueError for arguments that do not fit, before the model runs; TypeError for a model of
@@ -262,8 +266,8 @@ def _checked_capacity(length: int, new: int, capacity: int | None, positions: in
 
 
 def _check_lookup(lookup: int, batch: int, temperature: float) -> None:
-    if lookup < 0:
-        raise ValueError(f"generate: expected prompt_lookup >= 0, got {lookup}")
+    if not 0 <= lookup <= MOST_GUESSES:
+        raise ValueError(f"generate: expected prompt_lookup 0 to {MOST_GUESSES}, got {lookup}")
     if lookup and batch != 1:
         raise ValueError(f"generate: prompt_lookup takes a single sequence, got {batch}")
     if lookup and temperature:

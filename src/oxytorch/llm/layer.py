@@ -177,7 +177,8 @@ class Attention:
 
     query, key, value of a token are rows of one product: `layout` "blocks" (all queries, all keys,
     all values) or "groups" (for each key head: its queries, its key, its value).
-    query_norm, key_norm: normalization of each head, or None. rotary: 0 for none, else how many
+    query_norm, key_norm: normalization of each head, or None; with flat_norms of all heads as one
+    row. rotary: 0 for none, else how many
     values of a head are rotated. interleaved: pairs of neighbours are rotated, not halves.
     window: the last tokens that are seen, or None for all. sinks: a logit for each head, or None.
     """
@@ -196,6 +197,7 @@ class Attention:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    flat_norms: bool = False
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of query [batch, heads, n, head_dim], key and value [batch, kv_heads, ...]."""
@@ -210,6 +212,19 @@ class Attention:
         key, value = parts[:, :, :, each], parts[:, :, :, each + 1]
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query [batch, heads, n, head_dim], key and value, as `cached_attention` takes them."""
+        qkv = self.qkv(x)
+        if not self.flat_norms:
+            return self.split(qkv)
+        assert self.query_norm is not None and self.key_norm is not None
+        dims = [count * self.head_dim for count in (self.heads, self.kv_heads, self.kv_heads)]
+        query, key, value = torch.split(qkv, dims, dim=-1)
+        parts = (self.query_norm(query), self.key_norm(key), value)
+        split = (*x.shape[:2], -1, self.head_dim)
+        query, key, value = (part.reshape(split).transpose(1, 2) for part in parts)
+        return query, key, value
+
     def __call__(
         self,
         x: Tensor,
@@ -222,8 +237,10 @@ class Attention:
         windowed: bool = False,
     ) -> Tensor:
         """Returns [batch, n, heads * head_dim], before the output product."""
-        query, key, value = self.split(self.qkv(x))
+        query, key, value = self.projected(x)
         query_norm, key_norm = self.query_norm, self.key_norm
+        if self.flat_norms:
+            query_norm = key_norm = None  # applied already
         return cached_attention(
             query,
             key,
@@ -256,6 +273,7 @@ class FusedLayer:
     attention_norm and mlp_norm come before their part, the `after_` norms behind it and before the
     residual is added; each may be absent. parallel: both parts read the layer's input.
     norm_last: attention_norm and mlp_norm are applied to the sums instead (OPT's 350 m).
+    residual: what both parts are multiplied with before they are added.
     """
 
     attention: Attention
@@ -266,6 +284,7 @@ class FusedLayer:
     after_mlp_norm: Norm | None = None
     parallel: bool = False
     norm_last: bool = False
+    residual: float = 1.0
     description: str = field(default="", repr=False)
 
     def step(
@@ -294,14 +313,17 @@ class FusedLayer:
         output = self.attention.output
         if self.parallel:
             total = output(attended, "add", hidden)
-            return self.mlp(normed if self.mlp_norm is None else self.mlp_norm(hidden), total)
+            return self._mlp(normed if self.mlp_norm is None else self.mlp_norm(hidden), total)
         if self.after_attention_norm is not None:
             attended = self.after_attention_norm(output(attended))
             if self.mlp_norm is not None:
                 return self._mlp(*self.mlp_norm.add(attended, hidden))
             total = attended + hidden
             return self._mlp(total, total)
-        total = output(attended, "add", hidden)
+        if self.residual == 1.0:
+            total = output(attended, "add", hidden)
+        else:
+            total = hidden + output(attended) * self.residual
         if self.norm_last:
             assert self.attention_norm is not None and self.mlp_norm is not None
             total = self.attention_norm(total)
@@ -309,6 +331,8 @@ class FusedLayer:
         return self._mlp(total if self.mlp_norm is None else self.mlp_norm(total), total)
 
     def _mlp(self, normed: Tensor, residual: Tensor) -> Tensor:
+        if self.residual != 1.0:
+            return residual + self.mlp(normed, None) * self.residual
         if self.after_mlp_norm is None:
             return self.mlp(normed, residual)
         return self.after_mlp_norm(self.mlp(normed, None)) + residual

@@ -62,21 +62,29 @@ def plans(
     head_dim = _head_dim(part, config)
     rotary = _rotary(arguments)
     sinks = next((name for name in recipes.SINKS if name in part._parameters), None)
-    query_norm = _head_norm(layer, attention, recipes.QUERY_NORM, head_dim)
-    key_norm = _head_norm(layer, attention, recipes.KEY_NORM, head_dim)
+    query_norm = _head_norm(layer, attention, recipes.QUERY_NORM)
+    key_norm = _head_norm(layer, attention, recipes.KEY_NORM)
     if (query_norm is None) != (key_norm is None):
         raise Unmatched("query and key are not normalized alike")
+    flat = query_norm is not None and _width(layer, query_norm) != head_dim
     caches = [name for name in recipes.CACHE_ARGUMENTS if name in arguments]
     choices = itertools.product(
         wirings,
         _projections(layer, attention, head_dim),
         mlps,
         rotary,
-        (False, True) if rotary[0] is not None else (False,),
+        _PAIRS,
         _numbers(part, recipes.SCALE) or (head_dim**-0.5,),
         (*_numbers(part, recipes.SOFTCAP), None),
     )
-    for wiring, heads, mlp, turning, interleaved, scale, softcap in choices:
+    residual = (*_numbers(layer, recipes.RESIDUAL), 1.0)[0]
+    for wiring, heads, mlp, turning, (interleaved, spread), scale, softcap in choices:
+        if turning is None and interleaved:
+            continue
+        if flat and not _fits_flat(layer, query_norm, key_norm, heads, head_dim):
+            raise Unmatched(f"{attention} normalizes neither heads nor all of them")
+        if residual != 1.0 and wiring["wiring"] != recipes.WIRINGS[0].name:
+            continue
         yield Plan(
             attention=attention,
             layout=heads["layout"],
@@ -91,6 +99,9 @@ def plans(
             rotary=0 if turning is None else arguments[turning][0].shape[-1],
             rotary_argument=turning,
             interleaved=interleaved,
+            spread=spread,
+            flat_norms=flat,
+            residual=residual,
             softcap=softcap,
             window=window_of(part, config, position),
             sinks=None if sinks is None else f"{attention}.{sinks}",
@@ -168,21 +179,41 @@ def _rotary(arguments: dict[str, Any]) -> tuple[str | None, ...]:
         and len(value) == 2
         and all(isinstance(part, Tensor) for part in value)
     ]
-    return tuple(found) or (None,)
+    return (*found, None)
 
 
-def _head_norm(
-    layer: nn.Module, attention: str, names: tuple[str, ...], head_dim: int
-) -> NormPlan | None:
+_PAIRS = ((False, False), (True, False), (True, True))
+"""(interleaved, spread): which values of a head are rotated together, see `Plan`."""
+
+
+def _head_norm(layer: nn.Module, attention: str, names: tuple[str, ...]) -> NormPlan | None:
     path = find(layer, names, attention)
     if path is None:
         return None
     norm = norm_of(layer, path)
     if norm is None or norm.kind != "rms_norm":
         raise Unmatched(f"{path} is no RMS norm")
-    if layer.get_submodule(path).get_parameter("weight").numel() != head_dim:
-        raise Unmatched(f"{path} does not normalize single heads")
     return norm
+
+
+def _width(layer: nn.Module, norm: NormPlan) -> int:
+    return layer.get_submodule(norm.path).get_parameter("weight").numel()
+
+
+def _fits_flat(
+    layer: nn.Module,
+    query_norm: NormPlan | None,
+    key_norm: NormPlan | None,
+    heads: dict[str, Any],
+    head_dim: int,
+) -> bool:
+    """Whether both norms are over all heads as one row, which lie in blocks."""
+    assert query_norm is not None and key_norm is not None
+    wanted = (heads["heads"] * head_dim, heads["kv_heads"] * head_dim)
+    return heads["layout"] == "blocks" and wanted == (
+        _width(layer, query_norm),
+        _width(layer, key_norm),
+    )
 
 
 def norm_of(layer: nn.Module, path: str) -> NormPlan | None:

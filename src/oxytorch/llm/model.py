@@ -16,6 +16,7 @@ from .forwards import LayerForward
 from .layer import FusedLayer, Norm, Product
 from .matching import norm_of
 from .observing import Rotation, Rotations, sample_length, sample_tokens
+from .plan import spread
 
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Largest difference from the logits of the model's own code, as a fraction of the largest."""
@@ -32,11 +33,13 @@ class RotaryTable:
     """Cosines and sines of all positions, made by the model's own module as far as needed.
 
     changing: the angles depend on the longest position; then they are made anew at each call.
+    spread: see `plan.Plan`.
     """
 
     rotation: Rotation
     dtype: torch.dtype
     changing: bool = False
+    spread: bool = False
     cos: Tensor = field(default_factory=lambda: torch.empty(0))
     sin: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -66,7 +69,8 @@ class RotaryTable:
 
     def _made(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            return self.rotation(torch.empty(0, dtype=self.dtype), positions)
+            cos, sin = self.rotation(torch.empty(0, dtype=self.dtype), positions)
+        return (spread(cos), spread(sin)) if self.spread else (cos, sin)
 
 
 @dataclass(eq=False)
@@ -270,7 +274,8 @@ class _Seen:
 def _choose_embedding(
     model: nn.Module, base: FusedModel, config: Any, seen: _Seen, tokens: Tensor
 ) -> bool:
-    scales = (None, float(getattr(config, "hidden_size", 1)) ** 0.5)
+    multiplier = getattr(config, "embedding_multiplier", None)
+    scales = (None, float(getattr(config, "hidden_size", 1)) ** 0.5, multiplier)
     for positions in _positions(model, base.embedding):
         for scale in scales:
             base.positions, base.scale = positions, scale
@@ -315,7 +320,7 @@ def _tables(
             kind = getattr(rotation.module, "rope_type", "")
             kinds = kind.values() if isinstance(kind, dict) else (kind,)
             changing = any(word in str(k) for k in kinds for word in _CHANGING)
-            tables.append(RotaryTable(rotation, dtype, changing))
+            tables.append(RotaryTable(rotation, dtype, changing, forward.plan.spread))
         rotary.append(known[found[0]])
     return tables, rotary, ""
 

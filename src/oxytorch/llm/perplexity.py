@@ -78,9 +78,10 @@ def _window_losses(decoder: Decoder, rows: Tensor, chunk: int) -> Tensor:
     inputs, targets = rows[:, :-1], rows[:, 1:]
     run = decoder.begin(len(rows), inputs.shape[1], None)
     found = []
-    for tokens, wanted in zip(inputs.split(chunk, 1), targets.split(chunk, 1), strict=True):
-        logits = run.step(tokens, True).float()
-        found.append(functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none"))
+    for begin in range(0, inputs.shape[1], chunk):
+        part = slice(begin, begin + chunk)
+        scores = run.step(inputs[:, part], True).float().transpose(1, 2)
+        found.append(functional.cross_entropy(scores, targets[:, part], reduction="none"))
     return torch.cat(found, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,9 +71,11 @@ class ExpertsPlan:
 class Plan:
     """All that is known about a decoder layer; paths are relative to it.
 
-    rotary_argument: the argument that brings cos and sin, or None. cache_argument: the one that
-    brings the cache. index: its number in the cache. results: 0 if the layer returns a tensor, else
-    the length of the tuple that it returns. arguments: names of all that it is called with.
+    rotary_argument: the argument that brings cos and sin, or None. spread: these come in the order
+    of halves for pairs of neighbours. cache_argument: the one that brings the cache. index: its
+    number in the cache. arguments: names of all that it is called with. results: 0 if the layer
+    returns a tensor, else the length of the tuple that it returns. What else is not told here
+    stands in `layer.FusedLayer` and `layer.Attention`.
     """
 
     attention: str
@@ -94,6 +97,7 @@ class Plan:
     key_norm: NormPlan | None = None
     rotary: int = 0
     interleaved: bool = False
+    spread: bool = False
     rotary_argument: str | None = None
     cache_argument: str | None = None
     window: int | None = None
@@ -102,8 +106,17 @@ class Plan:
     norms: tuple[tuple[str, NormPlan], ...] = ()
     parallel: bool = False
     norm_last: bool = False
+    flat_norms: bool = False
+    residual: float = 1.0
     results: int = 0
     arguments: tuple[str, ...] = ()
+
+    def cos_sin(self, arguments: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+        """What a call's arguments say of the rotation, as `Attention` takes it."""
+        if self.rotary_argument is None:
+            return None, None
+        cos, sin = arguments[self.rotary_argument]
+        return (spread(cos), spread(sin)) if self.spread else (cos, sin)
 
     def products(self) -> list[ProductPlan]:
         """All products of modules (stacked experts are none)."""
@@ -131,6 +144,7 @@ class Plan:
             self.window,
             self.softcap,
             layer.get_parameter(self.sinks).detach() if self.sinks else None,
+            self.flat_norms,
         )
         norms = {role: norm.build(layer) for role, norm in self.norms}
         return FusedLayer(
@@ -138,6 +152,7 @@ class Plan:
             self._build_mlp(layer, products),
             parallel=self.parallel,
             norm_last=self.norm_last,
+            residual=self.residual,
             description=self.wiring,
             **norms,
         )
@@ -155,6 +170,11 @@ class Plan:
             gate_up = [products.of(layer, part) for part in plan.gate_up]
             down = [products.of(layer, part) for part in plan.down]
         return RoutedMlp(router, plan.chosen, plan.normalized, gate_up, down, self.activation)
+
+
+def spread(angles: Tensor) -> Tensor:
+    """Cosines or sines of pairs [..., i, i + half] as those of neighbours [..., 2 i, 2 i + 1]."""
+    return angles[..., : angles.shape[-1] // 2].repeat_interleave(2, dim=-1)
 
 
 class Products:

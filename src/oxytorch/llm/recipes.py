@@ -36,6 +36,8 @@ SCALE = ("scaling", "scale", "inv_norm_factor")
 WINDOW = ("sliding_window",)
 SOFTCAP = ("attn_logit_softcapping", "logit_cap")
 
+RESIDUAL = ("residual_multiplier",)
+
 CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")
 KNOWN_ARGUMENTS = (
     "hidden_states",

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     verb = next(verb for verb in VERBS if verb.name == arguments.verb)
     try:
         status: int = importlib.import_module(verb.module).run(arguments)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         print(f"oxytorch llm {verb.name}: {error}", file=sys.stderr)
         return 2
     return status

@@ -93,7 +93,7 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="guess up to N tokens at once from earlier text; the same text, often sooner",
+        help="guess up to N (7) tokens at once from earlier text; the same text, often sooner",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
 

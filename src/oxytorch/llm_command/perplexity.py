@@ -168,7 +168,7 @@ def calibration_batches(tokens: Tensor, length: int) -> list[Tensor]:
         rows = tokens[None]
     wanted = max(1, CALIBRATION_TOKENS // length)
     chosen = torch.linspace(0, len(rows) - 1, min(wanted, len(rows))).round().long()
-    return [*rows[chosen].split(8)]
+    return [rows[chosen[begin : begin + 8]] for begin in range(0, len(chosen), 8)]
 
 
 def _plan(

@@ -120,6 +120,7 @@ class FusedOptimizer(CheckpointedOptimizer):
             param_group = Group(param_group, self._options)
             check_options(type(self).__name__, param_group)
         super().add_param_group(param_group)
+        _planned.load(self.param_groups[-1]["params"])
         if self._release is not None:
             self._release.watch(self.param_groups)
         if self.state:

@@ -101,6 +101,13 @@ def _kept(optimizer: FusedOptimizer, parameters: Sequence[Tensor]) -> list[Tenso
     return [*parameters, *(v for own in states for v in own if isinstance(v, Tensor))]
 
 
+def load(parameters: Sequence[Tensor]) -> None:
+    """Imports what steps over the parameters need, so that the first one need not wait for it."""
+    # Programs that stay on the processor do without.
+    if any(_devices.find(device) for device in {own.device for own in parameters}):
+        from . import _plan  # noqa: F401
+
+
 def plan(
     optimizer: FusedOptimizer,
     rule: str,
@@ -110,7 +117,6 @@ def plan(
     flags: tuple[bool, ...],
 ) -> Part | None:
     """A plan for the batch, which is on one device; None where that has no kernels for it."""
-    # Programs that stay on the processor need not import them.
     from ..gpu.errors import NoKernelError
     from ._plan import Plan
 

@@ -76,13 +76,14 @@ def _inverse_factor(moments: Tensor) -> Tensor:
     mean = float(moments.diagonal().mean())
     damping = DAMPING * mean if mean > 0 else 1.0
     for _ in range(8):
-        damped = moments.clone()
+        # From the last column to the first: with J m J = L L^T, U is J L^-1 J.
+        damped = moments.flip(0, 1)
         damped.diagonal().add_(damping)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-        if not failed:
-            assert isinstance(upper, Tensor)
+            identity = torch.eye(len(moments))
+            inverse: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
+            upper = inverse.flip(0, 1).contiguous()
             return upper
         damping *= 4
     raise ValueError("calibrated_codes: expected moments of inputs, got an indefinite matrix")

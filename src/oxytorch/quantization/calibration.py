@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .memory import check_available
 
 Batch = Tensor | Mapping[str, Any] | Sequence[Any]
 """Arguments of one call of the model: a tensor, keyword arguments, or positional ones."""
@@ -74,8 +77,9 @@ def input_moments(
     what came before it has been yielded: layers that the caller has quantized by then count with
     their errors. Inputs of one block are kept for all batches. Other models are run once.
     The model runs in evaluation mode, without gradients, and is left as it was.
-    Raises ValueError if there are no batches, and what the model raises for the first one, before
-    anything is yielded; later ValueError if an input of a layer is not finite.
+    Raises ValueError if there are no batches, MemoryError if inputs and moments need more than
+    there is, and what the model raises for the first batch, before anything is yielded; later
+    ValueError if an input of a layer is not finite.
     """
     if isinstance(batches, (Tensor, Mapping, str)):
         raise TypeError(
@@ -86,8 +90,12 @@ def input_moments(
     if not calls:
         raise ValueError("calibration: expected at least one batch, got none")
     blocks = _blocks(model, layers.values())
-    if not _run_in_order(model, blocks, calls[0]):
+    trial = _tried(model, blocks, layers.values(), calls[0])
+    if trial.called != blocks:
         blocks = []
+    needed = trial.kept * len(calls) if blocks else 0
+    needed += _moments_bytes(trial.widths, blocks)
+    check_available("calibration", needed, "inputs of layers and their moments")
     return _moments_by_block(model, layers, calls, blocks)
 
 
@@ -133,17 +141,51 @@ def _blocks(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
     return best
 
 
-def _run_in_order(model: nn.Module, blocks: Sequence[nn.Module], call: Batch) -> bool:
-    """Whether one call of the model calls each block once, in order."""
-    called: list[nn.Module] = []
-    handles = [block.register_forward_pre_hook(lambda b, _: called.append(b)) for block in blocks]
+@dataclass
+class _Trial:
+    """What one call of a model showed.
+
+    called: blocks in the order of their calls. kept: bytes of the largest answer of a block.
+    widths: in_features of the layers that were called.
+    """
+
+    called: list[nn.Module] = field(default_factory=list)
+    kept: int = 0
+    widths: dict[nn.Module, int] = field(default_factory=dict)
+
+
+def _tried(
+    model: nn.Module, blocks: Sequence[nn.Module], layers: Iterable[nn.Module], call: Batch
+) -> _Trial:
+    """Calls the model once and looks."""
+    trial = _Trial()
+
+    def answered(block: nn.Module, arguments: Any, output: Any) -> None:
+        trial.called.append(block)
+        parts = output if isinstance(output, (tuple, list)) else (output,)
+        size = sum(part.nbytes for part in parts if isinstance(part, Tensor))
+        trial.kept = max(trial.kept, size)
+
+    def read(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        trial.widths[layer] = arguments[0].shape[-1]
+
+    handles = [block.register_forward_hook(answered) for block in blocks]
+    handles += [layer.register_forward_pre_hook(read) for layer in layers]
     try:
         with _running(model):
             _call(model, call)
     finally:
         for handle in handles:
             handle.remove()
-    return called == [*blocks]
+    return trial
+
+
+def _moments_bytes(widths: Mapping[nn.Module, int], blocks: Sequence[nn.Module]) -> int:
+    """Bytes of the moments in memory at a time, and of what is computed from the largest one."""
+    sizes = {layer: 4 * width * width for layer, width in widths.items()}
+    held = [sum(sizes.pop(part, 0) for part in block.modules()) for block in blocks]
+    held.append(sum(sizes.values()))
+    return max(held) + 3 * max((4 * width * width for width in widths.values()), default=0)
 
 
 def _run_block(

@@ -31,22 +31,19 @@ def linear(
     to its upper half's result and multiply by the lower half's: [..., out_features / 2].
     Returns x's dtype. Sums and epilogue are float32, rounded once.
     """
-    rows = weight.shape[0]
-    if is_gated(epilogue):
-        rows //= 2
-    if weight.is_gated != is_gated(epilogue):
+    if weight.is_gated is not is_gated(epilogue):
         wanted = "that ends in '_mul' for a gated weight" if weight.is_gated else "without '_mul'"
         raise ValueError(f"linear: expected an epilogue {wanted}, got {epilogue!r}")
     result: Tensor
     if weight.format == "bf16":
-        result = _bf16(x, weight.packed, rows, bias, other, epilogue)
+        result = _bf16(x, weight.packed, weight.outputs, bias, other, epilogue)
     elif weight.format == "nf4":
         result = _nf4(
             x,
             weight.packed,
             weight.channel_scales,
             weight.group_scales,
-            rows,
+            weight.outputs,
             bias,
             other,
             epilogue,
@@ -58,7 +55,7 @@ def linear(
             weight.channel_scales,
             weight.group_scales,
             weight.zero_points,
-            rows,
+            weight.outputs,
             bias,
             other,
             epilogue,

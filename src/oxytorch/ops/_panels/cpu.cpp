@@ -55,17 +55,18 @@ static PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, R
 // as `kUnpacking` rows, because it unpacks the weight for itself.
 static std::int64_t choose_chunk(std::int64_t rows, std::int64_t panel_groups) {
   constexpr std::int64_t kUnpacking = 12;
-  constexpr std::int64_t kStep = 48;
+  constexpr std::int64_t kLeast = 32;
   std::uint32_t threads = 1;
   check_call(torch_get_num_threads(&threads), "get_num_threads");
   std::int64_t best = 0, least = 0;
-  for (std::int64_t chunk = kItemRows; chunk >= kStep; chunk -= kStep) {
-    const std::int64_t taken = std::min(chunk, rows);
-    const std::int64_t items = panel_groups * divided_up(rows, taken);
-    const std::int64_t time = divided_up(items, threads) * (taken + kUnpacking);
-    if (best == 0 || time < least) best = taken, least = time;
+  for (std::int64_t count = divided_up(rows, kItemRows);; ++count) {
+    const std::int64_t chunk = divided_up(divided_up(rows, count), kTileHeight) * kTileHeight;
+    if (best != 0 && chunk < kLeast) return best;
+    const std::int64_t items = panel_groups * divided_up(rows, chunk);
+    const std::int64_t time = divided_up(items, threads) * (chunk + kUnpacking);
+    if (best == 0 || time < least) best = chunk, least = time;
+    if (count >= 8 * threads) return best;
   }
-  return best;
 }
 
 void multiply_many_rows(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype,

@@ -168,7 +168,7 @@ inline Tensor linear_entry(const char* op, PanelFormat format, const Tensor& x,
   result.out = out.mutable_data();
   const Rows rows = rows_of(x);
   if (rows.count == 0) return out;
-  if (rows.count <= few_rows_limit(format)) {
+  if (rows.count <= few_rows_limit(format, rounds_to_int8)) {
     multiply_few(rows, dtype, rounds_to_int8, weight, result);
     return out;
   }

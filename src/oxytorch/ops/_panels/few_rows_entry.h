@@ -19,25 +19,24 @@ inline std::uint8_t* staging_memory(std::int64_t bytes) {
   return memory.data() + (-address & (kLine - 1));
 }
 
-// The most rows for which these kernels are faster than those for many rows, as measured.
-inline std::int64_t few_rows_limit(PanelFormat format) {
-  switch (format) {
-    case PanelFormat::bf16:
-      return std::string_view(oxytorch_level_name(active_level())) == "amx" ? 4 : 8;
-    case PanelFormat::int8:
-    case PanelFormat::int4:
-      return 12;
-    case PanelFormat::nf4:
-      return 8;
-  }
-  return 0;
+// The most rows for which these kernels are faster than those for many rows, as measured. Tiles of
+// AMX take as long for one row as for 16, so bfloat16 rows go there early.
+inline std::int64_t few_rows_limit(PanelFormat format, bool rounds_to_int8) {
+  const bool has_codes = format == PanelFormat::int8 || format == PanelFormat::int4;
+  if (std::string_view(oxytorch_level_name(active_level())) == "amx") return rounds_to_int8 ? 8 : 3;
+  return has_codes ? 12 : 8;
+}
+
+// Room for the factors of a staged row.
+inline std::int64_t staged_blocks(std::int64_t groups, std::int64_t depth) {
+  return groups + (depth + kStagedBlock - 1) / kStagedBlock;
 }
 
 // result = epilogue(x weight^T + bias) for at most kFewRows rows of x, on torch's threads.
 inline void multiply_few(const Rows& x, DType dtype, bool rounds_to_int8, const PanelsArgs& weight,
                          const PanelResultArgs& result) {
   const std::int64_t depth = (x.width + kPanelDepth - 1) / kPanelDepth * kPanelDepth;
-  const std::int64_t blocks = weight.groups + (depth + kStagedBlock - 1) / kStagedBlock;
+  const std::int64_t blocks = staged_blocks(weight.groups, depth);
   const std::int64_t values = x.count * depth * 4;
   std::uint8_t* memory = staging_memory(values + x.count * blocks * 8);
   const FewRowsArgs args{

@@ -209,10 +209,18 @@ struct DigitWay {
       const std::int64_t room = args.depth - begin;
       for (; i < (room < length ? room : length); i += kLanes) put(f32v{});
       *scales++ = top / kMost;
-      *sums = 0;
-      for (int lane = 0; lane < kLanes; ++lane) *sums += total[lane];
-      ++sums;
+      *sums++ = sum_of(total);
     }
+  }
+
+  OXY_INLINE std::int32_t sum_of(i32v v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(v));
+#else
+    std::int32_t sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += v[i];
+    return sum;
+#endif
   }
 
   OXY_INLINE void put_digits(std::uint32_t* to, i32v whole) {
@@ -229,13 +237,14 @@ struct DigitWay {
       const i32v high = (whole + 64) >> 7;
       const u8v highs = truncate_8_bits(reinterpret_cast<u32v>(high) & 0xff);
       const u8v lows = truncate_8_bits(reinterpret_cast<u32v>(whole - (high << 7)) & 0xff);
-      std::uint32_t quads[2][kLanes / 4];
-      std::memcpy(quads[0], &highs, sizeof highs);
-      std::memcpy(quads[1], &lows, sizeof lows);
-      for (int i = 0; i < kLanes / 4; ++i) {
-        to[2 * i] = quads[0][i];
-        to[2 * i + 1] = quads[1][i];
-      }
+#if defined(__AVX512F__)
+      const auto a = reinterpret_cast<__m128i>(highs), b = reinterpret_cast<__m128i>(lows);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + 1, _mm_unpackhi_epi32(a, b));
+#else
+      const auto a = _mm_cvtsi64_si128(reinterpret_cast<long long>(highs));
+      const auto b = _mm_cvtsi64_si128(reinterpret_cast<long long>(lows));
+#endif
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi32(a, b));
     }
   }
 

@@ -25,10 +25,11 @@ OXY_INLINE void with_stored(Form, PanelFormat format, Body body) {
 }
 
 static void multiply_item(const PanelProduct& product, std::int64_t item, float* sums) {
-  const std::int64_t first_row = item % product.chunks * product.chunk_rows;
+  const std::int64_t panel_groups = product.items / product.chunks;
+  const std::int64_t first_row = item / panel_groups * product.chunk_rows;
   const std::int64_t rows_left = product.row_count - first_row;
   const std::int64_t rows = rows_left < product.chunk_rows ? rows_left : product.chunk_rows;
-  const std::int64_t first_panel = item / product.chunks * kItemPanels;
+  const std::int64_t first_panel = item % panel_groups * kItemPanels;
   const std::int64_t panels_left = product.weight.panel_count - first_panel;
   const std::int64_t panels = panels_left < kItemPanels ? panels_left : kItemPanels;
   with_form(product.prepared.form, [&](auto form) {

@@ -100,8 +100,8 @@ struct PanelResultArgs {
 };
 
 // One product: `row_count` prepared rows, from prepared.first on, times a weight. Its items are
-// chunks of `chunk_rows` rows times groups of kItemPanels panels; chunks of a group of panels
-// follow each other.
+// groups of kItemPanels panels times chunks of `chunk_rows` rows; all groups of a chunk follow each
+// other, so that its rows stay in the caches.
 struct PanelProduct {
   PreparedRows prepared;
   PanelsArgs weight;

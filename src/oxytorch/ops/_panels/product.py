@@ -23,10 +23,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """What each epilogue does to the sums; `_mul` then multiplies by the other half of the weight."""
 
+_GATED = frozenset(name for name in ACTIVATIONS if name.endswith("_mul"))
+
 
 def is_gated(epilogue: str) -> bool:
     """Whether the epilogue wants a weight whose panels alternate between gate and up."""
-    return epilogue.endswith("_mul")
+    return epilogue in _GATED
 
 
 def product(

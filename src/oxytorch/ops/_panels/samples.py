@@ -63,9 +63,9 @@ def _calls(
     format: str, dtype: torch.dtype, size: str
 ) -> Iterator[tuple[str, Tensor, PanelWeight, int, tuple[object, ...], str]]:
     if size != "test":
-        side = 512 if size == "cache" else 8192
-        weight = weight_of_codes(format, side, side, None if format == "bf16" else 128, False)
-        yield f"1x{side}x{side}", values(1, side, dtype=dtype), weight, side, (), "none"
+        out, inputs = (512, 512) if size == "cache" else (16384, 8192)
+        weight = weight_of_codes(format, out, inputs, None if format == "bf16" else 128, False)
+        yield f"1x{inputs}x{out}", values(1, inputs, dtype=dtype), weight, out, (), "none"
         return
     for rows, out, inputs, group, asymmetric, has_bias, epilogue, activation in _CALLS:
         if activation == "int8" and format not in layout.MIDDLE:

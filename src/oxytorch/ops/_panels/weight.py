@@ -41,7 +41,10 @@ class PanelWeight(PackedTensor):
     group_scales: Tensor | None
     zero_points: Tensor | None
 
-    _shared_fields = (*_TENSORS, "format", "group_size", "is_gated", "activation")
+    outputs: int
+    """Of a product: out_features, or half of them if the weight is gated."""
+
+    _shared_fields = (*_TENSORS, "format", "group_size", "is_gated", "activation", "outputs")
 
     @classmethod
     def from_dense(cls, weight: Tensor) -> PanelWeight:
@@ -274,6 +277,8 @@ def _made(
         setattr(result, name, tensors.get(name))
     result.format, result.group_size = format, group_size
     result.is_gated, result.activation = gated, None
+    # Not asked of the shape in each call: torch would make a new tuple.
+    result.outputs = shape[0] // 2 if gated else shape[0]
     return result
 
 

@@ -1,6 +1,8 @@
 #include "ops/attention/kernel.h"
 
 #include "core/vec.h"
+#include "ops/_attention/pairs.h"
+#include "ops/_attention/turn.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -35,7 +37,7 @@ struct Single {
   OXY_INLINE f32v multiply(f32v sum, float a, const float* b) { return sum + a * load(b); }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(OXY_FAST_PAIRS)
 struct Pair {
   using Unit = std::uint32_t;
   static constexpr int kDepth = 2;
@@ -151,7 +153,7 @@ static void take_values(Single, const T* from, std::int64_t stride, std::int64_t
 
 OXY_INLINE void put_exponentials(Single, float* to, std::int64_t i, f32v v) { store(to + i, v); }
 
-#if defined(__AVX512BF16__)
+#if defined(OXY_FAST_PAIRS)
 
 OXY_INLINE std::uint32_t pair_of(const bf16* from, std::int64_t left) {
   std::uint16_t low = 0, high = 0;
@@ -170,24 +172,6 @@ static void take_rows(Pair, const bf16* from, std::int64_t stride, std::int64_t 
     }
     std::memcpy(row, from + r * stride, dim / 2 * 4);
     if (dim % 2) row[dim / 2] = pair_of(from + r * stride + dim - 1, 1);
-  }
-}
-
-// Turns 16 rows of 16 pairs round, in four steps that swap neighbours 8, 4, 2 and 1 apart.
-OXY_INLINE void turn(__m512i (&rows)[16]) {
-  for (int step = 8; step > 0; step /= 2) {
-    alignas(64) std::int32_t low[16], high[16];
-    for (int lane = 0; lane < 16; ++lane) {
-      low[lane] = lane & step ? 16 + (lane ^ step) : lane;
-      high[lane] = lane & step ? 16 + lane : lane ^ step;
-    }
-    const __m512i take_low = _mm512_load_si512(low), take_high = _mm512_load_si512(high);
-    for (int i = 0; i < 16; ++i) {
-      if (i & step) continue;
-      const __m512i first = rows[i], second = rows[i + step];
-      rows[i] = _mm512_permutex2var_epi32(first, take_low, second);
-      rows[i + step] = _mm512_permutex2var_epi32(first, take_high, second);
-    }
   }
 }
 

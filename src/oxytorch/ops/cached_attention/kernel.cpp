@@ -1,7 +1,7 @@
 #include "ops/cached_attention/kernel.h"
 
-#include "ops/cached_attention/block.h"
 #include "ops/cached_attention/rows.h"
+#include "ops/cached_attention/tiles.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -23,10 +23,11 @@ static Item item_of(const CachedAttentionArgs& args, std::int64_t index) {
   Item item{};
   const std::int64_t split = index % args.splits;
   index /= args.splits;
-  item.head = index % args.kv_heads;
-  index /= args.kv_heads;
+  // Blocks of a head follow each other: its keys and values stay in the cache.
   const std::int64_t block = balanced(index % args.row_blocks, args.row_blocks);
-  item.batch = index / args.row_blocks;
+  index /= args.row_blocks;
+  item.head = index % args.kv_heads;
+  item.batch = index / args.kv_heads;
   const std::int64_t all = args.length * args.group;
   item.first = block * args.rows;
   item.rows = all - item.first < args.rows ? all - item.first : args.rows;
@@ -74,19 +75,27 @@ OXY_INLINE void convert(const std::int8_t* from, std::int64_t dim, std::int16_t*
   }
   for (; i < dim; ++i) to[i] = from[i];
 }
+OXY_INLINE void convert(const std::int8_t* from, std::int64_t dim, bf16* to) {
+  sweep(0, dim, [&](std::int64_t i, auto count) {
+    const u8v codes = load_raw<u8v>(reinterpret_cast<const std::uint8_t*>(from) + i, count);
+    const i32v whole = reinterpret_cast<i32v>(zero_extend(codes) << 24) >> 24;
+    store(to + i, __builtin_convertvector(whole, f32v), count);
+  });
+}
 OXY_INLINE void convert(const bf16* from, std::int64_t dim, float* to) {
   sweep(0, dim, [&](std::int64_t i, auto count) { store(to + i, load(from + i, count), count); });
 }
 
-// Rows [at, at + count) of the cache where they lie, or copied where the products cannot read them.
+// Rows [at, at + count) of the cache where they lie, or copied where the products cannot read them;
+// `step`: copies are filled up with rows of zeros to a multiple of this.
 template <class Stored, class Element>
 static Block<Element> rows_of(const CachedAttentionArgs& args, const CachedTensor& tensor,
                               const Item& item, std::int64_t at, std::int64_t count,
-                              std::int64_t width, Element* copy) {
+                              std::int64_t width, std::int64_t step, Element* copy) {
   const AttentionStrides& strides = tensor.cache_strides;
   const auto* cache = static_cast<const Stored*>(tensor.cache) + item.head * strides.head;
   if constexpr (__is_same(Stored, Element)) {
-    if (!args.beams && width == args.dim) {
+    if (!args.beams && width == args.dim && count % step == 0) {
       return {cache + item.batch * strides.batch + at * strides.row, strides.row};
     }
   }
@@ -96,6 +105,7 @@ static Block<Element> rows_of(const CachedAttentionArgs& args, const CachedTenso
     convert(cache + batch * strides.batch + (at + k) * strides.row, args.dim, to);
     if (width > args.dim) std::memset(to + args.dim, 0, sizeof(Element) * (width - args.dim));
   }
+  std::memset(copy + count * width, 0, sizeof(Element) * width * (round_up(count, step) - count));
   return {copy, width};
 }
 
@@ -274,18 +284,86 @@ static void leave(const CachedAttentionArgs& args, const Item& item, std::int64_
   }
 }
 
+// The scales of a block of an int8 cache.
+struct Scales {
+  float keys[kKeys];
+  float values[kKeys + 1];
+  float undo = 1.0f;  // what weights times values are multiplied with
+};
+
+template <class Form>
+static void take_scales_of_block(const CachedAttentionArgs& args, const Item& item, std::int64_t at,
+                                 std::int64_t keys, Scales& scales) {
+  // All of the block, also what this item does not see: rounding must not depend on items.
+  const std::int64_t left = args.start + args.length - at;
+  const std::int64_t block = left < kKeys ? left : kKeys;
+  take_scales(args, args.key, item, at, keys, scales.keys);
+  take_scales(args, args.value, item, at, block, scales.values);
+  scales.values[block] = 0.0f;
+  if (Form::kWhole) scales.undo = spread_scales(scales.values, block);
+}
+
+// Copies of a block's rows where the products cannot read them in place, and what is found of it.
+template <class Form, int lanes>
+struct Scratch {
+  alignas(64) typename Form::Key keys[kKeys * kDim];
+  alignas(64) typename Form::Value values[kKeys * kDim];
+  alignas(64) float scores[kKeys * lanes];
+  alignas(64) typename Form::Unit weights[kKeys * lanes / Form::kDepth];
+  Scales scales;
+#if defined(__AMX_TILE__)
+  ValuePairs pairs;
+#endif
+};
+
+template <class Form, class Stored, int lanes>
+static void attend_block(const CachedAttentionArgs& args, const Item& item, std::int64_t at,
+                         std::int64_t width, Rows<Form, lanes>& rows,
+                         Scratch<Form, lanes>& scratch) {
+  constexpr bool kScaled = __is_same(Stored, std::int8_t);
+  const std::int64_t keys = item.end - at < kKeys ? item.end - at : kKeys;
+  constexpr std::int64_t kStep = kInTiles<Form, lanes> ? 16 : 1;
+  const auto k = rows_of<Stored>(args, args.key, item, at, keys, width, kStep, scratch.keys);
+  const auto v = rows_of<Stored>(args, args.value, item, at, keys, width, 1, scratch.values);
+  Ahead values_ahead = ahead_of<Stored>(args, args.value, item, at);
+  Ahead keys_ahead = ahead_of<Stored>(args, args.key, item, at + kKeys);
+  if (kScaled) take_scales_of_block<Form>(args, item, at, keys, scratch.scales);
+  const float* key_scales = kScaled ? scratch.scales.keys : nullptr;
+  const float* value_scales = kScaled ? scratch.scales.values : nullptr;
+  if constexpr (kInTiles<Form, lanes>) {
+    pair_values(v.rows, v.stride, keys, width, keys_ahead, scratch.pairs);
+  }
+  for (std::int64_t group = 0; group * lanes < item.rows; ++group) {
+    if (at > rows.last[group] || at + keys <= rows.first[group]) continue;
+    const std::int64_t first = group * lanes;
+    const std::int64_t count = item.rows - first < lanes ? item.rows - first : lanes;
+    const auto* queries = rows.queries + first * width / Form::kDepth;
+    float* sums = rows.sums + first * width;
+    if constexpr (kInTiles<Form, lanes>) {
+      score_in_tiles(queries, k.rows, k.stride, keys, width, rows.scales + first, key_scales,
+                     values_ahead, scratch.scores);
+    } else {
+      score_block<Form, lanes>(queries, k.rows, k.stride, keys, width, rows.scales + first,
+                               key_scales, values_ahead, scratch.scores);
+    }
+    change_block(args, rows, group, at, keys, scratch.scores);
+    const Running block = weigh<Form, lanes>(scratch.scores, keys, value_scales, scratch.weights);
+    Factors factors = join(rows.running[group], block);
+    store(factors.block, load(factors.block) * scratch.scales.undo);
+    if constexpr (kInTiles<Form, lanes>) {
+      add_in_tiles(scratch.weights, scratch.pairs, keys, factors, sums, count, width);
+    } else {
+      add_values<Form, lanes>(scratch.weights, v.rows, v.stride, keys, factors, keys_ahead, sums,
+                              count, width);
+    }
+    values_ahead = keys_ahead = {};
+  }
+}
+
 template <class Form, class Stored, int lanes>
 static void attend(const CachedAttentionArgs& args, std::int64_t index) {
-  using Unit = typename Form::Unit;
-  using Key = typename Form::Key;
-  using Value = typename Form::Value;
   Rows<Form, lanes> rows;
-  alignas(64) Key key_copy[kKeys * kDim];
-  alignas(64) Value value_copy[kKeys * kDim];
-  alignas(64) float scores[kKeys * lanes];
-  alignas(64) Unit weights[kKeys * lanes / Form::kDepth];
-  float key_scales[kKeys], value_scales[kKeys + 1];
-
+  Scratch<Form, lanes> scratch;
   const Item item = item_of(args, index);
   if (args.write_in_attend) {
     const std::int64_t from = item.begin > args.start ? item.begin : args.start;
@@ -296,46 +374,27 @@ static void attend(const CachedAttentionArgs& args, std::int64_t index) {
   const std::int64_t width = round_up(args.dim, kDimStep);
   take_rows(args, item, width, rows);
   for (std::int64_t at = item.begin; at < item.end; at += kKeys) {
-    const std::int64_t keys = item.end - at < kKeys ? item.end - at : kKeys;
-    const Block<Key> k = rows_of<Stored>(args, args.key, item, at, keys, width, key_copy);
-    const Block<Value> v = rows_of<Stored>(args, args.value, item, at, keys, width, value_copy);
-    const Ahead values_ahead = ahead_of<Stored>(args, args.value, item, at);
-    const Ahead keys_ahead = ahead_of<Stored>(args, args.key, item, at + kKeys);
-    float value_factor = 1.0f;
-    if constexpr (Form::kWhole) {
-      take_scales(args, args.key, item, at, keys, key_scales);
-      take_scales(args, args.value, item, at, keys, value_scales);
-      value_factor = spread_scales(value_scales, keys);
-    }
-    for (std::int64_t group = 0; group * lanes < item.rows; ++group) {
-      if (at > rows.last[group] || at + keys <= rows.first[group]) continue;
-      const std::int64_t first = group * lanes;
-      score_block<Form, lanes>(rows.queries + first * width / Form::kDepth, k.rows, k.stride, keys,
-                               width, rows.scales + first, Form::kWhole ? key_scales : nullptr,
-                               group == 0 ? values_ahead : Ahead{}, scores);
-      change_block(args, rows, group, at, keys, scores);
-      const Running block =
-          weigh<Form, lanes>(scores, keys, Form::kWhole ? value_scales : nullptr, weights);
-      Factors factors = join(rows.running[group], block);
-      store(factors.block, load(factors.block) * value_factor);
-      const std::int64_t count = item.rows - first < lanes ? item.rows - first : lanes;
-      add_values<Form, lanes>(weights, v.rows, v.stride, keys, factors,
-                              group == 0 ? keys_ahead : Ahead{}, rows.sums + first * width, count,
-                              width);
-    }
+    attend_block<Form, Stored>(args, item, at, width, rows, scratch);
   }
   leave(args, item, index % args.splits, width, rows);
 }
 
 template <class Form, class Stored>
 static void attend_all(const CachedAttentionArgs& args, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t item = begin; item < end; ++item) {
-    if (kFewLanes < kLanes && args.rows <= kFewLanes) {
-      attend<Form, Stored, kFewLanes>(args, item);
-    } else {
-      attend<Form, Stored, kLanes>(args, item);
+  const auto each = [&](auto lanes) {
+    for (std::int64_t item = begin; item < end; ++item) {
+      attend<Form, Stored, decltype(lanes)::value>(args, item);
     }
+  };
+#if defined(__AMX_TILE__)
+  if constexpr (kInTiles<Form, kLanes>) {
+    configure_tiles();
+    each(Count<kLanes>{});
+    return release_tiles();
   }
+#endif
+  if (args.rows <= kFewLanes) return each(Count<kFewLanes>{});
+  each(Count<kLanes>{});
 }
 
 static void attend_any(const CachedAttentionArgs& args, std::int64_t begin, std::int64_t end) {
@@ -343,11 +402,16 @@ static void attend_any(const CachedAttentionArgs& args, std::int64_t begin, std:
     case CacheType::float32:
       return attend_all<Single, float>(args, begin, end);
     case CacheType::bfloat16:
-#if defined(__AVX512BF16__)
+#if defined(OXY_FAST_PAIRS) || defined(__AMX_TILE__)
       if (args.dtype == DType::bfloat16) return attend_all<Pair, bf16>(args, begin, end);
 #endif
       return attend_all<Single, bf16>(args, begin, end);
     case CacheType::int8:
+#if defined(__AMX_TILE__)
+      if (args.dtype == DType::bfloat16 && args.rows >= kLeastTileRowsOfCodes) {
+        return attend_all<Pair, std::int8_t>(args, begin, end);
+      }
+#endif
       return attend_all<WholePair, std::int8_t>(args, begin, end);
   }
 }
