@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+import oxytorch
 from oxytorch.__main__ import main
 from oxytorch.benchmark.report import report
 from oxytorch.benchmark.results import read_run
@@ -72,9 +74,29 @@ def test_rows_are_told_and_written(folder, tmp_path, capsys):
     assert "### perplexity" in report([read_run(path)])
 
 
+def test_a_folder_that_is_quantized_is_measured_as_it_is(folder, tmp_path, capsys):
+    quantized, path = tmp_path / "quantized", tmp_path / "result.json"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    oxytorch.quantize_(model.eval(), oxytorch.quantization.Int4Weight(64), filter="*")
+    oxytorch.save_quantized(model, quantized)
+    for file in folder.glob("tokenizer*"):
+        shutil.copy(file, quantized)
+    words = ["--text", str(folder / "text.txt"), "--tokens", "300", "--json"]
+    assert main(["llm", "perplexity", str(quantized), *words, str(path)]) == 0
+    plain = ["--weights", "int4", "--group-size", "64", "--tokens", "300", "--json"]
+    assert _run(folder, *plain, str(tmp_path / "plain.json")) == 0
+    [stored], [made] = (read_run(p)["results"] for p in (path, tmp_path / "plain.json"))
+    assert stored["label"] == "as stored"
+    assert stored["perplexity"] == pytest.approx(made["perplexity"], rel=1e-3)
+    capsys.readouterr()
+    assert main(["llm", "perplexity", str(quantized), *words, str(path), "--weights", "int8"]) == 2
+    assert "--weights: " in (told := capsys.readouterr().err) and "quantized already" in told
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
+        (["--weights", ","], "at least one format"),
         (["--window", "65"], "window of at most 64"),
         (["--window", "32", "--stride", "33"], "stride from 1 to window 32"),
         (["--group-size", "48", "--weights", "int4"], "group_size"),

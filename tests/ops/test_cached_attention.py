@@ -154,12 +154,19 @@ def copied(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...
     return (*args[:3], *caches, *args[5:]), {**named, **scales}
 
 
-def seen(args: tuple[Any, ...], named: dict[str, Any], wide: torch.dtype) -> Tensor:
-    """What the query sees in a cache that the call has written, computed in the dtype `wide`."""
+def seen(
+    args: tuple[Any, ...], named: dict[str, Any], wide: torch.dtype, plain: bool = False
+) -> Tensor:
+    """What the query sees in a cache that the call has written, computed in the dtype `wide`.
+
+    plain: as plain PyTorch does, with the rotated query rounded to its own dtype.
+    """
     rest = dict(named)
     norm, _ = rest.pop("query_norm", None), rest.pop("key_norm", None)
     turn = [rest.pop(name, None) for name in ("cos", "sin")]
     query = prepared(args[0], norm, 1e-6, *turn, rest.pop("interleaved", False), wide)
+    if plain:
+        query = query.to(args[0].dtype).to(wide)
     return attended(query, *args[3:], **rest)
 
 
@@ -201,7 +208,7 @@ def test_numbers(case: Case, level: str) -> None:
         actual = at_level(level, args, named)
         testing.assert_guarded(actual, 64)
     assert actual.is_contiguous()
-    plain = seen(args, named, FP32).to(case.dtype)
+    plain = seen(args, named, FP32, plain=True).to(case.dtype)
     assert_right(case, actual, seen(args, named, torch.float64), plain)
     reference(*usual_args, **usual_named)
     scales = [name for name in ("key_scales", "value_scales") if name in named]

@@ -128,6 +128,11 @@ def observe(model: nn.Module, layers: list[LayerCalls], config: Any) -> Rotation
                 attention_mask=torch.ones_like(tokens),
                 use_cache=True,
             )
+    except Exception as error:
+        raise ValueError(
+            f"llm.optimize: expected a model that reads tokens, but {type(model).__name__} failed "
+            f"on {tokens.shape[1]} of them ({type(error).__name__}: {error})"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -140,3 +145,13 @@ def named_arguments(
     """Returns a call's arguments by name, without the hidden states."""
     names = [*inspect.signature(type(module).forward).parameters][1:]
     return {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}
+
+
+def move(layers: list[LayerCalls], rotations: Rotations, model: nn.Module, copy: nn.Module) -> None:
+    """Makes what was seen of a model that of a copy of it."""
+    paths = {module: path for path, module in model.named_modules()}
+    for layer in layers:
+        layer.module = copy.get_submodule(layer.path)
+    for index, (call, cos) in enumerate(rotations):
+        module = copy.get_submodule(paths[call.module])
+        rotations[index] = (Rotation(module, call.rest, call.named), cos)

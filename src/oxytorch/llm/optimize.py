@@ -13,37 +13,34 @@ from ..core.packed import PackedTensor
 from ..ops._panels import PanelWeight
 from ..optimize import undo
 from ..optimize.copies import Separation, copied
-from ..optimize.record import ATTRIBUTE, Change, ForwardSet, Record, record_of
+from ..optimize.record import ATTRIBUTE, Change, ForwardSet, Record
 from ..optimize.report import Entry
 from ..optimize.verify import VerificationError
-from ..quantization.configs import (
-    Int4Weight,
-    Int8DynamicActivationInt4Weight,
-    Int8DynamicActivationInt8Weight,
-    Int8Weight,
-    NF4Weight,
-    WeightConfig,
-)
+from ..quantization.configs import WeightConfig
 from ..quantization.layers import output_head
-from ..quantization.memory import check_available
 from ..quantization.quantize import nbytes
 from ..quantization.weights import ReorderedPanelWeight
-from . import cache as caches
 from . import checking
+from .arguments import (
+    cache_dtype_of,
+    check_memory,
+    check_model,
+    check_weights,
+    text_config,
+    weight_config,
+)
+from .cache import DTYPES
 from .forwards import LayerForward, MlpForward
 from .layer import FusedLayer, Mlp
 from .matching import Unmatched
 from .model import FusedModel, fuse
-from .observing import LayerCalls, Rotations, decoder_layers, observe
+from .observing import LayerCalls, Rotations, decoder_layers, move, observe
 from .packing import Packer, RowsWeight, StackedWeight, order_of
-from .parts import ROUTERS, improve_parts, set_norm_forward, stored_transposed
+from .parts import improve_parts, set_norm_forward, stored_transposed
 from .plan import Plan
 from .report import LanguageModelReport
 
 _Model = TypeVar("_Model", bound=nn.Module)
-
-FORMATS = ("int8", "int4", "nf4")
-"""Formats of quantized weights."""
 
 
 def optimize(
@@ -82,27 +79,36 @@ def optimize(
     packs again. No parameter asks for gradients; calls that need them, and calls with arguments or
     caches that the fused layers do not know, run the layers' own code.
     Raises TypeError, ValueError or MemoryError for what does not fit, before anything is changed.
+    An interrupt with inplace=True leaves plain weights, some with the values that they had packed.
     """
-    config = _weight_config(weights, group_size, activation)
-    dtype = _check(model, dtype)
-    head_config = (
-        config
-        if head == "weights"
-        else _weight_config(None if head in (None, "bf16") else head, group_size, activation)
-    )
-    cache_dtype = _cache_dtype(kv_cache, dtype)
-    layers = decoder_layers(model)
-    _check_shapes(layers, config)
-    _check_memory(model, layers, config, dtype, inplace)
+    config = weight_config(weights, group_size, activation)
+    dtype = check_model(model, dtype)
+    head_config = config
+    if head in (None, "bf16"):
+        head_config = None
+    elif head != "weights":
+        head_config = weight_config(head, group_size, activation)
+    cache_dtype = cache_dtype_of(kv_cache, dtype)
     began = time.perf_counter()
     text = text_config(model)
+    layers = decoder_layers(model)
+    rotations = observe(model, layers, text)
+    layers = [calls for calls in layers if calls.prompt]
+    if not layers:
+        raise ValueError(
+            f"llm.optimize: expected a model with a list of decoder layers, got a "
+            f"{type(model).__name__}; oxytorch.quantize_ takes any linear layers"
+        )
+    check_weights(layers, config)
+    check_memory(model, layers, config, dtype, inplace)
     result = model if inplace else copied(model, "llm.optimize")
-    layers = decoder_layers(result)
+    if not inplace:
+        move(layers, rotations, model, result)
     report = LanguageModelReport(
         type(model).__name__,
         str(dtype).removeprefix("torch."),
         ["llm.optimize"],
-        kv_cache=next(name for name, known in caches.DTYPES.items() if known == cache_dtype),
+        kv_cache=next(name for name, known in DTYPES.items() if known == cache_dtype),
         layers=len(layers),
         allowed=checking.ALLOWED,
         bytes_before=nbytes(model),
@@ -110,7 +116,6 @@ def optimize(
     record = Record(report)
     result.__dict__[ATTRIBUTE] = record
     try:
-        rotations = observe(result, layers, text)
         _freeze(result, record)
         work = _Work(result, record, dtype, config, cache_dtype, not inplace)
         work.layers(layers, text, progress)
@@ -127,12 +132,6 @@ def optimize(
     report.seconds = time.perf_counter() - began
     report.bytes_after = nbytes(result)
     return result
-
-
-def text_config(model: Any) -> Any:
-    """The configuration of a model's language part."""
-    getter = getattr(model.config, "get_text_config", None)
-    return getter() if callable(getter) else model.config
 
 
 class _Work:
@@ -293,31 +292,6 @@ def _freeze(model: nn.Module, record: Record) -> None:
             module._parameters[name] = made[parameter]
 
 
-def _weight_config(
-    weights: str | WeightConfig | None, group_size: int | None, activation: str | None
-) -> WeightConfig | None:
-    if activation not in (None, "int8"):
-        raise ValueError(f"llm.optimize: expected activation None or 'int8', got {activation!r}")
-    if weights is None or isinstance(weights, WeightConfig):
-        if weights is None and activation is not None:
-            raise ValueError(
-                "llm.optimize: expected weights 'int8' or 'int4' with activation='int8', got None"
-            )
-        return weights
-    if weights not in FORMATS:
-        names = ", ".join(map(repr, FORMATS))
-        raise ValueError(f"llm.optimize: expected weights None, {names}, got {weights!r}")
-    if weights == "nf4":
-        if activation is not None:
-            raise ValueError("llm.optimize: expected activation=None with nf4, got 'int8'")
-        return NF4Weight(group_size)
-    if weights == "int8":
-        return Int8Weight() if activation is None else Int8DynamicActivationInt8Weight()
-    if activation is None:
-        return Int4Weight(group_size)
-    return Int8DynamicActivationInt4Weight(group_size)
-
-
 def _formats(parameters: list[nn.Parameter], dtype: torch.dtype) -> str:
     """How most of some weights are stored."""
     sizes: dict[str, int] = {}
@@ -332,97 +306,6 @@ def _formats(parameters: list[nn.Parameter], dtype: torch.dtype) -> str:
             name = stored.format + group + rounded
         sizes[name] = sizes.get(name, 0) + parameter.numel()
     return max(sizes, key=lambda name: sizes[name], default="")
-
-
-def _cache_dtype(kv_cache: str | None, dtype: torch.dtype) -> torch.dtype:
-    if kv_cache is None:
-        return dtype
-    if kv_cache not in caches.DTYPES:
-        names = ", ".join(map(repr, caches.DTYPES))
-        raise ValueError(f"llm.optimize: expected kv_cache None, {names}, got {kv_cache!r}")
-    return caches.DTYPES[kv_cache]
-
-
-def _check(model: Any, dtype: torch.dtype | None) -> torch.dtype:
-    """Looks at the arguments; returns the dtype of the result."""
-    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
-        raise TypeError(
-            "llm.optimize: expected a causal language model of transformers, got a "
-            f"{type(model).__name__}; oxytorch.optimize takes any module"
-        )
-    if not hasattr(model, "generate") or output_head(model) is None:
-        raise TypeError(
-            "llm.optimize: expected a model with an output head (a ...ForCausalLM), got a "
-            f"{type(model).__name__}"
-        )
-    if record_of(model) is not None:
-        raise ValueError(
-            "llm.optimize: expected a model that is not optimized yet, got an optimized one; "
-            "call oxytorch.undo(model) first"
-        )
-    if model.training:
-        raise ValueError(
-            "llm.optimize: expected model in evaluation mode, got one in training mode; "
-            "call model.eval() first"
-        )
-    for name, parameter in model.named_parameters():
-        if parameter.device.type != "cpu":
-            raise ValueError(f"llm.optimize: expected {name} on cpu, got {parameter.device}")
-    if dtype is None:
-        dtype = next(model.parameters()).dtype
-    if dtype not in (torch.bfloat16, torch.float32):
-        raise ValueError(f"llm.optimize: expected dtype bfloat16 or float32, got {dtype}")
-    return dtype
-
-
-def _matrices(layers: list[LayerCalls]) -> list[tuple[str, torch.Tensor]]:
-    return [
-        (f"{calls.path}.{name}", parameter)
-        for calls in layers
-        for name, parameter in calls.module.named_parameters()
-        if parameter.dim() > 1 and not isinstance(parameter, PackedTensor)
-    ]
-
-
-def _check_shapes(layers: list[LayerCalls], config: WeightConfig | None) -> None:
-    if config is None or config.group_size is None:
-        return
-    for name, parameter in _matrices(layers):
-        if name.removesuffix(".weight").rpartition(".")[2] in ROUTERS:
-            continue
-        depth = parameter.shape[-1]
-        if depth % config.group_size:
-            fitting = [size for size in (256, 128, 64, 32) if depth % size == 0]
-            advice = f"group_size={fitting[0]} fits" if fitting else "use group_size=None or int8"
-            raise ValueError(
-                f"llm.optimize: expected a group_size that divides in_features {depth} of {name}, "
-                f"got {config.group_size}; {advice}"
-            )
-
-
-def _check_memory(
-    model: nn.Module,
-    layers: list[LayerCalls],
-    config: WeightConfig | None,
-    dtype: torch.dtype,
-    inplace: bool,
-) -> None:
-    """Foresees the most memory beyond the model's own: what is packed, and one layer in float32."""
-    largest = max((_numbers(calls.module) for calls in layers), default=0)
-    trial = 2 * 4 * largest
-    bits = {None: 8 * dtype.itemsize}.get(config, 0) if config is None else config.bits
-    packed = sum(parameter.numel() for _, parameter in _matrices(layers)) * (bits + 0.5) / 8
-    head = output_head(model)
-    if head is not None:
-        packed += _numbers(head) * (bits + 0.5) / 8
-    freed = sum(parameter.nbytes for _, parameter in _matrices(layers)) if inplace else 0
-    rest = 0 if inplace else nbytes(model) - sum(p.nbytes for _, p in _matrices(layers))
-    needed = int(trial + max(packed - freed, packed / max(len(layers), 1)) + rest)
-    check_available("llm.optimize", needed, f"the packed weights of {type(model).__name__}")
-
-
-def _numbers(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 __all__ = ["fused_model", "optimize"]

@@ -7,17 +7,21 @@ import math
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .folder import load_model, load_tokenizer, read_config
+from .folder import is_quantized, load_model, load_tokenizer, read_config
 from .options import PRECISIONS, Precision, positive, precision
 
 STOCK = "float32"
 """The row of the model as it is stored, run by transformers in float32."""
+
+AS_STORED = Precision("as stored")
+"""The row of a folder whose weights are quantized already."""
 
 DEFAULT_ROWS = f"{STOCK},bf16,int8,int4,nf4"
 CALIBRATION_TOKENS = 32_768
@@ -51,9 +55,9 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--weights",
         type=_rows,
-        default=_rows(DEFAULT_ROWS),
         metavar="A,B,...",
-        help=f"{STOCK} (the model as stored), {', '.join(PRECISIONS)} (default: {DEFAULT_ROWS})",
+        help=f"{STOCK} (the model as stored), {', '.join(PRECISIONS)} (default: {DEFAULT_ROWS}; "
+        "a folder that is quantized is measured as it is)",
     )
     parser.add_argument(
         "--kv-cache",
@@ -105,8 +109,7 @@ def _caches(text: str) -> tuple[str, ...]:
 def run(arguments: argparse.Namespace) -> int:
     """Measures and tells; raises ValueError for a mistake in the command or the folder."""
     config = read_config(arguments.folder)
-    if not arguments.weights:
-        raise ValueError("--weights: expected at least one format, got none")
+    rows = _chosen(arguments, is_quantized(arguments.folder, config))
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     tokenizer = load_tokenizer(arguments.folder)
@@ -133,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     result = new_run("perplexity", shlex.join(["oxytorch", *sys.argv[1:]]), settings)
     first: Tensor | None = None
-    for row, cache, calibrated in _plan(arguments, samples is not None):
+    for row, cache, calibrated in _plan(rows, arguments.kv_cache, samples is not None):
         model, entry = _prepared(arguments, row, cache, samples if calibrated else None)
         losses = _losses(model, tokens, window, arguments.stride, str(entry["label"]))
         first = losses if first is None else first
@@ -171,16 +174,32 @@ def calibration_batches(tokens: Tensor, length: int) -> list[Tensor]:
     return [rows[chosen[begin : begin + 8]] for begin in range(0, len(chosen), 8)]
 
 
+def _chosen(arguments: argparse.Namespace, quantized: bool) -> tuple[Precision | None, ...]:
+    """The formats of weights to measure; raises ValueError for what a quantized folder lacks."""
+    if not quantized:
+        rows = _rows(DEFAULT_ROWS) if arguments.weights is None else arguments.weights
+        if not rows:
+            raise ValueError("--weights: expected at least one format, got none")
+        return tuple(rows)
+    for option in ("weights", "calibration"):
+        if getattr(arguments, option) is not None:
+            raise ValueError(
+                f"--{option}: {arguments.folder} is quantized already and is measured as it is; "
+                "leave the option out, or give a folder with plain weights"
+            )
+    return (AS_STORED,)
+
+
 def _plan(
-    arguments: argparse.Namespace, calibrated: bool
+    rows: Sequence[Precision | None], caches: Sequence[str], calibrated: bool
 ) -> list[tuple[Precision | None, str, bool]]:
-    """(format of weights, of the cache, whether calibrated) of each row, without doubles."""
+    """(format of weights, of the cache, whether calibrated) of each row."""
     found: list[tuple[Precision | None, str, bool]] = []
-    for row in arguments.weights:
+    for row in rows:
         if row is None:
             found.append((None, "float32", False))
             continue
-        for cache in arguments.kv_cache:
+        for cache in caches:
             found.append((row, cache, False))
             if calibrated and row.weights in ("int4", "nf4"):
                 found.append((row, cache, True))

@@ -1,6 +1,8 @@
 // The call of the kernels for few rows.
 #pragma once
 
+#include <string_view>
+
 #include "core/check.h"
 #include "core/parallel.h"
 #include "ops/_panels/kernel.h"
@@ -17,16 +19,25 @@ inline std::uint8_t* staging_memory(std::int64_t bytes) {
   return memory.data() + (-address & (kLine - 1));
 }
 
-// The most rows for which these kernels are faster than those for many rows, as measured.
-inline std::int64_t few_rows_limit(PanelFormat format) {
-  return format == PanelFormat::int8 || format == PanelFormat::int4 ? 12 : 8;
+// The most rows for which these kernels are faster than those for many rows, as measured. Tiles of
+// AMX take as long for one row as for 16, so products of bfloat16 go there early.
+inline std::int64_t few_rows_limit(PanelFormat format, RowForm form) {
+  const bool has_codes = format == PanelFormat::int8 || format == PanelFormat::int4;
+  const bool has_tiles = std::string_view(oxytorch_level_name(active_level())) == "amx";
+  if (has_tiles && form != RowForm::float32) return has_codes ? 8 : 2;
+  return has_codes ? 12 : 8;
+}
+
+// Room for the factors of a staged row.
+inline std::int64_t staged_blocks(std::int64_t groups, std::int64_t depth) {
+  return groups + (depth + kStagedBlock - 1) / kStagedBlock;
 }
 
 // result = epilogue(x weight^T + bias) for at most kFewRows rows of x, on torch's threads.
 inline void multiply_few(const Rows& x, DType dtype, bool rounds_to_int8, const PanelsArgs& weight,
                          const PanelResultArgs& result) {
   const std::int64_t depth = (x.width + kPanelDepth - 1) / kPanelDepth * kPanelDepth;
-  const std::int64_t blocks = weight.groups + (depth + kStagedBlock - 1) / kStagedBlock;
+  const std::int64_t blocks = staged_blocks(weight.groups, depth);
   const std::int64_t values = x.count * depth * 4;
   std::uint8_t* memory = staging_memory(values + x.count * blocks * 8);
   const FewRowsArgs args{

@@ -35,22 +35,22 @@ static void read_group(const PanelsArgs& weight, std::int64_t first, std::int64_
 }
 
 template <class Form>
-OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels,
-                                        std::int64_t product_rows) {
+OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels) {
 #if defined(__AMX_TILE__)
-  // Whatever the chunks are, so that results do not depend on the number of threads.
   if constexpr (Form::kDepth > 1) {
-    if (product_rows >= kLeastTileRows) return multiply_block_in_tiles<Form>(tile, rows, panels);
+    multiply_block_in_tiles<Form>(tile, rows, panels);
+    return;
   }
 #endif
   multiply_block<Form>(tile, rows, panels);
 }
 
-// in_features that are unpacked at once; float32 takes twice the room in the nearest cache.
+// in_features that are unpacked at once. Sums of float32 begin anew in each piece: short ones err
+// less.
 template <class Form, class Stored>
-inline constexpr std::int64_t kPiece = kReadsPanels<Form, Stored> ? kLongPanelBlock
-                                       : Form::kDepth == 1        ? kPanelBlock / 2
-                                                                  : kPanelBlock;
+inline constexpr std::int64_t kPiece = Form::kDepth == 1            ? kPanelBlock / 4
+                                       : kReadsPanels<Form, Stored> ? kLongPanelBlock
+                                                                    : kPanelBlock;
 
 // Products of a chunk of rows with kItemPanels panels, before the channels' scales.
 template <class Form, class Stored>
@@ -94,7 +94,7 @@ static void multiply_chunk(const PanelProduct& product, std::int64_t first_row, 
           .scales = weight.group_scales ? numbers.scales : nullptr,
           .sums = sums,
       };
-      multiply_block_at_level<Form>(tile, rows, panels, product.row_count);
+      multiply_block_at_level<Form>(tile, rows, panels);
     }
   }
 }

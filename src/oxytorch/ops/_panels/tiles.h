@@ -7,9 +7,6 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// Fewer rows are faster without tiles, which take as long for one row as for 16.
-inline constexpr std::int64_t kLeastTileRows = 5;
-
 // Operand of ldtilecfg (Intel 64 Architectures Software Developer's Manual, volume 1, chapter 18).
 struct TileConfiguration {
   std::uint8_t palette = 1;

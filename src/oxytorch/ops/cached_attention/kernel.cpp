@@ -23,10 +23,11 @@ static Item item_of(const CachedAttentionArgs& args, std::int64_t index) {
   Item item{};
   const std::int64_t split = index % args.splits;
   index /= args.splits;
-  item.head = index % args.kv_heads;
-  index /= args.kv_heads;
+  // Blocks of a head follow each other: its keys and values stay in the cache.
   const std::int64_t block = balanced(index % args.row_blocks, args.row_blocks);
-  item.batch = index / args.row_blocks;
+  index /= args.row_blocks;
+  item.head = index % args.kv_heads;
+  item.batch = index / args.kv_heads;
   const std::int64_t all = args.length * args.group;
   item.first = block * args.rows;
   item.rows = all - item.first < args.rows ? all - item.first : args.rows;
@@ -85,15 +86,16 @@ OXY_INLINE void convert(const bf16* from, std::int64_t dim, float* to) {
   sweep(0, dim, [&](std::int64_t i, auto count) { store(to + i, load(from + i, count), count); });
 }
 
-// Rows [at, at + count) of the cache where they lie, or copied where the products cannot read them.
+// Rows [at, at + count) of the cache where they lie, or copied where the products cannot read them;
+// `step`: copies are filled up with rows of zeros to a multiple of this.
 template <class Stored, class Element>
 static Block<Element> rows_of(const CachedAttentionArgs& args, const CachedTensor& tensor,
                               const Item& item, std::int64_t at, std::int64_t count,
-                              std::int64_t width, Element* copy) {
+                              std::int64_t width, std::int64_t step, Element* copy) {
   const AttentionStrides& strides = tensor.cache_strides;
   const auto* cache = static_cast<const Stored*>(tensor.cache) + item.head * strides.head;
   if constexpr (__is_same(Stored, Element)) {
-    if (!args.beams && width == args.dim) {
+    if (!args.beams && width == args.dim && count % step == 0) {
       return {cache + item.batch * strides.batch + at * strides.row, strides.row};
     }
   }
@@ -103,6 +105,7 @@ static Block<Element> rows_of(const CachedAttentionArgs& args, const CachedTenso
     convert(cache + batch * strides.batch + (at + k) * strides.row, args.dim, to);
     if (width > args.dim) std::memset(to + args.dim, 0, sizeof(Element) * (width - args.dim));
   }
+  std::memset(copy + count * width, 0, sizeof(Element) * width * (round_up(count, step) - count));
   return {copy, width};
 }
 
@@ -319,8 +322,9 @@ static void attend_block(const CachedAttentionArgs& args, const Item& item, std:
                          Scratch<Form, lanes>& scratch) {
   constexpr bool kScaled = __is_same(Stored, std::int8_t);
   const std::int64_t keys = item.end - at < kKeys ? item.end - at : kKeys;
-  const auto k = rows_of<Stored>(args, args.key, item, at, keys, width, scratch.keys);
-  const auto v = rows_of<Stored>(args, args.value, item, at, keys, width, scratch.values);
+  constexpr std::int64_t kStep = kInTiles<Form, lanes> ? 16 : 1;
+  const auto k = rows_of<Stored>(args, args.key, item, at, keys, width, kStep, scratch.keys);
+  const auto v = rows_of<Stored>(args, args.value, item, at, keys, width, 1, scratch.values);
   Ahead values_ahead = ahead_of<Stored>(args, args.value, item, at);
   Ahead keys_ahead = ahead_of<Stored>(args, args.key, item, at + kKeys);
   if (kScaled) take_scales_of_block<Form>(args, item, at, keys, scratch.scales);
@@ -347,7 +351,7 @@ static void attend_block(const CachedAttentionArgs& args, const Item& item, std:
     Factors factors = join(rows.running[group], block);
     store(factors.block, load(factors.block) * scratch.scales.undo);
     if constexpr (kInTiles<Form, lanes>) {
-      add_in_tiles(scratch.weights, scratch.pairs, keys, factors, sums, width);
+      add_in_tiles(scratch.weights, scratch.pairs, keys, factors, sums, count, width);
     } else {
       add_values<Form, lanes>(scratch.weights, v.rows, v.stride, keys, factors, keys_ahead, sums,
                               count, width);
@@ -382,15 +386,15 @@ static void attend_all(const CachedAttentionArgs& args, std::int64_t begin, std:
       attend<Form, Stored, decltype(lanes)::value>(args, item);
     }
   };
-  constexpr bool kTiles = kInTiles<Form, kLanes>;
-  if (args.rows <= (kTiles ? kLeastTileRows - 1 : kFewLanes)) return each(Count<kFewLanes>{});
 #if defined(__AMX_TILE__)
-  if (kTiles) configure_tiles();
+  if constexpr (kInTiles<Form, kLanes>) {
+    configure_tiles();
+    each(Count<kLanes>{});
+    return release_tiles();
+  }
 #endif
+  if (args.rows <= kFewLanes) return each(Count<kFewLanes>{});
   each(Count<kLanes>{});
-#if defined(__AMX_TILE__)
-  if (kTiles) release_tiles();
-#endif
 }
 
 static void attend_any(const CachedAttentionArgs& args, std::int64_t begin, std::int64_t end) {
@@ -398,13 +402,13 @@ static void attend_any(const CachedAttentionArgs& args, std::int64_t begin, std:
     case CacheType::float32:
       return attend_all<Single, float>(args, begin, end);
     case CacheType::bfloat16:
-#if defined(__AVX512BF16__)
+#if defined(OXY_FAST_PAIRS) || defined(__AMX_TILE__)
       if (args.dtype == DType::bfloat16) return attend_all<Pair, bf16>(args, begin, end);
 #endif
       return attend_all<Single, bf16>(args, begin, end);
     case CacheType::int8:
 #if defined(__AMX_TILE__)
-      if (args.dtype == DType::bfloat16 && args.rows >= kLeastTileRows) {
+      if (args.dtype == DType::bfloat16 && args.rows >= kLeastTileRowsOfCodes) {
         return attend_all<Pair, std::int8_t>(args, begin, end);
       }
 #endif

@@ -9,8 +9,8 @@ namespace oxytorch::OXY_LEVEL {
 
 #if defined(__AMX_TILE__)
 
-// Fewer rows are faster without tiles, which take as long for one row as for 16.
-inline constexpr std::int64_t kLeastTileRows = 5;
+// Rows of codes have to be made bfloat16 first: with fewer query rows whole numbers are faster.
+inline constexpr std::int64_t kLeastTileRowsOfCodes = 32;
 
 template <class Form, int lanes>
 inline constexpr bool kInTiles = __is_same(Form, Pair) && lanes == 16;
@@ -37,13 +37,12 @@ static void pair_values(const bf16* values, std::int64_t stride, std::int64_t ke
   }
 }
 
-// As score_block. Rows are read 16 at a time, and none beyond the last key.
+// As score_block. The rows of keys go on with zeros to a multiple of 16.
 static void score_in_tiles(const std::uint32_t* queries, const bf16* rows, std::int64_t stride,
                            std::int64_t keys, std::int64_t width, const float* row_scales,
                            const float* key_scales, const Ahead& values_ahead, float* scores) {
-  const std::int64_t whole = keys / 16 * 16;
   finish_stores(queries);
-  for (std::int64_t k = 0; k < whole; k += 16) {
+  for (std::int64_t k = 0; k < keys; k += 16) {
     _tile_zero(0);
     for (int i = 0; i < 16; ++i) values_ahead.ask(k + i, width);
     for (std::int64_t i = 0; i < width; i += 32) {
@@ -54,30 +53,29 @@ static void score_in_tiles(const std::uint32_t* queries, const bf16* rows, std::
     _tile_stored(0, scores + k * 16, 64);
   }
   const f32v scale = load(row_scales);
-  for (std::int64_t k = 0; k < whole; ++k) {
+  for (std::int64_t k = 0; k < keys; ++k) {
     const f32v factor = key_scales ? scale * key_scales[k] : scale;
     store(scores + k * 16, load(scores + k * 16) * factor);
   }
-  if (whole == keys) return;
-  score_block<Pair, 16>(queries, rows + whole * stride, stride, keys - whole, width, row_scales,
-                        key_scales ? key_scales + whole : nullptr, {}, scores + whole * 16);
+  if (keys % 2) store(scores + keys * 16, splat(kMinusInfinity));
 }
 
-// As add_values, for all 16 rows.
+// As add_values.
 static void add_in_tiles(const std::uint32_t* weights, const ValuePairs& pairs, std::int64_t keys,
-                         const Factors& factors, float* sums, std::int64_t width) {
+                         const Factors& factors, float* sums, std::int64_t rows,
+                         std::int64_t width) {
   alignas(64) std::uint32_t turned[16 * kKeys / 2];
   alignas(64) float found[2][16 * 16];
   const std::int64_t given = (keys + 1) / 2, steps = (keys + 31) / 32;
   for (std::int64_t step = 0; step < steps; ++step) {
-    __m512i rows[16];
+    __m512i units[16];
     for (std::int64_t i = 0; i < 16; ++i) {
       const std::int64_t unit = step * 16 + i;
-      rows[i] = unit < given ? _mm512_loadu_si512(weights + unit * 16) : _mm512_setzero_si512();
+      units[i] = unit < given ? _mm512_loadu_si512(weights + unit * 16) : _mm512_setzero_si512();
     }
-    turn(rows);
+    turn(units);
     for (int lane = 0; lane < 16; ++lane) {
-      _mm512_store_si512(turned + (step * 16 + lane) * 16, rows[lane]);
+      _mm512_store_si512(turned + (step * 16 + lane) * 16, units[lane]);
     }
   }
   finish_stores(turned);
@@ -94,7 +92,7 @@ static void add_in_tiles(const std::uint32_t* weights, const ValuePairs& pairs, 
     }
     _tile_stored(0, found[0], 64);
     _tile_stored(1, found[1], 64);
-    for (int r = 0; r < 16; ++r) {
+    for (std::int64_t r = 0; r < rows; ++r) {
       f32v ordered[2];
       unshuffled(load(found[0] + r * 16), load(found[1] + r * 16), ordered);
       for (int v = 0; v < 2; ++v) {
@@ -106,8 +104,6 @@ static void add_in_tiles(const std::uint32_t* weights, const ValuePairs& pairs, 
 }
 
 #else
-
-inline constexpr std::int64_t kLeastTileRows = 0;
 
 template <class Form, int lanes>
 inline constexpr bool kInTiles = false;

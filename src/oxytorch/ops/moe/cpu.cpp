@@ -143,7 +143,7 @@ static void multiply_few_of_each(const Rows& all, const std::vector<std::int64_t
   const Rows& x = order && !shared ? copy : all;
   const std::int64_t depth = divided_up(x.width, kPanelDepth) * kPanelDepth;
   const std::int64_t groups = products[0].weight.groups;
-  const std::int64_t blocks = std::max(groups, divided_up(depth, kStagedBlock));
+  const std::int64_t blocks = staged_blocks(groups, depth);
   const std::int64_t rows = shared ? 1 : products.back().first_row + products.back().row_count;
   std::uint8_t* values = staging_memory(rows * (depth * 4 + blocks * 8));
   std::uint8_t* scales = values + rows * depth * 4;
@@ -191,10 +191,11 @@ static void multiply_chosen(const Rows& x, const Routing& routing, bool of_token
   const bool has_codes = format == PanelFormat::int8 || format == PanelFormat::int4;
   const bool rounds = rounds_to_int8 && has_codes;
   const std::vector<std::int64_t>* order = of_tokens ? &routing.tokens : nullptr;
-  if (routing.most_rows <= kFewRows) {
+  const RowForm form = row_form(dtype, rounds);
+  if (routing.most_rows <= few_rows_limit(format, form)) {
     multiply_few_of_each(x, order, dtype, rounds, products);
   } else {
-    multiply_many_rows(x, order, dtype, row_form(dtype, rounds), products);
+    multiply_many_rows(x, order, dtype, form, products);
   }
 }
 

@@ -1,0 +1,171 @@
+"""The arguments of `llm.optimize`: what they mean, and whether model and memory fit them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core.packed import PackedTensor
+from ..optimize.record import record_of
+from ..quantization.configs import (
+    Int4Weight,
+    Int8DynamicActivationInt4Weight,
+    Int8DynamicActivationInt8Weight,
+    Int8Weight,
+    NF4Weight,
+    WeightConfig,
+)
+from ..quantization.layers import output_head
+from ..quantization.memory import check_available
+from ..quantization.quantize import nbytes
+from .cache import DTYPES
+from .observing import LayerCalls
+from .parts import ROUTERS, stored_transposed
+
+FORMATS = ("int8", "int4", "nf4")
+"""Formats of quantized weights."""
+
+
+def weight_config(
+    weights: str | WeightConfig | None, group_size: int | None, activation: str | None
+) -> WeightConfig | None:
+    if activation not in (None, "int8"):
+        raise ValueError(f"llm.optimize: expected activation None or 'int8', got {activation!r}")
+    if weights is None or isinstance(weights, WeightConfig):
+        if weights is None and activation is not None:
+            raise ValueError(
+                "llm.optimize: expected weights 'int8' or 'int4' with activation='int8', got None"
+            )
+        return weights
+    if weights not in FORMATS:
+        names = ", ".join(map(repr, FORMATS))
+        raise ValueError(f"llm.optimize: expected weights None, {names}, got {weights!r}")
+    if weights == "nf4":
+        if activation is not None:
+            raise ValueError("llm.optimize: expected activation=None with nf4, got 'int8'")
+        return NF4Weight(group_size)
+    if weights == "int8":
+        return Int8Weight() if activation is None else Int8DynamicActivationInt8Weight()
+    if activation is None:
+        return Int4Weight(group_size)
+    return Int8DynamicActivationInt4Weight(group_size)
+
+
+def cache_dtype_of(kv_cache: str | None, dtype: torch.dtype) -> torch.dtype:
+    if kv_cache is None:
+        return dtype
+    if kv_cache not in DTYPES:
+        names = ", ".join(map(repr, DTYPES))
+        raise ValueError(f"llm.optimize: expected kv_cache None, {names}, got {kv_cache!r}")
+    return DTYPES[kv_cache]
+
+
+def check_model(model: Any, dtype: torch.dtype | None) -> torch.dtype:
+    """Looks at the arguments; returns the dtype of the result."""
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        raise TypeError(
+            "llm.optimize: expected a causal language model of transformers, got a "
+            f"{type(model).__name__}; oxytorch.optimize takes any module"
+        )
+    if not hasattr(model, "generate") or output_head(model) is None:
+        raise TypeError(
+            "llm.optimize: expected a model with an output head (a ...ForCausalLM), got a "
+            f"{type(model).__name__}"
+        )
+    if record_of(model) is not None:
+        raise ValueError(
+            "llm.optimize: expected a model that is not optimized yet, got an optimized one; "
+            "call oxytorch.undo(model) first"
+        )
+    if model.training:
+        raise ValueError(
+            "llm.optimize: expected model in evaluation mode, got one in training mode; "
+            "call model.eval() first"
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu":
+            raise ValueError(f"llm.optimize: expected {name} on cpu, got {parameter.device}")
+    if dtype is None:
+        dtype = next(model.parameters()).dtype
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"llm.optimize: expected dtype bfloat16 or float32, got {dtype}")
+    return dtype
+
+
+def text_config(model: Any) -> Any:
+    """The configuration of a model's language part."""
+    getter = getattr(model.config, "get_text_config", None)
+    return getter() if callable(getter) else model.config
+
+
+def check_weights(layers: list[LayerCalls], config: WeightConfig | None) -> None:
+    """Raises ValueError for layers' weights that are not finite or that groups do not divide."""
+    for place, module, name in _matrices(layers):
+        parameter = module._parameters[name]
+        assert parameter is not None
+        least, most = torch.aminmax(parameter.detach())
+        if not bool(least.isfinite() and most.isfinite()):
+            raise ValueError(
+                f"llm.optimize: expected finite values in {place}, got NaN or infinity"
+            )
+        if config is None or not config.group_size or place.split(".")[-2] in ROUTERS:
+            continue
+        transposed = parameter.dim() == 2 and bool(stored_transposed(module))
+        _check_groups(place, parameter.shape[0 if transposed else -1], config.group_size)
+
+
+def _matrices(layers: list[LayerCalls]) -> list[tuple[str, nn.Module, str]]:
+    """Path, module and name of all plain weights with two dimensions or more."""
+    return [
+        (f"{calls.path}.{path}.{name}", module, name)
+        for calls in layers
+        for path, module in calls.module.named_modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.dim() > 1 and not isinstance(parameter, PackedTensor)
+    ]
+
+
+def _check_groups(place: str, depth: int, group_size: int) -> None:
+    if depth % group_size == 0:
+        return
+    fitting = [size for size in (256, 128, 64, 32) if depth % size == 0]
+    advice = f"group_size={fitting[0]} fits" if fitting else "use group_size=None or int8"
+    raise ValueError(
+        f"llm.optimize: expected a group_size that divides in_features {depth} of {place}, "
+        f"got {group_size}; {advice}"
+    )
+
+
+def check_memory(
+    model: nn.Module,
+    layers: list[LayerCalls],
+    config: WeightConfig | None,
+    dtype: torch.dtype,
+    inplace: bool,
+) -> None:
+    """Foresees the most memory beyond the model's own; raises MemoryError if there is less.
+
+    That is the packed weights, less those that are freed on the way, and two float32 copies of a
+    layer.
+    """
+    bits = 8 * dtype.itemsize if config is None else config.bits + 0.5  # and scales
+    plain = [module.get_parameter(name) for _, module, name in _matrices(layers)]
+    trial = 2 * 4 * max(_numbers(calls.module) for calls in layers)
+    packed = sum(parameter.numel() for parameter in plain) * bits / 8
+    head = output_head(model)
+    assert head is not None
+    packed += _numbers(head) * bits / 8
+    bytes_of_plain = sum(parameter.nbytes for parameter in plain)
+    if inplace:
+        needed = trial + max(packed - bytes_of_plain, packed / len(layers))
+        what = f"the packed weights of {type(model).__name__}"
+    else:
+        needed = trial + packed + nbytes(model) - bytes_of_plain
+        what = f"an optimized copy of {type(model).__name__} (inplace=True needs less)"
+    check_available("llm.optimize", int(needed), what)
+
+
+def _numbers(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
