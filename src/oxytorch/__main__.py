@@ -24,9 +24,7 @@ COMMANDS = (
     Command("info", "oxytorch.info", "what oxytorch finds and does on this machine"),
     Command("demo", "oxytorch.demo.command", "a real model, stock and optimized, side by side"),
     Command("aot", "oxytorch.aot", "GPU kernels compiled ahead of time"),
-    Command(
-        "llm", "oxytorch.llm_command.command", "language models on the CPU: generate, bench, perplexity"
-    ),
+    Command("llm", "oxytorch.llm_command.command", "language models: generate, bench, perplexity"),
     Command("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
 )
 

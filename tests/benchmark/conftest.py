@@ -196,6 +196,7 @@ def llm_run(head: dict[str, Any]) -> dict[str, Any]:
                     "bandwidth": spread_record(spread([30e9])),
                     "limit": spread_record(spread([37.5e9])),
                     "fraction_of_limit": spread_record(spread([0.8])),
+                    "fraction_of_matrix_rate": spread_record(spread([0.65])),
                 },
                 {
                     "peer": "llama.cpp",

@@ -61,8 +61,8 @@ def test_training_tables_have_times_memory_and_losses(training_run: dict[str, An
 def test_llm_table_has_times_limits_ratios_and_reasons(llm_run: dict[str, Any]) -> None:
     [table] = tables_of(llm_run)
     ours, peer, absent = table.rows
-    assert ours[:2] == ["oxytorch int4", "800 ms (800 to 800)"]
-    assert ours[3:7] == ["600 MB", "30.0 GB/s", "80% (80% to 80%)", "2.00 GB"]
+    assert ours[:3] == ["oxytorch int4", "800 ms (800 to 800)", "65%"]
+    assert ours[4:8] == ["600 MB", "30.0 GB/s", "80% (80% to 80%)", "2.00 GB"]
     assert peer[0] == "llama.cpp int4" and peer[-2:] == ["2.00x", "2.00x"]
     assert absent[:2] == ["torchao int4", "absent"]
     assert any("pip install torchao" in note for note in table.notes)

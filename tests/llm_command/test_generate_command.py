@@ -158,6 +158,8 @@ def test_reads_of_a_token_are_the_packed_matrices():
     layer = (64 + 2 * 32 + 64) * 64 + 3 * 128 * 64
     head = 32 * 64  # panels of 16 outputs
     assert sizes["bf16"] == 2 * (2 * layer + head)
+    prepared = PreparedModel.from_model(_model(), PRECISIONS["int8"], "bf16", 32)
+    assert prepared.prompt_operations(10) == 2 * (10 * 2 * layer + len(WORDS) * 64)
     assert sizes["int8"] < 0.55 * sizes["bf16"] and sizes["int4"] < 0.6 * sizes["int8"] + 2000
 
 

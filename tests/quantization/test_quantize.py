@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -347,6 +350,34 @@ def test_too_little_memory_is_told_before_work_starts(
         f"quantize_: expected {needed} of free memory for 2 quantized layers, got 1000 bytes"
     )
     assert is_plain(small.up)
+
+
+STREAMING = """
+import re, torch
+from pathlib import Path
+from torch import nn
+import oxytorch
+from oxytorch.quantization import Int8Weight
+
+def resident(field):
+    return int(re.search(field + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+
+oxytorch.quantize_(nn.Linear(64, 64), Int8Weight())
+torch.set_default_dtype(torch.bfloat16)
+model = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(24)])
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+oxytorch.quantize_(model, Int8Weight())
+print(resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no /proc")
+def test_memory_never_holds_much_more_than_the_model() -> None:
+    result = subprocess.run([sys.executable, "-c", STREAMING], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    # A layer's codes and panels are 8 MiB together; all panels beside all plain weights were 96.
+    assert int(result.stdout) < 40
 
 
 def test_free_memory_is_known_here() -> None:

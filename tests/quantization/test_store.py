@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def _mapped_at(address: int) -> str:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc/self/maps")
-def test_weights_are_mapped_and_begin_at_64_bytes(tmp_path: Path, make_small: Make) -> None:
+def test_weights_are_mapped_and_begin_at_64_bytes(
+    tmp_path: Path, make_small: Make, ids: torch.Tensor
+) -> None:
     saved(tmp_path, make_small)
     model: Any = oxytorch.load_quantized(tmp_path, make_small)
     file = str((tmp_path / "oxytorch.safetensors").resolve())
@@ -82,6 +85,11 @@ def test_weights_are_mapped_and_begin_at_64_bytes(tmp_path: Path, make_small: Ma
             assert tensor.data_ptr() % 64 == 0
             assert _mapped_at(tensor.data_ptr()) == file
     assert _mapped_at(model.table.weight.data_ptr()) == file
+    with torch.no_grad():
+        model(ids)
+    maps = Path("/proc/self/smaps").read_text().split(file)
+    copied = [re.search(r"Anonymous: +(\d+) kB", part) for part in maps[1:]]
+    assert copied and all(found and found[1] == "0" for found in copied)
 
 
 def test_a_quantized_model_takes_other_weights(

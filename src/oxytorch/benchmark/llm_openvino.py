@@ -103,7 +103,10 @@ def prepare_openvino(task: LlmTask) -> Contestant:
         converted = converted_model(openvino, model)
         _compress(converted, task)
         task.progress("", "save")
-        openvino.save_model(converted, str(path))
+        unfinished = path.with_name(f"unfinished-{path.name}")
+        openvino.save_model(converted, str(unfinished))
+        unfinished.with_suffix(".bin").rename(path.with_suffix(".bin"))
+        unfinished.rename(path)
         del model, converted
     task.progress("", "compile")
     compiled = openvino.Core().compile_model(

@@ -18,10 +18,11 @@ from oxytorch.llm_command.options import PRECISIONS
 class _Ours:
     """A model that `llm.optimize` made, in the loop of `llm.generate`."""
 
-    def __init__(self, prepared: PreparedModel) -> None:
+    def __init__(self, prepared: PreparedModel, prompt: int) -> None:
         self.model: Any = prepared.model
         self.vocabulary = vocabulary_of(prepared.model)
         self.reads = prepared.token_reads()
+        self.operations = prepared.prompt_operations(prompt)
         self.notes: dict[str, object] = {"optimize_seconds": prepared.optimize_seconds}
 
     def turn(self, ids: Tensor, tokens: int) -> Turn:
@@ -48,4 +49,5 @@ def prepare_ours(task: LlmTask) -> Contestant:
     task.progress("", "build")
     model = task.build()
     task.progress("", "optimize")
-    return _Ours(PreparedModel.from_model(model, PRECISIONS[name], task.kv_cache, task.group_size))
+    prepared = PreparedModel.from_model(model, PRECISIONS[name], task.kv_cache, task.group_size)
+    return _Ours(prepared, task.prompt)

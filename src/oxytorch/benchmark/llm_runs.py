@@ -205,7 +205,9 @@ def _take_turn(seat: _Seat, turns: dict[str, list[dict[str, Any]]]) -> None:
     assert seat.process is not None
     taken = seat.process.ask("turn")
     # The limit moves as the neighbours on the machine do: it is read beside each of our turns.
-    taken["limit"] = seat.process.ask("limit") if seat.peer == OURS else None
+    if seat.peer == OURS:
+        taken["limit"] = seat.process.ask("limit")
+        taken["matrix_rate"] = seat.process.ask("matrix_rate")
     turns[seat.record["peer"]].append(taken)
 
 
@@ -222,6 +224,10 @@ def _summarize(seat: _Seat, turns: Sequence[dict[str, Any]]) -> None:
         record["bandwidth"] = spread_record(spread(rates))
         fractions = [rate / turn["limit"] for rate, turn in zip(rates, turns, strict=True)]
         record["fraction_of_limit"] = spread_record(spread(fractions))
+        operations = record["prompt_operations"]
+        record["fraction_of_matrix_rate"] = spread_record(
+            spread([operations / turn["first"] / turn["matrix_rate"] for turn in turns])
+        )
 
 
 def _add_ratios(records: Sequence[dict[str, Any]]) -> None:

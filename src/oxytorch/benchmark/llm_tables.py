@@ -13,7 +13,16 @@ def llm_table(results: Sequence[Result]) -> Table:
     first = results[0]
     table = Table(
         f"{first['model']}, batch 1, {first['prompt']} tokens of prompt, {first['tokens']} new",
-        ["contestant", "prompt", "a token", "weights", "read at", "of the limit", "memory"],
+        [
+            "contestant",
+            "prompt",
+            "of torch's products",
+            "a token",
+            "weights",
+            "read at",
+            "of the limit",
+            "memory",
+        ],
     )
     table.header += ["peers' prompt over ours", "peers' token over ours"]
     for result in results:
@@ -25,7 +34,9 @@ def llm_table(results: Sequence[Result]) -> Table:
         table.notes.append(
             f"Times are medians, quartiles in brackets. Weights are the packed bytes that a token "
             f"reads; the limit is what the same process reads by sums over buffers allocated as "
-            f"they are, beside each turn: {min(limits):.1f} to {max(limits):.1f} GB/s. Memory is "
+            f"they are, beside each turn: {min(limits):.1f} to {max(limits):.1f} GB/s. Of torch's "
+            "products: the rate of the prompt's products over that of torch's bf16 product of two "
+            "matrices of 2048 x 2048, in the same process. Memory is "
             "the process's own, with everything that it loaded. Ratios are of turns side by side."
         )
     return table
@@ -37,12 +48,13 @@ def _with_limit(result: Result) -> list[Result]:
 
 def _row(record: Result) -> list[str]:
     if not is_measured(record):
-        return [str(record["label"]), str(record["status"]), *["-"] * 7]
+        return [str(record["label"]), str(record["status"]), *["-"] * 8]
     ours = "limit" in record
     size = record.get("token_bytes") or 0
     return [
         str(record["label"]),
         _spread_cell(record["first"], 1e3, "ms"),
+        f"{record['fraction_of_matrix_rate']['median']:.0%}" if ours else "-",
         _spread_cell(record["token"], 1e3, "ms"),
         f"{size / 1e6:.0f} MB" if size else "-",
         f"{record['bandwidth']['median'] / 1e9:.1f} GB/s" if ours else "-",

@@ -75,11 +75,13 @@ class Contestant(Protocol):
     """A peer that is ready.
 
     vocabulary: of the model. reads: bytes of the weights that one token reads, as stored, for each
-    stretch of memory; empty where the peer does not tell. notes: what a reader should know.
+    stretch of memory; empty where the peer does not tell. operations: of the prompt's products, or
+    0. notes: what a reader should know.
     """
 
     vocabulary: int
     reads: list[int]
+    operations: int
     notes: dict[str, object]
 
     def turn(self, ids: Tensor, tokens: int) -> Turn:
@@ -104,6 +106,7 @@ class Stepwise:
     step: Callable[[int], int]
     last: Callable[[], Tensor]
     reads: list[int] = field(default_factory=list)
+    operations: int = 0
     notes: dict[str, object] = field(default_factory=dict)
     keep: Any = None
     """What has to stay alive as long as the functions."""

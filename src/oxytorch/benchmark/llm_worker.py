@@ -75,6 +75,7 @@ class _Served:
             "prepare_seconds": time.perf_counter() - begin,
             "first_call_seconds": sum([first.first, *first.tokens]),
             "token_bytes": sum(self._contestant.reads),
+            "prompt_operations": self._contestant.operations,
             "notes": self._contestant.notes,
         }
 
@@ -93,6 +94,14 @@ class _Served:
         from oxytorch.benchmark.read_limit import read_limit
 
         return read_limit(self._contestant.reads or [64 << 20])
+
+    def matrix_rate(self) -> float:
+        """Operations per second of torch's product of two large bfloat16 matrices."""
+        import torch
+
+        from oxytorch.benchmark.limits import best_rates, matrix_product
+
+        return max(best_rates({"product": matrix_product(torch.bfloat16)}, rounds=3))
 
     def memory(self) -> int:
         """Bytes of memory that are the process's own now (proportional set size)."""

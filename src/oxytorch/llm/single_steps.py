@@ -97,7 +97,8 @@ class SingleSteps:
         try:
             with recorder:
                 logits = self._step(tokens, kept)
-            tape = Tape(recorder.steps, recorder.externals, [recorder.value(logits)])
+            outputs = [recorder.value(logits)]
+            tape = Tape(recorder.steps, recorder.externals, outputs, constants=True)
         except CaptureError:
             return None
         # Both write the same keys and values at the same position.

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .folder import read_config
+from .folder import is_quantized, read_config
 from .options import PRECISIONS, add_model_options, positive, precisions
 
 DEFAULT_PRECISIONS = "bf16,int8,int4,int8-int8,int4-int8"
@@ -128,8 +128,12 @@ def _settings(arguments: argparse.Namespace) -> Any:
         raise ValueError(f"expected either a model's folder or --shape, one of {', '.join(SHAPES)}")
     if arguments.shape is not None and arguments.shape not in SHAPES:
         raise ValueError(f"--shape: unknown {arguments.shape!r}; choices: {', '.join(SHAPES)}")
-    if arguments.folder is not None:
-        read_config(arguments.folder)
+    folder = arguments.folder
+    if folder is not None and is_quantized(folder, read_config(folder)):
+        raise ValueError(
+            f"{folder} is quantized already; expected plain weights, which every contestant "
+            "brings into its own formats"
+        )
     others = [name for name in PEERS if name != OURS]
     names = [word.strip() for word in arguments.peers.split(",") if word.strip()]
     for name in names:

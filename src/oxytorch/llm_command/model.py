@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,13 @@ class PreparedModel:
         """Bytes of the weights that one token reads, for each stretch of memory they lie in."""
         return token_reads(self.model)
 
+    def prompt_operations(self, tokens: int) -> int:
+        """Multiplications and additions of a prompt's products; the head's are of one token."""
+        return 2 * sum(
+            int(share * parameter.numel()) * (1 if is_head else tokens)
+            for parameter, share, is_head in _matrices(self.model)
+        )
+
 
 def _most_common_format(model: nn.Module) -> str:
     sizes: Counter[str] = Counter()
@@ -92,6 +99,15 @@ def token_reads(model: nn.Module) -> list[int]:
     All matrices but embeddings that are only looked up, in their packed form, with their scales. Of
     routed experts as many count as a token chooses.
     """
+    found: dict[int, float] = {}
+    for parameter, share, _ in _matrices(model):
+        place, size = _stored(parameter)
+        found[place] = found.get(place, 0.0) + size * share
+    return [int(size) for size in found.values()]
+
+
+def _matrices(model: nn.Module) -> Iterator[tuple[Tensor, float, bool]]:
+    """The weights of products, the part of each that a token needs, and whether it is the head."""
     embeddings = {
         id(parameter)
         for module in model.modules()
@@ -99,15 +115,12 @@ def token_reads(model: nn.Module) -> list[int]:
         for parameter in module.parameters(recurse=False)
     }
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    embeddings -= {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    of_head = {id(parameter) for parameter in head.parameters()} if head is not None else set()
     share = _expert_share(model)
-    found: dict[int, float] = {}
     for name, parameter in model.named_parameters():
-        if id(parameter) in embeddings or parameter.dim() < 2:
+        if parameter.dim() < 2 or id(parameter) in embeddings - of_head:
             continue
-        place, size = _stored(parameter)
-        found[place] = found.get(place, 0.0) + size * (share if ".experts." in name else 1.0)
-    return [int(size) for size in found.values()]
+        yield parameter, share if ".experts." in name else 1.0, id(parameter) in of_head
 
 
 def _stored(parameter: Tensor) -> tuple[int, int]:

@@ -100,6 +100,9 @@ def _language_model(directory: Path, dtype: torch.dtype | None) -> nn.Module:
         options = {} if dtype is None else {name: dtype}
         with no_weights():
             made = _class_of(transformers, values)._from_config(config, **options)
+        if (directory / "generation_config.json").is_file() and made.can_generate():
+            read = transformers.GenerationConfig.from_pretrained
+            made.generation_config = read(str(directory), local_files_only=True)
     except CheckpointError:
         raise
     except Exception as error:
@@ -107,9 +110,6 @@ def _language_model(directory: Path, dtype: torch.dtype | None) -> nn.Module:
             f"{directory / 'config.json'}: transformers {transformers.__version__} makes no model "
             f"of it ({type(error).__name__}: {error})"
         ) from error
-    generation = directory / "generation_config.json"
-    if generation.is_file() and hasattr(made, "generation_config"):
-        made.generation_config = transformers.GenerationConfig.from_dict(read_json(generation))
     found: nn.Module = made.eval()
     return found
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from pathlib import Path
+
+_RETURNED_AT_ONCE = 32 << 20
 
 _CGROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
@@ -48,6 +52,25 @@ def check_available(caller: str, needed: int, what: str) -> None:
             f"{caller}: expected {size_text(needed)} of free memory for {what}, got "
             f"{size_text(free)}"
         )
+
+
+class Returned:
+    """Gives memory that was freed back to the system, whenever enough has come together.
+
+    glibc keeps freed blocks of up to 32 MiB: without this, plain weights would stay resident.
+    """
+
+    def __init__(self) -> None:
+        self._freed = 0
+        # Only glibc has it.
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+
+    def add(self, freed: int) -> None:
+        """Note that so many bytes were freed."""
+        self._freed += freed
+        if self._freed >= _RETURNED_AT_ONCE and self._trim is not None:
+            self._freed = 0
+            self._trim(0)
 
 
 def size_text(count: int) -> str:

@@ -15,7 +15,7 @@ from ..optimize.report import Entry
 from .calibration import Batch, input_moments
 from .configs import WeightConfig
 from .layers import Filter, Layer, find, install
-from .memory import check_available
+from .memory import Returned, check_available
 from .report import QuantizationReport, QuantizedLayer
 from .weights import quantized
 
@@ -69,6 +69,7 @@ def quantize_(
     record = model.__dict__.get(QUANTIZED) or Record(report)
     model.__dict__[QUANTIZED] = record
     show = _shown(progress)
+    returned = Returned()
     for index, (layer, moments) in enumerate(turns):
         show(index, len(layers), layer.path)
         before = layer.weight.nbytes
@@ -76,6 +77,7 @@ def quantize_(
         packed = quantized(weight, config, f"{layer.path}.weight", moments)
         del weight, moments
         record.changes += install(layer, packed)
+        returned.add(before)
         sizes = QuantizedLayer(layer.path, layer.shape, before, packed.nbytes_packed())
         report.add(sizes, config.format, layer.beside)
     show(len(layers), len(layers), "")
