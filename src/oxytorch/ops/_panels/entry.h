@@ -168,11 +168,12 @@ inline Tensor linear_entry(const char* op, PanelFormat format, const Tensor& x,
   result.out = out.mutable_data();
   const Rows rows = rows_of(x);
   if (rows.count == 0) return out;
-  if (rows.count <= few_rows_limit(format, rounds_to_int8)) {
+  const RowForm form = row_form(dtype, rounds_to_int8);
+  if (rows.count <= few_rows_limit(format, form)) {
     multiply_few(rows, dtype, rounds_to_int8, weight, result);
-    return out;
+  } else {
+    multiply_many_rows(rows, dtype, form, weight, result);
   }
-  multiply_many_rows(rows, dtype, row_form(dtype, rounds_to_int8), weight, result);
   return out;
 }
 

@@ -20,10 +20,11 @@ inline std::uint8_t* staging_memory(std::int64_t bytes) {
 }
 
 // The most rows for which these kernels are faster than those for many rows, as measured. Tiles of
-// AMX take as long for one row as for 16, so bfloat16 rows go there early.
-inline std::int64_t few_rows_limit(PanelFormat format, bool rounds_to_int8) {
+// AMX take as long for one row as for 16, so products of bfloat16 go there early.
+inline std::int64_t few_rows_limit(PanelFormat format, RowForm form) {
   const bool has_codes = format == PanelFormat::int8 || format == PanelFormat::int4;
-  if (std::string_view(oxytorch_level_name(active_level())) == "amx") return rounds_to_int8 ? 8 : 3;
+  const bool has_tiles = std::string_view(oxytorch_level_name(active_level())) == "amx";
+  if (has_tiles && form != RowForm::float32) return has_codes ? 8 : 2;
   return has_codes ? 12 : 8;
 }
 

@@ -171,10 +171,11 @@ static void multiply_chosen(const Rows& x, const Routing& routing, bool of_token
   const bool has_codes = format == PanelFormat::int8 || format == PanelFormat::int4;
   const bool rounds = rounds_to_int8 && has_codes;
   const std::vector<std::int64_t>* order = of_tokens ? &routing.tokens : nullptr;
-  if (routing.most_rows <= few_rows_limit(format, rounds)) {
+  const RowForm form = row_form(dtype, rounds);
+  if (routing.most_rows <= few_rows_limit(format, form)) {
     multiply_few_of_each(x, order, dtype, rounds, products);
   } else {
-    multiply_many_rows(x, order, dtype, row_form(dtype, rounds), products);
+    multiply_many_rows(x, order, dtype, form, products);
   }
 }
 
