@@ -23,11 +23,12 @@ from oxytorch.llm_command.options import Precision
 
 OURS = "oxytorch"
 
-LEAST_COSINE = {"bf16": 0.99, "int8": 0.98, "int4": 0.8, "nf4": 0.8}
+LEAST_COSINE = {"bf16": 0.98, "int8": 0.97, "int4": 0.6, "nf4": 0.6}
 """Cosine of a contestant's logits to those of torch in bf16 below which its answer is wrong.
 
-Random weights have no outliers that a quantizer could spare; this tells a wrong formula (about 0)
-from the rounding of a format.
+With bf16 and int8 this tells a wrong formula: another rotary embedding leaves 0.84. Four bits of
+random weights lose as much (0.80 to 0.85 over 22 layers, for all who take part), so that with them
+only gross faults show; a peer's conversion is the same in all of its formats.
 """
 
 
