@@ -313,6 +313,18 @@ def test_weights_that_are_quantized_already_stay() -> None:
     assert distance(logits(fast, given), expected) < 2e-2
 
 
+def test_layers_that_are_quantized_in_part_are_not_joined() -> None:
+    model = build("llama")
+    oxytorch.quantize_(model, oxytorch.quantization.Int8Weight(), filter="*.q_proj")
+    given = prompt()
+    expected = logits(model, given)
+    fast = llm.optimize(model)
+    report = oxytorch.explain(fast)
+    assert report.fused == 0 and "are packed in different ways" in str(report)
+    assert "gated MLP as two products" in str(report)
+    assert distance(logits(fast, given), expected) < 2e-2
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whole_model_steps_without_transformers(family: str) -> None:
     model = build(family)

@@ -175,6 +175,23 @@ def test_a_model_of_transformers_needs_nothing_but_the_directory(tmp_path: Path)
         assert again.generate(ids, max_new_tokens=2, do_sample=False).shape == (1, 8)
 
 
+def test_a_quantized_head_stays_apart_from_its_embedding(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=32, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    oxytorch.quantize_(model, Int8Weight(), filter=["model.layers", "lm_head"])
+    oxytorch.save_quantized(model, tmp_path)
+    again: Any = oxytorch.load_quantized(tmp_path)
+    assert type(again.lm_head.weight) is PanelWeight
+    assert torch.equal(again.model.embed_tokens.weight, model.model.embed_tokens.weight)
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
 class Joined(nn.Module):
     """Layers whose weights are parts of joined ones, as `oxytorch.llm.optimize` leaves them."""
 

@@ -35,10 +35,11 @@ from .layer import FusedLayer, Mlp
 from .matching import Unmatched
 from .model import FusedModel, fuse
 from .observing import LayerCalls, Rotations, decoder_layers, move, observe
-from .packing import Packer, RowsWeight, StackedWeight, order_of
+from .packing import Packer
 from .parts import improve_parts, set_norm_forward, stored_transposed
 from .plan import Plan
 from .report import LanguageModelReport
+from .weights import RowsWeight, StackedWeight
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -180,7 +181,7 @@ class _Work:
     def _fuse(self, calls: LayerCalls, plan: Plan) -> None:
         layer = calls.module
         for product in plan.products():
-            order_of(layer, product)
+            self.packer.order(layer, product)
         packed = {path for product in plan.products() for path in product.paths}
         experts = plan.experts.stacked if plan.experts else None
         self.packer.cast_rest(layer, packed, set(experts or ()))

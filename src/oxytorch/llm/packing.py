@@ -6,7 +6,6 @@ allow it, else tensors that look them up.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from ..quantization.weights import ReorderedPanelWeight, quantized
 from .layer import Product
 from .matching import Unmatched
 from .plan import ProductPlan, Products
+from .weights import RowsWeight, StackedWeight
 
 
 class WeightSet(Change):
@@ -65,112 +65,6 @@ class HeadSet(Change):
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
         self.module._parameters["weight"] = self.owner._parameters["weight"]
-
-
-class RowsWeight(PackedTensor):
-    """Some rows of a weight that is stored in another order.
-
-    packed: the weight as it is stored, packed or plain. places: where each row of this one lies.
-    """
-
-    packed: Tensor
-    places: Tensor
-
-    _shared_fields = ("packed", "places")
-
-    def __new__(cls, packed: Tensor, places: Tensor) -> RowsWeight:
-        result: RowsWeight = torch.Tensor._make_wrapper_subclass(
-            cls, (len(places), packed.shape[1]), dtype=packed.dtype, requires_grad=False
-        )
-        result.packed, result.places = packed, places
-        return result
-
-    def nbytes_packed(self) -> int:
-        packed = self.packed
-        return packed.nbytes_packed() if isinstance(packed, PackedTensor) else packed.nbytes
-
-    def dense(self) -> Tensor:
-        packed = self.packed
-        values = packed.dense() if isinstance(packed, PackedTensor) else packed
-        return values[self.places]
-
-    def repack(self, values: Tensor) -> None:
-        packed = self.packed
-        whole = packed.dense() if isinstance(packed, PackedTensor) else packed
-        whole[self.places] = values.detach().to(self.dtype)
-        if isinstance(packed, PackedTensor):
-            packed.repack(whole)
-
-    def copy(self) -> RowsWeight:
-        packed = self.packed
-        own = packed.copy() if isinstance(packed, PackedTensor) else packed.clone()
-        return RowsWeight(own, self.places)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RowsWeight:
-        if id(self) not in memo:
-            own = RowsWeight(deepcopy(self.packed, memo), self.places)
-            is_parameter = isinstance(self, nn.Parameter)
-            memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
-        return memo[id(self)]  # type: ignore[no-any-return]
-
-    def share(self) -> RowsWeight:
-        return RowsWeight(self.packed, self.places)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rows, (self.packed, self.places, self.requires_grad)
-
-
-def _rows(packed: Tensor, places: Tensor, requires_grad: bool) -> nn.Parameter:
-    return nn.Parameter(RowsWeight(packed, places), requires_grad)
-
-
-class StackedWeight(PackedTensor):
-    """The weights of all experts as one tensor [experts, out, in].
-
-    packed: a weight for each expert.
-    """
-
-    packed: list[PanelWeight]
-
-    _shared_fields = ("packed",)
-
-    def __new__(cls, packed: list[PanelWeight]) -> StackedWeight:
-        shape = (len(packed), *packed[0].shape)
-        result: StackedWeight = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=packed[0].dtype, requires_grad=False
-        )
-        result.packed = packed
-        return result
-
-    def nbytes_packed(self) -> int:
-        return sum(weight.nbytes_packed() for weight in self.packed)
-
-    def dense(self) -> Tensor:
-        return torch.stack([weight.dense() for weight in self.packed])
-
-    def repack(self, values: Tensor) -> None:
-        for weight, own in zip(self.packed, values.detach(), strict=True):
-            weight.repack(own)
-
-    def copy(self) -> StackedWeight:
-        return StackedWeight([weight.copy() for weight in self.packed])
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> StackedWeight:
-        if id(self) not in memo:
-            own = StackedWeight(deepcopy(self.packed, memo))
-            is_parameter = isinstance(self, nn.Parameter)
-            memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
-        return memo[id(self)]  # type: ignore[no-any-return]
-
-    def share(self) -> StackedWeight:
-        return StackedWeight(self.packed)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _stacked, (self.packed, self.requires_grad)
-
-
-def _stacked(packed: list[PanelWeight], requires_grad: bool) -> nn.Parameter:
-    return nn.Parameter(StackedWeight(packed), requires_grad)
 
 
 class TiedState:
@@ -221,7 +115,7 @@ class Packer(Products):
         modules = [layer.get_submodule(path) for path in plan.paths]
         if plan.grouped:
             return self._sorted(modules[0], plan)
-        order = order_of(layer, plan)
+        order = self.order(layer, plan)
         parts = [self.packed(module, plan) for module in modules]
         if plan.gated and len(parts) == 1:
             parts = halves(parts[0])
@@ -232,6 +126,38 @@ class Packer(Products):
             part = part_of(whole, begin, end)
             self.set_weight(module, "weight", reordered(part, plan.transposed, order))
         return Product(whole, self._bias(modules, rows), plan.gated, order)
+
+    def order(self, layer: nn.Module, plan: ProductPlan) -> Tensor | None:
+        """The order of inputs of weights that are packed already (see `ReorderedPanelWeight`).
+
+        Raises Unmatched where layers that are to be one product are not packed alike.
+        """
+        found = [
+            self._form(layer.get_submodule(path).get_parameter("weight")) for path in plan.paths
+        ]
+        form, order = found[0]
+        for other, its in found[1:]:
+            same = its is order or (
+                its is not None and order is not None and torch.equal(its, order)
+            )
+            if other != form or not same:
+                raise Unmatched(f"{' and '.join(plan.paths)} are packed in different ways")
+        return order
+
+    def _form(self, weight: Tensor) -> tuple[tuple[Any, ...], Tensor | None]:
+        """How a weight is or will be packed, and the order of its inputs."""
+        order = weight.order if isinstance(weight, ReorderedPanelWeight) else None
+        stored = weight.packed if isinstance(weight, ReorderedPanelWeight) else weight
+        if isinstance(stored, PanelWeight):
+            symmetric = stored.zero_points is None
+            form = (stored.format, stored.group_size, stored.dtype, stored.activation, symmetric)
+            return form, order
+        config = self.config
+        if config is None:
+            return ("bf16", None, self.dtype, None, True), order
+        # One group is the same as none.
+        size = None if config.group_size == stored.shape[-1] else config.group_size
+        return (config.format, size, self.dtype, config.activation, config.symmetric), order
 
     def stacked(self, layer: nn.Module, path: str, gated: bool) -> list[Product]:
         owner = layer.get_submodule(path.rpartition(".")[0])
@@ -396,24 +322,6 @@ def reordered(weight: Tensor, transposed: bool, order: Tensor | None) -> Tensor:
     if isinstance(weight, PanelWeight):
         return ReorderedPanelWeight(weight, transposed, order)
     return weight.t()
-
-
-def order_of(layer: nn.Module, plan: ProductPlan) -> Tensor | None:
-    """The order of inputs of weights that are packed already (see `ReorderedPanelWeight`).
-
-    Raises Unmatched where layers that are to be one product have different ones.
-    """
-    orders: list[Tensor | None] = []
-    for path in plan.paths:
-        weight = layer.get_submodule(path)._parameters["weight"]
-        orders.append(weight.order if isinstance(weight, ReorderedPanelWeight) else None)
-    first = orders[0]
-    for order in orders[1:]:
-        if (order is None) != (first is None) or (
-            order is not None and first is not None and not torch.equal(order, first)
-        ):
-            raise Unmatched(f"{' and '.join(plan.paths)} have inputs in different orders")
-    return first
 
 
 def halves(weight: Tensor) -> list[Tensor]:

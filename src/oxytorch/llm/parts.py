@@ -16,7 +16,7 @@ from .checking import ALLOWED, wide_copy
 from .forwards import MlpForward, NormForward
 from .layer import Mlp
 from .matching import Unmatched, activation_of, find, mlp_products, norm_of
-from .packing import Packer, order_of
+from .packing import Packer
 from .plan import NormPlan, Products
 
 ROUTERS = ("gate", "router")
@@ -84,7 +84,7 @@ def _gated_mlp(layer: nn.Module, wide: nn.Module, packer: Packer) -> tuple[str, 
         up, down = found
         activation = activation_of(wide.get_submodule(path))
         for product in found:
-            order_of(layer, product)
+            packer.order(layer, product)
     except Unmatched:  # the linear layers are packed one by one then
         return None
     trial = Mlp(Products().of(wide, up), Products().of(wide, down), activation)

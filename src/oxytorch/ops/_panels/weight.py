@@ -223,7 +223,7 @@ class PanelWeight(PackedTensor):
         # Through the storages: copies of a weight and of its parts share memory as these do.
         if id(self) not in memo:
             tensors = {name: deepcopy(getattr(self, name), memo) for name in self._present()}
-            result = self._like(tensors, self.shape, self.is_gated)
+            result: Tensor = self._like(tensors, self.shape, self.is_gated)
             if isinstance(self, torch.nn.Parameter):
                 result = torch.nn.Parameter(result, self.requires_grad)
             memo[id(self)] = result

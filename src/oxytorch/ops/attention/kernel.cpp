@@ -1,7 +1,6 @@
 #include "ops/attention/kernel.h"
 
 #include "core/vec.h"
-#include "ops/_attention/pairs.h"
 #include "ops/_attention/turn.h"
 
 namespace oxytorch::OXY_LEVEL {
@@ -37,7 +36,7 @@ struct Single {
   OXY_INLINE f32v multiply(f32v sum, float a, const float* b) { return sum + a * load(b); }
 };
 
-#if defined(OXY_FAST_PAIRS)
+#if defined(__AVX512BF16__)
 struct Pair {
   using Unit = std::uint32_t;
   static constexpr int kDepth = 2;
@@ -153,7 +152,7 @@ static void take_values(Single, const T* from, std::int64_t stride, std::int64_t
 
 OXY_INLINE void put_exponentials(Single, float* to, std::int64_t i, f32v v) { store(to + i, v); }
 
-#if defined(OXY_FAST_PAIRS)
+#if defined(__AVX512BF16__)
 
 OXY_INLINE std::uint32_t pair_of(const bf16* from, std::int64_t left) {
   std::uint16_t low = 0, high = 0;

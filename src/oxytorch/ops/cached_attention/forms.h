@@ -2,7 +2,6 @@
 #pragma once
 
 #include "core/vec.h"
-#include "ops/_attention/pairs.h"
 #include "ops/cached_attention/kernel.h"
 
 namespace oxytorch::OXY_LEVEL {

@@ -331,7 +331,7 @@ static void attend_block(const CachedAttentionArgs& args, const Item& item, std:
   const float* key_scales = kScaled ? scratch.scales.keys : nullptr;
   const float* value_scales = kScaled ? scratch.scales.values : nullptr;
   if constexpr (kInTiles<Form, lanes>) {
-    pair_values(v.rows, v.stride, keys, width, keys_ahead, scratch.pairs);
+    pair_values(v.rows, v.stride, keys, width, scratch.pairs);
   }
   for (std::int64_t group = 0; group * lanes < item.rows; ++group) {
     if (at > rows.last[group] || at + keys <= rows.first[group]) continue;
@@ -341,7 +341,7 @@ static void attend_block(const CachedAttentionArgs& args, const Item& item, std:
     float* sums = rows.sums + first * width;
     if constexpr (kInTiles<Form, lanes>) {
       score_in_tiles(queries, k.rows, k.stride, keys, width, rows.scales + first, key_scales,
-                     values_ahead, scratch.scores);
+                     scratch.scores);
     } else {
       score_block<Form, lanes>(queries, k.rows, k.stride, keys, width, rows.scales + first,
                                key_scales, values_ahead, scratch.scores);
@@ -402,7 +402,8 @@ static void attend_any(const CachedAttentionArgs& args, std::int64_t begin, std:
     case CacheType::float32:
       return attend_all<Single, float>(args, begin, end);
     case CacheType::bfloat16:
-#if defined(OXY_FAST_PAIRS) || defined(__AMX_TILE__)
+#if defined(__AVX512BF16__) && !defined(__AVX512FP16__)
+      // Processors with FP16 or AMX are slow at pairs: there it is tiles, or float32.
       if (args.dtype == DType::bfloat16) return attend_all<Pair, bf16>(args, begin, end);
 #endif
       return attend_all<Single, bf16>(args, begin, end);

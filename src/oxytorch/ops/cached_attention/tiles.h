@@ -22,11 +22,10 @@ struct ValuePairs {
 };
 
 static void pair_values(const bf16* values, std::int64_t stride, std::int64_t keys,
-                        std::int64_t width, const Ahead& keys_ahead, ValuePairs& pairs) {
+                        std::int64_t width, ValuePairs& pairs) {
   for (std::int64_t k = 0; k < round_up(keys, 32); k += 2) {
     const bf16* row = values + k * stride;
     std::uint32_t* to = pairs.units + k / 2 * width;
-    for (int i = 0; i < 2; ++i) keys_ahead.ask(k + i, width);
     for (std::int64_t i = 0; i < width; i += 2 * kLanes) {
       i32v two[2] = {};
       const i32v first = k < keys ? load_as<i32v>(row + i) : i32v{};
@@ -40,11 +39,10 @@ static void pair_values(const bf16* values, std::int64_t stride, std::int64_t ke
 // As score_block. The rows of keys go on with zeros to a multiple of 16.
 static void score_in_tiles(const std::uint32_t* queries, const bf16* rows, std::int64_t stride,
                            std::int64_t keys, std::int64_t width, const float* row_scales,
-                           const float* key_scales, const Ahead& values_ahead, float* scores) {
+                           const float* key_scales, float* scores) {
   finish_stores(queries);
   for (std::int64_t k = 0; k < keys; k += 16) {
     _tile_zero(0);
-    for (int i = 0; i < 16; ++i) values_ahead.ask(k + i, width);
     for (std::int64_t i = 0; i < width; i += 32) {
       _tile_loadd(4, rows + k * stride + i, stride * 2);
       _tile_loadd(5, queries + i / 2 * 16, 64);

@@ -1,0 +1,118 @@
+"""Parameters that look up their values in weights that are stored in another form."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.packed import PackedTensor
+from ..ops._panels import PanelWeight
+
+
+class RowsWeight(PackedTensor):
+    """Some rows of a weight that is stored in another order.
+
+    packed: the weight as it is stored, packed or plain. places: where each row of this one lies.
+    """
+
+    packed: Tensor
+    places: Tensor
+
+    _shared_fields = ("packed", "places")
+
+    def __new__(cls, packed: Tensor, places: Tensor) -> RowsWeight:
+        result: RowsWeight = torch.Tensor._make_wrapper_subclass(
+            cls, (len(places), packed.shape[1]), dtype=packed.dtype, requires_grad=False
+        )
+        result.packed, result.places = packed, places
+        return result
+
+    def nbytes_packed(self) -> int:
+        packed = self.packed
+        return packed.nbytes_packed() if isinstance(packed, PackedTensor) else packed.nbytes
+
+    def dense(self) -> Tensor:
+        packed = self.packed
+        values = packed.dense() if isinstance(packed, PackedTensor) else packed
+        return values[self.places]
+
+    def repack(self, values: Tensor) -> None:
+        packed = self.packed
+        whole = packed.dense() if isinstance(packed, PackedTensor) else packed
+        whole[self.places] = values.detach().to(self.dtype)
+        if isinstance(packed, PackedTensor):
+            packed.repack(whole)
+
+    def copy(self) -> RowsWeight:
+        packed = self.packed
+        own = packed.copy() if isinstance(packed, PackedTensor) else packed.clone()
+        return RowsWeight(own, self.places)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowsWeight:
+        if id(self) not in memo:
+            own = RowsWeight(deepcopy(self.packed, memo), self.places)
+            is_parameter = isinstance(self, nn.Parameter)
+            memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def share(self) -> RowsWeight:
+        return RowsWeight(self.packed, self.places)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rows, (self.packed, self.places, self.requires_grad)
+
+
+def _rows(packed: Tensor, places: Tensor, requires_grad: bool) -> nn.Parameter:
+    return nn.Parameter(RowsWeight(packed, places), requires_grad)
+
+
+class StackedWeight(PackedTensor):
+    """The weights of all experts as one tensor [experts, out, in].
+
+    packed: a weight for each expert.
+    """
+
+    packed: list[PanelWeight]
+
+    _shared_fields = ("packed",)
+
+    def __new__(cls, packed: list[PanelWeight]) -> StackedWeight:
+        shape = (len(packed), *packed[0].shape)
+        result: StackedWeight = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=packed[0].dtype, requires_grad=False
+        )
+        result.packed = packed
+        return result
+
+    def nbytes_packed(self) -> int:
+        return sum(weight.nbytes_packed() for weight in self.packed)
+
+    def dense(self) -> Tensor:
+        return torch.stack([weight.dense() for weight in self.packed])
+
+    def repack(self, values: Tensor) -> None:
+        for weight, own in zip(self.packed, values.detach(), strict=True):
+            weight.repack(own)
+
+    def copy(self) -> StackedWeight:
+        return StackedWeight([weight.copy() for weight in self.packed])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StackedWeight:
+        if id(self) not in memo:
+            own = StackedWeight(deepcopy(self.packed, memo))
+            is_parameter = isinstance(self, nn.Parameter)
+            memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    def share(self) -> StackedWeight:
+        return StackedWeight(self.packed)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _stacked, (self.packed, self.requires_grad)
+
+
+def _stacked(packed: list[PanelWeight], requires_grad: bool) -> nn.Parameter:
+    return nn.Parameter(StackedWeight(packed), requires_grad)

@@ -1,0 +1,107 @@
+"""Products of few rows with weights in panels: every count of rows, hostile rows, group sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import DTYPES, LEVELS, call, positional
+
+from oxytorch import _library, isa, ops, testing
+from oxytorch.ops import Op, Sample
+from oxytorch.ops._panels import PanelWeight, linear, nearest_codes
+
+pytestmark = pytest.mark.skipif(
+    not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
+)
+
+FORMATS = ("bf16", "int8", "int4", "nf4")
+
+
+def weight_of(
+    format: str, out: int, inputs: int, group_size: int | None = None, symmetric: bool = True
+) -> PanelWeight:
+    values = torch.randn(out, inputs) / inputs**0.5
+    if format == "bf16":
+        return PanelWeight.from_dense(values)
+    return PanelWeight.from_codes(
+        format, *nearest_codes(format, values + 0.02, group_size, symmetric=symmetric)
+    )
+
+
+def sample_of(weight: PanelWeight, x: torch.Tensor) -> tuple[Op, Sample]:
+    op = ops.registry()[f"linear_{weight.format}"]
+    tensors = [weight.packed]
+    if weight.format != "bf16":
+        tensors += [weight.channel_scales, weight.group_scales]
+    if weight.format in ("int8", "int4"):
+        tensors.append(weight.zero_points)
+    return op, Sample("", (x, *tensors, weight.outputs))
+
+
+def check(weight: PanelWeight, x: torch.Tensor, level: str, finite_rows: slice) -> torch.Tensor:
+    """Compares the rows with the reference in float64; returns all of the result."""
+    op, sample = sample_of(weight, x)
+    arguments = positional(op, sample)
+    exact = op.reference(*testing.widen(arguments))[finite_rows]
+    plain = op.reference(*arguments)[finite_rows]
+    (result,) = call(op, sample.args, {}, level)
+    testing.assert_close(result[finite_rows], exact, plain, f"{op.name} at {level}")
+    return result
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_number_of_rows_gives_the_same_kind_of_result(format: str, level: str) -> None:
+    weight = weight_of(format, 40, 192, None if format == "bf16" else 64)
+    for rows in range(1, 15):
+        check(weight, torch.randn(rows, 192).bfloat16(), level, slice(None))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("group_size", [32, 64, 128, 256])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_group_sizes(group_size: int, symmetric: bool, level: str) -> None:
+    for format in FORMATS[1:]:
+        weight = weight_of(format, 20, 512, group_size, symmetric)
+        for short in DTYPES:
+            check(weight, torch.randn(3, 512).to(DTYPES[short]), level, slice(None))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_not_finite_stays_in_its_row(format: str, level: str) -> None:
+    weight = weight_of(format, 33, 256)
+    x = torch.randn(5, 256).bfloat16()
+    x[0, 7], x[4, 200] = torch.nan, torch.inf
+    result = check(weight, x, level, slice(1, 4))
+    assert result[0].isnan().all() and not result[4].isfinite().any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("activation", [None, "int8"])
+def test_rows_of_any_magnitude(format: str, level: str, activation: str | None) -> None:
+    weight = weight_of(format, 33, 256)
+    weight.activation = activation if format in ("int8", "int4") else None
+    x = torch.randn(4, 256).bfloat16()
+    x[0] = 0
+    x[1] *= 1e-32
+    x[2] *= 1e28
+    with isa.use(level), torch.no_grad():
+        result = linear(x, weight)
+        again = linear(torch.cat([x] * 4)[3:], weight)
+    assert not result[0].any() and result.isfinite().all()
+    for row in (2, 3):
+        exact = x[row].double() @ weight.dense().double().t()
+        # The second comes from the kernels for many rows.
+        for found in (result[row], again[1 + row]):
+            error = (found.double() - exact).square().mean().sqrt()
+            assert error < 0.02 * exact.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_row_with_an_outlier_keeps_the_others(level: str) -> None:
+    weight = weight_of("int4", 64, 1024, 128)
+    x = torch.randn(1, 1024).bfloat16()
+    x[0, 5] = 200.0
+    check(weight, x, level, slice(None))
