@@ -298,6 +298,22 @@ def test_positions_together_are_those_one_by_one(level: str) -> None:
         assert torch.equal(alone[:, 0], together[:, i])
 
 
+def _by_position(cache: Tensor) -> Tensor:
+    return cache.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@pytest.mark.parametrize("cache", [BF16, INT8])
+@pytest.mark.parametrize("layout", [testing.misaligned, testing.padded_rows, _by_position])
+def test_the_cache_may_lie_anyhow(layout: Any, cache: torch.dtype) -> None:
+    args, named = _few(cache=cache)
+    own, own_named = copied(args, named)
+    moved = [layout(item, 3) if layout is testing.misaligned else layout(item) for item in own[3:5]]
+    usual = cached_attention(*args, **named)
+    assert torch.equal(usual, cached_attention(*own[:3], *moved, own[5], **own_named))
+    for ours, other in zip(args[3:5], moved, strict=True):
+        assert torch.equal(ours.nan_to_num(), other.nan_to_num())
+
+
 def test_nothing_to_do_is_empty() -> None:
     args, _ = call_of(Case(start=5))
     query, key, value, *caches, start = args
