@@ -1,6 +1,7 @@
 #include "ops/quantize_weight/kernel.h"
 
 #include "core/vec.h"
+#include "ops/_panels/normal_floats.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -9,25 +10,6 @@ inline constexpr float kLeastScale = 0x1p-23f;
 inline constexpr float kSymmetricRanges[] = {7.2f,  7.7f,  8.3f,  8.9f,  9.6f, 10.4f,
                                              11.3f, 12.5f, 14.0f, 16.5f, 20.0f};
 inline constexpr int kAsymmetricFractions = 11;
-
-inline constexpr float kNf4[16] = {
-    -1.0f,
-    -0.6961928009986877f,
-    -0.5250730514526367f,
-    -0.39491748809814453f,
-    -0.28444138169288635f,
-    -0.18477343022823334f,
-    -0.09105003625154495f,
-    0.0f,
-    0.07958029955625534f,
-    0.16093020141124725f,
-    0.24611230194568634f,
-    0.33791524171829224f,
-    0.44070982933044434f,
-    0.5626170039176941f,
-    0.7229568362236023f,
-    1.0f,
-};
 
 struct Range {
   float low;   // of the values and zero
@@ -132,7 +114,7 @@ OXY_INLINE f32v code_of(f32v v, float zero, float last) {
 OXY_INLINE f32v nf4_code_of(f32v v) {
   f32v code{};
   for (int i = 0; i < 15; ++i) {
-    const f32v bound = splat((kNf4[i] + kNf4[i + 1]) / 2);
+    const f32v bound = splat((kNormalFloats[i] + kNormalFloats[i + 1]) / 2);
     code += v > bound ? splat(1.0f) : f32v{};
   }
   return code;
