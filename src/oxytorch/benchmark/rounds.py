@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from .. import _garbage
+
 Call = Callable[[], object]
 Context = Callable[[], AbstractContextManager[Any]]
 
@@ -39,14 +41,9 @@ def spread(values: Sequence[float]) -> Spread:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with _garbage.paused():
         yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _burst_length(call: Call, warm_up: int, burst_seconds: float) -> int:

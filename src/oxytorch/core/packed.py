@@ -174,6 +174,19 @@ class PackedTensor(torch.Tensor):
         return result
 
 
+def why_not_plain(weight: object) -> str | None:
+    """Return why a module's weight cannot be packed, whatever the format, or None if it can."""
+    if weight is None:
+        return "its weight is made anew at each call (a parametrization)"
+    if type(weight) is not torch.nn.Parameter:
+        return f"its weight is a {type(weight).__name__}"
+    if weight.device.type != "cpu":
+        return f"its weight is on {weight.device}"
+    if weight.numel() == 0:
+        return "its weight is empty"
+    return None
+
+
 def _rebuild(
     cls: type[PackedTensor],
     values: torch.Tensor,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .folder import is_quantized, read_config
-from .options import PRECISIONS, add_model_options, positive, precisions
+from .options import PRECISIONS, add_model_options, add_verb, positive, precisions
 
 DEFAULT_PRECISIONS = "bf16,int8,int4,int8-int8,int4-int8"
 
@@ -34,13 +34,7 @@ examples:
 
 def add_parser(verbs: Any, name: str, summary: str) -> None:
     """Adds the verb with its options."""
-    parser = verbs.add_parser(
-        name,
-        help=summary,
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_verb(verbs, name, summary, DESCRIPTION, EXAMPLES)
     parser.add_argument(
         "folder", type=Path, nargs="?", metavar="MODEL_DIR", help="folder with config.json"
     )

@@ -20,7 +20,7 @@ from ..llm.generation import generate
 from ..llm.sampling import Sampler
 from .folder import load_tokenizer, read_config
 from .model import PreparedModel
-from .options import PRECISIONS, add_model_options, positive, precision
+from .options import PRECISIONS, add_model_options, add_verb, positive, precision
 
 DESCRIPTION = """\
 Write text after a prompt with a model from a local folder. The text goes to standard output as it
@@ -38,13 +38,7 @@ examples:
 
 def add_parser(verbs: Any, name: str, summary: str) -> None:
     """Adds the verb with its options."""
-    parser = verbs.add_parser(
-        name,
-        help=summary,
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_verb(verbs, name, summary, DESCRIPTION, EXAMPLES)
     parser.add_argument("folder", type=Path, metavar="MODEL_DIR", help="folder with config.json")
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="what to go on from")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Weights = Literal["int8", "int4", "nf4"]
 
@@ -56,11 +56,22 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """How the model is stored: cache, groups, threads."""
-    parser.add_argument(
-        "--kv-cache", choices=("bf16", "int8"), default="bf16", help="cache (default: bf16)"
+def add_verb(
+    verbs: Any, name: str, summary: str, description: str, examples: str
+) -> argparse.ArgumentParser:
+    """Adds a verb of `oxytorch llm`, whose help shows both texts as they are written."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    return parser
+
+
+def add_group_size(parser: argparse.ArgumentParser) -> None:
+    """How many weights share a scale."""
     parser.add_argument(
         "--group-size",
         type=positive,
@@ -68,4 +79,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="neighbouring weights that share a scale, in int4 and nf4 (default: 128)",
     )
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """How the model is stored: cache, groups, threads."""
+    parser.add_argument(
+        "--kv-cache", choices=("bf16", "int8"), default="bf16", help="cache (default: bf16)"
+    )
+    add_group_size(parser)
     parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: torch's)")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .folder import is_quantized, load_model, load_tokenizer, read_config
-from .options import PRECISIONS, Precision, positive, precision
+from .options import PRECISIONS, Precision, add_group_size, add_verb, positive, precision
 
 STOCK = "float32"
 """The row of the model as it is stored, run by transformers in float32."""
@@ -43,13 +43,7 @@ examples:
 
 def add_parser(verbs: Any, name: str, summary: str) -> None:
     """Adds the verb with its options."""
-    parser = verbs.add_parser(
-        name,
-        help=summary,
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_verb(verbs, name, summary, DESCRIPTION, EXAMPLES)
     parser.add_argument("folder", type=Path, metavar="MODEL_DIR", help="folder with config.json")
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text")
     parser.add_argument(
@@ -66,13 +60,7 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
         metavar="A,B",
         help="bf16, int8 or both (default: bf16)",
     )
-    parser.add_argument(
-        "--group-size",
-        type=positive,
-        default=128,
-        metavar="N",
-        help="neighbouring weights that share a scale, in int4 and nf4 (default: 128)",
-    )
+    add_group_size(parser)
     parser.add_argument(
         "--calibration",
         type=Path,

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from ..core.packed import PackedTensor
+from ..core.packed import PackedTensor, why_not_plain
 from ..graph.recognize import Recognizer
 from ..ops._panels import PanelWeight, linear
 from ..optimize.context import CLOSED
@@ -105,14 +105,10 @@ def _refusal(module: nn.Module, recognizer: Recognizer, is_closed: bool) -> str 
         return "its parent reads its weights itself"
     if recognizer.linear(module) is None:
         return f"{type(module).__name__} is no linear layer"
-    if weight is None:
-        return "its weight is made anew at each call (a parametrization)"
-    if type(weight) is not nn.Parameter:
-        return f"its weight is a {type(weight).__name__}"
-    if weight.device.type != "cpu":
-        return f"its weight is on {weight.device}"
-    if weight.numel() == 0:
-        return "its weight is empty"
+    reason = why_not_plain(weight)
+    if reason is not None:
+        return reason
+    assert weight is not None
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
     if "forward" in module.__dict__:

@@ -1,24 +1,12 @@
 // Blocks of a product in the tile registers of AMX: 16 rows of x times the 16 outputs of a panel.
 #pragma once
 
+#include "core/tile.h"
 #include "ops/_panels/blocks.h"
 
 #if defined(__AMX_TILE__)
 
 namespace oxytorch::OXY_LEVEL {
-
-// Operand of ldtilecfg (Intel 64 Architectures Software Developer's Manual, volume 1, chapter 18).
-struct TileConfiguration {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
-
-// The compiler does not know that tile instructions read memory: what was stored there has to be
-// there before.
-OXY_INLINE void finish_stores(const void* read) { __asm__ volatile("" : : "r"(read) : "memory"); }
 
 // Registers 0 to 3 have sums, 4 and 5 rows of x, 6 and 7 panels. `units` along in_features.
 OXY_INLINE void configure_tiles(std::int64_t units) {
@@ -176,8 +164,6 @@ static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t p
   }
   add_sums<Form>(waiting);
 }
-
-OXY_INLINE void release_tiles() { _tile_release(); }
 
 }  // namespace oxytorch::OXY_LEVEL
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.packed import PackedTensor
+from ...core.packed import PackedTensor, why_not_plain
 from ...graph.patterns import is_packable_convolution
 from ...ops._post_op import NO_POST_OP
 from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution
@@ -27,14 +27,10 @@ def refusal(context: Context, module: nn.Module) -> str | None:
     if not (is_packable_convolution(module) or context.recognizer.linear(module) is not None):
         return "has no packed form"
     weight = module._parameters.get("weight")
-    if weight is None:
-        return "its weight is made anew at each call (a parametrization)"
-    if type(weight) is not nn.Parameter:
-        return f"its weight is a {type(weight).__name__}"
-    if weight.device.type != "cpu":
-        return f"its weight is on {weight.device}"
-    if weight.numel() == 0:
-        return "its weight is empty"
+    reason = why_not_plain(weight)
+    if reason is not None:
+        return reason
+    assert weight is not None
     dtype = context.target_dtype(module, weight)
     small = not is_packable_convolution(module) and weight.numel() < SMALLEST_LINEAR
     if small and dtype == torch.float32 and module not in context.folds:
