@@ -1,5 +1,6 @@
 // Vectors of float32 in the widest registers of the level, and the conversions and functions that
 // kernels need. Everything lies in the level's namespace, so that the linker cannot share it.
+// Longer than other files: the one place that knows how each level loads, converts and stores.
 #pragma once
 
 #include <cstdint>

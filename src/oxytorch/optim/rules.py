@@ -12,6 +12,8 @@ other, and `if` on a flag, which is settled when the code is translated. Argumen
 (the parameter, the gradient, then the states: `Value`, or `Magnitude` if never negative), then
 scalars, then flags; an operand is stored if it is returned. The order of operations is that of
 torch's single-tensor path, `fused_multiply_add` included: results are the same bits.
+
+Longer than other files, because one file is what the translators read: all rules and no other code.
 """
 
 from __future__ import annotations
