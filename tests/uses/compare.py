@@ -68,6 +68,16 @@ class Log:
 
 
 @dataclasses.dataclass
+class Raised:
+    """One error that a use has caught and logged."""
+
+    kind: type
+    message: str
+    clear: bool
+    ours: bool
+
+
+@dataclasses.dataclass
 class Note:
     """One tensor as it was: its type, what can be asked of it, and its values."""
 
@@ -100,6 +110,8 @@ def noted(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: noted(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return type(value), fields
+    if isinstance(value, BaseException):
+        return Raised(type(value), _line(value), is_clear(value), _is_raised_by_us(value))
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype)):
         return value
     return type(value)
@@ -150,16 +162,17 @@ def _run(make: Callable[[], Any], use: Use, log: Log) -> None:
 def judge(stock: Log, ours: Log, tolerance: float | None = None) -> Verdict:
     """Compare what two models showed."""
     for at, (expected, found) in enumerate(zip(stock.seen, ours.seen, strict=False)):
+        if isinstance(found, Raised) and found.clear and not isinstance(expected, Raised):
+            return Verdict("refused", found.message)
         reason = difference(expected, found, tolerance)
         if reason:
             return Verdict("wrong", f"value {at}: {reason}")
     if ours.error is not None:
-        clear = is_clear(ours.error)
+        error = noted(ours.error)
         if stock.error is None:
-            return Verdict("refused" if clear else "wrong", _line(ours.error))
-        if clear or _is_related(stock.error, ours.error):
-            return Verdict("right", f"both raise: {_line(ours.error)}")
-        return Verdict("wrong", f"stock: {_line(stock.error)}, ours: {_line(ours.error)}")
+            return Verdict("refused" if error.clear else "wrong", error.message)
+        reason = difference(noted(stock.error), error)
+        return Verdict("wrong", reason) if reason else Verdict("right", "both raise")
     if stock.error is not None:
         return Verdict("wrong", f"only stock raises {_line(stock.error)}")
     if len(stock.seen) != len(ours.seen):
@@ -169,14 +182,13 @@ def judge(stock: Log, ours: Log, tolerance: float | None = None) -> Verdict:
 
 def is_clear(error: BaseException) -> bool:
     """Return whether an error was raised by oxytorch's own Python and says what to do."""
+    return _is_raised_by_us(error) and _REMEDY.search(str(error)) is not None
+
+
+def _is_raised_by_us(error: BaseException) -> bool:
+    """Return whether the last Python frame of an error is oxytorch's."""
     where = traceback.extract_tb(error.__traceback__)
-    if not where or not where[-1].filename.startswith(_PACKAGE):
-        return False
-    return _REMEDY.search(str(error)) is not None
-
-
-def _is_related(stock: BaseException, ours: BaseException) -> bool:
-    return isinstance(ours, type(stock)) or isinstance(stock, type(ours))
+    return bool(where) and where[-1].filename.startswith(_PACKAGE)
 
 
 def _line(error: BaseException) -> str:
@@ -192,6 +204,14 @@ def _line(error: BaseException) -> str:
 
 def difference(expected: Any, found: Any, tolerance: float | None = None) -> str | None:
     """Return in words how two noted values differ, or None where they do not."""
+    if isinstance(expected, Raised) and isinstance(found, Raised):
+        related = issubclass(expected.kind, found.kind) or issubclass(found.kind, expected.kind)
+        same = expected.message.partition(" [")[0] == found.message.partition(" [")[0]
+        if found.clear or (related and (same or not found.ours)):
+            return None
+        return f"raises {found.message}, stock {expected.message}"
+    if isinstance(found, Raised):
+        return f"raises {found.message}"
     if isinstance(expected, Note) and isinstance(found, Note):
         return _tensor_difference(expected, found, tolerance)
     if isinstance(expected, tuple) and isinstance(found, tuple):

@@ -23,7 +23,7 @@ LONGEST = 120
 
 
 class Recorder:
-    """Writes what each test showed to a file, as it happens, and leaves out what is there already."""
+    """Writes what each test showed to a file as it happens, and leaves out what is there."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -16,7 +16,6 @@ from .compare import Log
 from .layers import KINDS, Kind
 from .ways import at, ways_for
 
-
 EVERY_WAY = {("linear", "0.weight"), ("conv2d_norm", "0.weight"), ("conv2d_norm", "1.running_var")}
 STRIDE = 13
 """Of the other tensors, the default run takes each thirteenth way, another one for each tensor."""
@@ -28,6 +27,8 @@ def _cases() -> Iterator[Any]:
         model = kind.build()
         for path in kind.targets:
             for way in ways_for(at(model, path)[2]):
+                if name == "lstm" and way == "swap_tensors":
+                    continue  # stock refuses: it holds weak references to these weights
                 for when in ("before", "after"):
                     number += 1
                     often = when == "after" and (name, path) in EVERY_WAY
@@ -58,7 +59,7 @@ def _written(kind: Kind, path: str, way_name: str, when: str) -> Callable[[Any, 
                 call()
         call()
         call()
-        log({key: value for key, value in model.state_dict().items()})
+        log(model.state_dict())
         log(sum(float(p.detach().double().sum()) for p in model.parameters()))
 
     return use
