@@ -202,8 +202,14 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" + (f" [{places[-1]}]" if places else "")
 
 
-def difference(expected: Any, found: Any, tolerance: float | None = None) -> str | None:
-    """Return in words how two noted values differ, or None where they do not."""
+def difference(
+    expected: Any, found: Any, tolerance: float | None = None, floor: float = 1e-30
+) -> str | None:
+    """Return in words how two noted values differ, or None where they do not.
+
+    floor: differences are relative to at least this value. Among the tensors of one container it is
+        a tenth of the largest value, since some gradients are zero but for rounding.
+    """
     if isinstance(expected, Raised) and isinstance(found, Raised):
         related = issubclass(expected.kind, found.kind) or issubclass(found.kind, expected.kind)
         same = expected.message.partition(" [")[0] == found.message.partition(" [")[0]
@@ -213,9 +219,9 @@ def difference(expected: Any, found: Any, tolerance: float | None = None) -> str
     if isinstance(found, Raised):
         return f"raises {found.message}"
     if isinstance(expected, Note) and isinstance(found, Note):
-        return _tensor_difference(expected, found, tolerance)
+        return _tensor_difference(expected, found, tolerance, floor)
     if isinstance(expected, tuple) and isinstance(found, tuple):
-        return _container_difference(expected, found, tolerance)
+        return _container_difference(expected, found, tolerance, floor)
     if isinstance(expected, float) and isinstance(found, float):
         close = abs(expected - found) <= 1e-5 * abs(expected) or expected == found
         both_nan = expected != expected and found != found
@@ -225,7 +231,17 @@ def difference(expected: Any, found: Any, tolerance: float | None = None) -> str
     return f"{_short(found)}, stock {_short(expected)}"
 
 
-def _container_difference(expected: Any, found: Any, tolerance: float | None) -> str | None:
+def _largest(value: Any) -> float:
+    """Return the largest finite value among the tensors directly in a container."""
+    parts = value.values() if isinstance(value, dict) else value
+    tensors = [part.values.abs() for part in parts if isinstance(part, Note)]
+    finite = [t[t.isfinite()] for t in tensors if t.is_floating_point()]
+    return max([float(t.max()) for t in finite if t.numel()], default=0.0)
+
+
+def _container_difference(
+    expected: Any, found: Any, tolerance: float | None, floor: float
+) -> str | None:
     kinds, parts = (expected[0], found[0]), (expected[1], found[1])
     if kinds[0] is not kinds[1]:
         return f"a {kinds[1].__name__}, stock a {kinds[0].__name__}"
@@ -237,14 +253,17 @@ def _container_difference(expected: Any, found: Any, tolerance: float | None) ->
         if len(parts[0]) != len(parts[1]):
             return f"{_short(parts[1])}, stock {_short(parts[0])}"
         pairs = [(at, *pair) for at, pair in enumerate(zip(*parts, strict=True))]
+    floor = max(floor, _largest(parts[0]) / 10)
     for key, left, right in pairs:
-        reason = difference(left, right, tolerance)
+        reason = difference(left, right, tolerance, floor)
         if reason:
             return f"[{key!r}] {reason}"
     return None
 
 
-def _tensor_difference(stock: Note, ours: Note, tolerance: float | None) -> str | None:
+def _tensor_difference(
+    stock: Note, ours: Note, tolerance: float | None, floor: float
+) -> str | None:
     for name in ("kind", "dtype", "shape", "requires_grad", "layout"):
         expected, found = getattr(stock, name), getattr(ours, name)
         if expected != found:
@@ -262,10 +281,10 @@ def _tensor_difference(stock: Note, ours: Note, tolerance: float | None) -> str 
         return "infinities differ"
     if not finite.any():
         return None
-    largest = float(expected[finite].abs().max())
+    largest = max(float(expected[finite].abs().max()), floor)
     error = float((expected[finite] - found[finite]).abs().max())
-    if not error <= limit * max(largest, 1e-30):
-        return f"differs by {error / max(largest, 1e-30):.2g} of the largest value"
+    if not error <= limit * largest:
+        return f"differs by {error / largest:.2g} of the largest value"
     return None
 
 
