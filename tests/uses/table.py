@@ -2,7 +2,8 @@
 
 A class is one test function. A use is right, refused with an error that names the remedy, or wrong;
 each wrong one is printed in a line below the table. A use that kills the process, or that takes
-longer than two minutes, is wrong, and the run goes on after it.
+longer than two minutes, is wrong, and the run goes on after it. `--keep FILE` first writes what
+each test showed to a file, in lines of JSON; a run that was cut off goes on from there.
 """
 
 from __future__ import annotations
@@ -49,14 +50,16 @@ class Recorder:
             crash = getattr(report.longrepr, "reprcrash", None)
             message = properties.get("detail") or getattr(crash, "message", report.longrepr) or ""
             verdict = "wrong" if report.failed else properties.get("verdict", "right")
-            self._write(test=report.nodeid, verdict=verdict, detail=" ".join(str(message).split()))
+            text = " ".join(str(message).split())
+            seconds = round(report.duration, 3)
+            self._write(test=report.nodeid, verdict=verdict, detail=text, seconds=seconds)
 
 
-def _lines(path: str) -> list[dict[str, str]]:
+def _lines(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
-def _last(path: str) -> dict[str, dict[str, str]]:
+def _last(path: str) -> dict[str, dict[str, Any]]:
     """Return what is known last of every test."""
     return {line["test"]: line for line in _lines(path)}
 
@@ -74,8 +77,9 @@ def _run(path: str, arguments: list[str]) -> None:
             return
 
 
-def _table(last: dict[str, dict[str, str]]) -> str:
+def _table(last: dict[str, dict[str, Any]]) -> str:
     counts: dict[str, Counter[str]] = {}
+    seconds: Counter[str] = Counter()
     wrong = []
     for test, line in last.items():
         place, _, identifier = test.rpartition("/")[2].partition("[")
@@ -84,28 +88,35 @@ def _table(last: dict[str, dict[str, str]]) -> str:
             verdict, detail = "wrong", "the process died, or took too long"
         if verdict != "skipped":
             counts.setdefault(place, Counter())[verdict] += 1
+            seconds[place] += line.get("seconds", 0)
         if verdict == "wrong":
             wrong.append(f"{place}[{identifier}: {detail[:220]}")
     width = max([len(name) for name in counts], default=5)
-    lines = [f"{'class':<{width}} {'uses':>6} {'right':>6} {'refused':>8} {'wrong':>6}"]
-    counts["all"] = sum(counts.values(), Counter())
+    lines = [
+        f"{'class':<{width}} {'uses':>6} {'right':>6} {'refused':>8} {'wrong':>6} {'seconds':>8}"
+    ]
+    counts["all"], seconds["all"] = sum(counts.values(), Counter()), seconds.total()
     for name, count in counts.items():
         numbers = [count.total(), count["right"], count["refused"], count["wrong"]]
-        lines.append("{:<{}} {:>6} {:>6} {:>8} {:>6}".format(name, width, *numbers))
+        row = "{:<{}} {:>6} {:>6} {:>8} {:>6} {:>8.1f}"
+        lines.append(row.format(name, width, *numbers, seconds[name]))
     return "\n".join([*lines, "", *wrong])
 
 
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--record"]:
         return int(pytest.main(arguments[2:], plugins=[Recorder(arguments[1])]))
+    if arguments[:1] == ["--keep"]:
+        path, arguments = arguments[1], arguments[2:]
+        Path(path).touch()
+    else:
+        handle, path = tempfile.mkstemp(suffix=".jsonl")
+        os.close(handle)
     if not any(Path(a.partition("::")[0]).exists() for a in arguments if not a.startswith("-")):
         arguments = [str(Path(__file__).parent), *arguments]
-    handle, path = tempfile.mkstemp(suffix=".jsonl")
-    os.close(handle)
     _run(path, arguments)
     last = _last(path)
     print(_table(last))
-    Path(path).unlink()
     return int(any(line["verdict"] in ("wrong", "started") for line in last.values()))
 
 
