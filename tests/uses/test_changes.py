@@ -16,7 +16,12 @@ from .compare import Log
 from .layers import settled
 from .networks import NETWORKS
 
-FORMS = ["default", "sample", "replay", "join"]
+FORMS = [
+    "default",
+    "sample",
+    pytest.param("replay", marks=pytest.mark.slow),
+    pytest.param("join", marks=pytest.mark.slow),
+]
 
 
 class LowRank(nn.Module):
@@ -396,7 +401,7 @@ def _hook_cases() -> Iterator[Any]:
         for kind in HOOKS:
             for form in ("default", "sample", "replay"):
                 number += 1
-                marks = () if number % 5 == 0 else pytest.mark.slow
+                marks = () if number % 7 == 0 else pytest.mark.slow
                 yield pytest.param(
                     network, path, kind, form, id=f"{network}-{path}-{kind}-{form}", marks=marks
                 )

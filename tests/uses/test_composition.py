@@ -23,6 +23,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], torch.Tensor], str]] = {
     **{name: (*pair, "default") for name, pair in NETWORKS.items()},
 }
 OFTEN = ("linear", "conv2d_norm", "lstm", "tied", "gated", "encoder", "images")
+SAMPLE = pytest.param("sample", marks=pytest.mark.slow)
 Way = Callable[[Any, torch.Tensor, Log], None]
 WAYS: dict[str, Way] = {}
 LONG_WAYS: dict[str, Way] = {}
@@ -311,7 +312,7 @@ def _safetensors(model: Any, x: torch.Tensor, log: Log) -> None:
     from safetensors.torch import load, load_model, save, save_model
 
     state = {k: v.clone() for k, v in model.state_dict().items()}
-    log(load(save(state)))
+    log(dict(sorted(load(save(state)).items())))
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "m.safetensors")
         save_model(model, path)
@@ -327,7 +328,7 @@ def _safetensors(model: Any, x: torch.Tensor, log: Log) -> None:
 def _safetensors_of_the_state(model: Any, x: torch.Tensor, log: Log) -> None:
     from safetensors.torch import load, save
 
-    log(load(save(model.state_dict())))
+    log(dict(sorted(load(save(model.state_dict())).items())))
 
 
 @way
@@ -372,10 +373,8 @@ def _looked_at(model: Any, x: torch.Tensor, log: Log) -> None:
 
 @way
 def _shown(model: Any, x: torch.Tensor, log: Log) -> None:
-    log(len(repr(model)) > 5, [str(p.data)[:7] for p in model.parameters()][:3])
-    log(
-        [repr(p.detach())[:7] for p in model.parameters()][:3], f"{next(model.parameters())[0]}"[:6]
-    )
+    log(len(repr(model)) > 5, [len(str(p.data)) > 9 for p in model.parameters()])
+    log(f"{next(model.parameters())[0]}"[:6], str(model.state_dict())[:11])
 
 
 # Moves
@@ -410,7 +409,7 @@ def _part_to_double(model: Any, x: torch.Tensor, log: Log) -> None:
     try:
         with torch.no_grad():
             log(model(x))
-    except RuntimeError as error:
+    except Exception as error:
         log(error)
     part.float()
     with torch.no_grad():
@@ -553,7 +552,7 @@ LONG_WAYS["compile_inductor"] = _compiled("inductor", False)
 LONG_WAYS["compile_inductor_fullgraph"] = _compiled("inductor", True)
 
 
-@way
+@long_way
 def _compile_eager(model: Any, x: torch.Tensor, log: Log) -> None:
     _compiled("eager", True)(model, x, log)
 
@@ -672,7 +671,7 @@ def _aot_function(model: Any, x: torch.Tensor, log: Log) -> None:
 
 
 def _cases(ways: dict[str, Way], often: tuple[str, ...]) -> list[Any]:
-    slow = ("compile_inductor", "compile_inductor_fullgraph")
+    slow = ("compile_inductor", "compile_inductor_fullgraph", "compile_eager", "compile_aot_eager")
     return [
         pytest.param(
             name,
@@ -698,16 +697,14 @@ def _check(check: Callable[..., None], name: str, used: Way, form: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", ["default", "sample"])
+@pytest.mark.parametrize("form", ["default", SAMPLE])
 @pytest.mark.parametrize(("name", "way"), _cases(WAYS, OFTEN))
 def test_composition(check: Callable[..., None], name: str, way: str, form: str) -> None:
     _check(check, name, WAYS[way], form)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("name", "way"), _cases(LONG_WAYS, ("linear", "conv2d_norm", "lstm", "encoder"))
-)
+@pytest.mark.parametrize(("name", "way"), _cases(LONG_WAYS, ("linear", "conv2d_norm", "lstm")))
 def test_recorded_by_torch(check: Callable[..., None], name: str, way: str) -> None:
     _check(check, name, LONG_WAYS[way], "default")
 

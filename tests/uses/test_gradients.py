@@ -366,7 +366,7 @@ def _cases() -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", ["default", "sample"])
+@pytest.mark.parametrize("form", ["default", pytest.param("sample", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "way"), _cases())
 def test_gradient(check: Callable[..., None], name: str, way: str, form: str) -> None:
     build, sample, own_form = MODELS[name]

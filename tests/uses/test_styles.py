@@ -15,7 +15,8 @@ from . import styles
 from .compare import Log
 from .styles import STYLES
 
-FORMS = ["default", "sample", "replay"]
+FORMS = ["default", "sample", pytest.param("replay", marks=pytest.mark.slow)]
+SAMPLED = [pytest.param("default", marks=pytest.mark.slow), "sample"]
 
 
 def _sample() -> torch.Tensor:
@@ -76,7 +77,7 @@ def test_style(
     check(_fresh(name), use, form, _sample)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", SAMPLED)
 @pytest.mark.parametrize("name", [*STYLES])
 def test_style_with_gradients(check: Callable[..., None], name: str, form: str) -> None:
     def use(model: Any, log: Log) -> None:
@@ -121,7 +122,7 @@ class Whole(nn.Module):
         return h, first, self.part(torch.tanh(h))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*SAMPLED, "replay"])
 @pytest.mark.parametrize("name", [*STYLES])
 def test_style_as_a_part(check: Callable[..., None], name: str, form: str) -> None:
     def use(model: Any, log: Log) -> None:
