@@ -267,7 +267,7 @@ def test_embedding_bags(check: Callable[..., None], form: str, dtype: str, mode:
                     elif form == "keywords":
                         log(bag(input=flat, offsets=offsets))
                     else:
-                        log(bag(ids[:0]), bag(flat[:0], offsets[:0]), bag(ids[:, :0]))
+                        log(bag(flat[:0], offsets[:0]), bag(flat, offsets * 0))
                 except Exception as error:
                     log(error)
         log(bag(ids))
