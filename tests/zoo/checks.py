@@ -1,0 +1,294 @@
+"""What the zoo asks of one model, optimized in one way in one dtype, beside the stock model."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import statistics
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from architectures import ARCHITECTURES
+from building import Build, Case
+from forms import Leaves, difference_in_form, relative_error, tensors_of
+from networks import NETWORKS
+from torch import nn
+
+import oxytorch
+from oxytorch.optimize import PASSES
+
+CASES: dict[str, Build] = {**ARCHITECTURES, **NETWORKS}
+WAYS = ("default", "sample_input", "all_passes", "tune")
+DTYPES = ("float32", "bfloat16")
+COMBINATIONS = tuple((way, dtype) for way in WAYS for dtype in DTYPES)
+
+FLOAT32_LIMIT = 1e-5
+"""Of the largest value of each output."""
+BFLOAT16_FLOOR = 2**-7
+"""Two roundings of a result to bfloat16, of the largest value: allowed however exact stock is."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim that does not hold, and how."""
+
+    claim: str
+    message: str
+
+
+@dataclass
+class Stock:
+    """A model, its answers to both inputs, and how far stock bfloat16 is from them."""
+
+    case: Case
+    answers: list[Any]
+    expected: list[Leaves]
+    bfloat16: list[dict[str, float]] | None = field(default=None)
+    """For each input, the relative error of each output; None where stock cannot do bfloat16."""
+    bfloat16_way: str = ""
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Run a model on inputs of its own, from the same random state each time."""
+    inputs = copy.deepcopy(inputs)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+
+
+@functools.lru_cache(maxsize=1)
+def stock(name: str) -> Stock:
+    """Build a model and run it as torch does."""
+    case = CASES[name]()
+    answers = [call(case.model, inputs) for inputs in (case.first, case.second)]
+    result = Stock(case, answers, [tensors_of(answer) for answer in answers])
+    reasons = []
+    for way, run in (("bfloat16()", _converted), ("autocast", _autocast)):
+        try:
+            result.bfloat16 = _errors(run(case), result.expected)
+            result.bfloat16_way = way
+            break
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            reasons.append(f"{way}: {_text(error)}")
+    else:
+        result.bfloat16_way = "; ".join(reasons)
+    return result
+
+
+def _converted(case: Case) -> list[Any]:
+    model = copy.deepcopy(case.model).bfloat16()
+    return [call(model, _narrow(inputs)) for inputs in (case.first, case.second)]
+
+
+def _autocast(case: Case) -> list[Any]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return [call(case.model, inputs) for inputs in (case.first, case.second)]
+
+
+def _narrow(inputs: Any) -> Any:
+    """The same inputs with bfloat16 in place of float32."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs.bfloat16() if inputs.is_floating_point() else inputs
+    if isinstance(inputs, Mapping):
+        return {key: _narrow(value) for key, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        return type(inputs)(_narrow(value) for value in inputs)
+    return inputs
+
+
+def _errors(answers: list[Any], expected: list[Leaves]) -> list[dict[str, float]]:
+    """Relative errors of stock bfloat16; ValueError where its answers are no numbers."""
+    errors = []
+    for answer, leaves in zip(answers, expected, strict=True):
+        found = tensors_of(answer)
+        if found.keys() != leaves.keys():
+            raise ValueError("outputs of another form")
+        one = {
+            path: relative_error(found[path], leaf)
+            for path, leaf in leaves.items()
+            if leaf.is_floating_point()
+        }
+        if not all(error < float("inf") for error in one.values()):
+            raise ValueError("answers that are not finite")
+        errors.append(one)
+    return errors
+
+
+def options(way: str, dtype: str, case: Case) -> dict[str, Any]:
+    """The arguments of `optimize` for a way and a dtype."""
+    given: dict[str, Any] = {} if way == "default" else {"sample_input": case.first}
+    if way == "all_passes":
+        given["passes"] = list(PASSES)
+    if way == "tune":
+        given["tune"] = True
+    if dtype == "bfloat16":
+        given["dtype"] = torch.bfloat16
+    return given
+
+
+@dataclass
+class Outcome:
+    """What the checks of one combination gave."""
+
+    findings: list[Finding] = field(default_factory=list)
+    skipped: str = ""
+    """Why there was nothing to check."""
+    changed: int = 0
+    """Modules that were changed."""
+
+    @property
+    def text(self) -> str:
+        return "\n".join(f"{found.claim}: {found.message}" for found in self.findings)
+
+
+def check(name: str, way: str, dtype: str) -> Outcome:
+    """Optimize a model of the zoo in one way and return every claim that does not hold."""
+    known = stock(name)
+    if dtype == "bfloat16" and known.bfloat16 is None:
+        return Outcome(skipped=f"stock has no bfloat16: {known.bfloat16_way}")
+    outcome = Outcome()
+
+    def claim(what: str, test: Callable[[], Iterator[str]]) -> None:
+        try:
+            outcome.findings += [Finding(what, message) for message in test()]
+        except Exception as error:  # whatever is raised is what the zoo looks for
+            outcome.findings.append(Finding(what, _text(error)))
+
+    try:
+        torch.manual_seed(1)
+        model = oxytorch.optimize(known.case.model, **options(way, dtype, known.case))
+    except Exception as error:
+        outcome.findings.append(Finding("optimize", _text(error)))
+        return outcome
+    claim("answers", lambda: _answers(model, known, dtype, 0))
+    claim("answers again", lambda: _answers(model, known, dtype, 0))
+    claim("second shape", lambda: _answers(model, known, dtype, 1))
+    claim("second shape again", lambda: _answers(model, known, dtype, 1))
+    claim("first shape after the second", lambda: _answers(model, known, dtype, 0))
+    claim("second thread", lambda: _in_a_thread(lambda: _answers(model, known, dtype, 0)))
+    claim("pickle", lambda: _pickled(model, known, dtype))
+    claim("original", lambda: _answers(known.case.model, known, "float32", 0))
+    changed = changed_modules(known.case.model, model)
+    outcome.changed = len(changed)
+    claim("explain", lambda: _explained(model, changed))
+    return outcome
+
+
+def _answers(model: nn.Module, known: Stock, dtype: str, which: int) -> Iterator[str]:
+    """Compare a model's answer to one input with stock's: class, keys and values."""
+    inputs = (known.case.first, known.case.second)[which]
+    answer = call(model, inputs)
+    form = difference_in_form(known.answers[which], answer, dtypes=dtype == "float32")
+    if form is not None:
+        yield f"form: {form}"
+        return
+    found = tensors_of(answer)
+    for path, leaf in known.expected[which].items():
+        if dtype == "bfloat16":
+            if not leaf.is_floating_point():
+                continue
+            allowed = _allowed_in_bfloat16(known, which, path)
+        else:
+            allowed = FLOAT32_LIMIT
+        error = relative_error(found[path], leaf)
+        if not error <= allowed:
+            yield f"values: {path or 'output'} differs by {error:.1e}, allowed {allowed:.1e}"
+
+
+def _allowed_in_bfloat16(known: Stock, which: int, path: str) -> float:
+    """Twice stock's error in that output, or in its middle one where that is larger."""
+    assert known.bfloat16 is not None
+    errors = known.bfloat16[which]
+    return max(2 * errors[path], 2 * statistics.median(errors.values()), BFLOAT16_FLOOR)
+
+
+def _in_a_thread(test: Callable[[], Iterator[str]]) -> Iterator[str]:
+    messages: list[str] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            messages.extend(test())
+        except BaseException as error:  # raised again where the claim is made
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    yield from messages
+
+
+def _pickled(model: nn.Module, known: Stock, dtype: str) -> Iterator[str]:
+    try:
+        pickle.dumps(known.case.model)
+    except Exception:  # what stock cannot do is not asked of the optimized model
+        return
+    yield from _answers(pickle.loads(pickle.dumps(model)), known, dtype, 0)
+
+
+def changed_modules(original: nn.Module, optimized: nn.Module) -> dict[str, str]:
+    """Paths of modules that differ from the original's, with what differs."""
+    theirs = dict(original.named_modules())
+    changed = {}
+    for path, module in optimized.named_modules():
+        if path not in theirs:
+            changed[path] = "new"
+            continue
+        reason = _difference(theirs[path], module)
+        if reason:
+            changed[path] = reason
+    for path in theirs.keys() - dict(optimized.named_modules()).keys():
+        changed[path] = "gone"
+    return changed
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _difference(original: nn.Module, module: nn.Module) -> str:
+    if type(original) is not type(module):
+        return f"class {type(module).__name__}"
+    if ("forward" in original.__dict__) != ("forward" in module.__dict__):
+        return "its own forward"
+    for kind in _HOOKS:
+        if len(getattr(original, kind)) != len(getattr(module, kind)):
+            return kind
+    for name, parameter in original._parameters.items():
+        other = module._parameters.get(name)
+        if (parameter is None) != (other is None):
+            return f"{name} removed or added"
+        if parameter is None or other is None:
+            continue
+        if type(parameter) is not type(other):
+            return f"{name} is a {type(other).__name__}"
+        if parameter.dtype != other.dtype or parameter.stride() != other.stride():
+            return f"{name} of another dtype or layout"
+    return ""
+
+
+def _explained(model: nn.Module, changed: dict[str, str]) -> Iterator[str]:
+    """Every changed module has to be named as done, by itself or by a part of it."""
+    report = oxytorch.explain(model)
+    if not str(report).strip():
+        yield "the report is empty"
+    named = {entry.module for entry in report.done}
+    for path, reason in changed.items():
+        inside = path + "." if path else ""
+        if path not in named and not any(name.startswith(inside) for name in named):
+            yield f"does not name a changed {_kind(model, path)} ({reason}), such as {path}"
+            return
+
+
+def _kind(model: nn.Module, path: str) -> str:
+    return type(dict(model.named_modules()).get(path)).__name__
+
+
+def _text(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
