@@ -9,9 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
-def pack_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models of the zoo are small; their layers are to be packed all the same."""
-    from small_layers import attribute
+def treat_small_models_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    from settings import for_small_models
 
-    module, name = attribute()
-    monkeypatch.setattr(module, name, 0)
+    for module, attribute, value in for_small_models():
+        monkeypatch.setattr(module, attribute, value)

@@ -28,24 +28,24 @@ SHOWN = 12
 """Combinations that are named for each cause."""
 
 
-def work(names: Iterable[str]) -> None:
-    """Check all combinations of the models named on standard input, one line of JSON for each."""
+def work(names: Iterable[str], ways: Sequence[str]) -> None:
+    """Check the models that are named, one line of JSON for each combination."""
     import warnings
 
-    import small_layers
-    import torch
+    import settings
     import transformers
     from checks import COMBINATIONS, check
 
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    module, limit = small_layers.attribute()
-    setattr(module, limit, 0)
-    torch.set_num_threads(min(2, torch.get_num_threads()))
+    for module, attribute, value in settings.for_small_models():
+        setattr(module, attribute, value)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what models print does not get between the lines
     for name in names:
         for way, dtype in COMBINATIONS:
+            if way not in ways:
+                continue
             head = {"model": name.strip(), "way": way, "dtype": dtype}
             print(json.dumps({**head, "status": "began"}), file=out, flush=True)
             began = time.perf_counter()
@@ -67,9 +67,9 @@ def work(names: Iterable[str]) -> None:
 class Worker:
     """A process that checks one model after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, ways: Sequence[str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "report.py"), "--worker"],
+            [sys.executable, str(HERE / "report.py"), "--worker", "--ways", ",".join(ways)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -110,14 +110,14 @@ class Worker:
         self.process.wait()
 
 
-def run(names: Sequence[str], target: Path, timeout: float) -> list[Line]:
+def run(names: Sequence[str], ways: Sequence[str], target: Path, timeout: float) -> list[Line]:
     """Check models in worker processes and write their lines as they come."""
-    worker = Worker()
+    worker = Worker(ways)
     everything: list[Line] = []
     with target.open("a") as file:
         for index, name in enumerate(names):
             if not worker.alive():
-                worker = Worker()
+                worker = Worker(ways)
             lines = worker.check(name, timeout)
             for line in lines:
                 print(json.dumps(line), file=file, flush=True)
@@ -189,6 +189,7 @@ def first_findings(line: Line) -> list[tuple[str, str]]:
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.report", description=__doc__)
     parser.add_argument("--models", default="", help="names, by commas (default: all)")
+    parser.add_argument("--ways", default="default,sample_input,all_passes,tune", help="by commas")
     parser.add_argument("--output", type=Path, default=Path("build/zoo.jsonl"), help="lines")
     parser.add_argument("--resume", action="store_true", help="go on with what --output lacks")
     parser.add_argument("--show", action="store_true", help="only print the tables of --output")
@@ -197,7 +198,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
     if arguments.worker:
-        work(iter(sys.stdin.readline, ""))
+        work(iter(sys.stdin.readline, ""), arguments.ways.split(","))
         return 0
     lines = _read(arguments.output) if arguments.resume or arguments.show else []
     if not arguments.show:
@@ -213,9 +214,8 @@ def main(words: Sequence[str] | None = None) -> int:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         if not arguments.resume:
             arguments.output.unlink(missing_ok=True)
-        lines += run(
-            [name for name in names if name not in had], arguments.output, arguments.timeout
-        )
+        left = [name for name in names if name not in had]
+        lines += run(left, arguments.ways.split(","), arguments.output, arguments.timeout)
     print(tables(lines))
     return 1 if any(line["status"] in ("wrong", "died", "broken check") for line in lines) else 0
 
