@@ -65,12 +65,21 @@ def merge(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
         results = {_key(run["kind"], result): result for result in older["results"]}
         # Removing first moves a replaced result nowhere: dictionaries keep the first position.
         results.update({_key(run["kind"], result): result for result in run["results"]})
+        done = [*older.get("done", ()), *run.get("done", ())]
+        left = dict.fromkeys([*older.get("left", ()), *run.get("left", ())])
         kinds[run["kind"]] = {
             **run,
             "results": list(results.values()),
             "parts": older["parts"] + 1,
+            "done": done,
+            "left": [job for job in left if job not in done],
         }
     return machines
+
+
+def is_same(kind: str, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two results of a kind of run are measurements of the same thing."""
+    return _key(kind, one) == _key(kind, other)
 
 
 def _key(kind: str, result: dict[str, Any]) -> tuple[object, ...]:
@@ -134,7 +143,8 @@ def provenance(run: Run) -> str:
         f"torch's capability {machine['torch_capability']}"
         f"{f', oxytorch level {level}' if level else ''}); "
         f"{run['date'][:10]}; {', '.join(packages)}; `{run['command']}`"
-        f"{'' if run.get('parts', 1) == 1 else ' (the newest of several runs)'}."
+        f"{'' if run.get('parts', 1) == 1 else ' (the newest of several runs)'}"
+        f"{'; incomplete, not measured: ' + ', '.join(run['left']) if run.get('left') else ''}."
     )
 
 
