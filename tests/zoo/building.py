@@ -1,4 +1,4 @@
-"""How the models of the zoo are built: small, seeded, with lively weights and inputs of two shapes."""
+"""How the models of the zoo are built: small, seeded, of lively weights, with two inputs each."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class DiffusionUNet(nn.Module):
         time = self.embed(torch.cat([angles.sin(), angles.cos()], dim=-1))
         x = self.enter(x)
         skips = []
-        for block, shrink in zip(self.down, self.shrink):
+        for block, shrink in zip(self.down, self.shrink, strict=True):
             x = block(x, time)
             skips.append(x)
             x = shrink(x)

@@ -126,7 +126,7 @@ class Recommender(nn.Module):
         self.out = nn.Linear(width + 16 + 1, 1)
 
     def forward(self, dense: Tensor, indices: list[Tensor], offsets: list[Tensor]) -> Tensor:
-        vectors = [bag(i, o) for bag, i, o in zip(self.bags, indices, offsets)]
+        vectors = [bag(i, o) for bag, i, o in zip(self.bags, indices, offsets, strict=True)]
         vectors.append(self.dense(dense).to(vectors[0].dtype))
         stacked = torch.stack(vectors, dim=1)
         pairs = 0.5 * (stacked.sum(1).pow(2) - stacked.pow(2).sum(1)).sum(1, keepdim=True)
@@ -300,7 +300,7 @@ class PointNet(nn.Module):
         matrix = matrix + torch.eye(3, dtype=matrix.dtype, device=matrix.device)
         x = torch.bmm(x.transpose(2, 1), matrix.to(x.dtype)).transpose(2, 1)
         x = F.relu(self.bn1(self.conv1(x)))
-        x, places = torch.max(self.bn2(self.conv2(x)), 2)
+        x, _ = torch.max(self.bn2(self.conv2(x)), 2)
         return F.log_softmax(self.head(x), dim=-1), matrix
 
 

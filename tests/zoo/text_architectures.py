@@ -125,7 +125,9 @@ ENCODERS: dict[str, Build] = {
     "mpnet": _encoder("MPNetForMaskedLM", pad_token_id=0),
     "mra": _encoder("MraModel", of_length(32), block_per_row=1, pad_token_id=0),
     "nomic_bert": _encoder("NomicBertModel", pad_token_id=0),
-    "nystromformer": _encoder("NystromformerModel", fixed_length(16), num_landmarks=4, segment_means_seq_len=16),
+    "nystromformer": _encoder(
+        "NystromformerModel", fixed_length(16), num_landmarks=4, segment_means_seq_len=16,
+    ),
     "perceiver": architecture(
         "PerceiverForMaskedLM", tokens, vocab_size=90, num_latents=8, d_latents=32, d_model=16,
         num_blocks=1, num_self_attends_per_block=2, num_self_attention_heads=2,
@@ -172,13 +174,17 @@ ENCODERS: dict[str, Build] = {
 DECODERS: dict[str, Build] = {
     "biogpt": _decoder("BioGptModel"),
     "bitnet": _decoder("BitNetModel"),
-    "bloom": architecture("BloomForCausalLM", tokens, vocab_size=90, hidden_size=32, n_layer=2, n_head=2),
+    "bloom": architecture(
+        "BloomForCausalLM", tokens, vocab_size=90, hidden_size=32, n_layer=2, n_head=2,
+    ),
     "codegen": architecture(
         "CodeGenModel", tokens, vocab_size=90, n_embd=32, n_layer=2, n_head=4, rotary_dim=4,
         n_positions=64,
     ),
     "cohere": _decoder("CohereForCausalLM"),
-    "ctrl": architecture("CTRLModel", tokens, vocab_size=90, n_embd=32, n_layer=2, n_head=2, dff=48, n_positions=64),
+    "ctrl": architecture(
+        "CTRLModel", tokens, vocab_size=90, n_embd=32, n_layer=2, n_head=2, dff=48, n_positions=64,
+    ),
     "dbrx": architecture(
         "DbrxModel", tokens, vocab_size=90, d_model=32, n_heads=2, n_layers=2, max_seq_len=64,
         attn_config={"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 1e4},
@@ -196,11 +202,17 @@ DECODERS: dict[str, Build] = {
         num_attention_heads=2, multi_query=True, parallel_attn=True,
     ),
     "gemma": _decoder("GemmaModel", head_dim=16),
-    "gemma2": _decoder("Gemma2ForCausalLM", head_dim=16, sliding_window=4, query_pre_attn_scalar=16),
-    "gemma3": _decoder("Gemma3ForCausalLM", head_dim=16, sliding_window=4, query_pre_attn_scalar=16),
+    "gemma2": _decoder(
+        "Gemma2ForCausalLM", head_dim=16, sliding_window=4, query_pre_attn_scalar=16,
+    ),
+    "gemma3": _decoder(
+        "Gemma3ForCausalLM", head_dim=16, sliding_window=4, query_pre_attn_scalar=16,
+    ),
     "glm": _decoder("GlmModel", head_dim=16),
     "glm4": _decoder("Glm4Model", head_dim=16),
-    "gpt2": architecture("GPT2LMHeadModel", tokens, vocab_size=90, n_embd=32, n_layer=2, n_head=2, n_positions=64),
+    "gpt2": architecture(
+        "GPT2LMHeadModel", tokens, vocab_size=90, n_embd=32, n_layer=2, n_head=2, n_positions=64,
+    ),
     "gpt_bigcode": architecture(
         "GPTBigCodeModel", tokens, vocab_size=90, n_embd=32, n_layer=2, n_head=2, n_positions=64
     ),
@@ -226,12 +238,16 @@ DECODERS: dict[str, Build] = {
     "llama": _decoder("LlamaForCausalLM"),
     "mistral": _decoder("MistralForCausalLM", sliding_window=4),
     "mixtral": _decoder("MixtralForCausalLM", num_local_experts=4, num_experts_per_tok=2),
-    "mpt": architecture("MptModel", tokens, vocab_size=90, d_model=32, n_heads=2, n_layers=2, max_seq_len=64),
+    "mpt": architecture(
+        "MptModel", tokens, vocab_size=90, d_model=32, n_heads=2, n_layers=2, max_seq_len=64,
+    ),
     "nemotron": _decoder("NemotronModel"),
     "olmo": _decoder("OlmoModel", clip_qkv=4.0),
     "olmo2": _decoder("Olmo2Model"),
     "olmoe": _experts("OlmoeModel"),
-    "openai": architecture("OpenAIGPTModel", tokens, vocab_size=90, n_embd=32, n_layer=2, n_head=2, n_positions=64),
+    "openai": architecture(
+        "OpenAIGPTModel", tokens, vocab_size=90, n_embd=32, n_layer=2, n_head=2, n_positions=64,
+    ),
     "opt": architecture(
         "OPTForCausalLM", tokens, vocab_size=90, hidden_size=32, num_hidden_layers=2, ffn_dim=48,
         num_attention_heads=2, max_position_embeddings=64, word_embed_proj_dim=16,

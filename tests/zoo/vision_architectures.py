@@ -18,7 +18,8 @@ _RESNET: dict[str, Any] = {
 }  # fmt: skip
 
 _SWIN: dict[str, Any] = {
-    "model_type": "swin", "image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [1, 1, 1, 1],
+    "model_type": "swin", "image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [1, 1, 1,
+    1],
     "num_heads": [1, 2, 2, 2], "window_size": 2,
     "out_features": ["stage1", "stage2", "stage3", "stage4"],
 }  # fmt: skip
@@ -84,7 +85,8 @@ CLASSIFIERS: dict[str, Build] = {
     "hiera": architecture(
         "HieraModel", images(32), image_size=[32, 32], embed_dim=16, depths=[1, 1, 1],
         num_heads=[1, 2, 4], num_layers=3, query_stride=[2, 2], masked_unit_size=[4, 4],
-        masked_unit_attention=[True, False, False], num_query_pool=2, patch_stride=[4, 4], patch_size=[7, 7],
+        masked_unit_attention=[True, False, False], num_query_pool=2, patch_stride=[4, 4],
+        patch_size=[7, 7],
     ),
     "ijepa": _vit("IJepaModel"),
     "levit": architecture(
@@ -210,7 +212,9 @@ DETECTORS: dict[str, Build] = {
         decoder_ffn_dim=48, decoder_layers=2, decoder_attention_heads=2, num_labels=3,
         num_denoising=0,
     ),
-    "table_transformer": architecture("TableTransformerForObjectDetection", images(64, 96), **_DETR),
+    "table_transformer": architecture(
+        "TableTransformerForObjectDetection", images(64, 96), **_DETR,
+    ),
     "yolos": _vit(
         "YolosForObjectDetection", image_size=[32, 32], num_detection_tokens=4, num_labels=3
     ),
