@@ -9,18 +9,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+Inputs = Callable[[int], Any]
+"""0 or 1 -> an input of a model, of its first or its second shape."""
+
 
 class Case(NamedTuple):
-    """A model in evaluation mode, and keyword arguments (or positional ones) of two shapes."""
+    """A model in evaluation mode, arguments of two shapes, and what draws more of them.
+
+    Arguments are a mapping of keywords or a tuple.
+    """
 
     model: nn.Module
     first: Any
     second: Any
+    draw: Inputs
 
 
 Build = Callable[[], Case]
-Inputs = Callable[[int], Any]
-"""0 or 1 -> the first or the second input of a model."""
 
 
 def architecture(model: str, inputs: Inputs, **settings: Any) -> Build:
@@ -50,7 +55,7 @@ def case(model: nn.Module, inputs: Inputs) -> Case:
     """Give a model lively weights, and draw its two inputs."""
     model.eval().requires_grad_(True)
     enliven(model)
-    return Case(model, inputs(0), inputs(1))
+    return Case(model, inputs(0), inputs(1), inputs)
 
 
 @torch.no_grad()

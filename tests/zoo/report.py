@@ -135,13 +135,15 @@ def _counts(lines: Sequence[Line]) -> dict[str, int]:
     return dict(counts)
 
 
-def cause(claim: str, message: str) -> str:
-    """What a finding has in common with others: numbers and places are left out."""
-    text = re.sub(r"output(\.\w+)+", "output...", message)
+def cause(message: str) -> str:
+    """What a finding has in common with others: numbers, classes and places are left out."""
+    text = re.sub(r"output(\.\w+)*", "output", message)
     text = re.sub(r"values: \S+ differs", "values: an output differs", text)
-    text = re.sub(r"\(.*?\), such as \S+", "", text)
-    text = re.sub(r"\d[\d.e+-]*", "N", text)
-    return f"{claim} | {text[:160]}"
+    text = re.sub(r"does not name a changed \w+", "does not name a changed module", text)
+    text = re.sub(r", such as \S+", "", text)
+    text = re.sub(r"is an? (\w+), stock gives an? \w+", r"is a \1, stock gives another class", text)
+    text = re.sub(r"'dict' object has no attribute '\w+'", "'dict' object has no attribute", text)
+    return re.sub(r"\d[\d.e+-]*", "N", text)[:160]
 
 
 def tables(lines: Sequence[Line]) -> str:
@@ -164,7 +166,7 @@ def tables(lines: Sequence[Line]) -> str:
     causes: dict[str, list[tuple[Line, str]]] = defaultdict(list)
     for line in lines:
         for claim, message in first_findings(line):
-            causes[cause(claim, message)].append((line, message))
+            causes[cause(message)].append((line, f"{claim}: {message}"))
     for name, hits in sorted(causes.items(), key=lambda item: -len(item[1])):
         models = sorted({line["model"] for line, _ in hits})
         out += [
@@ -182,7 +184,7 @@ def first_findings(line: Line) -> list[tuple[str, str]]:
     """The findings of a line that say something of their own: each message once, first claim."""
     seen: dict[str, str] = {}
     for claim, message in line["findings"]:
-        seen.setdefault(cause("", message), claim + "\0" + message)
+        seen.setdefault(cause(message), claim + "\0" + message)
     return [(text.split("\0")[0], text.split("\0")[1]) for text in seen.values()]
 
 
