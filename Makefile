@@ -45,7 +45,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/oxytorch bench
 
-wheel: $(VENV)/.built
+wheel: $(VENV)/.torch
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 
 clean:
@@ -59,11 +59,9 @@ $(VENV)/.torch: constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt 'scikit-build-core>=0.11' 'cmake>=3.26' 'ninja>=1.11'
 	touch $@
 
-$(VENV)/.built: $(VENV)/.torch pyproject.toml $(SOURCES)
-	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
-	touch $@
-
-# What an extra of pyproject.toml names, on top of the package itself.
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: $(VENV)/.built
-	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$*]'
+# What an extra of pyproject.toml names, and the package itself with the library. An editable build
+# has this machine's best level and `generic`; to test and to measure, it has every one.
+$(VENV)/.dev $(VENV)/.bench: LEVELS := --config-settings=cmake.define.OXYTORCH_LEVELS=all
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: $(VENV)/.torch pyproject.toml $(SOURCES)
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation $(LEVELS) --editable '.[$*]'
 	touch $@

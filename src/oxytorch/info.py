@@ -244,9 +244,11 @@ def level_text(facts: dict[str, Any]) -> list[str]:
     active = facts["active"]
     lines = [row("Kernels", f"level {active['level']}: {active['why']}")]
     for level in facts["levels"]:
-        state = "supported here" if level["supported"] else "not supported here"
+        state = "built, supported here" if level["supported"] else "built, not supported here"
+        if not level["built"]:
+            state = "not built"
         mark = "*" if level["name"] == active["level"] else " "
-        lines.append(row("", f"{mark} {level['name']:<13} built, {state}"))
+        lines.append(row("", f"{mark} {level['name']:<13} {state}"))
     return lines
 
 
