@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -153,8 +154,11 @@ class PackedTensor(Tensor):
 
     def _around(self: _Self, values: Tensor) -> _Self:
         """Return a tensor of this kind whose values are out: `values` themselves, not a copy."""
-        fields = {name: getattr(self, name) for name in self._shared_fields}
-        return _around(type(self), values, fields)
+        return _around(type(self), values, self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """What another tensor over the same weight has too, besides the cell."""
+        return {name: getattr(self, name) for name in self._shared_fields}
 
     def sync(self) -> None:
         """Bring the packed form up to date, for those that read it while the values are out."""
@@ -241,8 +245,7 @@ class PackedTensor(Tensor):
         return self.pin()
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        fields = {name: getattr(self, name) for name in self._shared_fields}
-        return ["_plain_values"], (type(self), fields)
+        return ["_plain_values"], (type(self), self.fields())
 
     @staticmethod
     def __tensor_unflatten__(
@@ -271,12 +274,11 @@ class PackedTensor(Tensor):
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        is_parameter = isinstance(self, nn.Parameter)
-        if self.cell.is_pinned:  # plain for good: a plain tensor, over the same memory
-            return _plain_rebuilt, (self.plain(), is_parameter, self.requires_grad)
-        fields = {name: getattr(self, name) for name in self._shared_fields}
-        packed = (type(self), self.values(), fields, is_parameter, self.requires_grad)
-        return _rebuilt, (*packed, self.cell.keeps_plain)
+        # A file holds the plain values, so that it can be read without this package.
+        plain = self.plain() if self.cell.is_pinned else self.values()
+        if isinstance(self, nn.Parameter):
+            return torch._utils._rebuild_parameter, (plain, self.requires_grad, OrderedDict())
+        return plain.__reduce_ex__(protocol)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -392,21 +394,11 @@ def _around(cls: type[_Self], values: Tensor, fields: dict[str, Any]) -> _Self:
     return result
 
 
-def _rebuilt(
-    cls: type[PackedTensor],
-    values: Tensor,
-    fields: dict[str, Any],
-    is_parameter: bool,
-    requires_grad: bool,
-    keeps_plain: bool,
-) -> Tensor:
-    result = _around(cls, values, fields)
-    result.cell.keeps_plain = keeps_plain
-    return result.as_parameter(requires_grad) if is_parameter else result
-
-
-def _plain_rebuilt(values: Tensor, is_parameter: bool, requires_grad: bool) -> Tensor:
-    return nn.Parameter(values, requires_grad) if is_parameter else values
+def packed_later(
+    cls: type[PackedTensor], weight: nn.Parameter, fields: dict[str, Any]
+) -> nn.Parameter:
+    """Return a parameter over the memory of a plain one that is packed at its next use."""
+    return _around(cls, weight.detach(), fields).as_parameter(weight.requires_grad)
 
 
 class ReorderedTensor(PackedTensor):

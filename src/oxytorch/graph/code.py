@@ -165,7 +165,7 @@ def _instructions(
     global_names, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         name = instruction.opname
-        branches |= "JUMP_IF" in name or name == "FOR_ITER"
+        branches |= ("JUMP" in name and "IF" in name) or name == "FOR_ITER"
         if name in _REFUSED and reason is None:
             reason = _REFUSED[name]
         elif name == "STORE_DEREF" and instruction.argval in code.co_freevars and reason is None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.packed import PackedTensor, ReorderedTensor, packed_later
+
 
 class Forward:
     """Stands in for a module's own forward where it may; else that runs, on plain values.
@@ -20,6 +22,7 @@ class Forward:
     def __init__(self, module: nn.Module, converts: bool = False) -> None:
         self.module = module
         self.converts = converts
+        self._lost: dict[str, Any] = {}  # weights that were packed before a file was written
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
@@ -31,6 +34,22 @@ class Forward:
             args = tuple(_converted(a, dtype) for a in args)
             kwargs = {name: _converted(value, dtype) for name, value in kwargs.items()}
         return type(module).forward(module, *args, **kwargs)
+
+    def _repack(self) -> None:
+        """Make packed weights of those that came as plain ones from a file."""
+        lost, self._lost = self._lost, {}
+        for name, (kind, fields) in lost.items():
+            plain = self.module._parameters.get(name)
+            if type(plain) is nn.Parameter and plain.device.type == "cpu":
+                setattr(self.module, name, packed_later(kind, plain, fields))
+
+    def __getstate__(self) -> dict[str, Any]:
+        packed = {
+            name: (type(weight), weight.fields())
+            for name, weight in self.module._parameters.items()
+            if isinstance(weight, ReorderedTensor) and not weight.cell.keeps_plain
+        }
+        return {**self.__dict__, "_lost": {**self._lost, **packed}}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not say how to compute")
@@ -57,6 +76,11 @@ def _converted(value: Any, dtype: torch.dtype) -> Any:
 
 def expose_weights(module: nn.Module) -> None:
     """Give packed weights of a module the memory of their plain values: a trace keeps them."""
-    for parameter in module._parameters.values():
-        if parameter is not None and hasattr(parameter, "expose"):
-            parameter.expose()
+    tracing = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        for parameter in module.parameters():
+            if isinstance(parameter, PackedTensor) and not parameter.cell.is_pinned:
+                parameter.expose()
+    finally:
+        torch._C._set_tracing_state(tracing)

@@ -75,6 +75,8 @@ class LstmForward(Forward):
         return self.own(*args, **kwargs)
 
     def _packed(self, x: Any, hx: Any) -> Any:
+        if self._lost:
+            self._repack()
         module: Any = self.module
         parameters = module._parameters.values()
         state = () if hx is None else hx

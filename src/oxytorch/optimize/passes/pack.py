@@ -188,6 +188,8 @@ class LinearForward(Forward):
         return self.own(*args, **kwargs)
 
     def _packed(self, x: Any) -> torch.Tensor | None:
+        if self._lost:
+            self._repack()
         parameters = self.module._parameters
         weight: Any = parameters.get("weight")
         if type(weight) is not PackedLinearWeight or type(x) is not torch.Tensor:
@@ -218,6 +220,8 @@ class ConvolutionForward(Forward):
         return self.own(*args, **kwargs)
 
     def _packed(self, x: Any) -> torch.Tensor | None:
+        if self._lost:
+            self._repack()
         parameters = self.module._parameters
         weight: Any = parameters.get("weight")
         if type(weight) is not PackedConvolutionWeight or type(x) is not torch.Tensor:
