@@ -52,6 +52,7 @@ class Stock:
 
     def __init__(self, case: Case) -> None:
         self.case = case
+        self._untouched = copy.deepcopy(case.model)
         self._run_in_bfloat16: Callable[[list[Any]], list[Any]] = self._converted
         self.answers = [call(case.model, inputs) for inputs in (case.first, case.second)]
         self.expected = [tensors_of(answer) for answer in self.answers]
@@ -77,7 +78,7 @@ class Stock:
         for seed in range(DRAWS):
             torch.manual_seed(100 + seed)
             inputs = self.case.draw(0)
-            expected = tensors_of(call(self.case.model, inputs))
+            expected = tensors_of(call(self._untouched, inputs))
             found.append((inputs, expected, _errors(self._run_in_bfloat16([inputs]), [expected])))
         return found
 
@@ -92,12 +93,12 @@ class Stock:
             return {}  # what stock cannot compute in float64 has the usual limit
 
     def _converted(self, inputs: list[Any], dtype: torch.dtype = torch.bfloat16) -> list[Any]:
-        model = copy.deepcopy(self.case.model).to(dtype)
+        model = copy.deepcopy(self._untouched).to(dtype)
         return [call(model, _converted(given, dtype)) for given in inputs]
 
     def _autocast(self, inputs: list[Any]) -> list[Any]:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return [call(self.case.model, given) for given in inputs]
+            return [call(self._untouched, given) for given in inputs]
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
