@@ -143,7 +143,7 @@ def test_causes_leave_out_what_differs_between_models() -> None:
     assert report.cause("KeyError: 0") != report.cause("KeyError: 'a'")
 
 
-def test_the_report_survives_a_model_that_ends_the_process(tmp_path: Any) -> None:
+def test_the_report_keeps_broken_models_as_results(tmp_path: Any) -> None:
     lines = report.run(["no such model", NAME], ["default"], tmp_path / "zoo.jsonl", timeout=120)
     status = {(line["model"], line["dtype"]): line["status"] for line in lines}
     assert status["no such model", "float32"] == "broken check"
@@ -151,3 +151,9 @@ def test_the_report_survives_a_model_that_ends_the_process(tmp_path: Any) -> Non
     assert len((tmp_path / "zoo.jsonl").read_text().splitlines()) == len(lines)
     text = report.tables(lines)
     assert "KeyError" in text and "no such model" in text
+
+
+def test_the_report_goes_on_after_a_process_that_died(tmp_path: Any) -> None:
+    lines = report.run([NAME, NAME], ["default"], tmp_path / "zoo.jsonl", timeout=0.01)
+    assert [line["status"] for line in lines] == ["died", "died"]
+    assert "the process died: no answer in" in lines[0]["findings"][0][1]
