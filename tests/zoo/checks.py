@@ -79,7 +79,11 @@ class Stock:
             torch.manual_seed(100 + seed)
             inputs = self.case.draw(0)
             expected = tensors_of(call(self._untouched, inputs))
-            found.append((inputs, expected, _errors(self._run_in_bfloat16([inputs]), [expected])))
+            try:
+                errors = _errors(self._run_in_bfloat16([inputs]), [expected])
+            except ValueError:  # an output of another length, say: no yardstick
+                continue
+            found.append((inputs, expected, errors))
         return found
 
     @functools.cached_property
@@ -226,7 +230,7 @@ def _answers(model: nn.Module, known: Stock, dtype: str, which: int) -> Iterator
         else:
             assert isinstance(known.bfloat16, dict)
             allowed = _allowed_in_bfloat16(known.bfloat16, path)
-            if error > allowed:
+            if error > allowed and known.further:
                 error, allowed = _typical(model, known, path)
         if not error <= allowed:
             yield f"values: {path or 'output'} differs by {error:.1e}, allowed {allowed:.1e}"
@@ -246,7 +250,8 @@ def _typical(model: nn.Module, known: Stock, path: str) -> tuple[float, float]:
     """
     errors, limits = [], []
     for inputs, expected, stock_errors in known.further:
-        errors.append(relative_error(tensors_of(call(model, inputs))[path], expected[path]))
+        leaf = tensors_of(call(model, inputs))[path]
+        errors.append(relative_error(leaf, expected[path]))
         limits.append(_allowed_in_bfloat16(stock_errors, path))
     return statistics.median(errors), statistics.median(limits)
 
