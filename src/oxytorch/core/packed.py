@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
+from multiprocessing.context import get_spawning_popen
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -275,10 +276,12 @@ class PackedTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A file holds the plain values, so that it can be read without this package.
-        plain = self.plain() if self.cell.is_pinned else self.values()
+        # A process that is being started takes over memory, which has to live on.
+        lives_on = self.cell.is_pinned or get_spawning_popen() is not None
+        plain = self.plain() if lives_on else self.values()
         if isinstance(self, nn.Parameter):
             return torch._utils._rebuild_parameter, (plain, self.requires_grad, OrderedDict())
-        return plain.__reduce_ex__(protocol)
+        return _around, (type(self), plain, self.fields())
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -362,6 +365,11 @@ class _no_modes:
     """Leaves tensor modes for the time of a restoration, which is nobody else's operator."""
 
     def __enter__(self) -> None:
+        self._tracing = torch._C._get_tracing_state()
+        if self._tracing is not None and torch._C._dispatch_tls_is_dispatch_key_excluded("Tracer"):
+            self._tracing = None  # within an operator, which is traced as a whole
+        if self._tracing is not None:
+            torch._C._set_tracing_state(None)
         self._guard = torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
         self._functions = torch._C.DisableTorchFunction()
 
@@ -370,6 +378,8 @@ class _no_modes:
     def __exit__(self, *error: Any) -> None:
         self._functions.__exit__(*error)
         del self._guard
+        if self._tracing is not None:
+            torch._C._set_tracing_state(self._tracing)
 
 
 _USES: dict[Any, tuple[frozenset[str], frozenset[str]]] = {}

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor, why_not_plain
+from ...core.sources import Sources
 from ...graph.formats import ModelForward, kept
 from ...graph.patterns import is_packable_convolution
 from ...graph.forward import Forward
@@ -100,7 +101,8 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     detail = "" if dtype == before else f" as {str(dtype).removeprefix('torch.')}"
     if beside:
         detail += f", beside the weight it shares: +{weight.nbytes / 2**20:.1f} MiB"
-    context.did("pack", module, f"{type(module).__name__}{detail}")
+    for owner in owners:
+        context.did("pack", owner, f"{type(owner).__name__}{detail}")
     return None
 
 
@@ -194,8 +196,8 @@ class LinearForward(Forward):
         weight: Any = parameters.get("weight")
         if type(weight) is not PackedLinearWeight or type(x) is not torch.Tensor:
             return None
-        bias = parameters.get("bias")
-        if must_run_plain(x, weight, bias) or not weight.is_packed():
+        bias = self._bias()
+        if bias is False or must_run_plain(x, weight, bias) or not weight.is_packed():
             return None
         if x.dtype is not weight.dtype:
             if not self.converts or not x.is_floating_point():
@@ -205,12 +207,16 @@ class LinearForward(Forward):
             weight.fold(None)
         try:
             return linear(x, weight, bias)
-        except RuntimeError:  # the module's own code says what is wrong with x
+        except (RuntimeError, IndexError):  # the module's own code says what is wrong with x
             return None
 
 
 class ConvolutionForward(Forward):
     """The forward of a convolution with a packed weight."""
+
+    def __init__(self, module: nn.Module, converts: bool = False) -> None:
+        super().__init__(module, converts)
+        self.sources = Sources([], owner=module, values=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs:
@@ -226,7 +232,9 @@ class ConvolutionForward(Forward):
         weight: Any = parameters.get("weight")
         if type(weight) is not PackedConvolutionWeight or type(x) is not torch.Tensor:
             return None
-        bias = parameters.get("bias")
+        bias = self._bias()
+        if bias is False or not self.sources.are_current():
+            return None
         if must_run_plain(x, weight, bias) or not weight.is_packed() or not takes(x, weight):
             return None
         if x.dtype is not weight.dtype:
@@ -237,7 +245,7 @@ class ConvolutionForward(Forward):
             weight.fold(None)
         try:
             return kept(convolution(x, weight, bias), x)
-        except RuntimeError:  # the module's own code says what is wrong with x
+        except (RuntimeError, IndexError):  # the module's own code says what is wrong with x
             return None
 
 
