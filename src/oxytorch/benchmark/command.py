@@ -35,6 +35,7 @@ examples:
   oxytorch bench models                       every model in fp32 and bf16 with all peers (~25 min)
   oxytorch bench models --only bert,resnet50 --dtype bfloat16 --peers eager,openvino,oxytorch
   oxytorch bench models --output benchmarks/results          also write JSON and a plot there
+  oxytorch bench zoo --models bert,swin --batch 1    models of many kinds: where are we slower?
   oxytorch bench ops --only rms_norm --peers eager           one op against plain PyTorch
   oxytorch bench ops --isa avx2,avx512_bf16 --size cache     kernels of several levels
   oxytorch bench optim --only AdamW --format float32,split+int8      one optimizer's step
@@ -81,6 +82,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_list(models, "--dtype", "precisions (default: float32,bfloat16)", MODEL_DTYPES)
     _add_list(models, "--peers", "contestants (default: all); eager always takes part")
     models.add_argument("--batch", type=_positive, help="batch size (default: each model's own)")
+
+    zoo = what.add_parser("zoo", help="models of many kinds beside stock PyTorch: who loses?")
+    _add_common(zoo, rounds=7)
+    _add_list(zoo, "--models", "models to measure (default: all)")
+    _add_list(zoo, "--dtype", "precisions (default: float32,bfloat16)", MODEL_DTYPES)
+    zoo.add_argument(
+        "--batch", type=_sizes, default=(1, 8), metavar="N,M,...", help="batch sizes (default: 1,8)"
+    )
 
     ops = what.add_parser("ops", help="every op of the registry")
     _add_common(ops, rounds=15)
@@ -159,6 +168,10 @@ def _add_list(
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_positive(word) for word in _words(text))
 
 
 def _positive(text: str) -> int:
@@ -335,9 +348,11 @@ def _settings(arguments: argparse.Namespace) -> Any:
     from oxytorch.benchmark.models import CASES
     from oxytorch.benchmark.peers import PEERS
     from oxytorch.benchmark.runs import Settings
+    from oxytorch.benchmark.zoo_models import ZOO
 
     of_ops = arguments.what == "ops"
     chosen = vars(arguments)
+    batch = chosen.get("batch")
     contestants: dict[str, Mapping[str, object]] = {
         "ops": op_runs.PEERS,
         "optim": optim_cases.PEERS,
@@ -361,17 +376,21 @@ def _settings(arguments: argparse.Namespace) -> Any:
         _check_names("--peers", arguments.peers, everybody)
         _check_names("--format", chosen.get("format", ()), optim_cases.FORMATS)
         _check_gpu(arguments)
+    elif arguments.what == "zoo":
+        _check_names("--models", arguments.models, ZOO)
+        _check_names("--dtype", arguments.dtype, MODEL_DTYPES)
     else:
         _check_names("--only", chosen.get("only", ()), CASES)
         _check_names("--dtype", chosen.get("dtype", ()), MODEL_DTYPES)
         _check_names("--peers", chosen.get("peers", ()), PEERS)
     return Settings(
-        only=chosen.get("only", ()),
+        only=chosen.get("only") or chosen.get("models") or (),
         dtypes=chosen.get("dtype", ()),
         peers=chosen.get("peers", ()) or tuple(everybody),
         rounds=arguments.rounds,
         threads=arguments.threads or torch.get_num_threads(),
-        batch=chosen.get("batch"),
+        batch=batch if isinstance(batch, int) else None,
+        batches=batch if isinstance(batch, tuple) else (),
         sizes=chosen.get("size", ()),
         levels=chosen.get("isa", ()),
         cases=chosen.get("case", ()),

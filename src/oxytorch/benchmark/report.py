@@ -23,6 +23,7 @@ from oxytorch.benchmark.tables import (
     training_loss_table,
     training_step_table,
 )
+from oxytorch.benchmark.zoo_runs import zoo_tables
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -34,6 +35,7 @@ KEYS = {
     "cold-start": ("way", "case"),
     "limits": (),
     "costs": ("cost", "model", "dtype", "inplace"),
+    "zoo": ("model", "dtype", "batch", "level", "threads"),
     "training": ("measure", "way"),
     "llm": ("model", "weights", "prompt", "tokens", "kv_cache", "group_size", "threads"),
     "perplexity": ("folder", "text", "tokens", "window", "stride", "group_size", "label"),
@@ -111,6 +113,8 @@ def tables_of(run: Run) -> list[Table]:
         return [make_table([r for r in results if r["case"] == case]) for case in cases]
     if run["kind"] == "limits":
         return [limits_table(results[-1])]
+    if run["kind"] == "zoo":
+        return zoo_tables(results)
     if run["kind"] == "llm":
         models = dict.fromkeys(result["model"] for result in results)
         return [llm_table([r for r in results if r["model"] == model]) for model in models]

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oxytorch.benchmark import cold_start, gpu_optim_cases, optim_cases
+from oxytorch.benchmark import cold_start, gpu_optim_cases, optim_cases, zoo_models, zoo_runs
 from oxytorch.benchmark.jobs import JobError, OnResult, run_contest, run_once
 from oxytorch.benchmark.kept import Run, keeping
 from oxytorch.benchmark.models import CASES
@@ -30,6 +30,7 @@ class Settings:
         rounds: interleaved rounds.
         threads: threads for every contestant.
         batch: batch size of models; None means each model's own.
+        batches: batch sizes of the zoo's models.
         sizes: of the samples of ops: cache, memory.
         levels: ISA levels at which oxytorch's ops run; none means the active one.
         cases: sets of tensors that optimizers update.
@@ -45,6 +46,7 @@ class Settings:
     rounds: int
     threads: int
     batch: int | None = None
+    batches: tuple[int, ...] = ()
     sizes: tuple[str, ...] = ()
     levels: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
@@ -128,6 +130,38 @@ def model_jobs(settings: Settings) -> list[Job]:
             }
             jobs.append(_contest(f"{name} {dtype}", job, settings))
     return jobs
+
+
+def zoo_jobs(settings: Settings) -> list[Job]:
+    """Every model of the zoo, in every dtype and batch size; what it loses is told as it comes."""
+    jobs = []
+    for name in settings.only or zoo_models.ZOO:
+        for batch in settings.batches:
+            for dtype in settings.dtypes:
+                names = zoo_runs.contestants(dtype)
+                job = {
+                    "kind": "zoo",
+                    "model": name,
+                    "dtype": dtype,
+                    "batch": batch,
+                    "peers": names,
+                    "labels": {peer: zoo_runs.CONTESTANTS[peer].label for peer in names},
+                    "rounds": settings.rounds,
+                    "threads": settings.threads,
+                    "allocation": settings.allocation,
+                }
+                contest = _contest(f"{name} {dtype} batch {batch}", job, settings)
+                jobs.append(Job(contest.name, partial(_tell_losses, contest)))
+    return jobs
+
+
+def _tell_losses(contest: Job, watcher: Watcher, on_result: OnResult) -> None:
+    def tell(result: dict[str, Any]) -> None:
+        on_result(result)
+        for line in zoo_runs.lost(result):
+            print(f"oxytorch bench: lost: {line}", file=sys.stderr, flush=True)
+
+    contest.do(watcher, tell)
 
 
 def op_jobs(settings: Settings) -> list[Job]:
@@ -243,6 +277,7 @@ def optimize_cost_jobs(settings: Settings) -> list[Job]:
 
 JOBS: dict[str, Callable[[Settings], list[Job]]] = {
     "models": model_jobs,
+    "zoo": zoo_jobs,
     "ops": op_jobs,
     "optim": optim_jobs,
     "gpu-optim": gpu_optim_jobs,

@@ -20,6 +20,7 @@ JOBS = {
     "gpu-optim": "oxytorch.benchmark.gpu_optim_runs",
     "limits": "oxytorch.benchmark.limits",
     "optimize": "oxytorch.benchmark.costs",
+    "zoo": "oxytorch.benchmark.zoo_runs",
 }
 """Kind of job -> module with `run_job(job, progress)`: one result, or several as they come."""
 
