@@ -18,7 +18,7 @@ STOCK = ("eager", "eager_cast")
 
 
 def summary_table(results: Sequence[Result]) -> Table:
-    """A row per model; for each dtype the faster stock PyTorch, the fastest other peer, oxytorch."""
+    """A row per model; for each dtype faster stock PyTorch, the fastest other peer and oxytorch."""
     dtypes = list(dict.fromkeys(result["dtype"] for result in results))
     table = Table("Whole models", ["model"])
     for dtype in dtypes:
