@@ -99,7 +99,7 @@ def noted(value: Any) -> Any:
         with torch.no_grad():
             source = value.detach()
             source = source.to_dense() if layout != torch.strided else source
-            plain = torch.empty(source.shape, dtype=source.dtype, device="cpu")
+            plain = torch.zeros(source.shape, dtype=source.dtype, device="cpu")
             if source.device.type != "meta":
                 plain.copy_(source)
         return Note(kind, value.dtype, tuple(value.shape), value.requires_grad, layout, plain)
