@@ -234,8 +234,8 @@ def difference(
 def _largest(value: Any) -> float:
     """Return the largest finite value among the tensors directly in a container."""
     parts = value.values() if isinstance(value, dict) else value
-    tensors = [part.values.abs() for part in parts if isinstance(part, Note)]
-    finite = [t[t.isfinite()] for t in tensors if t.is_floating_point()]
+    tensors = [part.values for part in parts if isinstance(part, Note)]
+    finite = [t[t.isfinite()].abs() for t in tensors if t.is_floating_point()]
     return max([float(t.max()) for t in finite if t.numel()], default=0.0)
 
 
