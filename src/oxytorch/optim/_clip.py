@@ -136,14 +136,16 @@ def _check_finite(norm: Tensor, norm_type: float, error_if_nonfinite: bool) -> N
 class Clipping:
     """A factor that the next step multiplies gradients by.
 
-    gradients: those that it was computed from, of `parameters`. versions: their versions then; None
-    if they contained a GradScaler's scale, which may be divided out before the step.
+    gradients: those that it was computed from, of `parameters`. versions: their versions then.
+    is_scaled: whether they contained the scale of a GradScaler, which looks at them, or divides it
+    out of them, once before the step.
     """
 
     factor: Tensor
     parameters: list[Tensor]
     gradients: list[Tensor]
-    versions: list[int] | None
+    versions: list[int]
+    is_scaled: bool
 
     def valid_factor(self, name: str, has_scale: bool) -> Tensor | None:
         """The factor, after checking that gradients are still what it was computed from.
@@ -155,12 +157,13 @@ class Clipping:
         same = list(map(is_, map(attrgetter("grad"), self.parameters), kept))
         if not any(same):
             return None
-        found = [gradient._version for gradient in kept]
-        if not all(same) or (self.versions is not None and (has_scale or found != self.versions)):
+        writes = {now - then for now, then in zip(_versions(kept), self.versions, strict=True)}
+        expected = {_scaler_writes() if self.is_scaled else 0}
+        if not all(same) or writes != expected or (has_scale and not self.is_scaled):
             raise RuntimeError(
                 f"{name}: gradients are not those that clip_grad_norm_ saw, whose factor the step "
-                "was to apply; call it last before the step, with scaler= if there is a GradScaler "
-                "(oxytorch.optim.clip_grad_norm_ scales gradients at once)"
+                "was to apply; call it last before the step, with scaler= if there is a GradScaler, "
+                "whose step follows (oxytorch.optim.clip_grad_norm_ scales gradients at once)"
             )
         return self.factor
 
@@ -201,7 +204,7 @@ class ClippingOptimizer(Optimizer):
         if self._release is not None:
             self._release.refuse("clip_grad_norm_")
         self._clipping = None
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             parameters = [own for group in self.param_groups for own in group["params"]]
             having = [own for own in parameters if own.grad is not None]
             gradients = list(map(attrgetter("grad"), having))
@@ -217,8 +220,8 @@ class ClippingOptimizer(Optimizer):
                     norm = norm / scale.to(norm.device)
                 factor = clip_factor(max_norm, norm)
             _check_finite(norm, norm_type, error_if_nonfinite)
-            versions = None if is_scaled else [gradient._version for gradient in gradients]
-            self._clipping = Clipping(factor, having, gradients, versions)
+            versions = _versions(gradients)
+            self._clipping = Clipping(factor, having, gradients, versions, is_scaled)
             return norm.to(dtype)
 
     def _norm_of(self, parameters: list[Tensor], gradients: list[Tensor]) -> KeptNorm:
@@ -235,7 +238,8 @@ class ClippingOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; also ends a clipping that no step has applied."""
         self._clipping = None
-        _without_compiler(super().zero_grad)(set_to_none)
+        with torch._C.DisableTorchFunctionSubclass():
+            _without_compiler(super().zero_grad)(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's."""
@@ -247,6 +251,22 @@ class ClippingOptimizer(Optimizer):
             return False
         state = scaler._per_optimizer_states.get(id(self))
         return state is None or state["stage"].name != "UNSCALED"
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler leaves its scale, and what was not finite, to the step.
+
+        So it is where torch would refuse or a GPU would be waited for, and where this optimizer is
+        to clip, which it does to gradients without a scale, or steps in backward. Else the scaler divides it out itself,
+        as it does for torch's classes, and Lightning may clip in between.
+        """
+        if self._clipping is not None or self._release is not None:
+            return True
+        return any(
+            parameter.dtype == torch.float16 or _devices.find(parameter.device) is not None
+            for group in self.param_groups
+            for parameter in group["params"]
+        )
 
     @contextmanager
     def _applied_clipping(self) -> Iterator[None]:
@@ -273,6 +293,19 @@ def _without_compiler(method: Callable[_P, None]) -> Callable[_P, None]:
     if plain is None or not is_torchs or "torch._dynamo" in sys.modules:
         return method
     return functools.partial(plain, getattr(method, "__self__"))  # noqa: B009
+
+
+@functools.cache
+def _scaler_writes() -> int:
+    """By how much a GradScaler raises the version of a gradient that it looks at."""
+    gradient = torch.zeros(1)
+    before = gradient._version
+    torch._amp_foreach_non_finite_check_and_unscale_([gradient], torch.zeros(1), torch.ones(1))
+    return gradient._version - before
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [_sharding.peek(tensor)._version for tensor in tensors]
 
 
 def _norm(gradients: Sequence[Tensor], norm_type: float) -> tuple[Tensor, torch.dtype]:
