@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 from .. import _garbage
 from . import _planned, _reference, _release, _split, _step, rules
 from ._checkpoint import CheckpointedOptimizer
+from ._compiler import never_compiled
 from ._groups import OPTIONS, Group
 from ._states import State, check_options
 
@@ -139,6 +140,7 @@ class FusedOptimizer(CheckpointedOptimizer):
             for parameter in param_group["params"]:
                 self._conform(parameter, param_group)
 
+    @never_compiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Performs one step; returns what `closure`, which computes the loss again, returns."""
         loss = None

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch._compile
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_ as clip_as_torch
 from torch.nn.utils import get_total_norm
@@ -21,13 +19,13 @@ from torch.optim.optimizer import Optimizer
 from .. import _library
 from ..ops.global_norm import global_norm
 from . import _devices, _release, _sharding
+from ._compiler import never_compiled, without_compiler
 from ._step import FUSED, is_dense
 
 if TYPE_CHECKING:
     from ._norm_plan import KeptNorm
 
 _LEAST_NORM = 1e-6
-_P = ParamSpec("_P")
 
 
 def clip_grad_norm_(
@@ -162,8 +160,8 @@ class Clipping:
         if not all(same) or writes != expected or (has_scale and not self.is_scaled):
             raise RuntimeError(
                 f"{name}: gradients are not those that clip_grad_norm_ saw, whose factor the step "
-                "was to apply; call it last before the step, with scaler= if there is a GradScaler, "
-                "whose step follows (oxytorch.optim.clip_grad_norm_ scales gradients at once)"
+                "was to apply; call it last before the step, with scaler= if there is a GradScaler "
+                "(oxytorch.optim.clip_grad_norm_ scales gradients at once)"
             )
         return self.factor
 
@@ -178,6 +176,7 @@ class ClippingOptimizer(Optimizer):
     # Plans whose tables graphs read whenever they run.
     _captured: list[Any]
 
+    @never_compiled
     def clip_grad_norm_(
         self,
         max_norm: float,
@@ -235,15 +234,16 @@ class ClippingOptimizer(Optimizer):
                 self._captured.append(before.plan)
         return self._kept_norm
 
+    @never_compiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; also ends a clipping that no step has applied."""
         self._clipping = None
         with torch._C.DisableTorchFunctionSubclass():
-            _without_compiler(super().zero_grad)(set_to_none)
+            without_compiler(super().zero_grad)(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's."""
-        _without_compiler(super().add_param_group)(param_group)
+        without_compiler(super().add_param_group)(param_group)
 
     def _is_scaled_by(self, scaler: Any) -> bool:
         """Whether gradients still contain the scale of a GradScaler."""
@@ -253,12 +253,12 @@ class ClippingOptimizer(Optimizer):
         return state is None or state["stage"].name != "UNSCALED"
 
     @property
-    def _step_supports_amp_scaling(self) -> bool:
+    def _step_supports_amp_scaling(self) -> bool:  # type: ignore[override, unused-ignore]
         """Whether a GradScaler leaves its scale, and what was not finite, to the step.
 
         So it is where torch would refuse or a GPU would be waited for, and where this optimizer is
-        to clip, which it does to gradients without a scale, or steps in backward. Else the scaler divides it out itself,
-        as it does for torch's classes, and Lightning may clip in between.
+        to clip or steps in backward. Else the scaler divides it out itself, as it does for torch's
+        classes, and Lightning may clip in between.
         """
         if self._clipping is not None or self._release is not None:
             return True
@@ -279,20 +279,6 @@ class ClippingOptimizer(Optimizer):
             yield
         finally:
             self._clip_factor = None
-
-
-def _without_compiler(method: Callable[_P, None]) -> Callable[_P, None]:
-    """A method of torch's Optimizer without the wrapper that imports torch's compiler.
-
-    The wrapper keeps the compiler out of the method, and importing it takes a second or more of a
-    program that never compiles. Where nobody has imported it, nothing can be compiling.
-    """
-    plain = getattr(method, "__wrapped__", None)
-    code = getattr(method, "__code__", None)
-    is_torchs = code is not None and code.co_filename == torch._compile.__file__
-    if plain is None or not is_torchs or "torch._dynamo" in sys.modules:
-        return method
-    return functools.partial(plain, getattr(method, "__self__"))  # noqa: B009
 
 
 @functools.cache

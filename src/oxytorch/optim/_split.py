@@ -157,7 +157,7 @@ class SplitParameter(WatchedParameter):
 
     def detach(self) -> Tensor:
         """As `data`."""
-        if _place.computing or torch.compiler.is_compiling():
+        if is_upper_half():
             with _as_plain():
                 return super().detach()
         return _shown(self._halves, self._halves.show())
@@ -209,6 +209,15 @@ class _Place(threading.local):
 
 
 _place = _Place()
+
+
+def is_upper_half() -> bool:
+    """Whether a split parameter is nothing but its upper half here: in forwards and steps."""
+    return (
+        _place.computing > 0
+        or not torch._C._is_torch_function_enabled()
+        or torch.compiler.is_compiling()
+    )
 
 
 @contextmanager
@@ -265,8 +274,10 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         is_plain = attribute not in _VIEWS
         writes = name == "__set__"
     else:
-        is_plain = name in _ASKS or torch.compiler.is_compiling()
-        writes = name in _IN_PLACE or "out" in kwargs
+        # Operators themselves are called by programs that were compiled.
+        is_operator = isinstance(function, torch._ops.OpOverload)
+        is_plain = is_operator or name in _ASKS or torch.compiler.is_compiling()
+        writes = name in _IN_PLACE or isinstance(kwargs.get("out"), SplitParameter)
         writes |= name.endswith("_") and not name.endswith("__")
     if not is_plain:
         joins = writes or not (_place.computing or _meets_narrow(args, kwargs))
