@@ -188,7 +188,7 @@ def _step_with(optimizer: Any, step: int) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter, gradient in zip(parameters, _gradients(parameters, step), strict=True):
         gradient = gradient.to(parameter.dtype)
-        is_plain = type(parameter) is nn.Parameter
+        is_plain = not hasattr(parameter, "placements")
         parameter.grad = gradient if is_plain else _placed(parameter, gradient)
     optimizer.step()
 

@@ -162,6 +162,11 @@ class SplitParameter(WatchedParameter):
                 return super().detach()
         return _shown(self._halves, self._halves.show())
 
+    def set_(self, source: Tensor) -> Any:  # type: ignore[override]
+        """Makes the values of `source` the weight."""
+        self.data = source
+        return self
+
     def share_memory_(self) -> Any:
         """Moves both halves to memory that processes share."""
         self._halves.low.share_memory_()  # type: ignore[no-untyped-call]
@@ -190,6 +195,15 @@ class ShownWeight(Tensor):
     _halves: Halves
     _whole: Tensor
     _plain: Tensor
+
+    @property
+    def data(self) -> Tensor:
+        """The same values, not another count of writes to them."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        _set_memory(self, value)
 
     @classmethod
     def __torch_function__(
@@ -241,7 +255,7 @@ def saving() -> Iterator[None]:
 
 
 _PROPERTY = ("__get__", "__set__", "__delete__")
-_VIEWS = ("T", "mT", "H", "mH", "real", "data")
+_VIEWS = ("T", "mT", "H", "mH", "real")
 
 _ASKS = frozenset(
     """

@@ -154,8 +154,8 @@ def _check(model: nn.Module, optimizer: Any, dtype: Any, inplace: bool) -> Train
         return None
     if not isinstance(record, TrainingRecord):
         raise ValueError(
-            f"optimize: expected a model that is not optimized, got a {type(model).__name__} that "
-            "is optimized for inference; call undo(model) first"
+            "optimize: expected a model that is not optimized yet, got one that is optimized for "
+            "inference; call oxytorch.undo(model) first"
         )
     if not inplace or dtype not in (None, record.dtype):
         raise ValueError(
