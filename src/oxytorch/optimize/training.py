@@ -21,7 +21,7 @@ from .. import optim
 from ..optim import _split
 from ..optim._base import FusedOptimizer
 from . import processes
-from .passes.cast import CastInput, dtypes
+from .passes.cast import dtypes
 from .record import ATTRIBUTE, Change, ForwardSet, HookAdded, Record, record_of
 from .report import Entry, Report
 from .training_modules import (
@@ -29,6 +29,7 @@ from .training_modules import (
     Bfloat16Forward,
     Conversion,
     Forward,
+    OwnDtypeForward,
     Saving,
     is_layer,
 )
@@ -195,7 +196,7 @@ def _prepare_layers(
             record.changes.append(ForwardSet(module, Bfloat16Forward(module)))
         elif own and is_layer(module) and type(module) not in TAKE_ANY:
             # Amid others that return bfloat16 it is given its own dtype.
-            record.changes.append(ForwardSet(module, CastInput(module, own[0].dtype)))
+            record.changes.append(ForwardSet(module, OwnDtypeForward(module)))
         record.changes.append(_MethodSet(module, "_apply", Conversion(module)))
     if "forward" not in model.__dict__:
         record.changes.append(ForwardSet(model, Forward(model)))

@@ -72,6 +72,17 @@ class Bfloat16Forward(Forward):
         return converted(result, torch.bfloat16) if layer and not is_split else result
 
 
+class OwnDtypeForward(Forward):
+    """The forward of a layer of torch that keeps its dtype amid others, which it is given."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = (p for p in self.module._parameters.values() if p is not None)
+        dtype = next((p.dtype for p in own if p.is_floating_point()), None)
+        if dtype is not None:
+            args, kwargs = converted(args, dtype), converted(kwargs, dtype)
+        return super().__call__(*args, **kwargs)
+
+
 def _computing() -> AbstractContextManager[None]:
     return nullcontext() if torch.compiler.is_compiling() else _split.computing()
 
