@@ -1,0 +1,287 @@
+"""What a derived value was made from, and whether that is still what it was.
+
+Everything that stands in for a part of a model (a fused region, a folded normalization, a fused
+decoder layer, a recorded run) keeps the `Sources` that it was made from, asks them before use, and
+is not used where they have changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .modes import functions
+from .packed import PackedTensor
+
+SMALL = 64 << 10
+"""Bytes up to which a plain tensor is compared by its values, which sees every write. A larger one
+is compared by its address and version: `.data` and NumPy write past the version."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(
+    getattr(torch.nn.modules.module, f"_global{name}") for name in (*_HOOKS[:2], *_HOOKS[2:])
+)
+_TABLES = ("_modules", "_parameters", "_buffers")
+_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, tuple, torch.dtype, torch.device)
+_version = attrgetter("_version")
+
+
+class Sources:
+    """The modules and tensors that a derived value was made from, as they were then.
+
+    modules: those whose call the derived value skips. Noted are their class, hooks, own `forward`,
+    children and all other attributes, by identity; so are the hooks for all modules.
+    tensors: further tensors, by identity of their memory and by version; small ones by value.
+    owner: the module in whose place the derived value stands; its hooks are called by torch.
+    values: whether parameters and buffers of the modules are sources too; else they are read anew
+    at each use, and only their number is noted.
+    names: global variables that code reads: (name of the Python module, name).
+
+    A copy (deepcopy, pickle) is compared with what it is a copy of; one with values or tensors is
+    not current until `note` is called.
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        tensors: Iterable[Tensor] = (),
+        *,
+        owner: nn.Module | None = None,
+        values: bool = True,
+        names: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        self._modules = [*modules]
+        self._tensors = [*tensors]
+        self._owner = owner
+        self._values = values
+        self._names = [*names]
+        self._lock = threading.Lock()
+        self.note()
+
+    def note(self) -> None:
+        """Take what is there now as what the derived value was made from."""
+        modules, owner = self._modules, [] if self._owner is None else [self._owner]
+        tables = [(m, name) for m in modules for name in _HOOKS]
+        entries: list[_Entry] = [
+            (m, None, "forward", m.__dict__.get("forward", _MISSING)) for m in modules
+        ]
+        for module in (*modules, *owner):
+            tables.append((module, "_modules"))
+            for name, value in module.__dict__.items():
+                is_table = name in (*_HOOKS, *_TABLES, "forward")
+                if not is_table and not name.startswith("_oxytorch"):
+                    entries.append((module, None, name, value))
+        if self._values:
+            tables += [(m, name) for m in (*modules, *owner) for name in _TABLES[1:]]
+        for module, table in tables:
+            items = module.__dict__[table].items()
+            entries += [(module, table, key, value) for key, value in items]
+        self._entries = entries
+        self._sizes = [(m, t, len(m.__dict__[t])) for m, t in tables]
+        if not self._values:
+            own = [(m, name) for m in modules for name in _TABLES[1:]]
+            self._sizes += [(m, name, len(m.__dict__[name])) for m, name in own]
+        self._types = [(m, type(m)) for m in modules]
+        self._globals = [(owner, name, _global(owner, name)) for owner, name in self._names]
+        self._hook_counts = [*map(len, _GLOBAL_HOOKS)]
+        self._is_lost = False
+        self._compared: _Compared | None = None
+        self._made()
+
+    def are_current(self) -> bool:
+        """Whether nothing was replaced, added, removed or written to."""
+        compared = self._compared
+        if compared is None:
+            compared = self._made()
+        return compared.are_current()
+
+    def _made(self) -> _Compared:
+        with self._lock:
+            if self._compared is None:
+                is_lost = self._is_lost or not self._is_unchanged()
+                self._compared = _Nothing() if is_lost else self._compare()
+            return self._compared
+
+    def _is_unchanged(self) -> bool:
+        """Whether a copy's structure is still that of what it is a copy of."""
+        return (
+            all(len(m.__dict__[t]) == count for m, t, count in self._sizes)
+            and all(_same(_table(m, t).get(k, _MISSING), v) for m, t, k, v in self._entries)
+            and all(type(m) is kind for m, kind in self._types)
+        )
+
+    def _compare(self) -> _Compared:
+        found = _Compared()
+        for hooks, count in zip(_GLOBAL_HOOKS, self._hook_counts, strict=True):
+            found.sizes.append((hooks, count))
+        for module, table, key, value in self._entries:
+            places = _table(module, table)
+            # A constant of a copy is equal, and need not be the same object.
+            now = places.get(key, _MISSING) if value is not _MISSING else _MISSING
+            found.entries.append((places, key, now))
+        for owner, name, value in self._globals:
+            if owner in sys.modules:
+                found.entries.append((sys.modules[owner].__dict__, name, value))
+        found.sizes += [(m.__dict__[t], count) for m, t, count in self._sizes]
+        found.types = [*self._types]
+        tensors = [*self._tensors]
+        if self._values:
+            owned = (*self._modules, *([] if self._owner is None else [self._owner]))
+            tensors += [t for m in owned for t in (*m._parameters.values(), *m._buffers.values())]
+        for tensor in tensors:
+            if tensor is not None:
+                found.add_tensor(tensor)
+        found.close()
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_compared")}
+        state["_is_lost"] = self._values or bool(self._tensors) or not self.are_current()
+        state["_globals"] = []
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._globals = [(owner, name, _global(owner, name)) for owner, name in self._names]
+        self._lock = threading.Lock()
+        self._compared = None
+
+
+_Entry = tuple[nn.Module, str | None, Any, Any]
+
+
+class _Missing:
+    """Stands for an entry that is not there; one object, also in copies."""
+
+    def __reduce__(self) -> str:
+        return "_MISSING"
+
+
+_MISSING = _Missing()
+
+
+def _table(module: nn.Module, name: str | None) -> dict[Any, Any]:
+    table: dict[Any, Any] = module.__dict__ if name is None else module.__dict__[name]
+    return table
+
+
+def _global(owner: str, name: str) -> Any:
+    return sys.modules[owner].__dict__.get(name, _MISSING) if owner in sys.modules else _MISSING
+
+
+def _same(now: Any, then: Any) -> bool:
+    return now is then or (isinstance(then, _CONSTANTS) and type(now) is type(then) and now == then)
+
+
+class _Compared:
+    """The places to look at, and what was found there; compared by core/sources.cpp."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        self.sizes: list[tuple[dict[Any, Any], int]] = []
+        self.types: list[tuple[Any, type]] = []
+        self.versioned: list[Tensor] = []
+        self.small: list[Tensor] = []
+        self._native: _Native | None = None
+
+    def add_tensor(self, tensor: Tensor) -> None:
+        if isinstance(tensor, PackedTensor):
+            self.versioned.append(tensor.cell.clock)
+        elif _is_small(tensor):
+            self.small.append(tensor)
+        else:
+            self.versioned.append(tensor)
+
+    def close(self) -> None:
+        """Note how the tensors are now."""
+        library = functions()
+        watchable = not any(t.is_inference() or t.device.type != "cpu" for t in self.versioned)
+        if library is not None and watchable and library.oxytorch_can_compare_sources():
+            self._native = _Native(library, self)
+            return
+        self._is_watchable = watchable
+        self._versions = [(t.data_ptr(), _version(t)) for t in self.versioned if watchable]
+        self._copies = [t.detach().clone() for t in self.small]
+
+    def are_current(self) -> bool:
+        if self._native is not None:
+            return self._native.are_current()
+        return (
+            self._is_watchable
+            and all(len(table) == count for table, count in self.sizes)
+            and all(table.get(key, _MISSING) is value for table, key, value in self.entries)
+            and all(type(module) is kind for module, kind in self.types)
+            and [(t.data_ptr(), _version(t)) for t in self.versioned] == self._versions
+            and all(map(_same_bits, self.small, self._copies))
+        )
+
+
+class _Native:
+    """The comparison in C++. Objects are handed over by address; `_Compared` keeps them."""
+
+    def __init__(self, library: ctypes.PyDLL, places: _Compared) -> None:
+        self._address = torch.ops.oxytorch.sources(places.versioned, places.small)
+        weakref.finalize(self, library.oxytorch_forget_sources, ctypes.c_void_p(self._address))
+        address = ctypes.c_void_p(self._address)
+        entries, sizes, types = places.entries, places.sizes, places.types
+        library.oxytorch_add_entries(
+            address,
+            _addresses([e[0] for e in entries]),
+            _addresses([e[1] for e in entries]),
+            (ctypes.c_void_p * len(entries))(
+                *(None if e[2] is _MISSING else id(e[2]) for e in entries)
+            ),
+            ctypes.c_int64(len(entries)),
+        )
+        library.oxytorch_add_sizes(
+            address,
+            _addresses([s[0] for s in sizes]),
+            (ctypes.c_int64 * len(sizes))(*(s[1] for s in sizes)),
+            ctypes.c_int64(len(sizes)),
+        )
+        library.oxytorch_add_types(
+            address,
+            _addresses([t[0] for t in types]),
+            _addresses([t[1] for t in types]),
+            ctypes.c_int64(len(types)),
+        )
+        self._ask = library.oxytorch_sources_are_current
+        self._argument = address
+
+    def are_current(self) -> bool:
+        return bool(self._ask(self._argument))
+
+
+def _addresses(objects: list[Any]) -> Any:
+    return (ctypes.c_void_p * len(objects))(*map(id, objects))
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return (
+        tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and type(tensor) in (Tensor, nn.Parameter)
+        and tensor.is_contiguous()
+        and tensor.nbytes <= SMALL
+    )
+
+
+def _same_bits(now: Tensor, then: Tensor) -> bool:
+    if now.shape != then.shape or now.dtype != then.dtype:
+        return False
+    return torch.equal(now.detach().view(torch.uint8), then.view(torch.uint8))
+
+
+class _Nothing(_Compared):
+    """What a stale value is compared with."""
+
+    def are_current(self) -> bool:
+        return False
