@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from ..graph.agreement import TOLERANCE, difference
 from ..quantization.memory import check_available
 from .layer import Attention
 from .model import FusedModel
@@ -40,10 +41,13 @@ class Decoder(Protocol):
     """A model that can start a run.
 
     vocabulary: number of tokens that it knows. positions: tokens that it was made for, or None.
+    keeps_keys: what a run has seen are keys and values of each token: it can be cut, and a later
+    step may take several tokens at the cost of one.
     """
 
     vocabulary: int
     positions: int | None
+    keeps_keys: bool
 
     def begin(self, batch: int, capacity: int, padding: Tensor | None) -> Run:
         """A run of `batch` sequences of up to `capacity` tokens.
@@ -66,6 +70,8 @@ def decoder_of(model: nn.Module) -> Decoder:
 
 class FusedDecoder:
     """A model that `llm.optimize` recognized as a whole, over a cache of a fixed capacity."""
+
+    keeps_keys = True
 
     def __init__(self, model: FusedModel, plain: PlainDecoder) -> None:
         self.model = model
@@ -135,45 +141,147 @@ class PlainDecoder:
         if getattr(config, "is_encoder_decoder", False):
             raise TypeError(
                 f"generate: expected a model that only decodes, got the encoder and decoder "
-                f"{type(model).__name__}"
+                f"{type(model).__name__}; use its own generate"
             )
         self.model = model
         self.vocabulary = int(embeddings().num_embeddings)
-        self.positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-        accepted = inspect.signature(model.forward).parameters
-        self.takes_positions = "position_ids" in accepted
-        self.takes_keep = "logits_to_keep" in accepted
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        self.positions = positions if isinstance(positions, int) and positions > 0 else None
+        from .transformers_cache import caches_keys, forward_arguments
+
+        self.accepted = forward_arguments(model)
+        takes_cache = self.accepted & {"use_cache", "kwargs"}
+        self.options = {"use_cache": True} if takes_cache else {}
+        self.keeps_keys = caches_keys(model)
 
     def begin(self, batch: int, capacity: int, padding: Tensor | None) -> Run:
-        return _PlainRun(self, padding)
+        if self.keeps_keys:
+            return _KeysRun(self, padding)
+        return _StateRun(self, batch, padding)
+
+    def call(
+        self, tokens: Tensor, before: int, padding: Tensor | None, every: bool, **cache: Any
+    ) -> Any:
+        """The output of the model's forward for tokens that follow `before` others."""
+        options = {**self.options, **cache}
+        places = torch.arange(before + tokens.shape[1])[None]
+        if padding is not None:
+            places = places - padding[:, None]
+            options["attention_mask"] = (places >= 0).long()
+        # Some caches of models' own do not count tokens, and masks do not say what was seen.
+        counted = padding is not None or (before > 0 and not self.keeps_keys)
+        if counted and "position_ids" in self.accepted:
+            options["position_ids"] = places[:, before:].clamp(min=0)
+        if "logits_to_keep" in self.accepted:
+            options["logits_to_keep"] = 0 if every else 1
+        return self.model(input_ids=tokens, **options)
 
 
-class _PlainRun:
+class _KeysRun:
+    """Over a cache of keys and values only."""
+
     def __init__(self, decoder: PlainDecoder, padding: Tensor | None) -> None:
         from transformers import DynamicCache
 
         self.decoder = decoder
         self.padding = padding
         self.length = 0
+        # Without the model's configuration no layer forgets what left a window: it can be cut.
         self._cache: Any = DynamicCache()
 
     def step(self, tokens: Tensor, every: bool) -> Tensor:
-        end = self.length + tokens.shape[1]
-        options: dict[str, Any] = {}
-        if self.padding is not None:
-            places = torch.arange(end) - self.padding[:, None]
-            options["attention_mask"] = (places >= 0).long()
-            if self.decoder.takes_positions:
-                options["position_ids"] = places[:, self.length :].clamp(min=0)
-        if self.decoder.takes_keep:
-            options["logits_to_keep"] = 0 if every else 1
-        output = self.decoder.model(
-            input_ids=tokens, past_key_values=self._cache, use_cache=True, **options
+        output = self.decoder.call(
+            tokens, self.length, self.padding, every, past_key_values=self._cache
         )
-        self.length = end
+        self.length += tokens.shape[1]
         logits: Tensor = output.logits
         return logits if every else logits[:, -1:]
 
     def cut(self, length: int) -> None:
         self._cache.crop(length - self.length)  # a negative number: tokens to remove
         self.length = length
+
+
+_STATES = ("past_key_values", "cache_params", "state")
+"""What transformers' models call a state that one call returns and the next one takes."""
+
+_TRIAL = 4
+"""Tokens that a state is tried with."""
+
+_TRIED: WeakKeyDictionary[nn.Module, dict[bool, str | None]] = WeakKeyDictionary()
+"""The states that models go on from, for a single sequence and for several."""
+
+
+def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
+    """What a model calls its state, or None where going on from it gives other scores.
+
+    several: for more than one sequence. Nothing is believed before it was tried on numbers. Raises
+    TypeError where a token changes the scores of those before it.
+    """
+    known = _TRIED.setdefault(decoder.model, {})
+    if several in known:
+        return known[several]
+    generator = torch.Generator().manual_seed(_TRIAL)
+    shape = (2 if several else 1, _TRIAL)
+    tokens = torch.randint(0, decoder.vocabulary, shape, generator=generator)
+    before = _TRIAL - 1
+    whole = decoder.call(tokens, 0, None, True).logits
+    first = decoder.call(tokens[:, :before], 0, None, True)
+    allowed = TOLERANCE.get(whole.dtype, max(TOLERANCE.values()))
+    if difference(whole[:, :before], first.logits) > allowed:
+        raise TypeError(
+            f"generate: expected a model that scores tokens by those before them, but "
+            f"{type(decoder.model).__name__} reads those behind them too; use its own generate"
+        )
+    known[several] = None
+    for name in _STATES:
+        state = getattr(first, name, None)
+        if state is not None and name in decoder.accepted:
+            again = decoder.call(tokens[:, before:], before, None, True, **{name: state}).logits
+            if difference(whole[:, before:], again) <= allowed:
+                known[several] = name
+            break
+    return known[several]
+
+
+class _StateRun:
+    """Over whatever state the model's own code makes, returns and takes again.
+
+    Behind the prompt it gets its tokens one by one: that is what such code is written for. A model
+    that cannot go on from a state reads all tokens again in each step.
+    """
+
+    def __init__(self, decoder: PlainDecoder, batch: int, padding: Tensor | None) -> None:
+        self.decoder = decoder
+        self.padding = padding
+        self._name = _state_name(decoder, batch > 1)
+        self._state: Any = None
+        self._tokens = torch.empty(batch, 0, dtype=torch.int64)
+
+    @property
+    def length(self) -> int:
+        return self._tokens.shape[1]
+
+    def step(self, tokens: Tensor, every: bool) -> Tensor:
+        before = self.length
+        self._tokens = torch.cat([self._tokens, tokens], 1)
+        if self._name is None:
+            output = self.decoder.call(self._tokens, 0, self.padding, every or before > 0)
+            logits: Tensor = output.logits[:, -tokens.shape[1] :]
+        elif before == 0:
+            logits = self._call(tokens, 0, every)
+        else:
+            parts = enumerate(tokens.split(1, dim=1), start=before)
+            logits = torch.cat([self._call(part, place, True) for place, part in parts], 1)
+        return logits if every else logits[:, -1:]
+
+    def _call(self, tokens: Tensor, before: int, every: bool) -> Tensor:
+        assert self._name is not None
+        cache = {} if self._state is None else {self._name: self._state}
+        output = self.decoder.call(tokens, before, self.padding, every, **cache)
+        self._state = getattr(output, self._name)
+        logits: Tensor = output.logits
+        return logits
+
+    def cut(self, length: int) -> None:
+        raise RuntimeError(f"a {type(self.decoder.model).__name__} cannot forget tokens")

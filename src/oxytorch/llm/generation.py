@@ -122,6 +122,11 @@ def stream(
     batch, length = prompt.tokens.shape
     capacity = _checked_capacity(length, max_new_tokens, capacity, decoder.positions)
     _check_lookup(prompt_lookup, batch, temperature)
+    if prompt_lookup and not decoder.keeps_keys:
+        raise ValueError(
+            "generate: prompt_lookup needs a model that can forget tokens again, and a "
+            f"{type(model).__name__} keeps a running state; use prompt_lookup=0"
+        )
     ends = _end_tokens(model, eos_token_id)
     if pad_token_id is None:
         pad_token_id = _setting(model, "pad_token_id")
