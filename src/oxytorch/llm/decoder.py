@@ -202,9 +202,6 @@ class _KeysRun:
         self.length = length
 
 
-_STATES = ("past_key_values", "cache_params", "state")
-"""What transformers' models call a state that one call returns and the next one takes."""
-
 _TRIAL = 4
 """Tokens that a state is tried with."""
 
@@ -218,6 +215,8 @@ def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
     several: for more than one sequence. Nothing is believed before it was tried on numbers. Raises
     TypeError where a token changes the scores of those before it.
     """
+    from .transformers_cache import state_of
+
     known = _TRIED.setdefault(decoder.model, {})
     if several in known:
         return known[several]
@@ -234,13 +233,10 @@ def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
             f"{type(decoder.model).__name__} reads those behind them too; use its own generate"
         )
     known[several] = None
-    for name in _STATES:
-        state = getattr(first, name, None)
-        if state is not None and name in decoder.accepted:
-            again = decoder.call(tokens[:, before:], before, None, True, **{name: state}).logits
-            if difference(whole[:, before:], again) <= allowed:
-                known[several] = name
-            break
+    for name, state in state_of(decoder.model, first).items():
+        again = decoder.call(tokens[:, before:], before, None, True, **{name: state}).logits
+        if difference(whole[:, before:], again) <= allowed:
+            known[several] = name
     return known[several]
 
 

@@ -154,7 +154,9 @@ class NormForward:
         self.module = module
         self.norm = norm
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.dtype not in _DTYPES or x.device.type != "cpu":
-            return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.device.type != "cpu":
+            # More arguments may change the norm: a gate, as in Mamba 2.
+            return type(self.module).forward(self.module, *args, **kwargs)
         return self.norm(x)

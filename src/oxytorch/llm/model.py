@@ -223,7 +223,7 @@ def fuse(
         forwards[0].cache_dtype,
         dtype,
     )
-    tokens = sample_tokens(config, sample_length(config) + 1, batch=2)
+    tokens = sample_tokens(model, sample_length(config) + 1, batch=2)
     seen = _Seen(model, forwards, tokens)
     if not _choose_embedding(model, base, config, seen, tokens[:, :-1]):
         return None, "it is not known what goes into its first layer"
@@ -274,9 +274,12 @@ class _Seen:
 def _choose_embedding(
     model: nn.Module, base: FusedModel, config: Any, seen: _Seen, tokens: Tensor
 ) -> bool:
+    width = base.embedding._parameters["weight"].shape[1]  # type: ignore[union-attr]
+    if width != seen.first.shape[-1]:
+        return False
     multiplier = getattr(config, "embedding_multiplier", None)
     scales = (None, float(getattr(config, "hidden_size", 1)) ** 0.5, multiplier)
-    for positions in _positions(model, base.embedding):
+    for positions in _positions(model, base.embedding, tokens.shape[1] + 1):
         for scale in scales:
             base.positions, base.scale = positions, scale
             with torch.no_grad():
@@ -291,7 +294,12 @@ def _choose_embedding(
 def _choose_logits(
     model: nn.Module, base: FusedModel, forwards: list[LayerForward], config: Any, seen: _Seen
 ) -> bool:
-    for norm in _last_norms(model, forwards):
+    width = seen.last.shape[-1]
+    head = base.head.module._parameters["weight"]
+    assert head is not None
+    if width not in head.shape:
+        return False  # something between the last layer and the head changes it
+    for norm in _last_norms(model, forwards, width):
         for softcap, divisor in _logit_forms(config):
             base.norm, base.softcap, base.divisor = norm, softcap, divisor
             with torch.no_grad():
@@ -325,27 +333,41 @@ def _tables(
     return tables, rotary, ""
 
 
-def _last_norms(model: nn.Module, forwards: list[LayerForward]) -> list[Norm | None]:
-    """Norms beside the list of layers, as candidates for the last one."""
+def _last_norms(
+    model: nn.Module, forwards: list[LayerForward], width: int
+) -> list[Norm | None]:
+    """Norms of a width beside the list of layers, as candidates for the last one."""
     inside = {part for forward in forwards for part in forward.module.modules()}
     found: list[Norm | None] = []
     for owner in model.modules():
         for name, module in owner.named_children():
             if module not in inside and not [*module.children()]:
                 plan = norm_of(owner, name)
-                if plan is not None:
+                if plan is not None and module.get_parameter("weight").numel() == width:
                     found.append(plan.build(owner))
     return [*found[::-1], None]
 
 
-def _positions(model: nn.Module, embedding: nn.Module) -> list[tuple[nn.Module, int] | None]:
-    """Tables of learned positions, as candidates."""
+def _positions(
+    model: nn.Module, embedding: nn.Module, length: int
+) -> list[tuple[nn.Module, int] | None]:
+    """Tables of learned positions that reach as far as `length`, as candidates."""
     tables = [
         module
         for module in model.modules()
-        if isinstance(module, nn.Embedding) and module is not embedding
+        if isinstance(module, nn.Embedding)
+        and module is not embedding
+        and module.embedding_dim == embedding.embedding_dim
     ]
-    return [None, *[(table, before) for table in tables for before in _OFFSETS]]
+    return [
+        None,
+        *[
+            (table, before)
+            for table in tables
+            for before in _OFFSETS
+            if table.num_embeddings >= length + before
+        ],
+    ]
 
 
 def _logit_forms(config: Any) -> list[tuple[float | None, float | None]]:

@@ -93,13 +93,11 @@ def optimize(
     began = time.perf_counter()
     text = text_config(model)
     layers = decoder_layers(model)
-    rotations = observe(model, layers, text)
-    layers = [calls for calls in layers if calls.prompt]
-    if not layers:
-        raise ValueError(
-            f"llm.optimize: expected a model with a list of decoder layers, got a "
-            f"{type(model).__name__}; oxytorch.quantize_ takes any linear layers"
-        )
+    observed = observe(model, layers, text)
+    rotations = observed.rotations
+    if any(calls.prompt for calls in layers):
+        # What a prompt of tokens does not reach reads images or sound, and runs as before.
+        layers = [calls for calls in layers if calls.prompt]
     check_weights(layers, config)
     check_memory(model, layers, config, dtype, inplace)
     result = model if inplace else copied(model, "llm.optimize")
@@ -119,7 +117,7 @@ def optimize(
     try:
         _freeze(result, record)
         work = _Work(result, record, dtype, config, cache_dtype, not inplace)
-        work.layers(layers, text, progress)
+        work.layers(layers, text, observed.problem, progress)
         work.rest(head_config)
         if not inplace:
             Separation(model)(result)  # buffers
@@ -156,14 +154,23 @@ class _Work:
         self.forwards: list[LayerForward] = []
 
     def layers(
-        self, layers: list[LayerCalls], config: Any, progress: Callable[[int, int], None] | None
+        self,
+        layers: list[LayerCalls],
+        config: Any,
+        problem: str,
+        progress: Callable[[int, int], None] | None,
     ) -> None:
-        """Fuses the decoder layers, one after the other; packs the linear layers of the others."""
+        """Fuses the decoder layers, one after the other; packs the linear layers of the others.
+
+        problem: why none of them can be fused, or "".
+        """
         chooser = checking.Chooser(config)
         for done, calls in enumerate(layers):
             if progress is not None:
                 progress(done, len(layers))
             try:
+                if problem or not calls.token:
+                    raise Unmatched(problem or "a token does not reach it")
                 plan, gap = chooser.choose(calls)
                 self._fuse(calls, plan)
             except Unmatched as reason:

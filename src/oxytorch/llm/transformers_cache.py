@@ -51,6 +51,20 @@ def forward_arguments(model: Any) -> frozenset[str]:
     return frozenset(inspect.signature(owner.forward).parameters)
 
 
+_STATES = ("past_key_values", "cache_params", "state")
+"""What transformers' models call a state that one call returns and the next one takes."""
+
+
+def state_of(model: Any, output: Any) -> dict[str, Any]:
+    """What a call returned for the next one, by the name of its argument, or nothing."""
+    accepted = forward_arguments(model)
+    for name in _STATES:
+        state = getattr(output, name, None)
+        if state is not None and name in accepted:
+            return {name: state}
+    return {}
+
+
 class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """A layer of transformers' caches whose keys and values stay in place.
 
