@@ -12,6 +12,7 @@ from ..graph.agreement import TOLERANCE, difference
 from ..quantization.memory import check_available
 from .layer import Attention
 from .model import FusedModel
+from .observing import sample_tokens
 from .optimize import fused_model
 from .single_steps import SingleSteps
 
@@ -49,10 +50,13 @@ class Decoder(Protocol):
     positions: int | None
     keeps_keys: bool
 
-    def begin(self, batch: int, capacity: int, padding: Tensor | None) -> Run:
+    def begin(
+        self, batch: int, capacity: int, padding: Tensor | None, numbered: bool = True
+    ) -> Run:
         """A run of `batch` sequences of up to `capacity` tokens.
 
         padding: int64 [batch], the number of tokens at the start of each that are not to be seen.
+        numbered: give the model's own forward the tokens' positions, as `model.generate` does.
         """
         ...
 
@@ -78,7 +82,9 @@ class FusedDecoder:
         self.vocabulary = plain.vocabulary
         self.positions = plain.positions
 
-    def begin(self, batch: int, capacity: int, padding: Tensor | None) -> Run:
+    def begin(
+        self, batch: int, capacity: int, padding: Tensor | None, numbered: bool = True
+    ) -> Run:
         check_available(
             "generate",
             sum(
@@ -143,8 +149,15 @@ class PlainDecoder:
                 f"generate: expected a model that only decodes, got the encoder and decoder "
                 f"{type(model).__name__}; use its own generate"
             )
+        vocabulary = getattr(embeddings(), "num_embeddings", None)
+        if vocabulary is None:
+            raise TypeError(
+                f"generate: expected a model that reads one token at a time, got the "
+                f"{type(model).__name__}, whose input is embedded by a "
+                f"{type(embeddings()).__name__}; use its own generate"
+            )
         self.model = model
-        self.vocabulary = int(embeddings().num_embeddings)
+        self.vocabulary = int(vocabulary)
         positions = getattr(config.get_text_config(), "max_position_embeddings", None)
         self.positions = positions if isinstance(positions, int) and positions > 0 else None
         from .transformers_cache import caches_keys, forward_arguments
@@ -153,8 +166,12 @@ class PlainDecoder:
         takes_cache = self.accepted & {"use_cache", "kwargs"}
         self.options = {"use_cache": True} if takes_cache else {}
         self.keeps_keys = caches_keys(model)
+        self.numbered = True
 
-    def begin(self, batch: int, capacity: int, padding: Tensor | None) -> Run:
+    def begin(
+        self, batch: int, capacity: int, padding: Tensor | None, numbered: bool = True
+    ) -> Run:
+        self.numbered = numbered
         if self.keeps_keys:
             return _KeysRun(self, padding)
         return _StateRun(self, batch, padding)
@@ -167,10 +184,11 @@ class PlainDecoder:
         places = torch.arange(before + tokens.shape[1])[None]
         if padding is not None:
             places = places - padding[:, None]
-            options["attention_mask"] = (places >= 0).long()
-        # Some caches of models' own do not count tokens, and masks do not say what was seen.
-        counted = padding is not None or (before > 0 and not self.keeps_keys)
-        if counted and "position_ids" in self.accepted:
+            if not cache or "past_key_values" in cache:  # other states see no earlier tokens again
+                options["attention_mask"] = (places >= 0).long()
+        # Some caches of models' own do not count the tokens that they have seen.
+        numbered = self.numbered or padding is not None or (before > 0 and not self.keeps_keys)
+        if numbered and "position_ids" in self.accepted:
             options["position_ids"] = places[:, before:].clamp(min=0)
         if "logits_to_keep" in self.accepted:
             options["logits_to_keep"] = 0 if every else 1
@@ -220,9 +238,7 @@ def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
     known = _TRIED.setdefault(decoder.model, {})
     if several in known:
         return known[several]
-    generator = torch.Generator().manual_seed(_TRIAL)
-    shape = (2 if several else 1, _TRIAL)
-    tokens = torch.randint(0, decoder.vocabulary, shape, generator=generator)
+    tokens = sample_tokens(decoder.model, _TRIAL, batch=2 if several else 1)
     before = _TRIAL - 1
     whole = decoder.call(tokens, 0, None, True).logits
     first = decoder.call(tokens[:, :before], 0, None, True)

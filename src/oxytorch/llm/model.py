@@ -259,11 +259,7 @@ class _Seen:
         try:
             with torch.no_grad():
                 prompt = model(input_ids=tokens[:, :-1], use_cache=True)
-                token = model(
-                    input_ids=tokens[:, -1:],
-                    past_key_values=prompt.past_key_values,
-                    attention_mask=torch.ones_like(tokens),
-                )
+                token = model(input_ids=tokens[:, -1:], past_key_values=prompt.past_key_values)
         finally:
             for handle in handles:
                 handle.remove()
@@ -333,9 +329,7 @@ def _tables(
     return tables, rotary, ""
 
 
-def _last_norms(
-    model: nn.Module, forwards: list[LayerForward], width: int
-) -> list[Norm | None]:
+def _last_norms(model: nn.Module, forwards: list[LayerForward], width: int) -> list[Norm | None]:
     """Norms of a width beside the list of layers, as candidates for the last one."""
     inside = {part for forward in forwards for part in forward.module.modules()}
     found: list[Norm | None] = []

@@ -94,10 +94,14 @@ def sample_length(config: Any) -> int:
 
 
 def sample_tokens(model: Any, length: int, batch: int = 1) -> torch.Tensor:
-    """Random token ids [batch, length], the same at every call."""
+    """Random token ids [batch, length], the same at every call.
+
+    They are from the middle: the first and last ones may stand for padding, images and the like.
+    """
     generator = torch.Generator().manual_seed(length)
     known = model.get_input_embeddings().num_embeddings
-    return torch.randint(0, known, (batch, length), generator=generator)
+    low, high = known // 4, max(known // 4 + 1, known // 2)
+    return torch.randint(low, high, (batch, length), generator=generator)
 
 
 @dataclass
@@ -149,15 +153,15 @@ def observe(model: Any, layers: list[LayerCalls], config: Any) -> Observed:
         for m in model.modules()
         if m not in inside and not [*m.parameters()]
     ]
-    tokens = sample_tokens(model, sample_length(config) + 1)
     problem = ""
     try:
+        tokens = sample_tokens(model, sample_length(config) + 1)
         with torch.no_grad():
             cache = _after_prompt(model, tokens[:, :-1])
             phase = "token"
             if cache:
-                mask = torch.ones_like(tokens)
-                model(input_ids=tokens[:, -1:], attention_mask=mask, use_cache=True, **cache)
+                token = _given(model, tokens, tokens.shape[1] - 1)
+                model(**token, use_cache=True, **cache)
             else:
                 problem = f"{kind} keeps nothing of earlier tokens"
     except Exception as error:  # such a model wants more than tokens: it is told, and left
@@ -175,11 +179,25 @@ def _after_prompt(model: Any, tokens: Tensor) -> dict[str, Any]:
 
     from .transformers_cache import caches_keys, state_of
 
+    prompt = _given(model, tokens, 0)
     if not caches_keys(model):
-        return state_of(model, model(input_ids=tokens, use_cache=True))
+        return state_of(model, model(**prompt, use_cache=True))
     cache = DynamicCache()  # without the model's configuration no layer forgets what left a window
-    model(input_ids=tokens, past_key_values=cache, use_cache=True)
+    model(**prompt, past_key_values=cache, use_cache=True)
     return {"past_key_values": cache}
+
+
+def _given(model: Any, tokens: Tensor, start: int) -> dict[str, Tensor]:
+    """A call with the tokens [1, length] from `start` on, and positions as `generate` gives them.
+
+    Without these some models go by what they remember of the call before.
+    """
+    from .transformers_cache import forward_arguments
+
+    given = {"input_ids": tokens[:, start:]}
+    if "position_ids" in forward_arguments(model):
+        given["position_ids"] = torch.arange(start, tokens.shape[1])[None]
+    return given
 
 
 def named_arguments(

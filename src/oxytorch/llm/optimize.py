@@ -237,6 +237,10 @@ class _Work:
                 if isinstance(head._parameters["weight"], PackedTensor):
                     self._note(paths[head], True, "output head packed")
         self.packer.cast_rest(self.model, set(), set())
+        embedding: Any = self.model
+        weight = embedding.get_input_embeddings()._parameters.get("weight")
+        if weight is not None:
+            self.packer.cast_positions(self.model, weight.shape[-1])
 
     def whole(self, layers: list[LayerCalls], rotations: Rotations, config: Any) -> None:
         """Makes the record of the whole model that `llm.generate` steps through."""

@@ -55,6 +55,20 @@ class WeightSet(Change):
         self.module._parameters[self.name] = restored[now]
 
 
+class BufferCast(Change):
+    """A buffer was cast."""
+
+    def __init__(self, module: nn.Module, name: str, dtype: torch.dtype) -> None:
+        self.module = module
+        self.name = name
+        self.before = module._buffers[name]
+        assert self.before is not None
+        module._buffers[name] = self.before.to(dtype)
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        self.module._buffers[self.name] = self.before
+
+
 class HeadSet(Change):
     """A head whose weight an embedding shares got a packed one; `undo` ties them again."""
 
@@ -270,6 +284,17 @@ class Packer(Products):
                         self._cast[parameter] = nn.Parameter(values, requires_grad=False)
                         self._made.add(self._cast[parameter])
                     self.record.changes.append(WeightSet(module, name, self._cast[parameter]))
+
+    def cast_positions(self, model: nn.Module, width: int) -> None:
+        """Casts tables of positions, buffers [..., width]: embeddings that they are added to are.
+
+        Other buffers keep their dtype: angles want all the digits that they have.
+        """
+        for module in model.modules():
+            for name, buffer in [*module._buffers.items()]:
+                is_table = buffer is not None and buffer.dim() > 1 and buffer.shape[-1] == width
+                if is_table and buffer.is_floating_point() and buffer.dtype != self.dtype:  # type: ignore[union-attr]
+                    self.record.changes.append(BufferCast(module, name, self.dtype))
 
     def _sorted(self, module: nn.Module, plan: ProductPlan) -> Product:
         weight = module.get_parameter("weight").detach()

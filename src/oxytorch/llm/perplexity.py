@@ -76,7 +76,7 @@ def _alike(begins: list[int], targets: int, window: int, batch: int) -> Iterator
 def _window_losses(decoder: Decoder, rows: Tensor, chunk: int) -> Tensor:
     """Losses [windows, length] of rows int64 [windows, length + 1]."""
     inputs, targets = rows[:, :-1], rows[:, 1:]
-    run = decoder.begin(len(rows), inputs.shape[1], None)
+    run = decoder.begin(len(rows), inputs.shape[1], None, numbered=False)
     found = []
     if not decoder.keeps_keys:
         chunk = inputs.shape[1]
