@@ -19,7 +19,6 @@ from ..optimize.verify import VerificationError
 from ..quantization.configs import WeightConfig
 from ..quantization.layers import output_head
 from ..quantization.quantize import nbytes
-from ..quantization.weights import ReorderedPanelWeight
 from . import checking
 from .arguments import (
     cache_dtype_of,
@@ -39,7 +38,7 @@ from .packing import Packer
 from .parts import improve_parts, set_norm_forward, stored_transposed
 from .plan import Plan
 from .report import LanguageModelReport
-from .weights import RowsWeight, StackedWeight
+from .weights import stored_form
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -308,9 +307,7 @@ def _formats(parameters: list[nn.Parameter], dtype: torch.dtype) -> str:
     """How most of some weights are stored."""
     sizes: dict[str, int] = {}
     for parameter in parameters:
-        stored: Any = parameter
-        while isinstance(stored, (RowsWeight, StackedWeight, ReorderedPanelWeight)):
-            stored = stored.packed[0] if isinstance(stored, StackedWeight) else stored.packed
+        stored = stored_form(parameter)
         name = str(dtype).removeprefix("torch.")
         if isinstance(stored, PanelWeight) and stored.format != "bf16":
             group = f" in groups of {stored.group_size}" if stored.group_size else ""

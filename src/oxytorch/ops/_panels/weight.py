@@ -12,9 +12,10 @@ from torch import Tensor
 from ...core.packed import PackedTensor
 from ...core.placement import empty_bytes
 from ..pack_panels import pack_panels, unpack_panels
+from ..quantize_weight import quantize_weight
 from . import layout
 from .checks import check_alike, check_codes, check_matrix, check_tensors
-from .rounding import codes_with, nearest_codes
+from .rounding import codes_with
 
 _TENSORS = ("packed", "channel_scales", "group_scales", "zero_points")
 
@@ -24,7 +25,7 @@ class PanelWeight(PackedTensor):
 
     It has the shape and dtype of the plain weight and its values, which are the dequantized ones
     rounded to that dtype. A write quantizes again: with the scales that are there where these give
-    the written values exactly, else to nearest with new ones.
+    the written values exactly, else with new ones, as `quantize_weight` finds them.
 
     packed: uint8 [panels, bytes of a panel]. channel_scales: float32 [panels, 16], times
     group_scales float16 [panels, groups, 16] if there are groups. zero_points: uint8
@@ -206,8 +207,8 @@ class PanelWeight(PackedTensor):
         codes = codes_with(self.format, values, scales, zero_points)
         kept = layout.values_of(self.format, codes, scales, zero_points).to(self.dtype)
         if not torch.equal(kept, values):
-            codes, scales, zero_points = nearest_codes(
-                self.format, values, self.group_size, symmetric=zero_points is None
+            codes, scales, zero_points = quantize_weight(
+                values, self.format, self.group_size, zero_points is None
             )
             for name, tensor in _scale_tensors(scales, zero_points, self.is_gated).items():
                 getattr(self, name).copy_(tensor)
