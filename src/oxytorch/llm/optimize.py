@@ -29,7 +29,7 @@ from .arguments import (
     weight_config,
 )
 from .cache import DTYPES
-from .forwards import LayerForward, MlpForward
+from .forwards import LayerForward, MlpForward, NormForward
 from .layer import FusedLayer, Mlp
 from .matching import Unmatched
 from .model import FusedModel, fuse
@@ -250,6 +250,10 @@ class _Work:
         if found is None:
             self.report.notes.append(f"llm.generate goes through transformers' code: {reason}")
             return
+        last = found.norm
+        if last is not None and "forward" not in last.module.__dict__:
+            # Both ways of generating round alike.
+            self.record.changes.append(ForwardSet(last.module, NormForward(last.module, last)))
         self.record.changes.append(_ModelSet(self.model, found))
         self.report.whole = True
 
