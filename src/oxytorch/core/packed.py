@@ -1,109 +1,172 @@
-"""Weights in the order that a kernel wants, which still look like the tensor that the user gave."""
+"""Weights in the order that a kernel wants, which still are the weight that the user gave."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 _Self = TypeVar("_Self", bound="PackedTensor")
+_aten = torch.ops.aten
 
-_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+_ALIASES = (_aten.detach.default, _aten.alias.default)
 
 
-class PackedTensor(torch.Tensor):
-    """A tensor stored in a kernel's own order; shape, dtype and values are those of the plain one.
+class Cell:
+    """The state that all tensors over one packed weight share.
 
-    A kernel reads `packed`. Everything else (indexing, arithmetic, copies from a checkpoint) sees
-    the plain values: they are restored for the operation, and an operation that writes packs its
-    result again. Subclasses say how to pack and how to restore.
-
-    scale: a factor per output channel, float32 [out_channels] (a folded normalization). The stored
-    values are then values * scale, and restoring stays exact: one byte an element keeps by how
-    many units in the last place the division misses the user's value.
+    plain: the plain values, while they are the truth (`is_out`) or are kept beside the packed ones.
+    is_out: whether the plain values are the truth, since they were asked for or written to.
+    is_pinned: whether they stay it for good: what was handed out cannot be followed.
+    keeps_plain: whether the plain values stay in memory beside the packed ones.
+    clock: a tensor whose version counts the writes and the times that `is_out` changed.
     """
 
-    packed: Any
-    """What the kernel reads; its type is the subclass's own."""
-    scale: torch.Tensor | None = None
-    _correction: torch.Tensor | None = None
-    _kept: torch.Tensor | None = None
+    __slots__ = ("clock", "is_out", "is_pinned", "keeps_plain", "lock", "plain", "stored")
+
+    def __init__(self, plain: Tensor | None = None) -> None:
+        self.plain = plain
+        self.is_out = plain is not None
+        self.is_pinned = False
+        self.keeps_plain = False
+        self.stored: Any = None
+        self.lock = threading.RLock()
+        self.clock = _new_clock()
+
+    def tick(self) -> None:
+        torch.autograd.graph.increment_version(self.clock)
+
+
+def _new_clock() -> Tensor:
+    with torch.inference_mode(False):
+        return torch.zeros((), dtype=torch.uint8)
+
+
+class PackedTensor(Tensor):
+    """A tensor stored in a kernel's own order; shape, dtype and values are those of the plain one.
+
+    It is the weight: what writes to it, under whatever name, changes what the next call uses.
+    Operators that only read see the plain values, restored for them. What writes, and what returns
+    an alias of the memory (a view, NumPy, an address), takes the plain values out: from then on they
+    are the truth, and the packed form is not used. Once nobody holds an alias of them any more,
+    `is_packed` packs them again. Subclasses say how to pack (`repack`) and how to restore (`dense`).
+    """
+
+    cell: Cell
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    _keeps_type: ClassVar[tuple[Callable[..., Any], ...]] = (
-        torch.ops.aten.detach.default,
-        torch.ops.aten.alias.default,
-    )
-    _shared_fields: ClassVar[tuple[str, ...]] = ("packed", "scale", "_correction", "_kept")
+    _shared_fields: ClassVar[tuple[str, ...]] = ()
+    """Attributes of the tensor object that another one over the same weight has too."""
 
     @staticmethod
-    def _wrap(cls: type[_Self], like: torch.Tensor, dtype: torch.dtype | None = None) -> _Self:
+    def _wrap(
+        cls: type[_Self],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        cell: Cell | None = None,
+    ) -> _Self:
         result: _Self = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, dtype=dtype or like.dtype, device=like.device, requires_grad=False
+            cls, tuple(shape), dtype=dtype, device=device, requires_grad=False, storage_size=0
         )
+        result.cell = Cell() if cell is None else cell
         return result
 
-    def _pack(self, stored: torch.Tensor) -> Any:
+    def repack(self, values: Tensor) -> None:
+        """Replace the stored values by `values`, a plain floating tensor of this shape."""
         raise NotImplementedError(f"{type(self).__name__} does not say how to pack values")
 
-    def _unpack(self) -> torch.Tensor:
+    def dense(self) -> Tensor:
+        """Return the plain values that the packed form stands for, a new contiguous tensor."""
         raise NotImplementedError(f"{type(self).__name__} does not say how to restore its values")
-
-    @property
-    def keeps_plain(self) -> bool:
-        """Whether the values could not be restored exactly and are kept beside the packed ones."""
-        return self._kept is not None
 
     def nbytes_packed(self) -> int:
         """Bytes that the stored form takes."""
-        extra = [t for t in (self._correction, self._kept, self.scale) if t is not None]
-        return int(torch.ops.mkldnn._nbytes.default(self.packed)) + sum(t.nbytes for t in extra)
+        raise NotImplementedError(f"{type(self).__name__} does not say how much memory it takes")
 
-    def repack(self, values: torch.Tensor) -> None:
-        """Replace the stored values by `values`, a plain floating tensor of this shape."""
-        values = values.detach()
-        if self.scale is None:
-            self.packed = self._pack(values.to(self.dtype).contiguous())
-            return
-        stored = (values.float() * self._column(self.scale)).to(self.dtype).contiguous()
-        self.packed = self._pack(stored)
-        values = values.to(self.dtype)
-        missed = self._divided(stored)
-        bits = _BITS[self.dtype]
-        steps = values.contiguous().view(bits).int() - missed.view(bits).int()
-        steps = torch.where(values == missed, 0, steps)
-        if bool((steps.abs() <= 127).all()) and bool(missed.isfinite().all()):
-            self._correction, self._kept = steps.to(torch.int8), None
-        else:
-            self._correction, self._kept = None, values.clone()
+    def why_not_packed(self) -> str | None:
+        """Return why values of this shape and dtype cannot be packed, or None if they can."""
+        return None
 
-    def dense(self) -> torch.Tensor:
-        """Return the plain values, a new contiguous tensor of this shape and dtype."""
-        if self._kept is not None:
-            return self._kept.clone()
-        stored = self._unpack()
-        if self._correction is None:
-            return stored
-        bits = _BITS[self.dtype]
-        return (self._divided(stored).view(bits) + self._correction).view(self.dtype)
+    def is_packed(self) -> bool:
+        """Whether the packed form is the weight; packs again first where that is possible."""
+        return not self.cell.is_out or self._pack_again()
+
+    def values(self) -> Tensor:
+        """Return the plain values; a write to them is not seen."""
+        plain = self.cell.plain
+        return self._restored() if plain is None else plain.detach()
+
+    def plain(self) -> Tensor:
+        """Return the plain values as a tensor that may be written to, which takes them out."""
+        return self._taken_out().detach()
+
+    def pin(self) -> Tensor:
+        """Take the plain values out for good and return them."""
+        plain = self._taken_out()
+        self.cell.is_pinned = True
+        return plain
+
+    def _restored(self) -> Tensor:
+        with torch.inference_mode(False), torch.no_grad(), _no_modes():
+            return self.dense()
+
+    def _taken_out(self) -> Tensor:
+        cell = self.cell
+        with cell.lock:
+            if cell.plain is None:
+                cell.plain = self._restored()
+            if not cell.is_out:
+                cell.is_out = True
+                cell.tick()
+            return cell.plain
+
+    def _pack_again(self) -> bool:
+        cell = self.cell
+        with cell.lock:
+            if not cell.is_out:
+                return True
+            if cell.is_pinned or cell.plain is None or self.why_not_packed() is not None:
+                return False
+            if type(cell.plain) is not Tensor or _is_aliased(cell.plain):
+                return False
+            with torch.inference_mode(False), torch.no_grad(), _no_modes():
+                self.repack(cell.plain)
+            if not cell.keeps_plain:
+                cell.plain = None
+            cell.is_out = False
+            cell.tick()
+            return True
 
     def share(self: _Self) -> _Self:
-        """Return another tensor object over the same stored values."""
-        result = PackedTensor._wrap(type(self), self)
+        """Return another tensor object over the same weight."""
+        result = PackedTensor._wrap(type(self), self.shape, self.dtype, self.device, self.cell)
         for name in self._shared_fields:
             setattr(result, name, getattr(self, name))
         return result
 
-    def copy(self: _Self) -> _Self:
-        """Return a packed tensor with stored values of its own."""
-        result = self.share()
-        result.repack(self.dense())
-        return result
+    def _around(self: _Self, values: Tensor) -> _Self:
+        """Return a tensor of this kind whose values are out: `values` themselves, not a copy."""
+        fields = {name: getattr(self, name) for name in self._shared_fields}
+        return _around(type(self), values, fields)
 
-    def as_parameter(self: _Self, requires_grad: bool) -> torch.nn.Parameter:
+    def sync(self) -> None:
+        """Bring the packed form up to date, for those that read it while the values are out."""
+        with self.cell.lock:
+            if self.cell.is_out:
+                with torch.inference_mode(False), torch.no_grad(), _no_modes():
+                    self.repack(self.cell.plain)  # type: ignore[arg-type]
+
+    def copy(self: _Self) -> _Self:
+        """Return a packed tensor with values of its own."""
+        return self._around(self.values().clone())
+
+    def as_parameter(self: _Self, requires_grad: bool) -> nn.Parameter:
         """Return nn.Parameter(self, requires_grad) without the operator that it calls.
 
         A process's first operator on a tensor subclass has torch import its distributed tensors,
@@ -114,32 +177,99 @@ class PackedTensor(torch.Tensor):
         result._is_param = True
         return result  # type: ignore[no-any-return]
 
-    def _column(self, scale: torch.Tensor) -> torch.Tensor:
-        return scale.reshape(-1, *[1] * (self.dim() - 1))
+    # What shows the memory to somebody whom no operator tells of.
 
-    def _divided(self, stored: torch.Tensor) -> torch.Tensor:
-        assert self.scale is not None
-        return (stored.float() / self._column(self.scale)).to(self.dtype).contiguous()
+    @property
+    def data(self) -> Any:
+        """The weight without its gradient; assigning replaces the values."""
+        with torch.no_grad():
+            return self.detach()
+
+    @data.setter
+    def data(self: _Self, values: Tensor) -> None:
+        other = values if isinstance(values, PackedTensor) else self._around(values)
+        if type(other) is not type(self):
+            other = self._around(other.values())
+        like = PackedTensor._wrap(type(self), other.shape, other.dtype, other.device)
+        Tensor.data.__set__(self, like)  # type: ignore[attr-defined]
+        for name in self._shared_fields:
+            setattr(self, name, getattr(other, name))
+        cell, self.cell = self.cell, other.cell
+        cell.tick()  # what watches the cell that was replaced has to look again
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if self.requires_grad and not force:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
+        return self.plain().numpy(force=force)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.plain().__array__() if dtype is None else self.plain().__array__(dtype)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.plain().__dlpack__(**kwargs)
+
+    def tolist(self) -> Any:
+        return self.values().tolist()
+
+    def data_ptr(self) -> int:
+        return self.pin().data_ptr()
+
+    def share_memory_(self: _Self) -> _Self:
+        self.pin().share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        plain = self.cell.plain
+        return plain is not None and plain.is_shared()
+
+    def expose(self) -> None:
+        """Give this object memory that holds the plain values, for code below Python."""
+        exposed = torch.Tensor._make_subclass(type(self), self.pin())  # type: ignore[attr-defined]
+        Tensor.data.__set__(self, exposed)  # type: ignore[attr-defined]
+
+    @property
+    def _plain_values(self) -> Tensor:
+        return self.pin()
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        fields = {name: getattr(self, name) for name in self._shared_fields}
+        return ["_plain_values"], (type(self), fields)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: Any, size: Any, stride: Any
+    ) -> PackedTensor:
+        kind, fields = context
+        plain = inner["_plain_values"]
+        result: PackedTensor = _around(kind, plain, fields)
+        result.cell.is_pinned = True
+        return result
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         if id(self) not in memo:
-            result = self.copy()
-            if isinstance(self, torch.nn.Parameter):
-                result = torch.nn.Parameter(result, self.requires_grad)
+            key = id(self.cell)
+            if key not in memo:
+                memo[key] = self.copy()
+            result: Any = memo[key].share()
+            if isinstance(self, nn.Parameter):
+                result = result.as_parameter(self.requires_grad)
+            if self.grad is not None:
+                result.grad = self.grad.clone()
             memo[id(self)] = result
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        fields = {
-            name: getattr(self, name)
-            for name in self._shared_fields
-            if name not in ("packed", "_correction", "_kept")
-        }
-        is_parameter = isinstance(self, torch.nn.Parameter)
-        return _rebuild, (type(self), self.dense(), fields, is_parameter, self.requires_grad)
+        is_parameter = isinstance(self, nn.Parameter)
+        if self.cell.is_pinned:  # plain for good: a plain tensor, over the same memory
+            return _plain_rebuilt, (self.plain(), is_parameter, self.requires_grad)
+        fields = {name: getattr(self, name) for name in self._shared_fields}
+        packed = (type(self), self.values(), fields, is_parameter, self.requires_grad)
+        return _rebuilt, (*packed, self.cell.keeps_plain)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -150,28 +280,53 @@ class PackedTensor(torch.Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in cls._keeps_type:
+        if func in _ALIASES and isinstance(args[0], PackedTensor):
             return args[0].share()
-        if func is torch.ops.aten.clone.default and not kwargs.get("memory_format"):
+        if func is _aten.clone.default and not kwargs.get("memory_format"):
             return args[0].copy()
-        restored: dict[int, torch.Tensor] = {}
+        written, aliased = _uses(func)
+        replaced: dict[int, tuple[PackedTensor, Tensor]] = {}
 
-        def restore(value: Any) -> Any:
+        def plain_of(value: Any, takes_out: bool) -> Any:
             if not isinstance(value, PackedTensor):
                 return value
-            if id(value) not in restored:
-                restored[id(value)] = value.dense()
-            return restored[id(value)]
+            if takes_out:
+                plain = value.plain()
+            elif id(value) in replaced:
+                return replaced[id(value)][1]
+            else:
+                plain = value.values()
+            replaced[id(value)] = (value, plain)
+            return plain
 
-        plain_args, plain_kwargs = pytree.tree_map(restore, (args, kwargs))
-        result = func(*plain_args, **plain_kwargs)
-        written = [args[i] for i in _written_arguments(func) if i < len(args)]
-        for target in written:
-            if isinstance(target, PackedTensor):
-                target.repack(restored[id(target)])
-        if len(written) == 1 and isinstance(written[0], PackedTensor):
-            return written[0]
-        return result
+        def converted(name: str, value: Any) -> Any:
+            takes_out = name in written or name in aliased
+            return pytree.tree_map(lambda leaf: plain_of(leaf, takes_out), value)
+
+        names = [argument.name for argument in func._schema.arguments]
+        # Those that are written to come first: another name may stand for the same weight.
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        order = sorted(given, key=lambda name: name not in written)
+        plain_given = {name: converted(name, given[name]) for name in order}
+        plain_args = [plain_given[name] for name in names[: len(args)]]
+        result = func(*plain_args, **{name: plain_given[name] for name in kwargs})
+        if not written:
+            return result
+        back = {id(plain): (own, plain) for own, plain in replaced.values()}
+        for name in written & given.keys():
+            for leaf in pytree.tree_leaves(given[name]):
+                if isinstance(leaf, PackedTensor):
+                    leaf._was_written(replaced[id(leaf)][1])
+        return pytree.tree_map(lambda leaf: back[id(leaf)][0] if id(leaf) in back else leaf, result)
+
+    def _was_written(self, plain: Tensor) -> None:
+        if plain.shape != self.shape:
+            raise RuntimeError(
+                f"{type(self).__name__}: expected an operator that keeps the shape "
+                f"{list(self.shape)}, got {list(plain.shape)}; assign to `.data` instead"
+            )
+        self.cell.plain = plain  # `set_` gives other memory
+        self.cell.tick()
 
 
 def why_not_plain(weight: object) -> str | None:
@@ -187,24 +342,162 @@ def why_not_plain(weight: object) -> str | None:
     return None
 
 
-def _rebuild(
+def _is_aliased(plain: Tensor) -> bool:
+    """Whether somebody else holds the memory of a cell's plain values."""
+    storage = plain.untyped_storage()
+    # One is the tensor's own, one that of the object just made.
+    return torch._C._storage_Use_Count(storage._cdata) > 2  # type: ignore[attr-defined]
+
+
+class _no_modes:
+    """Leaves tensor modes for the time of a restoration, which is nobody else's operator."""
+
+    def __enter__(self) -> None:
+        self._guard = torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
+        self._functions = torch._C.DisableTorchFunction()
+
+        self._functions.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._functions.__exit__(*error)
+        del self._guard
+
+
+_USES: dict[Any, tuple[frozenset[str], frozenset[str]]] = {}
+
+
+def _uses(func: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """The arguments that an operator writes to, and those that its result is an alias of."""
+    if func not in _USES:
+        marked = [a for a in func._schema.arguments if a.alias_info is not None]
+        _USES[func] = (
+            frozenset(a.name for a in marked if a.alias_info.is_write),
+            frozenset(a.name for a in marked if not a.alias_info.is_write),
+        )
+    return _USES[func]
+
+
+def _around(cls: type[_Self], values: Tensor, fields: dict[str, Any]) -> _Self:
+    cell = Cell(values.detach())
+    result = PackedTensor._wrap(cls, values.shape, values.dtype, values.device, cell)
+    for name, value in fields.items():
+        setattr(result, name, value)
+    return result
+
+
+def _rebuilt(
     cls: type[PackedTensor],
-    values: torch.Tensor,
+    values: Tensor,
     fields: dict[str, Any],
     is_parameter: bool,
     requires_grad: bool,
-) -> torch.Tensor:
-    result = PackedTensor._wrap(cls, values)
-    for name, value in fields.items():
-        setattr(result, name, value)
-    result.repack(values)
-    return torch.nn.Parameter(result, requires_grad) if is_parameter else result
+    keeps_plain: bool,
+) -> Tensor:
+    result = _around(cls, values, fields)
+    result.cell.keeps_plain = keeps_plain
+    return result.as_parameter(requires_grad) if is_parameter else result
 
 
-def _written_arguments(func: Any) -> list[int]:
-    """Positions of the arguments that an operator writes to, from its schema."""
-    return [
-        i
-        for i, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
+def _plain_rebuilt(values: Tensor, is_parameter: bool, requires_grad: bool) -> Tensor:
+    return nn.Parameter(values, requires_grad) if is_parameter else values
+
+
+class ReorderedTensor(PackedTensor):
+    """A weight in the order of one of oneDNN's kernels, in memory that only these can read.
+
+    Subclasses say how to reorder values (`_pack`) and back (`_unpack`).
+
+    scale: a factor per output channel, float32 [out_channels] (a folded normalization). The stored
+    values are then values * scale, and restoring stays exact: one byte an element keeps by how
+    many units in the last place the division misses the user's value.
+    """
+
+    @property
+    def packed(self) -> Tensor:
+        """What oneDNN reads."""
+        stored: _Stored = self.cell.stored
+        return stored.packed
+
+    @property
+    def scale(self) -> Tensor | None:
+        stored: _Stored | None = self.cell.stored
+        return None if stored is None else stored.scale
+
+    def _pack(self, stored: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not say how to reorder values")
+
+    def _unpack(self, packed: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not say how to restore its values")
+
+    def nbytes_packed(self) -> int:
+        """Bytes that the stored form takes, and the plain values where these are kept."""
+        found = 0 if self.cell.plain is None else self.cell.plain.nbytes
+        return found if self.cell.stored is None else found + self.cell.stored.nbytes()
+
+    def fold(self, scale: Tensor | None) -> None:
+        """Store the same values times another scale."""
+        with self.cell.lock:
+            values = self.values()
+            self.cell.stored = self._stored(values, scale)
+            self.cell.tick()
+
+    def repack(self, values: Tensor) -> None:
+        """Replace the stored values by `values`, a plain floating tensor of this shape."""
+        self.cell.stored = self._stored(values.detach(), self.scale)
+
+    def _stored(self, values: Tensor, scale: Tensor | None) -> _Stored:
+        values = values.to(self.dtype).contiguous()
+        if scale is None:
+            return _Stored(self._pack(values))
+        stored = (values.float() * self._column(scale)).to(self.dtype).contiguous()
+        missed = self._divided(stored, scale)
+        bits = _BITS[self.dtype]
+        steps = values.view(bits).int() - missed.view(bits).int()
+        steps = torch.where(values == missed, 0, steps)
+        if bool((steps.abs() <= 127).all()) and bool(missed.isfinite().all()):
+            return _Stored(self._pack(stored), scale, steps.to(torch.int8))
+        return _Stored(self._pack(stored), scale, None, values.clone())
+
+    def dense(self) -> Tensor:
+        """Return the plain values, a new contiguous tensor of this shape and dtype."""
+        own: _Stored = self.cell.stored
+        if own.kept is not None:
+            return own.kept.clone()
+        stored = self._unpack(own.packed)
+        if own.correction is None or own.scale is None:
+            return stored
+        bits = _BITS[self.dtype]
+        return (self._divided(stored, own.scale).view(bits) + own.correction).view(self.dtype)
+
+    def _column(self, scale: Tensor) -> Tensor:
+        return scale.reshape(-1, *[1] * (self.dim() - 1))
+
+    def _divided(self, stored: Tensor, scale: Tensor) -> Tensor:
+        return (stored.float() / self._column(scale)).to(self.dtype).contiguous()
+
+
+_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+
+
+class _Stored:
+    """The stored form of a reordered weight: see `ReorderedTensor`."""
+
+    __slots__ = ("correction", "kept", "packed", "scale")
+
+    def __init__(
+        self,
+        packed: Tensor,
+        scale: Tensor | None = None,
+        correction: Tensor | None = None,
+        kept: Tensor | None = None,
+    ) -> None:
+        self.packed = packed
+        self.scale = scale
+        self.correction = correction
+        self.kept = kept
+
+    def nbytes(self) -> int:
+        beside = [t for t in (self.correction, self.kept, self.scale) if t is not None]
+        return int(torch.ops.mkldnn._nbytes.default(self.packed)) + sum(t.nbytes for t in beside)
+
+

@@ -1,7 +1,7 @@
-"""The calls that a rewritten graph makes in place of several nodes.
+"""The calls that a region makes in place of several steps.
 
-Each reads its modules' parameters at every call, so new values (a loaded checkpoint, a packed
-weight) are seen at once. Where a weight is not packed the same formula runs in plain PyTorch.
+Each reads its modules' parameters at every call, so new values are seen at once. Where a weight is
+not packed, or an input is not what the kernel takes, the modules themselves are called.
 """
 
 from __future__ import annotations
@@ -9,57 +9,74 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
+from ..core.sources import Sources
 from ..ops._post_op import NO_POST_OP, PostOp
-from ..ops.convolution import PackedConvolutionWeight, convolution
+from ..ops.convolution import PackedConvolutionWeight, convolution, takes
 from ..ops.linear import PackedLinearWeight, linear
 from .recognize import Norm
 
 BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
+_COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def is_computed(x: Tensor) -> bool:
+    """Whether our kernels compute with such a tensor."""
+    return x.dtype in _COMPUTED and x.device.type == "cpu"
+
+
 class Folded:
     """A batch normalization in evaluation mode as one factor and one shift per channel.
 
     scale = gamma / sqrt(variance + eps); the layer's new bias is (bias - mean) * scale + beta.
+    Both are computed again where one of the tensors that they come from has changed.
     """
 
     def __init__(self, layer: nn.Module, norm: nn.Module) -> None:
         self.layer = layer
         self.norm = norm
-        self.scale, self.bias = self._computed()
+        self._compute()
 
-    def _computed(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self) -> None:
+        layer_bias = self.layer._parameters["bias"]
+        self.sources = Sources([self.norm], [] if layer_bias is None else [layer_bias])
+        self.sources.note()
+        self._layer_bias = layer_bias
         buffers, parameters = self.norm._buffers, self.norm._parameters
         variance, mean = buffers["running_var"], buffers["running_mean"]
         assert variance is not None and mean is not None
-        scale = (variance.double() + self.norm.eps).rsqrt()  # type: ignore[operator]
-        gamma, beta = parameters["weight"], parameters["bias"]
-        if gamma is not None:
-            scale = scale * gamma.detach()
-        bias = self.layer._parameters["bias"]
-        shift = -mean.double() if bias is None else bias.detach().double() - mean
-        shift = shift * scale if beta is None else shift * scale + beta.detach()
-        return scale.float(), shift.float()
+        with torch.inference_mode(False), torch.no_grad():
+            scale = (variance.double() + self.norm.eps).rsqrt()  # type: ignore[operator]
+            gamma, beta = parameters["weight"], parameters["bias"]
+            if gamma is not None:
+                scale = scale * gamma
+            shift = -mean.double() if layer_bias is None else layer_bias.double() - mean
+            shift = shift * scale if beta is None else shift * scale + beta
+            weight = self.layer._parameters["weight"]
+            assert weight is not None
+            self.scale, self.bias = scale.float(), shift.to(weight.dtype)
 
-    def refresh(self) -> None:
-        """Fold again, after the layer's or the normalization's values have changed."""
-        dtype = self.bias.dtype
-        scale, bias = self._computed()
-        self.scale, self.bias = scale, bias.to(dtype)
-        weight = self.layer._parameters["weight"]
-        if isinstance(weight, (PackedConvolutionWeight, PackedLinearWeight)):
-            values = weight.dense()
-            weight.scale = scale
-            weight.repack(values)
+    def update(self, weight: PackedConvolutionWeight | PackedLinearWeight) -> Tensor:
+        """Bring a packed weight up to date; return the bias that goes with it."""
+        same_bias = self.layer._parameters["bias"] is self._layer_bias
+        if not (same_bias and self.bias.dtype == weight.dtype and self.sources.are_current()):
+            self._compute()
+        if weight.scale is not self.scale:
+            weight.fold(self.scale)
+        return self.bias
 
 
 class FusedLayer:
     """A linear layer or convolution with what was around it: zero padding before, a normalization
-    folded in, a post-operation after."""
+    folded in, a post-operation after.
+
+    converts: whether inputs of other floating dtypes are converted to the weight's.
+    """
 
     def __init__(
         self,
@@ -67,26 +84,46 @@ class FusedLayer:
         post_op: PostOp = NO_POST_OP,
         folded: Folded | None = None,
         padding: tuple[int, ...] | None = None,
+        converts: bool = False,
     ) -> None:
         self.module = module
         self.post_op = post_op
         self.folded = folded
         self.padding = padding
+        self.converts = converts
 
-    def __call__(self, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
-        parameters = self.module._parameters
-        weight: torch.Tensor | None = parameters["weight"]
-        bias = parameters["bias"] if self.folded is None else self.folded.bias
-        if type(weight) is PackedLinearWeight:
-            return linear(x, weight, bias, self.post_op, other)
-        if type(weight) is PackedConvolutionWeight:
-            return convolution(x, weight, bias, self.post_op, other, self.padding)
+    def __call__(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        weight: Any = self.module._parameters["weight"]
+        kind = type(weight)
+        if kind is PackedLinearWeight or kind is PackedConvolutionWeight:
+            found = self._packed(x, weight, other)
+            if found is not None:
+                return found
         if self.padding is not None:
             x = F.pad(x, [side for p in reversed(self.padding) for side in (p, p)])
         result = self.module(x)
         if self.folded is not None:
             result = self.folded.norm(result)
         return self.post_op.after(result, other)
+
+    def _packed(self, x: Tensor, weight: Any, other: Tensor | None) -> Tensor | None:
+        if not weight.is_packed():
+            return None
+        if x.dtype is not weight.dtype:
+            if not self.converts or not x.is_floating_point():
+                return None
+            x = x.to(weight.dtype)
+        if self.folded is not None:
+            bias: Tensor | None = self.folded.update(weight)
+        else:
+            bias = self.module._parameters["bias"]
+            if weight.scale is not None:
+                weight.fold(None)
+        if type(weight) is PackedLinearWeight:
+            return linear(x, weight, bias, self.post_op, other)
+        if not takes(x, weight):
+            return None
+        return convolution(x, weight, bias, self.post_op, other, self.padding)
 
 
 class FusedAddNorm:
@@ -100,9 +137,9 @@ class FusedAddNorm:
         self.norm = norm
         self.keep_total = keep_total
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> Any:
+    def __call__(self, x: Tensor, residual: Tensor) -> Any:
         weight = self.module._parameters["weight"]
-        if x.shape != residual.shape or x.dtype != residual.dtype:
+        if x.shape != residual.shape or x.dtype != residual.dtype or not is_computed(x):
             total = x + residual
             normed = self.module(total)
             return (normed, total) if self.keep_total else normed
@@ -118,8 +155,8 @@ class FusedGate:
     def __init__(self, post_op: PostOp) -> None:
         self.post_op = post_op
 
-    def __call__(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        if gate.shape != up.shape or gate.dtype != up.dtype:
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        if gate.shape != up.shape or gate.dtype != up.dtype or not is_computed(gate):
             return self.post_op.after(gate) * up
         if self.post_op.name == "gelu":
             return ops.gelu_mul(gate, up, self.post_op.algorithm)

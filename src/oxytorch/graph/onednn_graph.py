@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .agreement import TOLERANCE, difference
-from .capture import CaptureError
+from .errors import CaptureError
 from .onednn_steps import Rewriting
 from .replay import input_tensors, output_tensors
 from .tape import WARM_UP, Recording, Step, Tape, Value, recorded

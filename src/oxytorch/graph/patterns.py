@@ -1,63 +1,30 @@
-"""The patterns that a captured graph is searched for, and their replacement.
+"""The patterns that a record is searched for.
 
-Every match names the nodes that it replaces. A region is worth making at a module only if some
-match needs that very module's code (its nodes do not all come from one inlined child); otherwise
-the child gets a region of its own.
+Every match names the steps that it replaces, by their numbers. It is made only where nobody else
+sees what lies between these steps, and no other step writes to what they read.
 """
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from ..ops._post_op import PostOp
-from .capture import Capture
 from .fused import BatchNorm, Folded, FusedAddNorm, FusedGate, FusedLayer
 from .recognize import Norm, Recognizer, activation_of_function
-from .recommendation import (
-    FusedEmbeddingBags,
-    FusedInteraction,
-    find_embedding_bags,
-    find_interaction,
-)
+from .recommendation import FusedEmbeddingBags, FusedInteraction, alike_bags, find_interaction
+from .record import Record, Value
 
-_ADD = (operator.add, operator.iadd, torch.add)
-_IN_PLACE = (
-    operator.iadd,
-    operator.isub,
-    operator.imul,
-    operator.itruediv,
-    operator.ifloordiv,
-    operator.imod,
-    operator.ipow,
-    operator.imatmul,
-    operator.iand,
-    operator.ior,
-    operator.ixor,
-    operator.ilshift,
-    operator.irshift,
-    operator.setitem,
-    operator.delitem,
-)
-_MULTIPLY = (operator.mul, torch.mul)
+ADD = (Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_, torch.add)
+MULTIPLY = (Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul)
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity)
-MODAL = (*_DROPOUT[:-1], *BatchNorm)
-"""Layers that compute something else in training mode."""
 _CONVOLUTION: dict[type, int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-
-
-@dataclass(frozen=True)
-class Match:
-    """One replacement: what it is in words, and whether it needs the captured module's own code."""
-
-    description: str
-    at_root: bool
-    layers: tuple[nn.Module, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,123 +37,249 @@ class Choices:
 
 
 @dataclass
-class Rewrite:
-    """A capture's graph after replacement: its matches and the objects that the graph calls.
+class Match:
+    """One replacement.
 
-    folds: the normalizations folded, by the layer they were folded into.
-    consumed: the modules that the graph no longer calls.
+    description: in words. steps: the numbers of those that it replaces, in order. run: what is
+    called in place of the last of them, with `arguments`; it gives `results`. modules: those that
+    are no longer called. watched: tensors whose values were looked at. folded: where it has one.
+    at: the number of the step in whose place it is called.
     """
 
-    capture: Capture
-    recognizer: Recognizer
-    choices: Choices
-    folds: dict[nn.Module, Folded] = field(default_factory=dict)
-    matches: list[Match] = field(default_factory=list)
-    fused: dict[str, Any] = field(default_factory=dict)
-    consumed: list[nn.Module] = field(default_factory=list)
+    description: str
+    steps: list[int]
+    run: Any
+    arguments: Any
+    results: Any
+    modules: tuple[nn.Module, ...] = ()
+    layers: tuple[nn.Module, ...] = ()
+    watched: tuple[Tensor, ...] = ()
+    folded: Folded | None = None
+    at: int = field(init=False)
 
-    def run(self) -> Rewrite:
-        self.capture.graph.oxytorch_root = self.capture.module  # type: ignore[attr-defined]
-        if self.choices.drop:
-            self._drop_dropout()
-        for node in list(self.capture.graph.nodes):
-            if self._is_layer(node):
-                self._fuse_layer(node)
-        if self.choices.fuse:
-            for node in list(self.capture.graph.nodes):
-                self._fuse_add_norm(node)
-            for node in list(self.capture.graph.nodes):
-                self._fuse_gate(node)
-            for node in list(self.capture.graph.nodes):
-                self._fuse_embedding_bags(node)
-            for node in list(self.capture.graph.nodes):
-                self._fuse_interaction(node)
-        return self
+    def __post_init__(self) -> None:
+        self.at = self.steps[-1]
 
-    def module(self, node: fx.Node) -> nn.Module | None:
-        """The module that a node calls, if it calls one that has no hooks."""
-        if node.op != "call_module" or not str(node.target).startswith("m."):
+
+class Patterns:
+    """The matches in a record.
+
+    converts: the modules whose inputs are to be converted to the dtype of their weight.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        recognizer: Recognizer,
+        choices: Choices,
+        converts: set[nn.Module],
+        folds: dict[nn.Module, Folded],
+    ) -> None:
+        self.record = record
+        self.steps = record.steps
+        self._recognizer = recognizer
+        self._choices = choices
+        self._converts = converts
+        self._folds = folds
+        self._taken: set[int] = set()
+        self._users: dict[int, list[int]] = {}
+        self._maker: dict[int, int] = {}
+        # Steps that return what they are given: the dropout layers of a model that is not trained.
+        self.dropped = {n: self._dropout(n) for n in range(len(self.steps)) if self._is_dropped(n)}
+        for number, step in enumerate(self.steps):
+            if number in self.dropped:
+                continue
+            for value in values_in(step.arguments):
+                self._users.setdefault(value.number, []).append(number)
+            for value in values_in(step.result):
+                self._maker.setdefault(value.number, number)
+
+    def run(self) -> list[Match]:
+        found = []
+        for find in (
+            self._layer, self._add_norm, self._gate, self._embedding_bags, self._interaction,
+        ):  # fmt: skip
+            for number in range(len(self.steps)):
+                match = None if number in self._taken or number in self.dropped else find(number)
+                if match is not None and not self._taken.intersection(match.steps):
+                    found.append(match)
+                    self._taken.update(match.steps)
+        return found
+
+    def _is_dropped(self, number: int) -> bool:
+        step = self.steps[number]
+        args = step.arguments[0]
+        same = len(args) > 0 and type(args[0]) is Value and step.result == args[0]
+        is_dropout = step.target is F.dropout or self._dropout(number) is not None
+        return self._choices.drop and same and is_dropout
+
+    def _dropout(self, number: int) -> nn.Module | None:
+        target = self.steps[number].target
+        return target if type(target) in _DROPOUT else None
+
+    # What steps are.
+
+    def module(self, number: int) -> nn.Module | None:
+        """The module that a step calls with nothing but positional arguments."""
+        step = self.steps[number]
+        is_module = isinstance(step.target, nn.Module) and not step.arguments[1]
+        return step.target if is_module else None
+
+    def _input(self, number: int) -> Any:
+        """The only argument of a step, if it is one tensor that the run made."""
+        args, kwargs = self.steps[number].arguments
+        return args[0] if len(args) == 1 and not kwargs and type(args[0]) is Value else None
+
+    def result(self, number: int) -> Value | None:
+        found = self.steps[number].result
+        return found if type(found) is Value else None
+
+    def only_user(self, number: int) -> int | None:
+        """The step that alone takes a step's result, as long as that is in no call's output."""
+        value = self.result(number)
+        users = [] if value is None else self._users.get(value.number, [])
+        return users[0] if len(users) == 1 else None
+
+    def shape(self, value: Any) -> tuple[int, ...] | None:
+        return tuple(self.record.tensors[value.number].shape) if type(value) is Value else None
+
+    def activation(self, number: int) -> PostOp | None:
+        step = self.steps[number]
+        if isinstance(step.target, nn.Module):
+            return None if self._input(number) is None else self._recognizer.activation(step.target)
+        args, kwargs = step.arguments
+        if not args or type(args[0]) is not Value:
             return None
-        module = self.capture.module.get_submodule(str(node.target)[2:])
-        return None if module._forward_hooks or module._forward_pre_hooks else module
+        return activation_of_function(step.target, args, kwargs)
 
-    def _erase(self, node: fx.Node) -> None:
-        module = self.module(node)
-        if module is not None:
-            self.consumed.append(module)
-        self.capture.graph.erase_node(node)
+    def norm(self, number: int) -> Norm | None:
+        module = self.module(number)
+        if module is None or self._input(number) is None:
+            return None
+        return self._recognizer.norm(module)
 
-    def _drop_dropout(self) -> None:
-        for node in list(self.capture.graph.nodes):
-            module = self.module(node)
-            dropped = module is not None and type(module) in _DROPOUT and not module.training
-            dropped = dropped or (node.target is F.dropout and not _training(node))
-            if dropped and isinstance(node.args[0], fx.Node):
-                node.replace_all_uses_with(node.args[0])
-                self._erase(node)
+    def is_sound(self, steps: list[int]) -> bool:
+        """Whether the steps may be computed together at the place of the last one."""
+        inner = {self.steps[n].storages.get(r.number) for n in steps for r in self._results(n)}
+        read = {s for n in steps for s in self.steps[n].storages.values()}
+        for number in range(steps[0], steps[-1] + 1):
+            writes = self.steps[number].writes & read
+            # A step of the match may write to what another one of it has made.
+            if writes and not (number in steps and writes <= inner):
+                return False
+        return True
 
-    def _is_layer(self, node: fx.Node) -> bool:
-        module = self.module(node)
-        if module is None or len(node.args) != 1 or node.kwargs:
-            return False
-        return is_packable_convolution(module) or self.recognizer.linear(module) is not None
+    def _results(self, number: int) -> list[Value]:
+        return [*values_in(self.steps[number].result)]
 
-    def _fuse_layer(self, node: fx.Node) -> None:
-        layer = self.module(node)
-        assert layer is not None
-        chain, folded, other = [node], None, None
-        norms: tuple[nn.Module, ...] = ()
-        following = _only_user(node)
-        norm = self.module(following) if following is not None else None
-        if self.choices.fold and following is not None and _can_fold(layer, norm):
-            assert norm is not None
-            chain.append(following)
-            norms = (norm,)
-            folded = self.folds.setdefault(layer, Folded(layer, norm))
-            following = _only_user(following)
-        post_op = PostOp()
-        if self.choices.fuse and following is not None:
-            post_op = self._activation(following) or post_op
-            if post_op.name != "none":
-                chain.append(following)
-            else:
-                binary, other = self._binary(following, chain[-1])
-                moved = binary is not None and not _mutation_between(node, following)
-                if moved and not self._feeds_norm(following, layer):
-                    chain.append(following)
-                    post_op = PostOp(binary=binary)
-                    following = _only_user(following)
-                    relu = self._activation(following) if following is not None else None
-                    if following is not None and relu == PostOp("relu") and _is_convolution(layer):
-                        chain.append(following)
-                        post_op = PostOp("relu", binary=binary)
-                else:
-                    other = None
-        padding, padded = self._padding(node, layer)
-        if padded is not None:
+    # Matches.
+
+    def _layer(self, number: int) -> Match | None:
+        layer = self.module(number)
+        if layer is None or self._input(number) is None:
+            return None
+        if not (is_packable_convolution(layer) or self._recognizer.linear(layer) is not None):
+            return None
+        chain, parts, modules = [number], [_kind(layer)], [layer]
+        folded, post_op, other = None, PostOp(), None
+        padding, padded = self._padding(number, layer)
+        if padded is not None and self.is_sound([padded, number]):
             chain.insert(0, padded)
+            parts[0] = f"padding + {parts[0]}"
+        else:
+            padding = padded = None
+        following = self.only_user(number)
+        norm = None if following is None else self.module(following)
+        if self._choices.fold and norm is not None and self._can_fold(layer, norm, following):
+            assert following is not None
+            folded = self._folds.get(layer) or Folded(layer, norm)
+            if folded.norm is not norm or not self.is_sound([*chain, following]):
+                return None
+            chain.append(following)
+            parts.append("folded batch norm")
+            modules.append(norm)
+            following = self.only_user(following)
+        if self._choices.fuse and following is not None:
+            post_op, other, taken = self._post_op(chain[-1], following, layer)
+            if self.is_sound([*chain, *taken]):
+                chain += taken
+                modules += [m for m in map(self.module, taken) if m is not None]
+            else:
+                post_op, other = PostOp(), None
         if len(chain) == 1:
-            return
-        source = node.args[0] if padded is None else padded.args[0]
-        name = "convolution" if _is_convolution(layer) else "linear"
-        parts = [
-            f"padding + {name}" if padded else name,
-            "folded batch norm" if folded else "",
-            str(post_op),
-        ]
-        call = FusedLayer(layer, post_op, folded, padding)
-        arguments = (source,) if other is None else (source, other)
-        self._replace(chain, call, arguments, " + ".join(p for p in parts if p), (layer, *norms))
+            return None
+        source = self._input(number) if padded is None else self.steps[padded].arguments[0][0]
+        if str(post_op):
+            parts.append(str(post_op))
+        return Match(
+            " + ".join(parts),
+            chain,
+            FusedLayer(layer, post_op, folded, padding, layer in self._converts),
+            (source,) if other is None else (source, other),
+            self.steps[chain[-1]].result,
+            tuple(modules),
+            (layer,) if folded is None else (layer, folded.norm),
+            folded=folded,
+        )
+
+    def _post_op(
+        self, last: int, following: int, layer: nn.Module
+    ) -> tuple[PostOp, Value | None, list[int]]:
+        """The post-operation of a layer, its second operand, and the steps that it stands for."""
+        post_op = self.activation(following)
+        if post_op is not None:
+            return post_op, None, [following]
+        binary, other = self._binary(following, last)
+        if binary is None or (not _is_convolution(layer) and self._feeds_norm(following)):
+            return PostOp(), None, []
+        after = self.only_user(following)
+        if _is_convolution(layer) and after is not None and self.activation(after) == PostOp("relu"):
+            return PostOp("relu", binary=binary), other, [following, after]
+        return PostOp(binary=binary), other, [following]
+
+    def _binary(self, number: int, left: int) -> tuple[str | None, Value | None]:
+        step = self.steps[number]
+        kind = "add" if step.target in ADD else "mul" if step.target in MULTIPLY else None
+        args, kwargs = step.arguments
+        if kind is None or kwargs or len(args) != 2 or not all(type(a) is Value for a in args):
+            return None, None
+        own = self.result(left)
+        if args[0] == args[1] or own not in args:
+            return None, None
+        other = args[1] if args[0] == own else args[0]
+        same = self.shape(other) == self.shape(own)
+        return (kind, other) if same else (None, None)
+
+    def _feeds_norm(self, number: int) -> bool:
+        value = self.result(number)
+        users = [] if value is None else self._users.get(value.number, [])
+        return any(self.norm(user) is not None for user in users)
+
+    def _can_fold(self, layer: nn.Module, norm: nn.Module, number: int | None) -> bool:
+        if type(norm) not in BatchNorm or norm.training or self._input(number) is None:  # type: ignore[arg-type]
+            return False
+        buffers = norm._buffers
+        if buffers.get("running_mean") is None or buffers.get("running_var") is None:
+            return False
+        weight = layer._parameters["weight"]
+        assert weight is not None
+        dims = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}[type(norm)]
+        if type(layer) is nn.Linear:
+            fits = dims == 1 and len(self.shape(self._input(number)) or ()) == 2
+        else:
+            fits = _CONVOLUTION.get(type(layer)) == dims
+            fits = fits and len(self.shape(self._input(number)) or ()) == dims + 2
+        return fits and weight.shape[0] == norm.num_features and weight.is_floating_point()
 
     def _padding(
-        self, node: fx.Node, layer: nn.Module
-    ) -> tuple[tuple[int, ...] | None, fx.Node | None]:
-        """Zeros that a node of its own puts evenly around a convolution's input, and that node."""
-        pad = node.args[0]
-        if not self.choices.fuse or not isinstance(pad, fx.Node) or pad.target is not F.pad:
+        self, number: int, layer: nn.Module
+    ) -> tuple[tuple[int, ...] | None, int | None]:
+        """Zeros that a step of its own puts evenly around a convolution's input, and that step."""
+        maker = self._maker.get(self._input(number).number)
+        if not self._choices.fuse or maker is None or self.steps[maker].target is not F.pad:
             return None, None
-        names = ("input", "pad", "mode", "value")
-        given = {**dict(zip(names, pad.args, strict=False)), **pad.kwargs}
+        args, kwargs = self.steps[maker].arguments
+        given = {**dict(zip(("input", "pad", "mode", "value"), args, strict=False)), **kwargs}
         sides, spatial = given.get("pad"), _CONVOLUTION.get(type(layer), 0)
         if given.get("mode", "constant") != "constant" or given.get("value") not in (None, 0):
             return None, None
@@ -194,147 +287,104 @@ class Rewrite:
             return None, None
         pairs = [*zip(sides[::2], sides[1::2], strict=True)]
         even = all(left == right >= 0 for left, right in pairs) and len(pairs) <= spatial
-        if not even or len(pad.users) != 1 or not pad.args or _mutation_between(pad, node):
+        if not even or self.only_user(maker) != number or not args or type(args[0]) is not Value:
             return None, None
         missing = (0,) * (spatial - len(pairs))
-        return (*missing, *(left for left, _ in reversed(pairs))), pad
+        return (*missing, *(left for left, _ in reversed(pairs))), maker
 
-    def _activation(self, node: fx.Node) -> PostOp | None:
-        if not node.args or not isinstance(node.args[0], fx.Node):
+    def _add_norm(self, number: int) -> Match | None:
+        norm, module = self.norm(number), self.module(number)
+        if not self._choices.fuse or norm is None or module is None:
             return None
-        if node.op == "call_module":
-            module = self.module(node)
-            return None if module is None else self.recognizer.activation(module)
-        if node.op in ("call_function", "call_method"):
-            return activation_of_function(node.target, node.args, dict(node.kwargs))
+        add = self._maker.get(self._input(number).number)
+        if add is None or add in self._taken or self.steps[add].target not in ADD:
+            return None
+        args, kwargs = self.steps[add].arguments
+        if kwargs or len(args) != 2 or not all(type(a) is Value for a in args):
+            return None
+        if self.shape(args[0]) != self.shape(args[1]) or self.steps[add].writes:
+            return None
+        total, normed = self.result(add), self.result(number)
+        if total is None or normed is None or not self.is_sound([add, number]):
+            return None
+        users = self._users[total.number]
+        keep_total = self.only_user(add) is None
+        if keep_total and any(add < user < number for user in users):
+            return None
+        results = (normed, total) if keep_total else normed
+        run = FusedAddNorm(module, norm, keep_total)
+        match = Match(f"add + {norm.kind}", [add, number], run, args, results, (module,))
+        match.layers = (module,)
+        return match
+
+    def _gate(self, number: int) -> Match | None:
+        step = self.steps[number]
+        args, kwargs = step.arguments
+        if not self._choices.fuse or step.target not in MULTIPLY or kwargs or len(args) != 2:
+            return None
+        for gate, up in (args, args[::-1]):
+            if type(gate) is not Value or type(up) is not Value or gate == up:
+                continue
+            maker = self._maker.get(gate.number)
+            if maker is None or maker in self._taken or self.only_user(maker) != number:
+                continue
+            post_op = self.activation(maker)
+            if post_op is None or post_op.name not in ("gelu", "swish"):
+                continue
+            source = self.steps[maker].arguments[0][0]
+            if self.shape(source) != self.shape(up) or not self.is_sound([maker, number]):
+                continue
+            modules = tuple(m for m in (self.module(maker),) if m is not None)
+            return Match(
+                f"{post_op} * up", [maker, number], FusedGate(post_op), (source, up),
+                step.result, modules,
+            )  # fmt: skip
         return None
 
-    def _binary(self, node: fx.Node, left: fx.Node) -> tuple[str | None, fx.Node | None]:
-        """The binary post-operation of `left` that a node computes, with its other operand."""
-        kind = "add" if node.target in _ADD else "mul" if node.target in _MULTIPLY else None
-        if node.op != "call_function" or kind is None or node.kwargs:
-            return None, None
-        if len(node.args) != 2 or node.args[0] is node.args[1]:
-            return None, None
-        if node.target is operator.iadd and node.args[0] is not left:
-            return None, None
-        other = node.args[1] if node.args[0] is left else node.args[0]
-        return (kind, other) if isinstance(other, fx.Node) else (None, None)
+    def _embedding_bags(self, number: int) -> Match | None:
+        step = self.steps[number]
+        joined = step.arguments[0][0] if step.target in (torch.stack, torch.cat) else None
+        if not self._choices.fuse or not isinstance(joined, (list, tuple)):
+            return None
+        bags = []
+        for value in joined:
+            maker = self._maker.get(value.number) if type(value) is Value else None
+            module = None if maker is None else self.module(maker)
+            if maker is not None and module is not None and self.only_user(maker) == number:
+                bags.append((maker, module, self.steps[maker].arguments[0]))
+        bags = alike_bags(bags)
+        steps = sorted(bag[0] for bag in bags)
+        if len(bags) < 2 or not self.is_sound(steps):
+            return None
+        indices, offsets = zip(*(bag[2] for bag in bags), strict=True)
+        modules = tuple(bag[1] for bag in bags)
+        return Match(
+            f"{len(bags)} embedding bags in one", steps, FusedEmbeddingBags([*modules]),
+            ([*indices], [*offsets]), [self.steps[bag[0]].result for bag in bags], modules, modules,
+        )  # fmt: skip
 
-    def _feeds_norm(self, node: fx.Node, layer: nn.Module) -> bool:
-        return not _is_convolution(layer) and any(self._norm(user) for user in node.users)
-
-    def _norm(self, node: fx.Node) -> Norm | None:
-        module = self.module(node)
-        return None if module is None else self.recognizer.norm(module)
-
-    def _fuse_add_norm(self, node: fx.Node) -> None:
-        norm, module = self._norm(node), self.module(node)
-        if norm is None or module is None or len(node.args) != 1 or node.kwargs:
-            return
-        add = node.args[0]
-        if not isinstance(add, fx.Node) or add.target not in _ADD or add.kwargs:
-            return
-        if len(add.args) != 2 or not all(isinstance(a, fx.Node) for a in add.args):
-            return
-        if add.target is operator.iadd and len(add.args[0].users) > 1:  # type: ignore[union-attr]
-            return
-        if _mutation_between(add, node):
-            return
-        keep_total = len(add.users) > 1
-        call = FusedAddNorm(module, norm, keep_total)
-        name = f"add + {norm.kind}"
-        if not keep_total:
-            self._replace([add, node], call, add.args, name, (module,))
-            return
-        graph = self.capture.graph
-        with graph.inserting_before(add):
-            pair = graph.call_module(self._named(call), add.args)
-            normed = graph.call_function(operator.getitem, (pair, 0))
-            total = graph.call_function(operator.getitem, (pair, 1))
-        self._record(name, [add, node], (module,), (pair, normed, total))
-        node.replace_all_uses_with(normed)
-        self._erase(node)
-        add.replace_all_uses_with(total)
-        self._erase(add)
-
-    def _fuse_gate(self, node: fx.Node) -> None:
-        if node.target not in _MULTIPLY or node.kwargs or len(node.args) != 2:
-            return
-        for gate, up in (node.args, node.args[::-1]):
-            if not isinstance(gate, fx.Node) or not isinstance(up, fx.Node) or gate is up:
-                continue
-            post_op = self._activation(gate)
-            if post_op is None or post_op.name not in ("gelu", "swish") or len(gate.users) != 1:
-                continue
-            call = FusedGate(post_op)
-            self._replace([gate, node], call, (gate.args[0], up), f"{post_op} * up", ())
-            return
-
-    def _fuse_embedding_bags(self, node: fx.Node) -> None:
-        joined = node.args[0] if node.target in (torch.stack, torch.cat) else None
-        if not isinstance(joined, (list, tuple)):
-            return
-        found = find_embedding_bags(self.module, list(joined))
+    def _interaction(self, number: int) -> Match | None:
+        found = find_interaction(self, number) if self._choices.fuse else None
         if found is None:
-            return
-        bags, modules = found
-        graph = self.capture.graph
-        last = max(bags, key=list(graph.nodes).index)
-        if any(list(bag.users) != [node] for bag in bags):
-            return
-        with graph.inserting_after(last):
-            columns = zip(*(bag.args for bag in bags), strict=True)
-            arguments = tuple(list(column) for column in columns)
-            merged = graph.call_module(self._named(FusedEmbeddingBags(modules)), arguments)
-        with graph.inserting_after(merged):
-            picked = [graph.call_function(operator.getitem, (merged, i)) for i in range(len(bags))]
-        self._record(f"{len(bags)} embedding bags in one", bags, tuple(modules), (merged, *picked))
-        for bag, pick in zip(bags, picked, strict=True):
-            bag.replace_all_uses_with(pick)
-            self._erase(bag)
+            return None
+        dense, sparse, steps, watched = found
+        if not self.is_sound(steps):
+            return None
+        return Match(
+            "pairwise interaction", steps, FusedInteraction(), (dense, sparse),
+            self.steps[number].result, watched=watched,
+        )  # fmt: skip
 
-    def _fuse_interaction(self, node: fx.Node) -> None:
-        found = find_interaction(self.capture, node)
-        if found is not None:
-            dense, sparse, chain = found
-            call = FusedInteraction()
-            self._replace(chain, call, (dense, sparse), "pairwise interaction", ())
+    def maker(self, value: Any) -> int | None:
+        """The step that made a value."""
+        return self._maker.get(value.number) if type(value) is Value else None
 
-    def _replace(
-        self,
-        chain: list[fx.Node],
-        call: Any,
-        arguments: tuple[Any, ...],
-        description: str,
-        layers: tuple[nn.Module, ...],
-    ) -> None:
-        graph, last = self.capture.graph, chain[-1]
-        with graph.inserting_before(last):
-            fused = graph.call_module(self._named(call), arguments)
-        self._record(description, chain, layers, (fused,))
-        last.replace_all_uses_with(fused)
-        for node in reversed(chain):
-            self._erase(node)
 
-    def _named(self, call: Any) -> str:
-        name = f"fused_{len(self.fused)}"
-        self.fused[name] = call
-        return name
-
-    def _record(
-        self,
-        description: str,
-        nodes: list[fx.Node],
-        layers: tuple[nn.Module, ...],
-        made: tuple[fx.Node, ...],
-    ) -> None:
-        owners = [self.capture.owner[node] for node in nodes]
-        first = {owner[:1] for owner in owners}
-        at_root = len(first) > 1 or () in first
-        for node in made:
-            self.capture.owner[node] = _common(owners)
-        self.matches.append(Match(description, at_root, layers))
+def values_in(nested: Any) -> Iterator[Value]:
+    """All Values in a structure, in order."""
+    for leaf in pytree.tree_leaves(nested):
+        if type(leaf) is Value:
+            yield leaf
 
 
 def is_packable_convolution(module: nn.Module) -> bool:
@@ -343,8 +393,6 @@ def is_packable_convolution(module: nn.Module) -> bool:
         type(module) in _CONVOLUTION
         and module.padding_mode == "zeros"
         and not isinstance(module.padding, str)
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
     )
 
 
@@ -352,59 +400,8 @@ def _is_convolution(module: nn.Module) -> bool:
     return type(module) in _CONVOLUTION
 
 
-def _can_fold(layer: nn.Module, norm: nn.Module | None) -> bool:
-    if not isinstance(norm, BatchNorm) or type(norm) not in BatchNorm:
-        return False
-    if norm.running_mean is None or norm.running_var is None or norm.training:
-        return False
-    weight = layer._parameters["weight"]
-    assert weight is not None
-    spatial = 1 if type(norm) is nn.BatchNorm1d else (2 if type(norm) is nn.BatchNorm2d else 3)
-    expected = _CONVOLUTION.get(type(layer), 1)
-    fits = spatial == expected and (type(layer) in _CONVOLUTION or type(layer) is nn.Linear)
-    return fits and weight.shape[0] == norm.num_features and weight.is_floating_point()
+def _kind(module: nn.Module) -> str:
+    return "convolution" if _is_convolution(module) else "linear"
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
-    users = list(node.users)
-    return users[0] if len(users) == 1 and users[0].op != "output" else None
-
-
-def _mutation_between(first: fx.Node, last: fx.Node) -> bool:
-    """Whether a node between two others writes to a tensor in place: then nothing may be moved."""
-    node = first.next
-    while node is not last and node.op != "root":
-        if _mutates(node):
-            return True
-        node = node.next
-    return False
-
-
-def _mutates(node: fx.Node) -> bool:
-    if node.kwargs.get("inplace"):
-        return True
-    if node.op == "call_method":
-        return str(node.target).endswith("_") and not str(node.target).endswith("__")
-    if node.op == "call_function":
-        name = getattr(node.target, "__name__", "")
-        return node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    if node.op == "call_module":
-        owner = node.graph.oxytorch_root  # type: ignore[attr-defined]
-        target = str(node.target)
-        return target.startswith("m.") and bool(
-            getattr(owner.get_submodule(target[2:]), "inplace", False)
-        )
-    return False
-
-
-def _training(node: fx.Node) -> bool:
-    return bool(node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True))
-
-
-def _common(owners: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The longest common beginning of several owner paths."""
-    shortest = min(owners, key=len)
-    for i, name in enumerate(shortest):
-        if any(owner[i] != name for owner in owners):
-            return shortest[:i]
-    return shortest
+__all__ = ["Choices", "Match", "Patterns", "is_packable_convolution", "values_in"]

@@ -1,12 +1,13 @@
-"""What a module computes: by its type where that says it, else by trying it on numbers.
+"""What a module computes: by its type where that says it, else by its formula.
 
 A class written by a model's author (an RMS norm, a GELU spelled out, a linear layer with a
-transposed weight) is recognized by its parameters' shapes and confirmed numerically: the module and
-the formula run on the same random values. Nothing depends on class names.
+transposed weight) is recognized by the operators that it runs (see `formula`), and confirmed on
+random values. Nothing depends on class names.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,21 +17,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..core.packed import PackedTensor
 from ..ops._post_op import PostOp
-
-_POST_OPS = (
-    PostOp("relu"),
-    PostOp("gelu", (), "none"),
-    PostOp("gelu", (), "tanh"),
-    PostOp("swish"),
-    PostOp("sigmoid"),
-    PostOp("tanh"),
-    PostOp("hardswish"),
-    PostOp("hardsigmoid"),
-    PostOp("hardtanh", (0.0, 6.0)),
-    PostOp("hardtanh", (-1.0, 1.0)),
-)
-
+from .formula import expression
 
 @dataclass(frozen=True)
 class Norm:
@@ -64,7 +53,7 @@ def activation_of_module(module: nn.Module) -> PostOp | None:
         return PostOp(simple[kind])
     if kind.__module__.startswith("torch.nn") or not _stateless(module):
         return None
-    return _same_on_numbers(module)
+    return _by_formula(module)
 
 
 def _stateless(module: nn.Module) -> bool:
@@ -72,30 +61,62 @@ def _stateless(module: nn.Module) -> bool:
     return not state and not module._forward_pre_hooks and type(module) is not nn.Module
 
 
-def _same_on_numbers(module: nn.Module) -> PostOp | None:
-    values = torch.linspace(-8, 8, 101).reshape(1, 101)
-    found = _try(module, values.clone())
-    if found is None or found.shape != values.shape:
+def _by_formula(module: nn.Module) -> PostOp | None:
+    x = torch.linspace(-50, 50, 101).reshape(1, 101)
+    post_op = _formulas().get(expression(module.forward, x, {}))
+    found = None if post_op is None else _try(module, x)
+    if post_op is None or found is None or found.shape != x.shape:
         return None
-    for post_op in _POST_OPS:
-        if torch.allclose(found, post_op.after(values), rtol=1e-6, atol=1e-6):
-            return post_op
-    return None
+    same = torch.allclose(found, post_op.after(x), rtol=1e-6, atol=1e-6)
+    return post_op if same else None
+
+
+@functools.cache
+def _formulas() -> dict[Any, PostOp]:
+    """The activations that we know, by the expressions of the ways in which models spell them."""
+    root, factor = math.sqrt(2.0), math.sqrt(2.0 / math.pi)
+    spelled: list[tuple[PostOp, Callable[[torch.Tensor], torch.Tensor]]] = [
+        (PostOp("relu"), F.relu),
+        (PostOp("relu"), lambda x: x.clamp(min=0)),
+        (PostOp("gelu", (), "none"), F.gelu),
+        (PostOp("gelu", (), "none"), lambda x: 0.5 * x * (1 + torch.erf(x / root))),
+        (PostOp("gelu", (), "tanh"), lambda x: F.gelu(x, approximate="tanh")),
+        (PostOp("gelu", (), "tanh"),
+         lambda x: 0.5 * x * (1 + torch.tanh(factor * (x + 0.044715 * x**3)))),
+        (PostOp("gelu", (), "tanh"),
+         lambda x: 0.5 * x * (1 + torch.tanh(factor * x * (1 + 0.044715 * x * x)))),
+        (PostOp("gelu", (), "tanh"),
+         lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * x * (1 + 0.044715 * x * x)))),
+        (PostOp("swish"), F.silu),
+        (PostOp("swish"), lambda x: x * torch.sigmoid(x)),
+        (PostOp("sigmoid"), torch.sigmoid),
+        (PostOp("tanh"), torch.tanh),
+        (PostOp("hardswish"), F.hardswish),
+        (PostOp("hardswish"), lambda x: x * F.relu6(x + 3) / 6),
+        (PostOp("hardsigmoid"), F.hardsigmoid),
+        (PostOp("hardsigmoid"), lambda x: F.relu6(x + 3) / 6),
+        (PostOp("hardtanh", (0.0, 6.0)), F.relu6),
+        (PostOp("hardtanh", (0.0, 6.0)), lambda x: x.clamp(0, 6)),
+        (PostOp("hardtanh", (-1.0, 1.0)), F.hardtanh),
+        (PostOp("hardtanh", (-1.0, 1.0)), lambda x: x.clamp(-1, 1)),
+    ]  # fmt: skip
+    x = torch.zeros(1, 2)
+    return {expression(run, x, {}): post_op for post_op, run in spelled}
 
 
 def activation_of_function(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> PostOp | None:
     """Return the post-operation of a function or tensor-method call, or None."""
-    name = target if isinstance(target, str) else _FUNCTIONS.get(target)
+    name = _FUNCTIONS.get(target)
     if name is None:
         return None
     rest = [*args[1:]]
-    name = name.rstrip("_") if isinstance(target, str) else name
     if name == "gelu":
         return PostOp("gelu", (), str(kwargs.get("approximate", rest[0] if rest else "none")))
     if name == "leaky_relu":
-        return PostOp("leaky_relu", (float(kwargs.get("negative_slope", (rest or [0.01])[0])),))
+        slope = kwargs.get("negative_slope", (rest or [0.01])[0])
+        return PostOp("leaky_relu", (float(slope),)) if is_number(slope) else None
     if name == "relu6":
         return PostOp("hardtanh", (0.0, 6.0))
     if name in ("clamp", "hardtanh"):
@@ -103,7 +124,7 @@ def activation_of_function(
         default = [None, None] if name == "clamp" else [-1.0, 1.0]
         given = [*rest[:2], *default[len(rest[:2]) :]]
         bounds = (kwargs.get(low, given[0]), kwargs.get(high, given[1]))
-        if not all(isinstance(b, (int, float)) and math.isfinite(b) for b in bounds):
+        if not all(map(is_number, bounds)):
             return None
         return PostOp("hardtanh", (float(bounds[0]), float(bounds[1])))
     if name in ("relu", "sigmoid", "tanh", "silu", "hardswish", "hardsigmoid"):
@@ -111,23 +132,25 @@ def activation_of_function(
     return None
 
 
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
 _FUNCTIONS: dict[Any, str] = {
-    F.relu: "relu",
-    torch.relu: "relu",
-    torch.relu_: "relu",
     F.gelu: "gelu",
-    F.silu: "silu",
-    F.sigmoid: "sigmoid",
-    torch.sigmoid: "sigmoid",
-    F.tanh: "tanh",
-    torch.tanh: "tanh",
     F.hardswish: "hardswish",
     F.hardsigmoid: "hardsigmoid",
     F.leaky_relu: "leaky_relu",
     F.relu6: "relu6",
     F.hardtanh: "hardtanh",
-    torch.clamp: "clamp",
-}
+    **{
+        function: name.rstrip("_")
+        for name in ("relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "silu", "clamp",
+                     "clamp_")
+        for owner in (torch, F, torch.Tensor)
+        if (function := getattr(owner, name, None)) is not None
+    },
+}  # fmt: skip
 
 
 def norm_of_module(module: nn.Module) -> Norm | None:
@@ -136,24 +159,43 @@ def norm_of_module(module: nn.Module) -> Norm | None:
     if kind is nn.LayerNorm and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
         return Norm("layer_norm", float(module.eps))  # type: ignore[arg-type]
     if kind is nn.RMSNorm and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
-        return Norm("rms_norm", float(module.eps or torch.finfo(torch.float32).eps))  # type: ignore[arg-type]
+        given = module.eps
+        return Norm("rms_norm", torch.finfo(torch.float32).eps if given is None else float(given))  # type: ignore[arg-type]
     if kind.__module__.startswith("torch.nn") or [*module.children(), *module.buffers()]:
         return None
     weight = module._parameters.get("weight")
     names = [name for name, value in module._parameters.items() if value is not None]
     if weight is None or weight.dim() != 1 or names != ["weight"] or _hooked(module):
         return None
-    epsilons = [v for v in vars(module).values() if isinstance(v, float) and 0 < v < 1e-2]
+    if isinstance(weight, PackedTensor) or weight.device.type != "cpu":
+        return None
     x = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
     x[0] *= 1e-3  # small rows tell one epsilon from another
-    found = _try(module, x.to(weight.dtype))
-    if found is None or found.shape != x.shape:
+    eps = _rms_epsilon(expression(module.forward, x.to(weight.dtype), {"weight": weight}))
+    found = None if eps is None else _try(module, x.to(weight.dtype))
+    if eps is None or found is None or found.shape != x.shape:
         return None
-    for eps in epsilons:
-        expected = F.rms_norm(x, (weight.shape[0],), weight.detach().float(), eps)
-        tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-2
-        if torch.allclose(found.float(), expected, rtol=tolerance, atol=tolerance):
-            return Norm("rms_norm", eps)
+    expected = F.rms_norm(x, (weight.shape[0],), weight.detach().float(), eps)
+    tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-2
+    same = torch.allclose(found.float(), expected, rtol=tolerance, atol=tolerance)
+    return Norm("rms_norm", eps) if same else None
+
+
+def _rms_epsilon(found: Any) -> float | None:
+    """The epsilon of weight * x / sqrt(mean(x ** 2) + epsilon), or None for another formula."""
+    square = ("product", 1.0, "x", "x")
+    for dims in ((-1,), (1,)):
+        mean = ("mean", square, dims, True)
+        match found:
+            case ("product", 1.0, *factors) if len(factors) == 3:
+                rest = [f for f in factors if f not in ("weight", "x")]
+                if {"weight", "x"} - {*(f for f in factors if isinstance(f, str))}:
+                    continue
+                match rest:
+                    case [("power", ("sum", float(eps), inner), -0.5)] if inner == mean:
+                        return eps
+                    case [("power", inner, -0.5)] if inner == mean:
+                        return 0.0
     return None
 
 
@@ -177,16 +219,40 @@ def linear_of_module(module: nn.Module) -> LinearForm | None:
         return None
     if weight.dtype not in _LINEAR_TOLERANCE or weight.device.type != "cpu":
         return None
+    if isinstance(weight, PackedTensor):
+        return None
     tolerance = _LINEAR_TOLERANCE[weight.dtype]
     for transposed in (True, False):
         x = torch.randn(2, weight.shape[0 if transposed else 1]).to(weight.dtype)
+        tensors = {name: module._parameters[name] for name in names}
+        if expression(module.forward, x, tensors) not in _linear_formulas(transposed):  # type: ignore[arg-type]
+            continue
         found = _try(module, x)
         values = weight.detach().t() if transposed else weight.detach()
-        if found is None or found.shape != (2, values.shape[0]):
-            continue  # what follows may not fit its bias
-        if torch.allclose(found, F.linear(x, values, bias), rtol=tolerance, atol=tolerance):
+        expected = F.linear(x, values, bias)
+        if found is not None and torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
             return LinearForm(transposed)
     return None
+
+
+@functools.cache
+def _linear_formulas(transposed: bool) -> list[Any]:
+    """The expressions of a linear layer, as models spell it."""
+    weight, bias, x = torch.zeros(2, 2), torch.zeros(2), torch.zeros(2, 2)
+    right = weight if transposed else weight.t()
+    spelled: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: F.linear(x, weight if transposed else weight),
+        lambda x: x @ (weight if transposed else weight.t()),
+        lambda x: x @ (weight if transposed else weight.t()) + bias,
+        lambda x: torch.addmm(bias, x, weight if transposed else weight.t()),
+    ]
+    del right
+    if transposed:
+        spelled[0] = lambda x: F.linear(x, weight.t())
+    else:
+        spelled.append(lambda x: F.linear(x, weight, bias))
+    tensors = {"weight": weight, "bias": bias}
+    return [e for run in spelled if (e := expression(run, x, tensors)) is not None]
 
 
 _LINEAR_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -235,9 +301,3 @@ class Recognizer:
         """Whether a graph should call this module instead of looking inside it."""
         kinds = (self.linear(module), self.norm(module), self.activation(module))
         return any(kind is not None for kind in kinds)
-
-    def within(self, module: nn.Module) -> Recognizer:
-        """What is remembered of a module and those below it."""
-        part = Recognizer()
-        part._found = {m: self._found[m] for m in module.modules() if m in self._found}
-        return part

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, nn
 
 from .. import ops
-from .capture import Capture
 
-_PRODUCT = (torch.bmm, torch.matmul, operator.matmul)
+_PRODUCT = (torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__)
 
 
 class FusedEmbeddingBags:
@@ -22,8 +19,8 @@ class FusedEmbeddingBags:
         self.modules = modules
 
     def __call__(
-        self, indices: list[torch.Tensor], offsets: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
+        self, indices: list[Tensor], offsets: list[Tensor]
+    ) -> list[Tensor]:
         weights: list[Any] = [module._parameters["weight"] for module in self.modules]
         if not self._fits(indices, offsets, weights):
             return [m(i, o) for m, i, o in zip(self.modules, indices, offsets, strict=True)]
@@ -33,9 +30,9 @@ class FusedEmbeddingBags:
 
     def _fits(
         self,
-        indices: list[torch.Tensor],
-        offsets: list[torch.Tensor],
-        weights: list[torch.Tensor],
+        indices: list[Tensor],
+        offsets: list[Tensor],
+        weights: list[Tensor],
     ) -> bool:
         rows = offsets[0].shape
         return (
@@ -48,105 +45,95 @@ class FusedEmbeddingBags:
 class FusedInteraction:
     """The dense vector and the products of all pairs of vectors (ops.interaction)."""
 
-    def __call__(self, dense: torch.Tensor, sparse: list[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, dense: Tensor, sparse: list[Tensor]) -> Tensor:
         dense = dense.to(sparse[0].dtype)
         return ops.interaction(dense, sparse)
 
 
 def find_interaction(
-    capture: Capture, node: fx.Node
-) -> tuple[fx.Node, list[fx.Node], list[fx.Node]] | None:
+    patterns: Any, number: int
+) -> tuple[Any, list[Any], list[int], tuple[Tensor, ...]] | None:
     """Match cat([dense, lower triangle of bmm(v, v^T)]) with v = stack([dense, *sparse], 1).
 
-    Returns the dense node, the sparse nodes and all nodes that the match replaces, or None.
+    patterns: the `Patterns` of the record. Returns the dense value, the sparse values, the steps that
+    the match replaces and the tensors whose values it depends on, or None.
     """
-    if node.target is not torch.cat or _dim(node) not in (1, -1):
-        return None
-    parts = node.args[0]
-    if not isinstance(parts, (list, tuple)) or len(parts) != 2:
+    steps = patterns.steps
+    parts = _joined(steps[number], torch.cat, (1, -1))
+    if parts is None or len(parts) != 2:
         return None
     dense, pairs = parts
-    if not isinstance(dense, fx.Node) or not isinstance(pairs, fx.Node):
+    picked = patterns.maker(pairs)
+    if picked is None or steps[picked].target is not Tensor.__getitem__:
         return None
-    if pairs.target is not operator.getitem or len(pairs.users) != 1:
+    products, place = steps[picked].arguments[0]
+    product = patterns.maker(products)
+    if product is None or steps[product].target not in _PRODUCT:
         return None
-    products, place = pairs.args
-    if not isinstance(products, fx.Node) or products.target not in _PRODUCT:
+    vectors, turned = steps[product].arguments[0]
+    turn, stack = patterns.maker(turned), patterns.maker(vectors)
+    if turn is None or stack is None or not _is_transposed(steps[turn], vectors):
         return None
-    vectors, turned = products.args
-    if not isinstance(vectors, fx.Node) or not _is_transposed(turned, vectors):
+    stacked = _joined(steps[stack], torch.stack, (1,))
+    if stacked is None or len(stacked) < 2 or stacked[0] != dense:
         return None
-    stacked = vectors.args[0] if vectors.target is torch.stack and _dim(vectors) == 1 else None
-    if not isinstance(stacked, (list, tuple)) or len(stacked) < 2 or stacked[0] is not dense:
+    watched = _lower_triangle(place, len(stacked))
+    chain = [stack, turn, product, picked, number]
+    users = [{*patterns._users[value.number]} for value in (vectors, turned, products, pairs)]
+    if watched is None or any(used - {*chain} for used in users):
         return None
-    if not all(isinstance(v, fx.Node) for v in stacked):
-        return None
-    if not _is_lower_triangle(capture, place, len(stacked)):
-        return None
-    assert isinstance(turned, fx.Node)
-    chain = [vectors, turned, products, pairs, node]
-    if any(set(n.users) - set(chain) for n in chain[:-1]):
-        return None
-    return dense, list(stacked[1:]), chain
+    return dense, [*stacked[1:]], chain, watched
 
 
-def _dim(node: fx.Node) -> Any:
-    return node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+def _joined(step: Any, function: Any, dims: tuple[int, ...]) -> list[Any] | None:
+    """The tensors that a step stacks or concatenates along one of these dimensions."""
+    args, kwargs = step.arguments
+    if step.target is not function or not args or not isinstance(args[0], (list, tuple)):
+        return None
+    return [*args[0]] if kwargs.get("dim", args[1] if len(args) > 1 else 0) in dims else None
 
 
-def _is_transposed(node: Any, of: fx.Node) -> bool:
-    if not isinstance(node, fx.Node) or node.args[:1] != (of,):
+def _is_transposed(step: Any, of: Any) -> bool:
+    args, kwargs = step.arguments
+    if args[:1] != (of,) or kwargs:
         return False
-    if node.target in ("transpose", torch.transpose):
-        return set(node.args[1:]) in ({1, 2}, {-1, -2}, {1, -1}, {2, -2})
-    if node.target in ("permute", torch.permute):
-        return tuple(node.args[1:]) in ((0, 2, 1), ((0, 2, 1),), ([0, 2, 1],))
-    return node.target is getattr and node.args[1] == "mT"
+    if step.target in (Tensor.transpose, torch.transpose):
+        return {*args[1:]} in ({1, 2}, {-1, -2}, {1, -1}, {2, -2})
+    if step.target in (Tensor.permute, torch.permute):
+        return tuple(args[1:]) in ((0, 2, 1), ((0, 2, 1),), ([0, 2, 1],))
+    return False
 
 
-def _is_lower_triangle(capture: Capture, place: Any, vectors: int) -> bool:
-    """Whether an index (:, rows, columns) reads the strictly lower triangle row by row."""
+def _lower_triangle(place: Any, vectors: int) -> tuple[Tensor, ...] | None:
+    """The tensors of an index (:, rows, columns) that reads the strictly lower triangle by rows."""
     if not isinstance(place, tuple) or len(place) != 3 or place[0] != slice(None):
-        return False
+        return None
     wanted = torch.tril_indices(vectors, vectors, offset=-1)
-    for node, expected in zip(place[1:], wanted, strict=True):
-        if not isinstance(node, fx.Node) or node.op != "get_attr":
-            return False
-        path, _, name = str(node.target).removeprefix("m.").rpartition(".")
-        values = getattr(capture.module.get_submodule(path), name)
-        if not isinstance(values, torch.Tensor) or values.shape != expected.shape:
-            return False
+    found = []
+    for held, expected in zip(place[1:], wanted, strict=True):
+        values = getattr(held, "read", lambda: None)()
+        if not isinstance(values, Tensor) or values.shape != expected.shape:
+            return None
         if not torch.equal(values.cpu(), expected):
-            return False
-    return True
+            return None
+        found.append(values)
+    return tuple(found)
 
 
-def find_embedding_bags(
-    module_of: Callable[[fx.Node], nn.Module | None], nodes: list[Any]
-) -> tuple[list[fx.Node], list[nn.Module]] | None:
-    """Return those of `nodes` that are calls of alike embedding bags on (indices, offsets).
-
-    module_of: the module that a node calls, or None.
-    """
-    found: list[tuple[fx.Node, nn.Module]] = []
-    for node in nodes:
-        if not isinstance(node, fx.Node) or node.kwargs or len(node.args) != 2:
-            continue
-        module = module_of(node)
-        if type(module) is nn.EmbeddingBag and is_plain_bag(module):
-            found.append((node, module))
-    if len(found) < 2:
-        return None
-    first = found[0][1]
-    alike = [
-        (n, m)
-        for n, m in found
-        if (m.mode, m.embedding_dim) == (first.mode, first.embedding_dim)
-        and not m.include_last_offset
+def alike_bags(found: list[tuple[int, nn.Module, Any]]) -> list[tuple[int, nn.Module, Any]]:
+    """Return those of some calls (number, module, arguments) that one call can compute: embedding
+    bags of one kind on (indices, offsets)."""
+    plain = [
+        bag
+        for bag in found
+        if type(bag[1]) is nn.EmbeddingBag and is_plain_bag(bag[1]) and len(bag[2]) == 2
     ]
-    if len(alike) < 2:
-        return None
-    return [n for n, _ in alike], [m for _, m in alike]
+    return [
+        bag
+        for bag in plain
+        if (bag[1].mode, bag[1].embedding_dim) == (plain[0][1].mode, plain[0][1].embedding_dim)
+        and not bag[1].include_last_offset
+    ]
 
 
 def is_plain_bag(module: nn.Module) -> bool:

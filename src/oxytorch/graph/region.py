@@ -1,136 +1,327 @@
-"""The forward that replaces a module's own: the rewritten graph as Python, with its guards."""
+"""The forward that runs the rewritten record of a module's call, with its guards."""
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from .capture import CallForm, CaptureError, Capturer
-from .patterns import MODAL, Rewrite
-
-_GLOBAL_HOOKS = (
-    torch.nn.modules.module._global_forward_hooks,
-    torch.nn.modules.module._global_forward_pre_hooks,
-)
-
-MOST_VARIANTS = 16
+from ..core.modes import is_plain_inference
+from ..core.sources import Sources
+from .code import is_constant
+from .errors import CaptureError
+from .patterns import Match, values_in
+from .record import Call, Held, Other, Record, Step, Value
 
 
-class Variant:
-    """One rewritten graph: its call form, source text and the objects that the text names."""
+class Forward:
+    """Stands in for a module's own forward where it may; else that runs, on plain values.
 
-    def __init__(self, rewrite: Rewrite) -> None:
-        capture = rewrite.capture
-        code = capture.graph.python_code("self")
-        self.form = capture.form
-        self.module = capture.module
-        self.fused = rewrite.fused
-        self.needs_no_gradient = bool(rewrite.folds)
-        self.source = code.src
-        self.globals = {k: v for k, v in code.globals.items() if not k.startswith("__")}
-        self.m: nn.Module = capture.module
-        self.run = self._compiled()
-
-    def _compiled(self) -> Callable[..., Any]:
-        for name, fused in self.fused.items():
-            setattr(self, name, fused)
-        scope = dict(self.globals)
-        exec(compile(self.source, f"<oxytorch {type(self.module).__name__}>", "exec"), scope)
-        return types.MethodType(scope["forward"], self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = {k: v for k, v in self.__dict__.items() if k not in ("run", *self.fused)}
-        state["globals"] = {k: _named(v) for k, v in self.globals.items()}
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.globals = {k: _resolved(v) for k, v in state["globals"].items()}
-        self.run = self._compiled()
-
-
-def _named(value: Any) -> Any:
-    return ("module", value.__name__) if isinstance(value, types.ModuleType) else ("value", value)
-
-
-def _resolved(named: tuple[str, Any]) -> Any:
-    kind, value = named
-    return importlib.import_module(value) if kind == "module" else value
-
-
-class Region:
-    """Stands in for `module.forward`; runs a variant where its guards hold, else the original.
-
-    The guards: it and the dropout and normalization layers that it goes past are in evaluation
-    mode, no module that it goes past has a hook, the call has a captured form, and, where a
-    normalization was folded, no gradient is asked for.
-    A form that fixes shapes is captured anew for other shapes, MOST_VARIANTS in all.
+    module: the one in whose instance dictionary it lies. converts: whether the module's weights
+    were given another dtype, so that floating inputs are converted to it.
     """
 
-    def __init__(self, module: nn.Module, rewrites: list[Rewrite]) -> None:
+    def __init__(self, module: nn.Module, converts: bool = False) -> None:
         self.module = module
-        self.recognizer = rewrites[0].recognizer.within(module)
-        self.choices = rewrites[0].choices
-        self.folds = {key: f for r in rewrites for key, f in r.folds.items()}
-        self.fixes_shapes = any(r.capture.form.fixes_shapes for r in rewrites)
-        self.refused: set[CallForm] = set()
-        self.inlined = [*dict.fromkeys(m for r in rewrites for m in r.capture.inlined)]
-        self.bypassed = [*self.inlined, *dict.fromkeys(m for r in rewrites for m in r.consumed)]
-        self.variants = [Variant(rewrite) for rewrite in rewrites]
-        self._watch()
+        self.converts = converts
 
-    def _watch(self) -> None:
-        self._modal = [self.module, *(m for m in self.bypassed if type(m) in MODAL)]
-        self._hooks = (
-            *_GLOBAL_HOOKS,
-            *(m._forward_hooks for m in self.bypassed),
-            *(m._forward_pre_hooks for m in self.bypassed),
-        )
+    def own(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward."""
+        module = self.module
+        if torch.jit.is_tracing():
+            expose_weights(module)
+        if self.converts and not torch.is_autocast_enabled("cpu"):
+            dtype = next(p.dtype for p in module._parameters.values() if p is not None)
+            args = tuple(_converted(a, dtype) for a in args)
+            kwargs = {name: _converted(value, dtype) for name, value in kwargs.items()}
+        return type(module).forward(module, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not any(self._hooks) and not any(m.training for m in self._modal):
-            variant = self._variant(args, kwargs)
-            if variant is not None and not (
-                variant.needs_no_gradient
-                and torch.is_grad_enabled()
-                and _wants_gradient(self.module, args)
-            ):
-                return variant.run(*variant.form.variables(args, kwargs))
-        return type(self.module).forward(self.module, *args, **kwargs)
+        raise NotImplementedError(f"{type(self).__name__} does not say how to compute")
 
-    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | None:
-        for variant in self.variants:
-            if variant.form.matches(args, kwargs):
-                return variant
-        if not self.fixes_shapes or len(self.variants) >= MOST_VARIANTS:
-            return None
-        form = CallForm.of(args, kwargs, shapes=True)
-        if form in self.refused:
-            return None
-        try:
-            capture = Capturer(self.recognizer.keeps_whole).capture(self.module, form)
-        except CaptureError:
-            self.refused.add(form)
-            return None
-        self.variants.append(
-            Variant(Rewrite(capture, self.recognizer, self.choices, self.folds).run())
-        )
-        return self.variants[-1]
+    @property
+    def __wrapped__(self) -> Any:
+        """The module's own method, for who asks for the signature."""
+        return types.MethodType(type(self.module).forward, self.module)
+
+    @property
+    def __code__(self) -> Any:
+        return inspect.unwrap(self.__wrapped__).__code__
+
+    @property
+    def __name__(self) -> str:
+        return "forward"
+
+
+def _converted(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.to(dtype)
+    return tuple(_converted(v, dtype) for v in value) if type(value) is tuple else value
+
+
+def expose_weights(module: nn.Module) -> None:
+    """Give packed weights of a module the memory of their plain values: a trace keeps them."""
+    for parameter in module._parameters.values():
+        if parameter is not None and hasattr(parameter, "expose"):
+            parameter.expose()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one argument of a call has to be: a tensor, a constant, or a sequence of such.
+
+    kind: "tensor" (dtype and shape None where any will do), "constant" or "sequence".
+    """
+
+    kind: str
+    value: Any = None
+    dtype: torch.dtype | None = None
+    dim: int = 0
+
+    @staticmethod
+    def of(argument: Any, shapes: bool, dtypes: bool) -> Slot:
+        if isinstance(argument, Tensor):
+            shape = argument.shape if shapes else None
+            return Slot("tensor", shape, argument.dtype if dtypes else None, argument.dim())
+        if type(argument) in (tuple, list):
+            inner = tuple(Slot.of(a, shapes, dtypes) for a in argument)
+            return Slot("sequence", (type(argument), inner))
+        if is_constant(argument):
+            return Slot("constant", argument)
+        raise CaptureError(f"it is given a {type(argument).__name__}")
+
+    def accepts(self, argument: Any) -> bool:
+        if self.kind == "tensor":
+            if type(argument) not in (Tensor, nn.Parameter) or argument.dim() != self.dim:
+                return False
+            if self.dtype is None:
+                is_kind = argument.is_floating_point() and argument.layout == torch.strided
+            else:
+                is_kind = argument.dtype == self.dtype and argument.layout == torch.strided
+            return is_kind and (self.value is None or argument.shape == self.value)
+        if self.kind == "sequence":
+            kind, inner = self.value
+            return (
+                type(argument) is kind
+                and len(argument) == len(inner)
+                and all(s.accepts(a) for s, a in zip(inner, argument, strict=True))
+            )
+        return type(argument) is type(self.value) and bool(argument == self.value)
+
+
+@dataclass
+class Program:
+    """The steps of a region as Python source, for calls of one form.
+
+    source: of a function `run(args, kwargs)`; scope: the objects that it names.
+    positional, keywords: the form. sources: what it holds for; folds: the normalizations folded.
+    """
+
+    positional: tuple[Slot, ...]
+    keywords: tuple[tuple[str, Slot], ...]
+    source: str
+    scope: dict[str, Any]
+    sources: Sources
+    run: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        scope = dict(self.scope)
+        exec(compile(self.source, "<oxytorch region>", "exec"), scope)
+        self.run = scope["run"]
+
+    def matches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if len(args) != len(self.positional) or len(kwargs) != len(self.keywords):
+            return False
+        for slot, argument in zip(self.positional, args, strict=True):
+            if not slot.accepts(argument):
+                return False
+        return all(name in kwargs and slot.accepts(kwargs[name]) for name, slot in self.keywords)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_hooks", "_modal")}
+        return {name: value for name, value in self.__dict__.items() if name != "run"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._watch()
+        self.__post_init__()
 
 
-def _wants_gradient(module: nn.Module, args: tuple[Any, ...]) -> bool:
-    return any(p.requires_grad for p in module.parameters()) or any(
-        isinstance(a, torch.Tensor) and a.requires_grad for a in args
+class Region(Forward):
+    """Runs a program of the module's recorded steps where its guards hold, else its own code.
+
+    The guards: plain inference, a call of a form that was recorded, and the modules that it goes
+    past are what they were (see `Sources`).
+    """
+
+    def __init__(self, module: nn.Module, programs: Iterable[Program]) -> None:
+        super().__init__(module)
+        self.programs = [*programs]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_plain_inference():
+            for program in self.programs:
+                if program.matches(args, kwargs) and program.sources.are_current():
+                    return program.run(args, kwargs)
+        return self.own(*args, **kwargs)
+
+
+def program(
+    record: Record,
+    home: int,
+    inlined: set[int],
+    matches: list[Match],
+    dropped: dict[int, nn.Module | None],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Program:
+    """Write the program of one call of a module.
+
+    home: the number of the call; inlined: those below it whose code is gone past. matches: those
+    made in it. dropped: the steps that do nothing, with the module called. args, kwargs: what it was called with. Raises CaptureError with the reason.
+    """
+    call = record.calls[home]
+    passed = [call, *(record.calls[number] for number in sorted(inlined))]
+    for own in passed:
+        if own.refusal is not None:
+            raise CaptureError(f"{type(own.module).__name__}: {own.refusal}")
+    shapes = any(own.reads_shapes for own in passed)
+    dtypes = any(own.reads_kinds for own in passed)
+    positional = tuple(Slot.of(a, shapes, dtypes) for a in args)
+    keywords = tuple((name, Slot.of(a, shapes, dtypes)) for name, a in kwargs.items())
+    writer = _Writer(record)
+    writer.arguments(call.arguments)
+    made = {match.at: match for match in matches}
+    replaced = {number for match in matches for number in match.steps}
+    skipped = [record.calls[number].module for number in inlined]
+    skipped += [module for match in matches for module in match.modules]
+    for item in _items(record, home, inlined):
+        if not isinstance(item, Call) and item in dropped:
+            skipped += [module for module in (dropped[item],) if module is not None]
+        elif isinstance(item, Call):
+            writer.call(item.module, item.arguments, item.output)
+        elif item in made:
+            match = made[item]
+            writer.call(match.run, (tuple(match.arguments), {}), match.results)
+        elif item not in replaced:
+            step = record.steps[item]
+            writer.call(step.target, step.arguments, step.result)
+    source = writer.finish(call.output)
+    watched = [tensor for match in matches for tensor in match.watched]
+    sources = Sources(
+        [*dict.fromkeys(skipped)],
+        watched,
+        owner=call.module,
+        values=False,
+        names=[*dict.fromkeys(name for own in passed for name in own.globals)],
     )
+    return Program(positional, keywords, source, writer.scope, sources)
+
+
+def _items(record: Record, home: int, inlined: set[int]) -> list[int | Call]:
+    """The steps, by number, and the calls of modules that a call makes, in order."""
+    calls = record.calls
+    direct = {home, *inlined}
+    places: list[tuple[int, int, int | Call]] = []
+    begin, end = calls[home].begin, calls[home].end
+    for number in range(begin, end):
+        if record.steps[number].call in direct:
+            places.append((number, 1, number))
+    for number in range(home + 1, len(calls)):
+        own = calls[number]
+        # Modules called as a whole are steps.
+        if own.parent in direct and number not in inlined and not record.is_step(own):
+            places.append((own.begin, 0, own))
+    return [item for *_, item in sorted(places, key=lambda place: place[:2])]
+
+
+class _Writer:
+    """Writes steps as Python source."""
+
+    def __init__(self, record: Record) -> None:
+        self.scope: dict[str, Any] = {}
+        self._record = record
+        self._lines = ["def run(args, kwargs):"]
+        self._names: dict[int, str] = {}
+        self._objects: dict[int, str] = {}
+
+    def arguments(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        args, kwargs = given
+        for number, argument in enumerate(args):
+            self._unpack(argument, f"args[{number}]")
+        for name, argument in kwargs.items():
+            self._unpack(argument, f"kwargs[{name!r}]")
+
+    def _unpack(self, nested: Any, expression: str) -> None:
+        """Give names to the tensors in what an expression returns."""
+        if type(nested) is Value:
+            name = f"v{nested.number}"
+            self._lines.append(f"    {name} = {expression}")
+            self._names[nested.number] = name
+        elif type(nested) in (tuple, list):
+            for number, item in enumerate(nested):
+                self._unpack(item, f"{expression}[{number}]")
+        elif isinstance(nested, dict):
+            for key, item in nested.items():
+                self._unpack(item, f"{expression}[{self._object(key)}]")
+        elif not is_constant(nested) and type(nested) is not Held:
+            if [*values_in(nested)]:
+                raise CaptureError(f"a call in it returns a {type(nested).__name__}")
+
+    def call(self, target: Any, arguments: Any, result: Any) -> None:
+        args, kwargs = arguments
+        given = [self._expression(a) for a in args]
+        given += [f"{name}={self._expression(a)}" for name, a in kwargs.items()]
+        getter = getattr(target, "__name__", "") == "__get__"
+        if getter:
+            expression = f"{given[0]}.{target.__self__.__name__}"
+        else:
+            expression = f"{self._object(target)}({', '.join(given)})"
+        name = f"r{len(self._lines)}"
+        self._lines.append(f"    {name} = {expression}")
+        self._unpack(result, name)
+
+    def _expression(self, value: Any) -> str:
+        if type(value) is Value:
+            if value.number not in self._names:
+                raise CaptureError("it uses a tensor that was made elsewhere")
+            return self._names[value.number]
+        if type(value) is Held:
+            return f"{self._object(value)}.read()"
+        if type(value) is Other:
+            raise CaptureError("it passes an object on that is no tensor")
+        if type(value) is tuple:
+            return f"({''.join(self._expression(v) + ', ' for v in value)})"
+        if type(value) is list:
+            return f"[{', '.join(map(self._expression, value))}]"
+        if type(value) is dict:
+            items = (f"{self._object(k)}: {self._expression(v)}" for k, v in value.items())
+            return f"{{{', '.join(items)}}}"
+        if [*values_in(value)]:
+            raise CaptureError(f"it makes a {type(value).__name__}")
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        return self._object(value)
+
+    def _object(self, value: Any) -> str:
+        if id(value) not in self._objects:
+            name = f"o{len(self.scope)}"
+            self.scope[name] = value  # which keeps the id valid
+            self._objects[id(value)] = name
+        return self._objects[id(value)]
+
+    def finish(self, output: Any) -> str:
+        self._lines.append(f"    return {self._expression(output)}")
+        return "\n".join(self._lines) + "\n"
+
+
+def tensors_of(nested: Any) -> list[Tensor]:
+    """All tensors in a structure, in order."""
+    return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, Tensor)]
+
+
+__all__ = ["Forward", "Program", "Region", "Slot", "Step", "program"]

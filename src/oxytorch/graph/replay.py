@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.packed import PackedTensor
-from .capture import CaptureError
+from .errors import CaptureError
 
 _GLOBAL_HOOKS = (
     torch.nn.modules.module._global_forward_hooks,
@@ -259,7 +259,7 @@ class _State:
             *(m._forward_hooks for m in modules),
             *(m._forward_pre_hooks for m in modules),
         )
-        self._packed: list[tuple[PackedTensor, Any]] = []
+        self._packed: list[tuple[PackedTensor, int]] = []
         # Lists side by side, for loops without byte code: between two calls of a large model all of
         # this has left the caches.
         self._owners: list[dict[str, Any]] = []
@@ -277,7 +277,7 @@ class _State:
         self._names.append(name)
         self._tensors.append(tensor)
         if isinstance(tensor, PackedTensor):
-            self._packed.append((tensor, tensor.packed))
+            self._packed.append((tensor, tensor.cell.clock._version))
         elif tensor is not None and not tensor.is_inference():
             self._versioned.append(tensor)
 
@@ -294,7 +294,7 @@ class _State:
             return False
         if [*map(_version, self._versioned)] != self._versions:
             return False
-        return all(packed.packed is stored for packed, stored in self._packed)
+        return all(p.is_packed() and p.cell.clock._version == then for p, then in self._packed)
 
 
 class _Attributes:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .capture import CaptureError
+from .errors import CaptureError
 
 _aten = torch.ops.aten
 _READS = (
@@ -117,6 +117,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _protect(self, tensor: Tensor) -> None:
         if tensor.layout == torch.strided:
             self._protected.add(tensor.untyped_storage()._cdata)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.jit._fuser import optimized_execution
 
-from ..graph.capture import CaptureError
+from ..graph.errors import CaptureError
 from ..graph.tape import Recorder, Tape
 from ..ops._panels import PanelWeight
 from .cache import KVCache

@@ -34,9 +34,7 @@ class RowsWeight(PackedTensor):
     _shared_fields = ("packed", "places")
 
     def __new__(cls, packed: Tensor, places: Tensor) -> RowsWeight:
-        result: RowsWeight = torch.Tensor._make_wrapper_subclass(
-            cls, (len(places), packed.shape[1]), dtype=packed.dtype, requires_grad=False
-        )
+        result = PackedTensor._wrap(cls, (len(places), packed.shape[1]), packed.dtype)
         result.packed, result.places = packed, places
         return result
 
@@ -57,21 +55,21 @@ class RowsWeight(PackedTensor):
             packed.repack(whole)
 
     def copy(self) -> RowsWeight:
+        self.sync()
         packed = self.packed
         own = packed.copy() if isinstance(packed, PackedTensor) else packed.clone()
         return RowsWeight(own, self.places)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowsWeight:
         if id(self) not in memo:
+            self.sync()
             own = RowsWeight(deepcopy(self.packed, memo), self.places)
             is_parameter = isinstance(self, nn.Parameter)
             memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
         return memo[id(self)]  # type: ignore[no-any-return]
 
-    def share(self) -> RowsWeight:
-        return RowsWeight(self.packed, self.places)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
+        self.sync()
         return _rows, (self.packed, self.places, self.requires_grad)
 
 
@@ -91,9 +89,7 @@ class StackedWeight(PackedTensor):
 
     def __new__(cls, packed: list[PanelWeight]) -> StackedWeight:
         shape = (len(packed), *packed[0].shape)
-        result: StackedWeight = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=packed[0].dtype, requires_grad=False
-        )
+        result = PackedTensor._wrap(cls, shape, packed[0].dtype)
         result.packed = packed
         return result
 
@@ -108,19 +104,19 @@ class StackedWeight(PackedTensor):
             weight.repack(own)
 
     def copy(self) -> StackedWeight:
+        self.sync()
         return StackedWeight([weight.copy() for weight in self.packed])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StackedWeight:
         if id(self) not in memo:
+            self.sync()
             own = StackedWeight(deepcopy(self.packed, memo))
             is_parameter = isinstance(self, nn.Parameter)
             memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
         return memo[id(self)]  # type: ignore[no-any-return]
 
-    def share(self) -> StackedWeight:
-        return StackedWeight(self.packed)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
+        self.sync()
         return _stacked, (self.packed, self.requires_grad)
 
 

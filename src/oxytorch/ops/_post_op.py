@@ -35,6 +35,11 @@ class PostOp:
         if self.binary is not None and self.binary not in _BINARY:
             raise ValueError(f"post_op: expected binary in {sorted(_BINARY)}, got {self.binary!r}")
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether oneDNN computes the activation as torch does; some of its forms turn NaN to 0."""
+        return self.name not in ("relu", "hardtanh", "hardsigmoid")
+
     def after(self, result: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
         """Apply the post-operation to a result in plain PyTorch."""
         if self.binary is not None:
@@ -42,6 +47,16 @@ class PostOp:
                 raise ValueError(f"post_op: expected other for binary {self.binary!r}, got None")
             result = _BINARY[self.binary](result, other)
         return _UNARY[self.name](result, self)
+
+    def after_(self, result: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+        """The same, in the memory of `result` where that has the shape and dtype for it."""
+        if self.binary is not None or self.name not in _IN_PLACE:
+            return self.after(result, other)
+        return _IN_PLACE[self.name](result, self)
+
+    def without_binary(self) -> PostOp:
+        """The activation alone."""
+        return PostOp(self.name, self.scalars, self.algorithm)
 
     def __str__(self) -> str:
         name = {"swish": "silu", "hardtanh": "clamp"}.get(self.name, self.name)
@@ -60,6 +75,12 @@ _UNARY: dict[str, Callable[[torch.Tensor, PostOp], torch.Tensor]] = {
     "leaky_relu": lambda x, p: F.leaky_relu(x, p.scalars[0]),
     "hardtanh": lambda x, p: F.hardtanh(x, p.scalars[0], p.scalars[1]),
     "gelu": lambda x, p: F.gelu(x, approximate=p.algorithm),
+}
+
+_IN_PLACE: dict[str, Callable[[torch.Tensor, PostOp], torch.Tensor]] = {
+    "relu": lambda x, p: torch.relu_(x),
+    "hardtanh": lambda x, p: F.hardtanh_(x, p.scalars[0], p.scalars[1]),
+    "hardsigmoid": lambda x, p: F.hardsigmoid(x, inplace=True),
 }
 
 NO_POST_OP = PostOp()

@@ -121,7 +121,7 @@ def optimize(
         reference = copied(model)
     result = model if inplace else copied(model)
     try:
-        separate = _nothing if inplace else Separation(model)
+        separate = _keeps_all if inplace else Separation(model)
         _optimize_in_place(result, dtype, sample_input, names, separate)
         report = explain(result)
         report.tuned = original_format
@@ -230,11 +230,12 @@ def _optimize_in_place(
     report.bytes_before = _nbytes(model)
     record = Record(report)
     model.__dict__[ATTRIBUTE] = record
-    context = Context(model, wanted if "cast" in names else {}, record, names, separate)
+    given = wanted if "cast" in names else {}
+    context = Context(model, given, record, names, separate, owns=separate is _keeps_all)
     try:
         if sample_input is not None:
             context.sample = normalized_sample(sample_input)
-            observe(context, sample_input)
+            observe(context)
         for run in dict.fromkeys(PASSES[name][1] or PASSES["fuse"][1] for name in _ordered(names)):
             assert run is not None
             context.index()
@@ -279,7 +280,11 @@ def _nbytes(model: nn.Module) -> int:
 
 
 def _nothing(part: nn.Module) -> None:
-    """Leave a part of a model that may keep its tensors."""
+    """Leave a part of a model that may go on sharing its tensors."""
+
+
+def _keeps_all(part: nn.Module) -> None:
+    """Leave a part of a model whose tensors are its own."""
 
 
 __all__ = ["DEFAULT", "PASSES", "Entry", "Report", "explain", "optimize", "undo"]

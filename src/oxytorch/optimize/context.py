@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from ..graph.capture import CallForm
 from ..graph.fused import Folded
 from ..graph.recognize import Recognizer
-from .record import Change, ForwardSet, HookAdded, ParameterSet, Record
+from ..graph.record import Record, Value, recorded, refuse_differences
+from .record import Change, ForwardSet, HookAdded, ParameterSet
+from .record import Record as Changes
 from .report import Entry
 
 CLOSED = (
@@ -29,14 +29,11 @@ CLOSED = (
 class Observed:
     """What one run of the model on the sample input showed.
 
-    forms: how each module was called; shaped_forms: the same with the shapes.
-    input_sizes: shape of its first tensor argument. shared_inputs: for each parent, groups of
-    children called with one and the same tensor. attention: the modules that call torch's
-    scaled_dot_product_attention themselves.
+    input_sizes: for each layer, the shape of its input where all its calls had one shape.
+    shared_inputs: for each parent, groups of children called with one and the same tensor.
+    attention: the modules whose code calls torch's scaled_dot_product_attention.
     """
 
-    forms: dict[nn.Module, CallForm] = field(default_factory=dict)
-    shaped_forms: dict[nn.Module, CallForm] = field(default_factory=dict)
     input_sizes: dict[nn.Module, tuple[int, ...]] = field(default_factory=dict)
     shared_inputs: list[tuple[nn.Module, ...]] = field(default_factory=list)
     attention: list[nn.Module] = field(default_factory=list)
@@ -48,15 +45,20 @@ class Context:
 
     separate: gives a part of the model tensors of its own, where it is a copy that still shares the
     original's; what notes tensors by identity calls it first.
+    owns: whether the parameter objects are the model's alone: they stay the same objects then.
     sample: the sample input as positional and keyword arguments.
+    run: the record of the model's run on it; why_no_run: why there is none.
     compiled: modules that run as a graph of oneDNN's, with all below; they are closed too.
     """
 
     model: nn.Module
     dtype_of: Mapping[nn.Module, torch.dtype]
-    record: Record
+    record: Changes
     passes: tuple[str, ...]
     separate: Callable[[nn.Module], None]
+    owns: bool = False
+    run: Record | None = None
+    why_no_run: str = "needs sample_input to see what the model's code does"
     sample: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     observed: Observed = field(default_factory=Observed)
     recognizer: Recognizer = field(default_factory=Recognizer)
@@ -88,6 +90,24 @@ class Context:
         """All modules that passes may change, each once."""
         return [module for module in self.paths if module not in self.closed]
 
+    def is_open(self, module: nn.Module) -> bool:
+        """Whether a module of the model may get a forward of ours."""
+        return module in self.paths and module not in self.closed and not _has_own(module)
+
+    def is_free(self, module: nn.Module) -> bool:
+        """Whether a module's call may be gone past."""
+        hooks = module._forward_hooks or module._forward_pre_hooks
+        backward = module._backward_hooks or module._backward_pre_hooks
+        return self.is_open(module) and not module.training and not hooks and not backward
+
+    def converts(self, module: nn.Module) -> bool:
+        """Whether a module's parameters are given another dtype."""
+        dtype = self.dtype_of.get(module)
+        return dtype is not None and any(
+            p is not None and p.is_floating_point() and p.dtype != dtype
+            for p in module._parameters.values()
+        )
+
     def did(self, pass_name: str, module: nn.Module, detail: str) -> None:
         self.record.report.entries.append(Entry(pass_name, self.paths[module], True, detail))
 
@@ -101,7 +121,11 @@ class Context:
         self.change(ForwardSet(module, forward))
 
     def set_parameter(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        self.change(ParameterSet(module, name, parameter))
+        """Replace a parameter in all modules that hold it."""
+        owners = self.owners.get(id(module._parameters[name]), [(module, name)])
+        self.change(
+            ParameterSet(module, name, parameter, owners=owners, keeps_object=self.owns)
+        )
 
     def add_hook(self, module: nn.Module, registry: str, handle: Any) -> None:
         self.change(HookAdded(module, registry, handle.id))
@@ -137,55 +161,51 @@ def run_sample(model: nn.Module, sample_input: Any) -> Any:
         ) from error
 
 
-class _AttentionCalls(TorchFunctionMode):
-    """Notes which module calls torch's attention; running: modules being run, innermost last."""
-
-    def __init__(self, running: list[nn.Module]) -> None:
-        super().__init__()
-        self.running = running
-        self.modules: list[nn.Module] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is F.scaled_dot_product_attention and self.running:
-            self.modules.append(self.running[-1])
-        return func(*args, **(kwargs or {}))
+def _has_own(module: nn.Module) -> bool:
+    return "forward" in module.__dict__
 
 
-def observe(context: Context, sample_input: Any) -> None:
-    """Run the model once on the sample input and note how its modules are called."""
+def observe(context: Context) -> None:
+    """Run the model twice on the sample input and note what it does."""
+
+    def is_leaf(module: nn.Module) -> bool:
+        if module in context.closed or _has_own(module):
+            return True
+        is_torchs = type(module).__module__.startswith("torch.nn")
+        is_container = isinstance(module, nn.Sequential) and is_torchs
+        return not is_container and (is_torchs or context.recognizer.keeps_whole(module))
+
+    assert context.sample is not None
+    for module in context.paths:  # before a run notes its hooks, which would look like the user's
+        is_leaf(module)
+    try:
+        run, _ = recorded(context.model, is_leaf, *context.sample)
+        again, _ = recorded(context.model, is_leaf, *context.sample)
+    except Exception as error:  # the model runs, but not under modes: then it keeps its own code
+        first = str(error).splitlines()[0] if str(error) else ""
+        context.why_no_run = f"its run cannot be recorded ({type(error).__name__}: {first})"
+        return
+    refuse_differences(run, again)
+    context.run = run
+    _note(context, run)
+
+
+def _note(context: Context, run: Record) -> None:
     observed = context.observed
     parents = {child: m for m in context.paths for child in m.children()}
-    inputs: dict[tuple[nn.Module | None, int], list[nn.Module]] = {}
-    alive: list[torch.Tensor] = []  # keeps every id below valid until the run has ended
-
-    running: list[nn.Module] = []
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        running.append(module)
-        observed.forms.setdefault(module, CallForm.of(args, kwargs))
-        observed.shaped_forms.setdefault(module, CallForm.of(args, kwargs, shapes=True))
-        if args and isinstance(args[0], torch.Tensor):
-            observed.input_sizes.setdefault(module, tuple(args[0].shape))
-            if context.recognizer.linear(module) is not None:
-                alive.append(args[0])
-                inputs.setdefault((parents.get(module), id(args[0])), []).append(module)
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        running.pop()
-
-    for module in context.paths:  # before the hooks below, which would look like the user's
-        context.recognizer.keeps_whole(module)
-    handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in context.paths]
-    handles += [m.register_forward_hook(leave) for m in context.paths]
-    try:
-        with _AttentionCalls(running) as calls:
-            run_sample(context.model, sample_input)
-    finally:
-        for handle in handles:
-            handle.remove()
-    observed.attention = [*dict.fromkeys(calls.modules)]
+    sizes: dict[nn.Module, set[tuple[int, ...]]] = {}
+    inputs: dict[tuple[nn.Module | None, Value], list[nn.Module]] = {}
+    for step in run.steps:
+        if step.target is F.scaled_dot_product_attention:
+            observed.attention.append(run.calls[step.call].module)
+        args = step.arguments[0]
+        if not isinstance(step.target, nn.Module) or not args or type(args[0]) is not Value:
+            continue
+        sizes.setdefault(step.target, set()).add(tuple(run.tensors[args[0].number].shape))
+        if context.recognizer.linear(step.target) is not None:
+            inputs.setdefault((parents.get(step.target), args[0]), []).append(step.target)
+    observed.input_sizes = {m: next(iter(found)) for m, found in sizes.items() if len(found) == 1}
+    observed.attention = [*dict.fromkeys(observed.attention)]
     observed.shared_inputs = [
         tuple(group)
         for group in inputs.values()

@@ -28,37 +28,82 @@ class ForwardSet(Change):
 
     def __init__(self, module: nn.Module, forward: Any) -> None:
         self.module = module
+        self.forward = forward
         self.before = module.__dict__.get("forward")
         module.__dict__["forward"] = forward
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        if self.module.__dict__.get("forward") is not self.forward:
+            return  # somebody has put another one there since
         del self.module.__dict__["forward"]
         if self.before is not None:
             self.module.__dict__["forward"] = self.before
 
 
 class ParameterSet(Change):
-    """A parameter was replaced by one of the same values (up to its new dtype)."""
+    """A parameter was replaced, in all modules that hold it, by one of the same values (up to its
+    new dtype).
 
-    def __init__(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owners: (module, name) of each, the one given by default. keeps_object: whether the parameter's
+    object stays the same, so that an optimizer that holds it goes on holding the model's parameter.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str,
+        parameter: nn.Parameter,
+        *,
+        owners: list[tuple[nn.Module, str]] | None = None,
+        keeps_object: bool = False,
+    ) -> None:
         before = module._parameters[name]
         assert before is not None
         self.module = module
         self.name = name
+        self.owners = owners or [(module, name)]
+        self.keeps_object = keeps_object
         self.dtype = before.dtype
         self.memory_format = _memory_format(before)
-        setattr(module, name, parameter)
+        _replace(self.owners, before, parameter, keeps_object)
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        now = self.module._parameters[self.name]
+        now = self.module._parameters.get(self.name)
         if now is None:
             return
-        if now not in restored:
-            values = now.dense() if isinstance(now, PackedTensor) else now.detach()
+        holders = [own for own in self.owners if own[0]._parameters.get(own[1]) is now]
+        if self.keeps_object or now not in restored:
+            values = now.values() if isinstance(now, PackedTensor) else now.detach()
             memory_format = getattr(torch, self.memory_format)
             values = values.to(self.dtype).contiguous(memory_format=memory_format)
             restored[now] = nn.Parameter(values, now.requires_grad)
-        setattr(self.module, self.name, restored[now])
+        _replace(holders, now, restored[now], self.keeps_object)
+
+
+def _replace(
+    owners: list[tuple[nn.Module, str]],
+    before: nn.Parameter,
+    parameter: nn.Parameter,
+    keeps_object: bool,
+) -> None:
+    if keeps_object and _swapped(before, parameter):
+        return
+    for module, name in owners:
+        setattr(module, name, parameter)
+
+
+def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
+    """Make an object another parameter, which keeps its gradient; False where it cannot be done."""
+    if object_ is other:
+        return True
+    gradient = object_.grad
+    try:
+        torch.utils.swap_tensors(object_, other)
+    except RuntimeError:  # held by an autograd graph or a weak reference
+        return False
+    if gradient is not None:
+        object_.grad = gradient.to(object_.dtype)
+    return True
 
 
 class HookAdded(Change):

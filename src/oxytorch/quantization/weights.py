@@ -49,15 +49,13 @@ class ReorderedPanelWeight(PackedTensor):
     transposed: bool
     order: Tensor | None
 
-    _shared_fields = (*PackedTensor._shared_fields, "transposed", "order")
+    _shared_fields = ("packed", "transposed", "order")
 
     def __new__(
         cls, packed: PanelWeight, transposed: bool = False, order: Tensor | None = None
     ) -> ReorderedPanelWeight:
         shape = packed.shape[::-1] if transposed else packed.shape
-        result: ReorderedPanelWeight = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=packed.dtype, device=packed.device, requires_grad=False
-        )
+        result = PackedTensor._wrap(cls, shape, packed.dtype, packed.device)
         result.packed, result.transposed, result.order = packed, transposed, order
         return result
 
@@ -86,8 +84,9 @@ class ReorderedPanelWeight(PackedTensor):
 
     def copy(self) -> ReorderedPanelWeight:
         """Return a weight with stored values of its own."""
-        result = self.share()
-        result.packed = self.packed.copy()
+        self.sync()
+        packed = self.packed.copy()
+        result = ReorderedPanelWeight.__new__(type(self), packed, self.transposed, self.order)
         return result
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -95,6 +94,7 @@ class ReorderedPanelWeight(PackedTensor):
         return linear(x if self.order is None else x[..., self.order], self.packed, bias)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        self.sync()
         fields = self.packed, self.transposed, self.order
         return _rebuild, (*fields, isinstance(self, torch.nn.Parameter), self.requires_grad)
 

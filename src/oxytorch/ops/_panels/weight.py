@@ -178,6 +178,7 @@ class PanelWeight(PackedTensor):
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns what is stored on disk: "panels" uint8 [bytes], "channel_scales" and so on."""
+        self.sync()
         found = {name: getattr(self, name).contiguous() for name in self._present()}
         found = {"panels": found.pop("packed").flatten(), **found}
         if "channel_scales" in found:
@@ -216,6 +217,7 @@ class PanelWeight(PackedTensor):
 
     def copy(self) -> PanelWeight:
         """Returns a weight with stored values of its own."""
+        self.sync()
         tensors = {name: getattr(self, name).clone() for name in self._present()}
         tensors["packed"] = _placed(self.packed)
         return self._like(tensors, self.shape, self.is_gated)
@@ -223,6 +225,7 @@ class PanelWeight(PackedTensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> PanelWeight:
         # Through the storages: copies of a weight and of its parts share memory as these do.
         if id(self) not in memo:
+            self.sync()
             tensors = {name: deepcopy(getattr(self, name), memo) for name in self._present()}
             result: Tensor = self._like(tensors, self.shape, self.is_gated)
             if isinstance(self, torch.nn.Parameter):
@@ -271,9 +274,7 @@ def _made(
     gated: bool = False,
 ) -> PanelWeight:
     device = tensors["packed"].device
-    result: PanelWeight = torch.Tensor._make_wrapper_subclass(
-        PanelWeight, tuple(shape), dtype=dtype, device=device, requires_grad=False
-    )
+    result = PackedTensor._wrap(PanelWeight, shape, dtype, device)
     for name in _TENSORS:
         setattr(result, name, tensors.get(name))
     result.format, result.group_size = format, group_size

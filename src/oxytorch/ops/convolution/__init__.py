@@ -7,16 +7,14 @@ Results come in channels-last order, the order that oneDNN's kernels like best.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.nn import functional as F
 
-from ...core.packed import PackedTensor
+from ...core.packed import ReorderedTensor
 from .._post_op import NO_POST_OP, PostOp
+from ..linear import supports
 
 _MKLDNN = torch.ops.mkldnn
-_PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 @dataclass(frozen=True)
@@ -38,17 +36,16 @@ class Geometry:
         return Geometry((1, *self.stride), (0, *self.padding), (1, *self.dilation), self.groups)
 
 
-class PackedConvolutionWeight(PackedTensor):
+class PackedConvolutionWeight(ReorderedTensor):
     """A weight [out_channels, in_channels / groups, *kernel] in oneDNN's blocked order.
 
     weight: the values; 1, 2 or 3 spatial dimensions. dtype: that of the stored values.
-    scale: see `PackedTensor`; float32 [out_channels].
     input_size: the usual input's shape, where known: oneDNN may choose a better order for it.
     """
 
     geometry: Geometry
     input_size: tuple[int, ...] | None = None
-    _shared_fields = (*PackedTensor._shared_fields, "geometry", "input_size")
+    _shared_fields = ("geometry", "input_size")
 
     def __new__(
         cls,
@@ -56,11 +53,10 @@ class PackedConvolutionWeight(PackedTensor):
         geometry: Geometry,
         *,
         dtype: torch.dtype | None = None,
-        scale: torch.Tensor | None = None,
         input_size: tuple[int, ...] | None = None,
     ) -> PackedConvolutionWeight:
-        result = PackedTensor._wrap(cls, weight, dtype)
-        result.geometry, result.scale, result.input_size = geometry, scale, input_size
+        result = ReorderedTensor._wrap(cls, weight.shape, dtype or weight.dtype)
+        result.geometry, result.input_size = geometry, input_size
         result.repack(weight)
         return result
 
@@ -80,9 +76,17 @@ class PackedConvolutionWeight(PackedTensor):
         )
         return packed
 
-    def _unpack(self) -> torch.Tensor:
-        plain: torch.Tensor = self.packed.to_dense()
+    def why_not_packed(self) -> str | None:
+        return supports(self.dtype)
+
+    def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        plain: torch.Tensor = packed.to_dense()
         return plain.reshape(self.shape)
+
+
+def takes(x: torch.Tensor, weight: PackedConvolutionWeight) -> bool:
+    """Whether oneDNN computes the convolution of this x: one with a batch, and not empty."""
+    return x.dim() == weight.dim() and x.numel() != 0
 
 
 def convolution(
@@ -95,44 +99,35 @@ def convolution(
 ) -> torch.Tensor:
     """Compute post_op(scale * convolution(x, weight) + bias), scale being the weight's, if any.
 
-    x: [batch, channels, *spatial] or [channels, *spatial]; cast to the weight's dtype if needed.
+    x: [batch, channels, *spatial], of the weight's dtype. weight: one that `is_packed`.
     bias: [out_channels]. other: the second operand of `post_op.binary`, of the result's shape.
     extra_padding: zeros on both sides of each spatial dimension, besides the layer's own padding.
     Returns the result in the weight's dtype. Products are accumulated in float32.
-    Differentiable: the backward pass is that of the plain formula over the restored weight.
+    For inference: autograd does not follow it.
     """
-    if x.dtype != weight.dtype:
-        x = x.to(weight.dtype)
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or weight.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (other is not None and other.requires_grad)
-    ):
-        return reference(x, weight, bias, post_op, other, extra_padding)
-    if x.numel() == 0 or x.dim() != weight.dim():
-        return reference(x, weight, bias, post_op, other, extra_padding)
     g = weight.kernel_geometry
     if extra_padding is not None:
         g = g.padded((0,) * (len(g.padding) - len(extra_padding)) + extra_padding)
     if weight.dim() == 3:
         x = x.unsqueeze(2)
         other = None if other is None else other.unsqueeze(2)
+    geometry = g.padding, g.stride, g.dilation, g.groups
     result: torch.Tensor
     if post_op.binary is None:
+        fused = post_op if post_op.is_fused else NO_POST_OP
         result = _MKLDNN._convolution_pointwise.default(
-            x, weight.packed, bias, g.padding, g.stride, g.dilation, g.groups,
-            post_op.name, post_op.scalars, post_op.algorithm,
-        )  # fmt: skip
-    elif other is not None and _fits(x, other, weight, g) and post_op.name in ("none", "relu"):
-        unary = None if post_op.name == "none" else post_op.name
+            x, weight.packed, bias, *geometry, fused.name, fused.scalars, fused.algorithm
+        )
+        if fused is not post_op:
+            result = post_op.after_(result)
+    elif other is not None and _fits(x, other, weight, g):
         result = _MKLDNN._convolution_pointwise.binary(
-            x, other, weight.packed, bias, g.padding, g.stride, g.dilation, g.groups,
-            post_op.binary, 1.0, unary, [], None,
-        )  # fmt: skip
+            x, other, weight.packed, bias, *geometry, post_op.binary, 1.0, None, [], None
+        )
+        result = post_op.without_binary().after_(result)
     else:
         result = _MKLDNN._convolution_pointwise.default(
-            x, weight.packed, bias, g.padding, g.stride, g.dilation, g.groups, "none", [], ""
+            x, weight.packed, bias, *geometry, "none", [], ""
         )
         result = post_op.after(result, other)
     return result.squeeze(2) if weight.dim() == 3 else result
@@ -151,21 +146,3 @@ def _fits(
         + 1
         for i in range(len(kernel))
     )
-
-
-def reference(
-    x: torch.Tensor,
-    weight: PackedConvolutionWeight,
-    bias: torch.Tensor | None = None,
-    post_op: PostOp = NO_POST_OP,
-    other: torch.Tensor | None = None,
-    extra_padding: tuple[int, ...] | None = None,
-) -> torch.Tensor:
-    """The same in plain PyTorch."""
-    g = weight.geometry if extra_padding is None else weight.geometry.padded(extra_padding)
-    values: torch.Tensor = weight * 1  # an operation that autograd records, on restored values
-    if weight.scale is not None:
-        values = (values * weight._column(weight.scale)).to(weight.dtype)
-    convolve: Any = _PLAIN[weight.dim() - 2]
-    result = convolve(x, values, bias, g.stride, g.padding, g.dilation, g.groups)
-    return post_op.after(result, other)

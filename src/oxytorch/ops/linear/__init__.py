@@ -9,24 +9,23 @@ from typing import Any
 
 import torch
 
-from ...core.packed import PackedTensor
+from ...core.packed import ReorderedTensor
 from .._post_op import NO_POST_OP, PostOp
 
 _MKLDNN = torch.ops.mkldnn
 
 
-class PackedLinearWeight(PackedTensor):
+class PackedLinearWeight(ReorderedTensor):
     """A weight in oneDNN's blocked order: [out_features, in_features], or transposed.
 
     The order suits every number of rows (measured from 1 to 512), so one copy is enough.
 
     weight: the values; dtype: that of the stored values, by default the weight's.
     transposed: the weight is [in_features, out_features], as in GPT-2's Conv1D.
-    scale: see `PackedTensor`; float32 [out_features].
     """
 
     transposed: bool = False
-    _shared_fields = (*PackedTensor._shared_fields, "transposed")
+    _shared_fields = ("transposed",)
 
     def __new__(
         cls,
@@ -34,12 +33,14 @@ class PackedLinearWeight(PackedTensor):
         *,
         dtype: torch.dtype | None = None,
         transposed: bool = False,
-        scale: torch.Tensor | None = None,
     ) -> PackedLinearWeight:
-        result = PackedTensor._wrap(cls, weight, dtype)
-        result.transposed, result.scale = transposed, scale
+        result = ReorderedTensor._wrap(cls, weight.shape, dtype or weight.dtype)
+        result.transposed = transposed
         result.repack(weight)
         return result
+
+    def why_not_packed(self) -> str | None:
+        return "it is no matrix" if self.dim() != 2 else supports(self.dtype)
 
     @property
     def out_features(self) -> int:
@@ -50,19 +51,12 @@ class PackedLinearWeight(PackedTensor):
         packed: torch.Tensor = _MKLDNN._reorder_linear_weight.default(plain, None)
         return packed
 
-    def _unpack(self) -> torch.Tensor:
-        plain: torch.Tensor = self.packed.to_dense()
+    def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        plain: torch.Tensor = packed.to_dense()
         return plain.t().contiguous() if self.transposed else plain
 
     def _column(self, scale: torch.Tensor) -> torch.Tensor:
         return scale if self.transposed else scale[:, None]
-
-    def as_multiplied(self, values: torch.Tensor | None) -> torch.Tensor:
-        """Plain values of this weight as the product uses them: [out, in], scaled if folded."""
-        assert values is not None
-        if self.scale is not None:
-            values = (values * self._column(self.scale)).to(self.dtype)
-        return values.t() if self.transposed else values
 
 
 def supports(dtype: torch.dtype) -> str | None:
@@ -82,104 +76,36 @@ def supports(dtype: torch.dtype) -> str | None:
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: PackedLinearWeight,
     bias: torch.Tensor | None = None,
     post_op: PostOp = NO_POST_OP,
     other: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute post_op(x @ weight.T + bias), with a packed weight's scale, if any, applied.
+    """Compute post_op(x @ weight.T + bias), with the weight's scale, if any, applied.
 
-    x: [..., in_features]; another floating dtype than the weight's is cast to it.
-    weight: packed (`PackedLinearWeight`), or plain [out_features, in_features].
-    bias: [out_features]. other: the second operand of `post_op.binary`, [..., out_features]; one
-    that the product cannot take in its own sweep (another shape or dtype) is combined afterwards.
+    x: [..., in_features], of the weight's dtype. weight: one that `is_packed`. bias: [out_features].
+    other: the second operand of `post_op.binary`, [..., out_features]; one that the product cannot
+    take in its own sweep (another shape or dtype) is combined afterwards.
     Returns [..., out_features] in the weight's dtype. Products are accumulated in float32.
-    Differentiable: the backward pass is that of the plain formula over the restored weight.
+    For inference: autograd does not follow it.
     """
-    if x.dtype != weight.dtype:
-        x = x.to(weight.dtype)
-    if type(weight) is not PackedLinearWeight:
-        return reference(x, weight, bias, post_op, other)
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or weight.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (other is not None and other.requires_grad)
-    ):
-        result: torch.Tensor = _LinearWithGradient.apply(x, weight, bias, post_op, other)  # type: ignore[no-untyped-call]
-        return result
-    return _packed_linear(x, weight, bias, post_op, other)
-
-
-def _packed_linear(
-    x: torch.Tensor,
-    weight: PackedLinearWeight,
-    bias: torch.Tensor | None,
-    post_op: PostOp,
-    other: torch.Tensor | None,
-) -> torch.Tensor:
     result: torch.Tensor
-    if other is None:
+    packed = weight.packed
+    if post_op.binary is None and post_op.is_fused:
         result = _MKLDNN._linear_pointwise.default(
-            x, weight.packed, bias, post_op.name, post_op.scalars, post_op.algorithm
+            x, packed, bias, post_op.name, post_op.scalars, post_op.algorithm
         )
         return result
     if (
-        post_op.name == "none"
+        other is not None
+        and post_op.name == "none"
         and other.dtype == x.dtype
         and other.dim() == x.dim()
         and other.shape[:-1] == x.shape[:-1]
         and other.shape[-1] == weight.out_features
         and x.numel() != 0
     ):
-        result = _MKLDNN._linear_pointwise.binary(x, other, weight.packed, bias, post_op.binary)
+        result = _MKLDNN._linear_pointwise.binary(x, other, packed, bias, post_op.binary)
         return result
-    result = _MKLDNN._linear_pointwise.default(x, weight.packed, bias, "none", [], "")
-    return post_op.after(result, other)
-
-
-def reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    post_op: PostOp = NO_POST_OP,
-    other: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The same in plain PyTorch."""
-    return post_op.after(torch.nn.functional.linear(x, weight, bias), other)
-
-
-class _LinearWithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: PackedLinearWeight,
-        bias: torch.Tensor | None,
-        post_op: PostOp,
-        other: torch.Tensor | None,
-    ) -> torch.Tensor:
-        ctx.post_op = post_op
-        ctx.save_for_backward(x, bias, other)
-        ctx.weight = weight
-        return _packed_linear(x, weight, bias, post_op, other)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, bias, other = ctx.saved_tensors
-        needed = (*ctx.needs_input_grad[:3], ctx.needs_input_grad[4])
-        weight = ctx.weight
-        values = [
-            None if value is None else value.detach().requires_grad_(need)
-            for value, need in zip((x, weight.dense(), bias, other), needed, strict=True)
-        ]
-        with torch.enable_grad():
-            plain = weight.as_multiplied(values[1])
-            result = reference(values[0], plain, values[2], ctx.post_op, values[3])  # type: ignore[arg-type]
-        wanted = [v for v, need in zip(values, needed, strict=True) if v is not None and need]
-        found = iter(torch.autograd.grad(result, wanted, gradients))
-        x_, weight_, bias_, other_ = (
-            next(found) if v is not None and need else None
-            for v, need in zip(values, needed, strict=True)
-        )
-        return x_, weight_, bias_, None, other_
+    result = _MKLDNN._linear_pointwise.default(x, packed, bias, "none", [], "")
+    return post_op.after_(result, other)

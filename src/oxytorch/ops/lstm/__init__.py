@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.packed import PackedTensor
+from ...core.packed import ReorderedTensor
+from ..linear import supports
 
 _GATES = 4
 _LSTM_MODE = 2  # torch's number for LSTM in its rnn operators
 
 
-class PackedLstmWeight(PackedTensor):
+class PackedLstmWeight(ReorderedTensor):
     """weight_ih [4 * hidden, input] or weight_hh [4 * hidden, hidden] in oneDNN's order.
 
     kind: "input" for weight_ih, "hidden" for weight_hh. reverse: of the backward direction.
@@ -22,7 +23,7 @@ class PackedLstmWeight(PackedTensor):
     kind: str = "input"
     reverse: bool = False
     has_bias: bool = True
-    _shared_fields = (*PackedTensor._shared_fields, "kind", "reverse", "has_bias")
+    _shared_fields = ("kind", "reverse", "has_bias")
 
     def __new__(
         cls,
@@ -35,7 +36,7 @@ class PackedLstmWeight(PackedTensor):
     ) -> PackedLstmWeight:
         if kind not in ("input", "hidden"):
             raise ValueError(f"PackedLstmWeight: expected kind 'input' or 'hidden', got {kind!r}")
-        result = PackedTensor._wrap(cls, weight, dtype)
+        result = ReorderedTensor._wrap(cls, weight.shape, dtype or weight.dtype)
         result.kind, result.reverse, result.has_bias = kind, reverse, has_bias
         result.repack(weight)
         return result
@@ -50,8 +51,11 @@ class PackedLstmWeight(PackedTensor):
         packed: torch.Tensor = both[0 if self.kind == "input" else 1]
         return packed
 
-    def _unpack(self) -> torch.Tensor:
-        plain = self.packed.to_dense()  # [1, 1, input, gates, hidden]
+    def why_not_packed(self) -> str | None:
+        return supports(self.dtype)
+
+    def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        plain = packed.to_dense()  # [1, 1, input, gates, hidden]
         result: torch.Tensor = plain.squeeze(1).squeeze(0).permute(1, 2, 0).reshape(self.shape)
         return result.contiguous()
 

@@ -11,14 +11,15 @@ from typing import Any
 
 from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from ... import isa
+from ...core.modes import OwnFunctionMode, is_plain_inference
+from ...graph.region import Forward
 from ...ops.attention import FAST_LEVELS, scaled_dot_product_attention
 from ..context import Context
 
 
-class _OurAttention(TorchFunctionMode):
+class _OurAttention(OwnFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -27,21 +28,18 @@ class _OurAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_MODE = _OurAttention()
-
-
-class AttentionForward:
-    """A module's forward, original or replaced, with attention in our op."""
+class AttentionForward(Forward):
+    """A module's forward, its own or the one that a pass gave it, with attention in our op."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.inner = module.__dict__.get("forward")
+        super().__init__(module)
+        self.inner = module.__dict__.get("forward", self.own)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _MODE:
-            if self.inner is not None:
-                return self.inner(*args, **kwargs)
-            return type(self.module).forward(self.module, *args, **kwargs)
+        if not is_plain_inference():
+            return self.inner(*args, **kwargs)
+        with _OurAttention():
+            return self.inner(*args, **kwargs)
 
 
 def run(context: Context) -> None:

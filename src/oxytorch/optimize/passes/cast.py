@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ...graph.recognize import Recognizer
+from ...graph.region import Forward
 from ..context import Context
 
 CAST_TYPES = (
@@ -139,16 +140,15 @@ def convert(
             if before.dtype == dtype:  # shared with a module that has been cast already
                 continue
             converted = nn.Parameter(before.detach().to(dtype), before.requires_grad)
-            for owner, its_name in context.owners[id(before)]:
-                context.set_parameter(owner, its_name, converted)
+            context.set_parameter(module, name, converted)
         context.did("cast", module, f"{type(module).__name__} to {_short(dtype)}")
         if type(module) not in (nn.Embedding, nn.EmbeddingBag) and _is_layer(module):
-            context.set_forward(module, CastInput(module, dtype))
+            context.set_forward(module, CastInput(module))
 
     for module in closed:
         parameter = next(module.parameters(), None)
         if parameter is not None and _is_mixed(context, parameter.dtype):
-            context.set_forward(module, CastInput(module, parameter.dtype))
+            context.set_forward(module, CastInput(module))
 
 
 def _is_mixed(context: Context, own: torch.dtype) -> bool:
@@ -160,7 +160,7 @@ def _keep(context: Context, module: nn.Module, own: torch.dtype, packs: bool) ->
     takes_any = type(module) in (*_NORMS, nn.Embedding, nn.EmbeddingBag)
     given_others = _is_mixed(context, own) and _is_layer(module) and not takes_any
     if given_others and not (packs and _packed_later(context, module)):
-        context.set_forward(module, CastInput(module, own))
+        context.set_forward(module, CastInput(module))
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -191,19 +191,11 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class CastInput:
+class CastInput(Forward):
     """A layer's own forward on inputs converted to its dtype."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
-        self.module = module
-        self.dtype = dtype
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, converts=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(self._converted(a) for a in args)
-        kwargs = {k: self._converted(v) for k, v in kwargs.items()}
-        return type(self.module).forward(self.module, *args, **kwargs)
-
-    def _converted(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            return value.to(self.dtype)
-        return tuple(self._converted(v) for v in value) if type(value) is tuple else value
+        return self.own(*args, **kwargs)

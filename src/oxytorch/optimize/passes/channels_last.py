@@ -28,6 +28,5 @@ def run(context: Context) -> None:
             continue
         values = weight.detach().contiguous(memory_format=format_)
         converted = nn.Parameter(values, weight.requires_grad)
-        for owner, name in context.owners.get(id(weight), [(module, "weight")]):
-            context.set_parameter(owner, name, converted)
+        context.set_parameter(module, "weight", converted)
         context.did("channels_last", module, f"{type(module).__name__} weight")

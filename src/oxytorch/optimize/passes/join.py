@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...core.modes import is_plain_inference
 from ...core.packed import PackedTensor
+from ...graph.region import Forward
 from ...ops.linear import PackedLinearWeight, linear
 from ..context import Context
 from .pack import _keep_plain_state, refusal
@@ -42,37 +44,40 @@ class Joined:
 class JoinedPart(PackedTensor):
     """One layer's weight within a joined one."""
 
+    joined: Joined
     place: int
-    _shared_fields = (*PackedTensor._shared_fields, "place")
+    _shared_fields = ("joined", "place")
 
     def __new__(cls, weight: torch.Tensor, joined: Joined, index: int) -> JoinedPart:
-        result = PackedTensor._wrap(cls, weight, joined.weight.dtype)
-        result.packed, result.place = joined, index
+        result = PackedTensor._wrap(cls, weight.shape, joined.weight.dtype)
+        result.joined, result.place = joined, index
         return result
 
     def repack(self, values: torch.Tensor) -> None:
-        self.packed.set_part(self.place, values.detach().to(self.dtype))
+        self.joined.set_part(self.place, values.detach().to(self.dtype))
 
     def dense(self) -> torch.Tensor:
-        part: torch.Tensor = self.packed.part(self.place)
+        part: torch.Tensor = self.joined.part(self.place)
         return part
 
     def copy(self) -> PackedLinearWeight:  # type: ignore[override]
-        return PackedLinearWeight(self.dense())
+        return PackedLinearWeight(self.values())
 
     def nbytes_packed(self) -> int:
         return self.numel() * self.element_size()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            joined = copy.deepcopy(self.packed, memo)
+            self.sync()
+            joined = copy.deepcopy(self.joined, memo)
             part = JoinedPart(self, joined, self.place)
-            memo[id(self)] = nn.Parameter(part, self.requires_grad)
+            memo[id(self)] = part.as_parameter(self.requires_grad)
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        self.sync()
         return _rebuild_part, (
-            tuple(self.shape), self.packed, self.place, self.requires_grad,
+            tuple(self.shape), self.joined, self.place, self.requires_grad,
         )  # fmt: skip
 
 
@@ -80,26 +85,23 @@ def _rebuild_part(
     shape: tuple[int, ...], joined: Joined, index: int, requires_grad: bool
 ) -> nn.Parameter:
     like = torch.empty(shape, dtype=joined.weight.dtype)
-    return nn.Parameter(JoinedPart(like, joined, index), requires_grad)
+    return JoinedPart(like, joined, index).as_parameter(requires_grad)
 
 
-class JoinedForward:
+class JoinedForward(Forward):
     """The forward of one of several layers that are computed together."""
 
-    def __init__(self, module: nn.Module, index: int, group: Group) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, index: int, group: Group, converts: bool) -> None:
+        super().__init__(module, converts)
         self.index = index
         self.group = group
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        weight: torch.Tensor | None = self.module._parameters["weight"]
-        assert weight is not None
-        ours = type(weight) is JoinedPart and weight.packed is self.group.joined
-        if ours and not (torch.is_grad_enabled() and self.group.wants_gradient(x)):
-            return self.group.part(x, self.index)
-        if x.dtype != weight.dtype:
-            x = x.to(weight.dtype)
-        return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
+            found = self.group.part(args[0], self.index, self.converts)
+            if found is not None:
+                return found
+        return self.own(*args, **kwargs)
 
 
 class Group:
@@ -117,35 +119,41 @@ class Group:
         self.__dict__.update(state)
         self._waiting = threading.local()
 
-    def wants_gradient(self, x: torch.Tensor) -> bool:
-        return x.requires_grad or any(
-            p.requires_grad for m in self.modules for p in m._parameters.values() if p is not None
-        )
-
-    def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
+    def part(self, x: torch.Tensor, index: int, converts: bool) -> torch.Tensor | None:
+        """One layer's result, from the product that the first of them computed; None where the
+        layer's own code has to run."""
+        if not is_plain_inference() or x.is_inference():  # writes to x are not counted there
+            return None
+        weights: list[Any] = [m._parameters.get("weight") for m in self.modules]
+        joined = self.joined.weight
+        for place, weight in enumerate(weights):
+            if type(weight) is not JoinedPart or weight.joined is not self.joined:
+                return None
+            if weight.place != place or not weight.is_packed():
+                return None
+        same_dtype = x.dtype == joined.dtype or (converts and x.is_floating_point())
+        if not same_dtype or x.dim() == 0 or x.shape[-1] != joined.shape[1]:
+            return None
         waiting = self._waiting.__dict__
-        same = waiting.get("x") is x and waiting["version"] == _version(x)
-        if same and index in waiting["parts"]:
+        ticks = [weight.cell.clock._version for weight in weights]
+        biases = [m._parameters["bias"] for m in self.modules]
+        key = [x._version, *ticks, *(-1 if b is None else b._version for b in biases)]
+        if waiting.get("x") is x and waiting["key"] == key and index in waiting["parts"]:
             part: torch.Tensor = waiting["parts"].pop(index)
             if not waiting["parts"]:
                 waiting.clear()
             return part
-        biases = [m._parameters["bias"] for m in self.modules]
         bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
-        result = linear(x, self.joined.weight, bias)
+        result = linear(x.to(joined.dtype), joined, bias)
         sizes = [stop - start for start, stop in self.joined.bounds]
         parts = dict(enumerate(torch.split(result, sizes, -1)))
         part = parts.pop(index)
-        waiting.update(x=x, version=_version(x), parts=parts)
+        waiting.update(x=x, key=key, parts=parts)
         return part
 
 
-def _version(x: torch.Tensor) -> int:
-    return 0 if x.is_inference() else x._version
-
-
 def run(context: Context) -> None:
-    if not context.observed.forms:
+    if context.sample is None:
         context.left("join", context.model, "needs sample_input to see which layers share an input")
         return
     for modules in context.observed.shared_inputs:
@@ -160,12 +168,13 @@ def run(context: Context) -> None:
         for index, module in enumerate(modules):
             weight, bias = module._parameters["weight"], module._parameters["bias"]
             assert weight is not None
-            part = nn.Parameter(JoinedPart(weight, joined, index), weight.requires_grad)
+            converts = context.converts(module)
+            part = JoinedPart(weight, joined, index).as_parameter(weight.requires_grad)
             context.set_parameter(module, "weight", part)
             if bias is not None and bias.dtype != dtype:
                 converted = nn.Parameter(bias.detach().to(dtype), bias.requires_grad)
                 context.set_parameter(module, "bias", converted)
-            context.set_forward(module, JoinedForward(module, index, group))
+            context.set_forward(module, JoinedForward(module, index, group, converts))
             _keep_plain_state(context, module)
             context.did("join", module, f"one of {len(modules)} layers computed together")
 

@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 from ... import ops
+from ...core.modes import must_run_plain
+from ...core.sources import Sources
 from ...graph.recognize import Norm
 from ...graph.recommendation import is_plain_bag
+from ...graph.region import Forward
 from ...ops._post_op import PostOp
 from ..context import Context
 
@@ -18,7 +21,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def run(context: Context) -> None:
     for module in context.open_modules():
-        if "forward" in module.__dict__ or module._forward_pre_hooks:
+        if "forward" in module.__dict__:
             continue
         norm = context.recognizer.norm(module)
         if norm is not None:
@@ -31,54 +34,77 @@ def run(context: Context) -> None:
             continue
         post_op = context.recognizer.activation(module)
         if post_op is not None and not type(module).__module__.startswith("torch.nn"):
-            context.set_forward(module, ActivationForward(post_op))
+            context.set_forward(module, ActivationForward(module, post_op))
             context.did("kernels", module, f"{type(module).__name__} -> torch {post_op}")
 
 
-class NormForward:
-    """A normalization over the last dimension in our kernel."""
+class NormForward(Forward):
+    """A normalization over the last dimension in our kernel.
+
+    sources: where the module's class is not torch's, what its formula was read off.
+    """
 
     def __init__(self, module: nn.Module, norm: Norm) -> None:
-        self.module = module
+        super().__init__(module)
         self.norm = norm
+        is_torchs = type(module).__module__.startswith("torch.nn")
+        self.sources = None if is_torchs else Sources([], owner=module, values=False)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        parameters = self.module._parameters
-        weight = parameters.get("weight")
-        if x.dtype not in _DTYPES or x.device.type != "cpu":
-            return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
-        if self.norm.kind == "rms_norm":
-            return ops.rms_norm(x, weight, self.norm.eps)
-        return ops.layer_norm(x, weight, parameters.get("bias"), self.norm.eps)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if type(x) is torch.Tensor and x.dtype in _DTYPES and x.device.type == "cpu":
+            parameters = self.module._parameters
+            weight, bias = parameters.get("weight"), parameters.get("bias")
+            plain = must_run_plain(x, weight, bias) or not fits(x, weight)
+            if not plain and (self.sources is None or self.sources.are_current()):
+                if self.norm.kind == "rms_norm":
+                    return ops.rms_norm(x, weight, self.norm.eps)
+                return ops.layer_norm(x, weight, bias, self.norm.eps)
+        return self.own(*args, **kwargs)
 
 
-class ActivationForward:
+def fits(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
+    """Whether our kernels normalize x: a last dimension of the weight's size, and not empty."""
+    return weight is None or (x.dim() > 0 and x.shape[-1] == weight.shape[0])
+
+
+class ActivationForward(Forward):
     """An activation that a model spells out in several operations, as torch's one."""
 
-    def __init__(self, post_op: PostOp) -> None:
+    def __init__(self, module: nn.Module, post_op: PostOp) -> None:
+        super().__init__(module)
         self.post_op = post_op
+        self.sources = Sources([], owner=module, values=False)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.post_op.after(x)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if type(x) is torch.Tensor and not must_run_plain(x) and self.sources.are_current():
+            return self.post_op.after(x)
+        return self.own(*args, **kwargs)
 
 
-class EmbeddingBagForward:
+class EmbeddingBagForward(Forward):
     """An embedding bag in our kernel."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __call__(
-        self,
-        input: torch.Tensor,
-        offsets: torch.Tensor | None = None,
-        per_sample_weights: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.module
-        weight = module._parameters["weight"]
-        if weight.dtype not in _DTYPES or weight.device.type != "cpu":
-            return type(module).forward(module, input, offsets, per_sample_weights)  # type: ignore[no-any-return]
-        result: torch.Tensor = ops.embedding_bag(
-            weight, input, offsets, module.mode, per_sample_weights, module.include_last_offset
-        )
-        return result
+        weight = module._parameters.get("weight")
+        given = dict(zip(("input", "offsets", "per_sample_weights"), args, strict=False))
+        given |= kwargs
+        factors = given.get("per_sample_weights")
+        tensors = [value for value in given.values() if value is not None]
+        if (
+            type(weight) is nn.Parameter
+            and weight.dtype in _DTYPES
+            and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in (*tensors, weight.detach()))
+            and "input" in given
+            and (factors is None or factors.dtype == weight.dtype)
+            and is_plain_bag(module)
+            and not must_run_plain(weight, factors)
+        ):
+            result: torch.Tensor = ops.embedding_bag(
+                weight, given["input"], given.get("offsets"), module.mode, factors,
+                module.include_last_offset,
+            )  # fmt: skip
+            return result
+        return self.own(*args, **kwargs)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...core.modes import must_run_plain
+from ...graph.region import Forward
 from ...ops.linear import supports
 from ...ops.lstm import PackedLstmWeight, lstm
 from ..context import Context
@@ -37,6 +39,7 @@ def run(context: Context) -> None:
         if reason is not None:
             context.left("lstm", module, reason)
             continue
+        converts = context.converts(module)
         for name in [*module._parameters]:
             parameter = module._parameters[name]
             assert parameter is not None
@@ -48,50 +51,49 @@ def run(context: Context) -> None:
                     values, kind=kind, reverse=name.endswith("_reverse"), has_bias=module.bias
                 )
             if name.startswith("weight") or dtype != parameter.dtype:
-                context.set_parameter(module, name, nn.Parameter(values, parameter.requires_grad))
+                context.set_parameter(module, name, _parameter(values, parameter.requires_grad))
         _keep_plain_state(context, module)
-        context.set_forward(module, LstmForward(module))
+        context.set_forward(module, LstmForward(module, converts))
         context.did("lstm", module, "LSTM with packed weights")
 
 
-class LstmForward:
-    """The forward of an LSTM with packed weights; torch's own in training or for gradients."""
+def _parameter(values: torch.Tensor, requires_grad: bool) -> nn.Parameter:
+    if isinstance(values, PackedLstmWeight):
+        return values.as_parameter(requires_grad)
+    return nn.Parameter(values, requires_grad)
 
-    def __init__(self, module: nn.LSTM) -> None:
-        self.module = module
 
-    def __call__(self, x: Any, hx: Any = None) -> Any:
-        module = self.module
-        packed = isinstance(module._parameters["weight_ih_l0"], PackedLstmWeight)
-        plain_input = isinstance(x, torch.Tensor) and x.numel() > 0
-        if packed and plain_input and not module.training and not self._wants_gradient(x):
+class LstmForward(Forward):
+    """The forward of an LSTM with packed weights."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
+        if len(args) <= 2 and "input" in given and {*given} <= {"input", "hx"}:
+            found = self._packed(given["input"], given.get("hx"))
+            if found is not None:
+                return found
+        return self.own(*args, **kwargs)
+
+    def _packed(self, x: Any, hx: Any) -> Any:
+        module: Any = self.module
+        parameters = module._parameters.values()
+        state = () if hx is None else hx
+        if (
+            type(x) is not torch.Tensor
+            or x.numel() == 0
+            or x.dim() not in (2, 3)
+            or x.shape[-1] != module.input_size
+            or not isinstance(state, tuple)
+            or module.training
+            or must_run_plain(x, *state, *parameters)
+            or not all(p.is_packed() for p in parameters if isinstance(p, PackedLstmWeight))
+            or not isinstance(module._parameters.get("weight_ih_l0"), PackedLstmWeight)
+        ):
+            return None
+        dtype = next(iter(parameters)).dtype
+        if any(t.dtype != dtype for t in (x, *state)) and not self.converts:
+            return None
+        try:
             return lstm(x, hx, module)
-        return self._plain(x, hx)
-
-    def _wants_gradient(self, x: torch.Tensor) -> bool:
-        return torch.is_grad_enabled() and (
-            x.requires_grad or any(p.requires_grad for p in self.module.parameters())
-        )
-
-    def _plain(self, x: Any, hx: Any) -> Any:
-        """torch's own formula over the restored weights, which autograd records."""
-        module = self.module
-        weights = {
-            name: p * 1 if isinstance(p, PackedLstmWeight) else p
-            for name, p in module._parameters.items()
-        }
-        dtype = next(iter(weights.values())).dtype  # type: ignore[union-attr]
-        stand_in = nn.LSTM(
-            module.input_size,
-            module.hidden_size,
-            module.num_layers,
-            module.bias,
-            module.batch_first,
-            module.dropout,
-            module.bidirectional,
-            device="meta",
-            dtype=dtype,
-        ).train(module.training)
-        x = x.to(dtype)
-        hx = None if hx is None else tuple(s.to(dtype) for s in hx)
-        return torch.func.functional_call(stand_in, weights, (x, hx))  # type: ignore[arg-type]
+        except RuntimeError:  # the module's own code says what is wrong with x
+            return None

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from ...graph.capture import CaptureError
+from ...graph.errors import CaptureError
 from ...graph.onednn_graph import OneDnnProgram, available, build
 from ...graph.replay import Replay
 from ..context import Context

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...graph.capture import CaptureError
+from ...graph.errors import CaptureError
 from ...graph.replay import Program, Replay, input_tensors, output_tensors
 from ...graph.tape import record
 from ..context import Context

@@ -1,93 +1,127 @@
-"""Passes `dropout`, `fold` and `fuse`: replace patterns in the graphs of the model's modules.
+"""Passes `dropout`, `fold` and `fuse`: patterns in the record of a run become regions.
 
-From the top down: a module whose own code takes part in a pattern gets a region; where it takes no
-part, or cannot be captured, its children are looked at.
+A region lies at the innermost module whose call all steps of a pattern belong to. It goes past that
+module's own code, and past the code of those modules below it that a step of a pattern lies in; all
+others are called as before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
 from torch import nn
 
-from ...graph.capture import CallForm, CaptureError, Capturer
-from ...graph.patterns import Choices, Rewrite
-from ...graph.region import Region
+from ...graph.errors import CaptureError
+from ...graph.patterns import Choices, Match, Patterns, values_in
+from ...graph.record import Record
+from ...graph.region import Program, Region, program
 from ..context import Context
 
 
+@dataclass
+class _Home:
+    """A call that gets a region: the calls below it that it goes past, and its patterns."""
+
+    inlined: set[int] = field(default_factory=set)
+    matches: list[Match] = field(default_factory=list)
+
+
 def run(context: Context) -> None:
-    capturer = Capturer(lambda m: m in context.closed or context.recognizer.keeps_whole(m))
-    seen: set[nn.Module] = set()
-    _visit(context, capturer, context.model, seen)
-    if "dropout" in context.passes:
-        for module in context.open_modules():
-            if type(module) in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d):
-                context.set_forward(module, Passing(module))
-                context.did("dropout", module, "removed in evaluation mode")
-
-
-class Passing:
-    """A dropout layer that costs one call: its input in evaluation mode."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __call__(self, x: object) -> object:
-        if self.module.training:
-            return type(self.module).forward(self.module, x)
-        return x
-
-
-def _visit(context: Context, capturer: Capturer, module: nn.Module, seen: set[nn.Module]) -> None:
-    if module in seen or module in context.closed:
+    record = context.run
+    if record is None:
+        context.left("fuse", context.model, context.why_no_run)
         return
-    seen.add(module)
-    if not [*module.children()]:
-        return
-    rewrites = _rewrites(context, capturer, module)
-    if not rewrites:
-        for child in module.children():
-            _visit(context, capturer, child, seen)
-        return
-    region = Region(module, rewrites)
-    for layer, folded in region.folds.items():
-        context.folds[layer] = folded
-        context.did("fold", folded.norm, f"{type(folded.norm).__name__} into its layer")
-    for match in rewrites[0].matches:
-        context.did("fuse", module, match.description)
-        context.fused_layers.update(match.layers)
-    context.set_forward(module, region)
-    for child in module.modules():
-        if child is not module and child not in region.inlined:
-            _visit(context, capturer, child, seen)
-
-
-def _rewrites(context: Context, capturer: Capturer, module: nn.Module) -> list[Rewrite]:
-    if type(module).forward is nn.Module.forward or "forward" in module.__dict__:
-        return []
-    forms = (
-        context.observed.forms.get(module),
-        CallForm.default(module),
-        context.observed.shaped_forms.get(module),
-    )
     choices = Choices(
         fold="fold" in context.passes and "pack" in context.passes,
         fuse="fuse" in context.passes,
         drop="dropout" in context.passes,
     )
-    found: list[Rewrite] = []
-    captured = False
-    for form in dict.fromkeys(form for form in forms if form is not None):
-        if form.fixes_shapes and captured:
-            continue
+    converts = {m for m in context.paths if context.converts(m)}
+    patterns = Patterns(record, context.recognizer, choices, converts, context.folds)
+    matches = [m for m in patterns.run() if all(map(context.is_free, m.modules))]
+    homes = _homes(context, record, matches)
+    programs: dict[nn.Module, list[tuple[Program, _Home]]] = {}
+    for number, home in sorted(homes.items()):
+        call = record.calls[number]
         try:
-            capture = capturer.capture(module, form)
-        except CaptureError:
+            made = program(
+                record, number, home.inlined, home.matches, patterns.dropped, *call.given
+            )
+        except CaptureError as error:
+            context.left("fuse", call.module, str(error))
             continue
-        captured = True
-        if any(m.training for m in (module, *capture.inlined)):
+        programs.setdefault(call.module, []).append((made, home))
+    for module, found in programs.items():
+        _install(context, module, found)
+
+
+def _homes(context: Context, record: Record, matches: list[Match]) -> dict[int, _Home]:
+    """The calls that get a region, by number."""
+    homes: dict[int, _Home] = {}
+    for match in matches:
+        paths = [_path(record, record.steps[number].call) for number in match.steps]
+        common = [*_common(paths)]
+        if not common:
             continue
-        folds = found[0].folds if found else {}
-        rewrite = Rewrite(capture, context.recognizer, choices, folds).run()
-        if any(match.at_root for match in rewrite.matches):
-            found.append(rewrite)
-    return found
+        inlined = {number for path in paths for number in path[len(common) :]}
+        passed = [record.calls[number].module for number in inlined]
+        home = common[-1]
+        module = record.calls[home].module
+        if not context.is_open(module) or not all(map(context.is_free, passed)):
+            continue
+        if _is_seen(record, match, common):
+            continue
+        homes.setdefault(home, _Home()).matches.append(match)
+        homes[home].inlined |= inlined
+    # What lies in a module that a region goes past is that region's.
+    for inner in sorted(homes, reverse=True):
+        outer = next((n for n, h in homes.items() if n != inner and inner in h.inlined), None)
+        if outer is not None:
+            moved = homes.pop(inner)
+            homes[outer].matches += moved.matches
+            homes[outer].inlined |= moved.inlined
+    return homes
+
+
+def _path(record: Record, call: int) -> list[int]:
+    """The calls around a step, outermost first."""
+    path: list[int] = []
+    while call >= 0:
+        path.insert(0, call)
+        call = record.calls[call].parent
+    return path
+
+
+def _common(paths: list[list[int]]) -> Iterator[int]:
+    for numbers in zip(*paths, strict=False):
+        if len({*numbers}) > 1:
+            return
+        yield numbers[0]
+
+
+def _is_seen(record: Record, match: Match, around: list[int]) -> bool:
+    """Whether a call around a match returns what would no longer be computed."""
+    kept = {*values_in(match.results)}
+    inner = {v for n in match.steps for v in values_in(record.steps[n].result)} - kept
+    return any(inner.intersection(values_in(record.calls[n].output)) for n in around)
+
+
+def _install(
+    context: Context, module: nn.Module, found: list[tuple[Program, _Home]]
+) -> None:
+    forms = {(p.positional, p.keywords): p.source for p, _ in found}
+    if any(forms[p.positional, p.keywords] != p.source for p, _ in found):
+        context.left("fuse", module, "its calls differ though their form is the same")
+        return
+    distinct = {(p.positional, p.keywords): (p, home) for p, home in reversed(found)}
+    region = Region(module, [p for p, _ in distinct.values()])
+    context.set_forward(module, region)
+    for _, home in distinct.values():
+        for match in home.matches:
+            context.did("fuse", module, match.description)
+            context.fused_layers.update(match.layers)
+            if match.folded is not None:
+                context.folds[match.folded.layer] = match.folded
+                norm = match.folded.norm
+                context.did("fold", norm, f"{type(norm).__name__} into its layer")

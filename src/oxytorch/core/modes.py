@@ -1,0 +1,111 @@
+"""Whether a derived value may stand in for a module's own code in the call at hand.
+
+Speed is for plain inference. Where a gradient can be asked for, and under autocast, tracing,
+compiling, exporting, functional transforms and tensor modes, the module's own code runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import TorchFunctionMode
+
+from .. import _library
+
+NEWEST_TORCH = (2, 13)
+"""The newest torch in which the names that core/modes.cpp and core/sources.cpp look up were looked
+at. They are no part of its stable ABI: a newer one may have changed them under the same names."""
+
+PLAIN, GRADIENTS, OTHER = range(3)
+"""What `_mode` returns: plain inference, plain with gradients enabled, or anything else. The
+numbers are those of core/modes.cpp."""
+
+
+def must_run_plain(*tensors: Tensor | None) -> bool:
+    """Whether the module's own code has to run on plain values.
+
+    tensors: those that a gradient could be asked of, the parameters among them.
+    """
+    if is_dynamo_compiling():
+        return True
+    mode = _mode()
+    if mode == PLAIN:
+        return False
+    return mode == OTHER or any(t is not None and t.requires_grad for t in tensors)
+
+
+def is_plain_inference() -> bool:
+    """Whether no gradient can be asked of anything, and no mode is active."""
+    return not is_dynamo_compiling() and _mode() == PLAIN
+
+
+class OwnFunctionMode(TorchFunctionMode):
+    """A function mode of ours, under which derived values stand in as without it."""
+
+    def __enter__(self) -> Any:
+        _count_own(1)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _count_own(-1)
+
+
+class PlainMode(TorchFunctionMode):
+    """Has everything below run its own code on plain values."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+_own = threading.local()
+
+
+def _count_own(count: int) -> None:
+    library = functions()
+    if library is not None:
+        library.oxytorch_enter_own_mode(count)
+    _own.count = getattr(_own, "count", 0) + count
+
+
+def _asked() -> int:
+    """The mode, by asking torch in Python."""
+    if (
+        torch._C._is_any_autocast_enabled()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack() != getattr(_own, "count", 0)
+        or torch._C._is_tracing()
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.maybe_current_level() is not None
+    ):
+        return OTHER
+    return GRADIENTS if torch.is_grad_enabled() else PLAIN
+
+
+@functools.cache
+def functions() -> ctypes.PyDLL | None:
+    """The library's plain C functions, if this torch is one that they know; they keep the GIL."""
+    if not _library.loaded or _library.torch_version() > NEWEST_TORCH:
+        return None
+    return ctypes.PyDLL(str(_library.PATH))
+
+
+def _chosen() -> Callable[[], int]:
+    library = functions()
+    if library is None or not hasattr(library, "oxytorch_mode"):
+        return _asked
+    with torch.inference_mode():
+        known = library.oxytorch_learn_inference_mode()
+    return library.oxytorch_mode if known else _asked
+
+
+_mode = _chosen()

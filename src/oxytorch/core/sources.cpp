@@ -1,0 +1,198 @@
+// Compares what derived values were made from with what it was then (core/sources.py).
+//
+// A model has thousands of places to look at in each call: entries of the dictionaries that Python
+// keeps modules, parameters and hooks in, versions of tensors, and the values of small ones. They
+// are handed over once; afterwards one call compares them all.
+#include <dlfcn.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "core/torch_api.h"
+
+namespace oxytorch {
+
+namespace {
+
+struct PyObject;
+
+// Python's stable ABI, found in the process: the library itself is of no Python.
+using DictGet = PyObject* (*)(PyObject*, PyObject*);
+using DictSize = std::intptr_t (*)(PyObject*);
+
+DictGet dict_get() {
+  static const auto found = reinterpret_cast<DictGet>(dlsym(RTLD_DEFAULT, "PyDict_GetItemWithError"));
+  return found;
+}
+
+DictSize dict_size() {
+  static const auto found = reinterpret_cast<DictSize>(dlsym(RTLD_DEFAULT, "PyDict_Size"));
+  return found;
+}
+
+using TypeOf = PyObject* (*)(PyObject*);
+using Release = void (*)(PyObject*);
+
+TypeOf type_of() {
+  static const auto found = reinterpret_cast<TypeOf>(dlsym(RTLD_DEFAULT, "PyObject_Type"));
+  return found;
+}
+
+Release release() {
+  static const auto found = reinterpret_cast<Release>(dlsym(RTLD_DEFAULT, "Py_DecRef"));
+  return found;
+}
+
+// at::TensorBase::_version() const
+using VersionOf = std::int64_t (*)(const void*);
+
+VersionOf version_function() {
+  static const auto found =
+      reinterpret_cast<VersionOf>(dlsym(RTLD_DEFAULT, "_ZNK2at10TensorBase8_versionEv"));
+  return found;
+}
+
+struct Entry {
+  PyObject *dict, *key, *value;  // value null: no such entry
+};
+
+struct Size {
+  PyObject* dict;
+  std::intptr_t count;
+};
+
+struct Type {
+  PyObject *object, *type;
+};
+
+struct Version {
+  Tensor tensor;
+  std::int64_t number;
+  const void* address;
+};
+
+// Contiguous, on the CPU.
+struct Values {
+  Tensor tensor;
+  std::int64_t count;
+  std::vector<char> bytes;
+};
+
+// Asked of torch, since a tensor may have been given other memory.
+std::int64_t element_count(AtenTensorHandle handle) {
+  std::int64_t count = 0;
+  check_call(aoti_torch_get_numel(handle, &count), "get_numel");
+  return count;
+}
+
+struct Sources {
+  std::vector<Entry> entries;
+  std::vector<Size> sizes;
+  std::vector<Type> types;
+  std::vector<Version> versions;
+  std::vector<Values> values;
+
+  bool are_current() const {
+    for (const Size& own : sizes) {
+      if (dict_size()(own.dict) != own.count) return false;
+    }
+    for (const Entry& own : entries) {
+      if (dict_get()(own.dict, own.key) != own.value) return false;
+    }
+    for (const Type& own : types) {
+      PyObject* found = type_of()(own.object);
+      release()(found);
+      if (found != own.type) return false;
+    }
+    for (const Version& own : versions) {
+      if (version_function()(own.tensor.handle()) != own.number) return false;
+      if (own.tensor.data() != own.address) return false;
+    }
+    for (const Values& own : values) {
+      if (element_count(own.tensor.handle()) != own.count) return false;
+      if (std::memcmp(own.tensor.data(), own.bytes.data(), own.bytes.size()) != 0) return false;
+    }
+    return true;
+  }
+};
+
+void sources(StableIValue* stack, uint64_t, uint64_t) {
+  using Tensors = std::vector<Tensor>;
+  Tensors versioned = unboxing::Take<Tensors>::from(stack[0]);
+  Tensors small = unboxing::Take<Tensors>::from(stack[1]);
+  auto made = std::make_unique<Sources>();
+  for (Tensor& tensor : versioned) {
+    const std::int64_t number = version_function()(tensor.handle());
+    const void* address = tensor.data();
+    made->versions.push_back({std::move(tensor), number, address});
+  }
+  for (Tensor& tensor : small) {
+    const std::size_t bytes = tensor.numel() * aoti_torch_dtype_element_size(tensor.dtype_code());
+    const char* begin = static_cast<const char*>(tensor.data());
+    std::vector<char> copy(begin, begin + bytes);
+    const std::int64_t count = tensor.numel();
+    made->values.push_back({std::move(tensor), count, std::move(copy)});
+  }
+  stack[0] = static_cast<StableIValue>(reinterpret_cast<std::uintptr_t>(made.release()));
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
+  library.def("sources(Tensor[] versioned, Tensor[] small) -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
+  library.impl("sources", &sources);
+}
+
+}  // namespace oxytorch
+
+#define OXY_EXPORT extern "C" __attribute__((visibility("default")))
+
+OXY_EXPORT int oxytorch_can_compare_sources() {
+  using namespace oxytorch;
+  return dict_get() && dict_size() && type_of() && release() && version_function();
+}
+
+// Objects belong to the caller, who keeps them alive.
+OXY_EXPORT void oxytorch_add_entries(void* made, void** dicts, void** keys, void** values,
+                                     std::int64_t count) {
+  using namespace oxytorch;
+  for (std::int64_t i = 0; i < count; ++i) {
+    static_cast<Sources*>(made)->entries.push_back({static_cast<PyObject*>(dicts[i]),
+                                                    static_cast<PyObject*>(keys[i]),
+                                                    static_cast<PyObject*>(values[i])});
+  }
+}
+
+OXY_EXPORT void oxytorch_add_sizes(void* made, void** dicts, const std::int64_t* counts,
+                                   std::int64_t count) {
+  using namespace oxytorch;
+  for (std::int64_t i = 0; i < count; ++i) {
+    static_cast<Sources*>(made)->sizes.push_back({static_cast<PyObject*>(dicts[i]),
+                                                  static_cast<std::intptr_t>(counts[i])});
+  }
+}
+
+OXY_EXPORT void oxytorch_add_types(void* made, void** objects, void** types, std::int64_t count) {
+  using namespace oxytorch;
+  for (std::int64_t i = 0; i < count; ++i) {
+    static_cast<Sources*>(made)->types.push_back(
+        {static_cast<PyObject*>(objects[i]), static_cast<PyObject*>(types[i])});
+  }
+}
+
+OXY_EXPORT int oxytorch_sources_are_current(const void* made) {
+  try {
+    return static_cast<const oxytorch::Sources*>(made)->are_current();
+  } catch (const std::exception&) {
+    // A tensor that cannot be asked any more is not what it was.
+    return 0;
+  }
+}
+
+OXY_EXPORT void oxytorch_forget_sources(void* made) {
+  delete static_cast<oxytorch::Sources*>(made);
+}

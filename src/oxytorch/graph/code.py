@@ -1,0 +1,193 @@
+"""Which code may be passed over: code whose only effect and only inputs are values of tensors.
+
+A region runs the operators of a module without its Python. That is sound where the Python only
+computes: it keeps no state, opens no context, catches no error, and reads nothing that may change
+unseen. The code objects of a real run are looked at, and the built-in functions that they call.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+_PURE_MODULES = frozenset(
+    "abc collections copy dataclasses enum functools inspect math operator types typing".split()
+)
+"""Modules of Python's library whose functions only compute."""
+
+_REFUSED = {
+    "STORE_ATTR": "sets an attribute",
+    "DELETE_ATTR": "deletes an attribute",
+    "STORE_GLOBAL": "sets a global variable",
+    "DELETE_GLOBAL": "deletes a global variable",
+    "STORE_SUBSCR": "writes to an element",
+    "DELETE_SUBSCR": "deletes an element",
+    "STORE_SLICE": "writes to a slice",
+    "BEFORE_WITH": "opens a context",
+    "SETUP_WITH": "opens a context",
+    "LOAD_SPECIAL": "opens a context",
+    "PUSH_EXC_INFO": "catches errors",
+    "SETUP_FINALLY": "catches errors",
+    "IMPORT_NAME": "imports a module",
+}
+"""Instructions of which each has an effect, or depends on one, that a record does not show."""
+
+_PURE = frozenset(
+    "abs all any bool callable divmod enumerate filter float format getattr hasattr hash id int "
+    "isinstance issubclass iter len list map max min next pow range repr reversed round sorted str "
+    "sum tuple type zip append extend insert items keys values get copy count index join split "
+    "startswith endswith strip lower upper replace isdigit sqrt floor ceil prod exp log pi partial "
+    "update setdefault add pop".split()
+)
+"""Built-in functions and methods that only compute, or change what the code itself has made."""
+
+_SIMPLE = (
+    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout,
+    torch.memory_format, torch.Size,
+)  # fmt: skip
+_CALLABLE = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value cannot change."""
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(is_constant, value))
+    return isinstance(value, _SIMPLE)
+
+
+class CodeWatch:
+    """Looks at the Python that runs on this thread, and reports what must not be passed over.
+
+    refuse: told the reason at the time. reads: told of the global variables that are read, by the
+    name of their Python module and their own. module: the one whose code is running.
+    """
+
+    def __init__(
+        self,
+        refuse: Callable[[str], None],
+        reads: Callable[[str, str], None],
+        module: Callable[[], nn.Module],
+    ) -> None:
+        self._refuse = refuse
+        self._reads = reads
+        self._module = module
+        self.is_looking = True
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        before = sys.getprofile()
+        sys.setprofile(self._note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """While code runs that is not the model's."""
+        before, self.is_looking = self.is_looking, False
+        try:
+            yield
+        finally:
+            self.is_looking = before
+
+    def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        if not self.is_looking:
+            return
+        if event == "call":
+            filename = frame.f_code.co_filename
+            if _is_library(filename):
+                return
+            if not _is_pythons(filename):
+                self._look(frame)
+            elif frame.f_back is not None and not _is_library(frame.f_back.f_code.co_filename):
+                name = frame.f_globals.get("__name__", "?")
+                if not _is_pythons(frame.f_back.f_code.co_filename) and name not in _PURE_MODULES:
+                    self._refuse(f"its code calls {name}.{frame.f_code.co_name}")
+        elif event == "c_call" and not _is_library_or_pythons(frame.f_code.co_filename):
+            name = getattr(argument, "__name__", "?")
+            if not _is_torchs(argument) and name not in _PURE:
+                self._refuse(f"its code calls {name}")
+
+    def _look(self, frame: types.FrameType) -> None:
+        code = frame.f_code
+        reason, global_names, free_names, attributes = _instructions(code)
+        if reason is not None:
+            self._refuse(f"its code {reason}")
+        for name in global_names:
+            table = frame.f_globals
+            if name not in table:
+                continue  # a built-in name
+            value = table[name]
+            if not (is_constant(value) or isinstance(value, _CALLABLE) or callable(value)):
+                self._refuse(f"its code reads the global variable {name}")
+            owner = str(table.get("__name__"))
+            if getattr(sys.modules.get(owner), "__dict__", None) is not table:
+                self._refuse(f"its code reads {name} of a module that is not imported")
+            self._reads(owner, name)
+        for name in free_names:
+            value = frame.f_locals.get(name)
+            if name != "__class__" and not callable(value):
+                self._refuse(f"its code reads {name} of an enclosing function")
+        own = self._module()
+        for name in attributes:
+            if name in own.__dict__:
+                value = own.__dict__[name]
+                if not (is_constant(value) or isinstance(value, (*_CALLABLE, nn.Module))):
+                    self._refuse(f"its code reads the attribute {name}, which may change")
+
+
+@functools.lru_cache(maxsize=4096)
+def _instructions(
+    code: types.CodeType,
+) -> tuple[str | None, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Why a code object is refused, and the global, enclosing and attribute names that it reads."""
+    reason = None
+    global_names, attributes = set(), set()
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if name in _REFUSED and reason is None:
+            reason = _REFUSED[name]
+        elif name == "STORE_DEREF" and instruction.argval in code.co_freevars and reason is None:
+            reason = "sets a variable of an enclosing function"
+        elif name in ("LOAD_GLOBAL", "LOAD_NAME"):
+            global_names.add(instruction.argval)
+        elif name in ("LOAD_ATTR", "LOAD_METHOD"):
+            attributes.add(instruction.argval)
+    return reason, tuple(global_names), code.co_freevars, tuple(attributes)
+
+
+def _is_pythons(filename: str) -> bool:
+    return filename.startswith(_PYTHON) and "-packages" not in filename
+
+
+def _is_library_or_pythons(filename: str) -> bool:
+    return _is_library(filename) or _is_pythons(filename)
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith((_TORCH, _OURS)) or filename.startswith("<frozen")
+
+
+def _is_torchs(function: Any) -> bool:
+    module = getattr(function, "__module__", None) or ""
+    owner = getattr(function, "__self__", None)
+    return (
+        module.startswith("torch")
+        or isinstance(owner, (torch.Tensor, nn.Module))
+        or (isinstance(owner, type) and owner.__module__.startswith("torch"))
+        or (isinstance(owner, types.ModuleType) and owner.__name__.startswith("torch"))
+    )

@@ -1,0 +1,143 @@
+"""The formula that a module computes, read off the operators of a real run.
+
+An expression is a nested tuple of operator names, constants and the names of what went in. Sums and
+products are written flat and in order, powers and quotients as powers, so that the ways of spelling
+one formula give one expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Expression = Any
+
+_SAME = {"view", "_unsafe_view", "reshape", "alias", "detach", "clone", "lift_fresh", "contiguous"}
+_POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
+
+
+class _Unknown(Exception):
+    """The run is no formula of what went in."""
+
+
+class _Reader(TorchDispatchMode):  # type: ignore[misc]
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._found: dict[int, Expression] = dict(names)
+        self._alive: list[Tensor] = []
+
+    def of(self, value: Any) -> Expression:
+        if isinstance(value, Tensor):
+            if id(value) in self._found:
+                return self._found[id(value)]
+            raise _Unknown
+        if isinstance(value, float):
+            return _rounded(value)
+        return tuple(map(self.of, value)) if isinstance(value, (list, tuple)) else value
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+            raise _Unknown
+        result = func(*args, **kwargs)
+        if not isinstance(result, Tensor):
+            raise _Unknown
+        name = func._schema.name.removeprefix("aten::")
+        keeps_shape = name in _SAME and result.shape == args[0].shape
+        if keeps_shape or (name == "_to_copy" and result.is_floating_point()):
+            found = self.of(args[0])
+        else:
+            found = _simplified(name, [*map(self.of, args)], kwargs)
+        self._found[id(result)] = found
+        self._alive.append(result)  # which keeps the id valid
+        return result
+
+
+def expression(run: Callable[[Tensor], Any], x: Tensor, names: Mapping[str, Tensor]) -> Expression:
+    """Return the expression that `run` computes of x, or None where it is none.
+
+    names: the tensors that it may use besides, by the names that they get.
+    """
+    reader = _Reader({id(x): "x", **{id(tensor): name for name, tensor in names.items()}})
+    try:
+        with torch.no_grad(), reader:
+            result = run(x)
+        return reader.of(result) if isinstance(result, Tensor) else None
+    except _Unknown:
+        return None
+    except Exception:  # a user's module may refuse x in any way: then it is something else
+        return None
+
+
+def _simplified(name: str, args: list[Any], kwargs: dict[str, Any]) -> Expression:
+    if name in ("add", "sub", "rsub") and kwargs.get("alpha", 1) == 1 and len(args) == 2:
+        left, right = args if name != "rsub" else args[::-1]
+        return _sum([left, right if name == "add" else _product([-1.0, right])])
+    if name == "mul":
+        return _product(args)
+    if name == "neg":
+        return _product([-1.0, args[0]])
+    if name == "div" and not kwargs:
+        return _product([args[0], _power(args[1], -1.0)])
+    if name in _POWERS:
+        return _power(args[0], _POWERS[name])
+    if name == "pow" and isinstance(args[1], (int, float)):
+        return _power(args[0], float(args[1]))
+    if name == "mean" and len(args) > 1:
+        args = [args[0], tuple(args[1]), *args[2:]]
+    given = tuple((key, str(value)) for key, value in sorted(kwargs.items()) if value is not None)
+    return (name, *map(_constant, args), *given)
+
+
+def _constant(value: Any) -> Any:
+    return _rounded(value) if isinstance(value, (int, float)) and type(value) is not bool else value
+
+
+def _rounded(value: float) -> float:
+    """A constant as far as float32 tells it."""
+    return float(f"{float(value):.6e}")
+
+
+def _power(base: Expression, exponent: float) -> Expression:
+    if isinstance(base, (int, float)):
+        return _rounded(base**exponent)
+    if exponent in (2.0, 3.0):
+        return _product([base] * int(exponent))
+    if base[0] == "power":
+        return _power(base[1], base[2] * exponent)
+    return base if exponent == 1.0 else ("power", base, exponent)
+
+
+def _sum(terms: list[Expression]) -> Expression:
+    return _flat("sum", terms, 0.0, lambda a, b: a + b)
+
+
+def _product(factors: list[Expression]) -> Expression:
+    return _flat("product", factors, 1.0, lambda a, b: a * b)
+
+
+def _flat(
+    name: str, items: list[Expression], neutral: float, joined: Callable[[float, float], float]
+) -> Expression:
+    constant, rest = neutral, []
+    for item in items:
+        if isinstance(item, (int, float)):
+            constant = joined(constant, item)
+        elif isinstance(item, tuple) and item[0] == name:
+            constant = joined(constant, item[1])
+            rest += item[2:]
+        else:
+            rest.append(item)
+    if len(rest) == 1 and constant == neutral:
+        return rest[0]
+    return (name, _rounded(constant), *sorted(rest, key=repr))

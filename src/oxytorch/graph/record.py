@@ -1,0 +1,434 @@
+"""The record of a real run: which functions and modules it called, on which values.
+
+The model runs as it is, with real tensors, under modes of this thread: nothing is replaced by a
+stand-in and nothing is patched for other threads. What the record cannot vouch for (a value that was
+read, a write to an input, state that was kept) is noted as the reason why a call must not be passed
+over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .code import CodeWatch, is_constant
+
+_SHAPE_READS = frozenset("shape size dim ndim numel nelement __len__ ndimension".split())
+_KIND_READS = frozenset(
+    "dtype device is_floating_point is_complex layout requires_grad is_cuda is_sparse is_quantized "
+    "is_mkldnn is_meta itemsize element_size is_leaf".split()
+)
+"""What tells the form of a tensor, which a region is only used for."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """Stands for a tensor: the number of the step that made it and its place among the results."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """Stands for a parameter or buffer: where a module keeps it."""
+
+    module: nn.Module
+    name: str
+
+    def read(self) -> Tensor | None:
+        found = self.module._parameters.get(self.name)
+        return self.module._buffers.get(self.name) if found is None else found
+
+
+@dataclass(frozen=True)
+class Other:
+    """Stands for an object that is no tensor and no constant (a cache, say)."""
+
+    number: int
+
+
+@dataclass
+class Step:
+    """One call of a function, or of a module that is called as a whole.
+
+    arguments: (args, kwargs) and result, with Values in place of tensors. call: the number of the
+    module call whose code made it. writes: the memory (storage) that it wrote to.
+    """
+
+    target: Any
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    result: Any
+    call: int
+    writes: frozenset[int] = frozenset()
+    storages: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Call:
+    """One call of a module: its arguments, its output, and the steps [begin, end) below it.
+
+    parent: the number of the call that it happened in, -1 for the first. refusal: why the module's
+    own code must not be passed over, if so. reads_shapes, reads_kinds: whether its code looks at
+    sizes, or at dtypes and the like. given: the arguments themselves. globals: the names of the
+    global variables that its code reads.
+    """
+
+    module: nn.Module
+    parent: int
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    begin: int
+    end: int = -1
+    output: Any = None
+    refusal: str | None = None
+    reads_shapes: bool = False
+    reads_kinds: bool = False
+    given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    globals: dict[tuple[str, str], None] = field(default_factory=dict)
+
+
+class Record(TorchDispatchMode):  # type: ignore[misc]
+    """Steps and module calls of one run; see `recorded`."""
+
+    def __init__(self, model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[Step] = []
+        self.calls: list[Call] = []
+        self.tensors: list[Tensor] = []  # by the number of their Value
+        self.objects: list[Any] = []  # by the number of their Other
+        self._is_leaf = is_leaf
+        self._numbers: dict[int, int] = {}
+        self._others: dict[int, int] = {}
+        self._running: list[int] = []
+        self._whole: list[nn.Module] = []  # modules being called as a whole, innermost last
+        self._writes: set[int] = set()
+        self._held: dict[int, Held] = {}
+        self._kept: set[int] = set()
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                for name, tensor in table.items():
+                    if tensor is not None:
+                        self._held.setdefault(id(tensor), Held(module, name))
+                        self._keep(tensor)
+        self.watch = CodeWatch(self.refuse, self._reads, self._running_module)
+
+    # What the code does that must not be passed over.
+
+    def refuse(self, reason: str) -> None:
+        if self._running and not self._whole and self.calls[self._running[-1]].refusal is None:
+            self.calls[self._running[-1]].refusal = reason
+
+    def _reads(self, owner: str, name: str) -> None:
+        if self._running and not self._whole:
+            self.calls[self._running[-1]].globals[owner, name] = None
+
+    def _running_module(self) -> nn.Module:
+        return self.calls[self._running[-1]].module if self._running else nn.Module()
+
+    # Values.
+
+    def _keep(self, tensor: Tensor) -> None:
+        if tensor.layout == torch.strided and type(tensor) in (Tensor, nn.Parameter):
+            self._kept.add(_storage(tensor))
+
+    def _new(self, tensor: Tensor) -> Value:
+        self._numbers[id(tensor)] = len(self.tensors)
+        self.tensors.append(tensor)  # which keeps the id valid
+        return Value(len(self.tensors) - 1)
+
+    def named(self, nested: Any) -> Any:
+        """The same structure with what stands for tensors and objects."""
+        return pytree.tree_map(self._name, nested)
+
+    def _name(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            if id(leaf) in self._held:
+                return self._held[id(leaf)]
+            if id(leaf) in self._numbers:
+                return Value(self._numbers[id(leaf)])
+            self.refuse("it uses a tensor that was made elsewhere")
+            return self._new(leaf)
+        if is_constant(leaf) or isinstance(leaf, slice) or leaf is Ellipsis or callable(leaf):
+            return leaf
+        if id(leaf) not in self._others:
+            self._others[id(leaf)] = len(self.objects)
+            self.objects.append(leaf)
+        return Other(self._others[id(leaf)])
+
+    def given(self, nested: Any) -> Any:
+        """The same structure with new values for the tensors that a call was given."""
+        for leaf in pytree.tree_leaves(nested):
+            if isinstance(leaf, Tensor) and id(leaf) not in self._held:
+                if id(leaf) not in self._numbers:
+                    self._new(leaf)
+                self._keep(leaf)
+        return self.named(nested)
+
+    def _made(self, nested: Any, written: frozenset[int]) -> Any:
+        def name(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return self._name(leaf)
+            if id(leaf) in self._held:
+                return self._held[id(leaf)]
+            is_new = id(leaf) not in self._numbers
+            if is_new or (leaf.layout == torch.strided and _storage(leaf) in written):
+                return self._new(leaf)
+            return Value(self._numbers[id(leaf)])
+
+        return pytree.tree_map(name, nested)
+
+    # Steps and calls.
+
+    def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function and note it."""
+        if not self.watch.is_looking:
+            return func(*args, **kwargs)
+        with self.watch.looking_away():
+            return self._function(func, args, kwargs)
+
+    def _function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._whole or not self._running:
+            return func(*args, **kwargs)
+        call = self.calls[self._running[-1]]
+        if _modes() != self._modes:
+            self.refuse("its code changes grad mode or autocast")
+        arguments = self.named((args, kwargs))
+        storages = {
+            self._numbers[id(leaf)]: _storage(leaf)
+            for leaf in pytree.tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor)
+            and id(leaf) in self._numbers
+            and leaf.layout == torch.strided
+        }
+        self._writes.clear()
+        result = func(*args, **kwargs)
+        writes = frozenset(self._writes)
+        name = _name_of(func)
+        if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
+            if name in _SHAPE_READS:
+                call.reads_shapes = True
+            elif name in _KIND_READS:
+                call.reads_kinds = True
+            else:
+                self.refuse(f"its code calls {name}, which is no operator")
+            return result
+        if name in ("data", "grad", "__get__") or getattr(func, "__name__", "") == "__set__":
+            self.refuse("its code sets or gets parts of tensors")
+        if writes & self._kept:
+            self.refuse(f"its code writes to an input or to the model's own tensors ({name})")
+        if isinstance(result, (tuple, list)):
+            call.reads_shapes = True  # how many there are may depend on a size
+        step = Step(func, arguments, self._made(result, writes), self._running[-1], writes, storages)
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+                storages[self._numbers.get(id(leaf), -1)] = _storage(leaf)
+        self.steps.append(step)
+        return result
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._whole:
+            self._whole.append(module)
+            return
+        parent = self._running[-1] if self._running else -1
+        if parent >= 0 and _modes() != self._modes:
+            self.refuse("its code changes grad mode or autocast")
+        arguments = self.named((args, kwargs)) if self._running else self.given((args, kwargs))
+        call = Call(module, parent, arguments, len(self.steps), given=(args, kwargs))
+        self.calls.append(call)
+        if self._is_leaf(module):
+            self._whole.append(module)
+            self._writes.clear()
+        else:
+            self._running.append(len(self.calls) - 1)
+
+    def leave(self, module: nn.Module, output: Any) -> None:
+        if len(self._whole) > 1:
+            self._whole.pop()
+            return
+        if self._whole:
+            self._whole.pop()
+            call = self.calls[-1]
+            writes = frozenset(self._writes)
+            if writes & self._kept:
+                self.refuse("a module in it writes to an input or to the model's own tensors")
+            storages = {
+                self._numbers[id(leaf)]: _storage(leaf)
+                for leaf in self._leaves(call.arguments)
+            }
+            made = self._made(output, writes)
+            for leaf in pytree.tree_leaves(output):
+                if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+                    storages[self._numbers.get(id(leaf), -1)] = _storage(leaf)
+            self.steps.append(Step(module, call.arguments, made, call.parent, writes, storages))
+            call.output, call.end = made, len(self.steps)
+            return
+        call = self.calls[self._running[-1]]
+        call.output, call.end = self.named(output), len(self.steps)
+        self._running.pop()
+
+    def is_step(self, call: Call) -> bool:
+        """Whether a call stands in the record as a step: the module was called as a whole."""
+        return self._is_leaf(call.module)
+
+    def _leaves(self, named: Any) -> list[Tensor]:
+        found = [self.tensors[v.number] for v in pytree.tree_leaves(named) if type(v) is Value]
+        return [t for t in found if t.layout == torch.strided and id(t) in self._numbers]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[position] if position < len(args) else kwargs.get(argument.name)
+                for leaf in pytree.tree_leaves(value):
+                    if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+                        self._writes.add(_storage(leaf))
+        return func(*args, **kwargs)
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self._record.function(func, args, kwargs or {})
+
+
+def recorded(
+    model: nn.Module,
+    is_leaf: Callable[[nn.Module], bool],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Record, Any]:
+    """Run a model without gradients and return the record of the run, and its output.
+
+    is_leaf: the modules that are called as a whole, however they compute.
+    """
+    record = Record(model, is_leaf)
+    attributes = _Attributes(model)
+    with torch.no_grad():
+        record._modes = _modes()
+        with _calls_noted(model, record), record.watch.watching(), _Functions(record), record:
+            output = model(*args, **kwargs)
+    for call in record.calls:
+        if call.refusal is None and attributes.changed(call.module):
+            call.refusal = "its code keeps a state in an attribute"
+    return record, output
+
+
+def refuse_differences(run: Record, again: Record) -> None:
+    """Refuse the calls of a run whose code did something else in a second run on the same input."""
+    same_length = len(run.steps) == len(again.steps) and len(run.calls) == len(again.calls)
+    for first, second in zip(run.steps, again.steps, strict=False):
+        if not _same(first, second):
+            call = run.calls[first.call]
+            call.refusal = call.refusal or "its code does something else in a second run"
+    if not same_length:
+        for call in run.calls:
+            call.refusal = call.refusal or "two runs on one input differ"
+
+
+def _same(first: Step, second: Step) -> bool:
+    if first.target != second.target or first.call != second.call:
+        return False
+    ours, theirs = (
+        pytree.tree_flatten((step.arguments, step.result)) for step in (first, second)
+    )
+    return ours[1] == theirs[1] and all(
+        type(a) is type(b) and (a is b or not is_constant(a) or a == b or a != a)
+        for a, b in zip(ours[0], theirs[0], strict=True)
+    )
+
+
+@contextmanager
+def _calls_noted(model: nn.Module, record: Record) -> Iterator[None]:
+    """Tell the record of each module's calls on this thread."""
+    thread = threading.get_ident()
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() == thread:
+            with record.watch.looking_away():
+                record.enter(module, args, kwargs)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == thread:
+            with record.watch.looking_away():
+                record.leave(module, output)
+
+    handles = []
+    try:
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Attributes:
+    """The attributes of all modules, to see whether a run changes one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._before = {m: {k: (v, _inside(v)) for k, v in m.__dict__.items()} for m in model.modules()}
+
+    def changed(self, module: nn.Module) -> bool:
+        before, now = self._before[module], module.__dict__
+        if len(before) != len(now):
+            return True
+        for name, (value, inside) in before.items():
+            found = now.get(name)
+            if found is not value:
+                return True
+            if name[0] != "_" and inside is not None and _inside(found) != inside:
+                return True
+        return False
+
+
+def _inside(value: Any) -> Any:
+    """What a container or an object holds, by identity; None for what holds nothing."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [*map(id, value)]
+    if isinstance(value, dict):
+        return [(id(k), id(v)) for k, v in value.items()]
+    if is_constant(value) or isinstance(value, (Tensor, nn.Module)) or callable(value):
+        return None
+    found = getattr(value, "__dict__", None)
+    return None if found is None else [(k, id(v)) for k, v in found.items()]
+
+
+def _modes() -> tuple[Any, ...]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+    )
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _name_of(func: Any) -> str:
+    """The name of a function; of a getter, that of the attribute."""
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":
+        return getattr(getattr(func, "__self__", None), "__name__", name)
+    return str(name)
