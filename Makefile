@@ -9,6 +9,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Python compiles what it imports, when it does; all of torch and transformers takes half a minute.
+INSTALL := $(PIP) install --quiet --no-compile --constraint constraints.txt
 SOURCES := $(shell find src cmake -name '*.cpp' -o -name '*.h' -o -name '*.cmake') CMakeLists.txt
 
 .PHONY: demo test sanitize lint format bench wheel clean
@@ -45,7 +47,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/oxytorch bench
 
-wheel: $(VENV)/.built
+wheel: $(VENV)/.torch
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 
 clean:
@@ -55,15 +57,13 @@ clean:
 # bring another build of it.
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt torch numpy
-	$(PIP) install --quiet --constraint constraints.txt 'scikit-build-core>=0.11' 'cmake>=3.26' 'ninja>=1.11'
+	$(INSTALL) torch numpy
+	$(INSTALL) 'scikit-build-core>=0.11' 'cmake>=3.26' 'ninja>=1.11'
 	touch $@
 
-$(VENV)/.built: $(VENV)/.torch pyproject.toml $(SOURCES)
-	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
-	touch $@
-
-# What an extra of pyproject.toml names, on top of the package itself.
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: $(VENV)/.built
-	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$*]'
+# What an extra of pyproject.toml names, and the package itself with the library. An editable build
+# has this machine's best level and `generic`; to test and to measure, it has every one.
+$(VENV)/.dev $(VENV)/.bench: LEVELS := --config-settings=cmake.define.OXYTORCH_LEVELS=all
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: $(VENV)/.torch pyproject.toml $(SOURCES)
+	$(INSTALL) --no-build-isolation $(LEVELS) --editable '.[$*]'
 	touch $@

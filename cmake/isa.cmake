@@ -48,55 +48,120 @@ else()
   oxytorch_level(NAME generic)
 endif()
 
-# A compiler that lacks a level's flags builds without that level and says so.
+# Which of them are compiled: all, native (generic and the best one that this machine runs), or names.
+set(choices all)
+if(SKBUILD_STATE STREQUAL "editable")
+  set(choices native)
+endif()
+set(OXYTORCH_LEVELS ${choices} CACHE STRING
+  "Levels to build: all, native (generic and this machine's best), or names separated by ;")
+
+# Writes the header: every level by name, what each needs, and which are built.
+function(oxytorch_write_levels path built)
+  set(each "")
+  set(either "")
+  set(rows "")
+  set(mask "0u")
+  foreach(level IN LISTS oxytorch_levels)
+    list(FIND oxytorch_levels ${level} index)
+    if(level IN_LIST built)
+      string(APPEND each " \\\n  MACRO(${level}, __VA_ARGS__)")
+      string(APPEND either " \\\n  BUILT(${level}, __VA_ARGS__)")
+      string(APPEND mask " | 1u << ${index}")
+    else()
+      string(APPEND either " \\\n  LEFT_OUT(${level}, __VA_ARGS__)")
+    endif()
+    set(features "")
+    foreach(feature IN LISTS oxytorch_${level}_features)
+      string(APPEND features " FEATURE(${feature})")
+    endforeach()
+    set(implied "")
+    foreach(other IN LISTS oxytorch_${level}_implied)
+      list(FIND oxytorch_levels ${other} index)
+      string(APPEND implied " | 1u << ${index}")
+    endforeach()
+    string(APPEND rows " \\\n  LEVEL(${level}, (0u${implied}),${features})")
+  endforeach()
+  list(LENGTH oxytorch_levels count)
+  file(CONFIGURE OUTPUT ${path} CONTENT
+"// Written by cmake/isa.cmake.
+#pragma once
+
+#define OXY_LEVEL_COUNT ${count}
+
+// Bit i is set if level i is built.
+#define OXY_LEVELS_BUILT (${mask})
+
+// MACRO(level, ...) for every level that is built.
+#define OXY_FOR_EACH_LEVEL(MACRO, ...)${each}
+
+// BUILT(level, ...) or LEFT_OUT(level, ...) for every level.
+#define OXY_FOR_EACH_ROW(BUILT, LEFT_OUT, ...)${either}
+
+// LEVEL(level, mask of implied levels, FEATURE(feature)...) for every level.
+#define OXY_LEVEL_TABLE(LEVEL, FEATURE)${rows}
+" @ONLY)
+endfunction()
+
+# The best level that this machine runs, asked of the code that asks it at run time.
+function(oxytorch_find_native result)
+  oxytorch_write_levels(${CMAKE_BINARY_DIR}/native/oxytorch_levels.h "${oxytorch_levels}")
+  try_run(status compiled
+    SOURCES ${CMAKE_SOURCE_DIR}/cmake/native.cpp ${CMAKE_SOURCE_DIR}/src/oxytorch/core/probe.cpp
+    CMAKE_FLAGS
+      "-DINCLUDE_DIRECTORIES=${CMAKE_BINARY_DIR}/native\;${CMAKE_SOURCE_DIR}/src/oxytorch"
+    CXX_STANDARD 20
+    NO_CACHE
+    COMPILE_OUTPUT_VARIABLE errors
+    RUN_OUTPUT_VARIABLE found)
+  if(NOT compiled OR NOT status EQUAL 0 OR NOT found IN_LIST oxytorch_levels)
+    message(FATAL_ERROR "oxytorch: cannot tell this machine's level; give OXYTORCH_LEVELS=all or "
+      "names of levels (${errors}${found})")
+  endif()
+  set(${result} ${found} PARENT_SCOPE)
+endfunction()
+
+if(OXYTORCH_LEVELS STREQUAL "all")
+  set(wanted ${oxytorch_levels})
+elseif(OXYTORCH_LEVELS STREQUAL "native")
+  oxytorch_find_native(wanted)
+else()
+  set(wanted ${OXYTORCH_LEVELS})
+  foreach(level IN LISTS wanted)
+    if(NOT level IN_LIST oxytorch_levels)
+      list(JOIN oxytorch_levels ", " known)
+      message(FATAL_ERROR "oxytorch: OXYTORCH_LEVELS: expected all, native or names of levels "
+        "(${known}), got ${level}")
+    endif()
+  endforeach()
+endif()
+
+# In the order of the list, and always the one that runs everywhere. A compiler that lacks a level's
+# flags builds without that level and says so.
 include(CheckCXXCompilerFlag)
+set(oxytorch_built "")
 foreach(level IN LISTS oxytorch_levels)
+  if(NOT level IN_LIST wanted AND NOT level STREQUAL "generic")
+    continue()
+  endif()
   string(REPLACE ";" " " joined "${oxytorch_${level}_flags}")
   if(joined)
     set(CMAKE_REQUIRED_QUIET ON)
     check_cxx_compiler_flag("${joined}" oxytorch_has_${level})
     if(NOT oxytorch_has_${level})
       message(WARNING "oxytorch: the compiler lacks '${joined}'; level ${level} is left out")
-      list(REMOVE_ITEM oxytorch_levels ${level})
+      continue()
     endif()
   endif()
+  list(APPEND oxytorch_built ${level})
 endforeach()
-
-# The generated header: the levels by name, and what each needs.
-set(each "")
-set(rows "")
-foreach(level IN LISTS oxytorch_levels)
-  string(APPEND each " \\\n  MACRO(${level}, __VA_ARGS__)")
-  set(features "")
-  foreach(feature IN LISTS oxytorch_${level}_features)
-    string(APPEND features " FEATURE(${feature})")
-  endforeach()
-  set(implied "")
-  foreach(other IN LISTS oxytorch_${level}_implied)
-    if(other IN_LIST oxytorch_levels)
-      list(FIND oxytorch_levels ${other} index)
-      string(APPEND implied " | 1u << ${index}")
-    endif()
-  endforeach()
-  string(APPEND rows " \\\n  LEVEL(${level}, (0u${implied}),${features})")
-endforeach()
-list(LENGTH oxytorch_levels count)
-file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/oxytorch_levels.h CONTENT
-"// Written by cmake/isa.cmake.
-#pragma once
-
-#define OXY_LEVEL_COUNT ${count}
-
-// MACRO(level, ...) for every level that is built.
-#define OXY_FOR_EACH_LEVEL(MACRO, ...)${each}
-
-// LEVEL(level, mask of implied levels, FEATURE(feature)...) for every level that is built.
-#define OXY_LEVEL_TABLE(LEVEL, FEATURE)${rows}
-" @ONLY)
+list(JOIN oxytorch_built ", " shown)
+message(STATUS "oxytorch: levels ${shown}")
+oxytorch_write_levels(${CMAKE_BINARY_DIR}/generated/oxytorch_levels.h "${oxytorch_built}")
 
 # One object library per level over every kernel; a kernel that lacks a level is a link error.
 function(oxytorch_add_kernels target)
-  foreach(level IN LISTS oxytorch_levels)
+  foreach(level IN LISTS oxytorch_built)
     list(FIND oxytorch_levels ${level} index)
     set(objects ${target}_${level})
     add_library(${objects} OBJECT ${ARGN})

@@ -109,8 +109,8 @@ def test_import_loads_few_modules_and_none_that_is_heavy() -> None:
     )
     new = _run(code).stdout.split()
     others = [name for name in new if name.split(".")[0] != "oxytorch"]
-    assert len(others) <= 10, others
-    assert len(new) <= 96, new
+    assert len(others) <= 3, others
+    assert len(new) <= 10, new
     for heavy in ("transformers", "rich", "matplotlib", "torch._dynamo", "torch._inductor"):
         assert heavy not in new
 
@@ -173,7 +173,7 @@ def test_old_torch_warns_in_one_line_and_references_run(tmp_path: Path) -> None:
 
 # From the lowest layer to the highest: a module imports its own layer and those before it.
 LAYERS = [
-    {"config", "_library", "_garbage"},
+    {"config", "_lazy", "_library", "_garbage"},
     {"isa", "core", "gpu"},
     {"ops"},
     {"graph", "optimize", "optim"},

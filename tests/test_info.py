@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,9 +39,37 @@ def test_info_json_has_the_facts_that_the_text_shows(capsys):
     assert {level["name"] for level in facts["levels"]} == {
         level.name for level in oxytorch.isa.levels()
     }
+    assert facts["quantization"]["weights"] == [
+        "Int4Weight",
+        "Int8DynamicActivationInt4Weight",
+        "Int8DynamicActivationInt8Weight",
+        "Int8Weight",
+        "NF4Weight",
+    ]
+    assert facts["quantization"]["checkpoints"] == ["gptq", "awq", "compressed-tensors"]
     named = facts["ops"]["kernels"] + facts["ops"]["plain_pytorch"]
     assert sorted(named) == list(oxytorch.ops.registry())
     assert facts["threads"]["torch"] == torch.get_num_threads()
+
+
+def test_info_claims_what_the_package_has(facts):
+    """Every function that it names exists, and nothing that exists is said to be missing."""
+    shown = info.text(facts)
+    for name in sorted(set(re.findall(r"oxytorch\.([a-z_.]+)", shown))):
+        value = oxytorch
+        for part in name.split("."):
+            value = getattr(value, part)
+    for name in ("optimize", "optim", "quantize_", "llm.optimize"):
+        assert f"oxytorch.{name}" in shown
+    assert "Not yet" not in shown
+
+
+def test_info_says_which_levels_are_built(facts):
+    level = {"supported": False, "implies": ()}
+    levels = [{**level, "name": "avx2", "built": True}, {**level, "name": "amx", "built": False}]
+    shown = info.text({**facts, "levels": levels}).splitlines()
+    assert any(line.split() == ["avx2", "built,", "not", "supported", "here"] for line in shown)
+    assert any(line.split() == ["amx", "not", "built"] for line in shown)
 
 
 def test_info_without_the_library_says_why_and_what_to_do(facts):

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SUPPORTED = [level.name for level in isa.levels() if level.supported]
+BUILT = [level.name for level in isa.levels() if level.built]
 
 
 def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -44,10 +45,24 @@ def test_levels_are_named_once_and_imply_earlier_ones() -> None:
         assert all(names.index(other) < position for other in level.implies)
 
 
-def test_supported_level_supports_what_it_implies() -> None:
+def test_supported_level_supports_what_it_implies_as_far_as_that_is_built() -> None:
     for level in isa.levels():
         if level.supported:
-            assert set(level.implies) <= set(SUPPORTED)
+            assert level.built
+            assert set(level.implies) & set(BUILT) <= set(SUPPORTED)
+
+
+def test_generic_and_the_best_level_are_always_built() -> None:
+    assert BUILT[0] == "generic" and set(SUPPORTED) <= set(BUILT)
+
+
+def test_level_that_is_not_built_is_named_with_what_to_do() -> None:
+    absent = [level.name for level in isa.levels() if not level.built]
+    if not absent:
+        pytest.skip("this library has every level")
+    message = f"level '{absent[0]}' is not built into this library; it has: generic.*make test"
+    with pytest.raises(ValueError, match=message), isa.use(absent[0]):
+        pass
 
 
 def test_levels_agree_with_the_system() -> None:
@@ -57,10 +72,14 @@ def test_levels_agree_with_the_system() -> None:
             flags = set(next(line for line in file if line.startswith("flags")).split())
     except (OSError, StopIteration):
         pytest.skip("this system does not list processor flags")
-    assert ("avx2" in SUPPORTED) == ({"avx2", "fma", "f16c", "bmi2"} <= flags)
-    assert ("avx512" in SUPPORTED) == ({"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags)
-    assert ("avx512_bf16" in SUPPORTED) == ("avx512_bf16" in flags)
-    assert ("avx512_fp16" in SUPPORTED) == ("avx512_fp16" in flags)
+    needed = {
+        "avx2": {"avx2", "fma", "f16c", "bmi2"},
+        "avx512": {"avx512f", "avx512vl", "avx512bw", "avx512dq"},
+        "avx512_bf16": {"avx512_bf16"},
+        "avx512_fp16": {"avx512_fp16"},
+    }
+    for level, names in needed.items():
+        assert level not in BUILT or (level in SUPPORTED) == (names <= flags), level
     # A system may hide the tile registers from programs although the processor has them.
     assert "amx" not in SUPPORTED or {"amx_tile", "amx_int8", "amx_bf16"} <= flags
 
@@ -88,9 +107,9 @@ def test_unknown_level_lists_the_choices() -> None:
 
 
 def test_unsupported_level_lists_the_choices() -> None:
-    absent = [level.name for level in isa.levels() if not level.supported]
+    absent = [level.name for level in isa.levels() if level.built and not level.supported]
     if not absent:
-        pytest.skip("this processor supports every level")
+        pytest.skip("this processor supports every level that is built")
     with pytest.raises(ValueError, match=f"does not support level '{absent[0]}'.*generic"):
         isa._activate(absent[0], "test")
 

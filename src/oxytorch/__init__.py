@@ -8,35 +8,18 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING
 
-from . import _library, config, isa, ops, optim
-from .optimize import explain, optimize, undo
+from . import _lazy, _library, config, isa, ops
+
+if TYPE_CHECKING:
+    from . import llm, optim, quantization
+    from .optimize import explain, optimize, undo
+    from .quantization import load_quantized, quantize_, save_quantized
 
 _library.warn_if_missing()
 isa.apply_environment()
-
-if TYPE_CHECKING:
-    from . import quantization
-    from .quantization import load_quantized, quantize_, save_quantized
-
-_LATER = {
-    "llm": "llm",
-    "quantization": "quantization",
-    "quantize_": "quantization",
-    "save_quantized": "quantization",
-    "load_quantized": "quantization",
-}
-"""Public names whose module is imported when they are asked for."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f".{_LATER[name]}", __name__)
-    return module if name == _LATER[name] else getattr(module, name)
-
 
 __all__ = [
     "__version__",
@@ -53,3 +36,16 @@ __all__ = [
     "save_quantized",
     "undo",
 ]
+
+_LATER = {
+    "explain": "optimize",
+    "llm": "llm",
+    "load_quantized": "quantization",
+    "optim": "optim",
+    "optimize": "optimize",
+    "quantization": "quantization",
+    "quantize_": "quantization",
+    "save_quantized": "quantization",
+    "undo": "optimize",
+}
+sys.modules[__name__].__class__ = _lazy.Package

@@ -9,6 +9,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -72,3 +73,13 @@ class Config:
 
 
 current = Config.read(os.environ)
+
+
+def cache_folder(name: str) -> Path | None:
+    """Where files of a kind are kept that can be made again; None for a user without a home."""
+    if current.cache_home:
+        return Path(current.cache_home) / "oxytorch" / name
+    try:
+        return Path.home() / ".cache" / "oxytorch" / name
+    except RuntimeError:
+        return None

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from . import __version__, _library, config, isa, ops, optim
+from . import __version__, _library, config, isa, ops, optim, quantization
 from .gpu import images
+from .quantization.checkpoints import SCHEMES
 
 # cpuid features that decide between levels, as Linux spells them.
 FEATURES = (
@@ -76,6 +77,12 @@ def collect() -> dict[str, Any]:
         "ops": {
             "kernels": compiled,
             "plain_pytorch": [name for name in ops.registry() if name not in compiled],
+        },
+        "quantization": {
+            "weights": [
+                name for name in quantization.__all__ if _is_format(getattr(quantization, name))
+            ],
+            "checkpoints": list(SCHEMES),
         },
         "optimizers": [name for name in optim.__all__ if _is_optimizer(getattr(optim, name))],
         "environment": environment(),
@@ -244,9 +251,11 @@ def level_text(facts: dict[str, Any]) -> list[str]:
     active = facts["active"]
     lines = [row("Kernels", f"level {active['level']}: {active['why']}")]
     for level in facts["levels"]:
-        state = "supported here" if level["supported"] else "not supported here"
+        state = "built, supported here" if level["supported"] else "built, not supported here"
+        if not level["built"]:
+            state = "not built"
         mark = "*" if level["name"] == active["level"] else " "
-        lines.append(row("", f"{mark} {level['name']:<13} built, {state}"))
+        lines.append(row("", f"{mark} {level['name']:<13} {state}"))
     return lines
 
 
@@ -269,6 +278,11 @@ def _is_optimizer(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, base) and value is not base
 
 
+def _is_format(value: Any) -> bool:
+    base = quantization.WeightConfig
+    return isinstance(value, type) and issubclass(value, base) and value is not base
+
+
 def accelerated_text(facts: dict[str, Any]) -> list[str]:
     """What runs faster here, and what stays as it is in PyTorch."""
     kernels = ", ".join(facts["ops"]["kernels"])
@@ -283,7 +297,11 @@ def accelerated_text(facts: dict[str, Any]) -> list[str]:
     lines += [
         row("", "oxytorch.optim, oxytorch.optimize(model, optimizer=...): training on it"),
         row("", f"fused steps: {', '.join(facts['optimizers'])}"),
-        row("Not yet", "models on GPUs, 8-bit and 4-bit weights: as in plain PyTorch"),
+        row("", "oxytorch.llm.optimize(model), oxytorch llm: language models of transformers"),
+        row("", "oxytorch.quantize_(model, ...): weights of 8 and 4 bits on it"),
+        row("", f"formats: {', '.join(facts['quantization']['weights'])}"),
+        row("", f"checkpoints: {', '.join(facts['quantization']['checkpoints'])}"),
+        row("CPU only", "optimize, llm and quantize_: models on GPUs run as in plain PyTorch"),
     ]
     return lines
 

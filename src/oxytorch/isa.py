@@ -1,6 +1,7 @@
 """Instruction-set levels: which are built, which this processor supports, which one runs.
 
-A level is one entry of the list in `cmake/isa.cmake`; every kernel is compiled once per level. The
+A level is one entry of the list in `cmake/isa.cmake`; kernels are compiled once per level. Wheels
+have all levels, an editable install `generic` and the best one of the machine that built it. The
 active level belongs to the process, not to a thread.
 """
 
@@ -21,26 +22,29 @@ _TORCH_NAMES = {"default": "generic"}
 
 @dataclass(frozen=True)
 class Level:
-    """A level that is built into the library.
+    """An entry of the list of levels.
 
-    supported: this processor and its operating system can run it.
+    supported: it is built, and this processor and its operating system can run it.
     implies: names of the levels whose instructions it also uses.
+    built: the library has its kernels.
     """
 
     name: str
     supported: bool
     implies: tuple[str, ...]
+    built: bool
 
 
 @functools.cache
 def levels() -> tuple[Level, ...]:
-    """Every level in the library, from the least to the most capable; empty without a library."""
+    """Every level of the list, from the least to the most capable; empty without a library."""
     if not _library.loaded:
         return ()
     library = functions()
     count = library.oxytorch_level_count()
     names = [str(library.oxytorch_level_name(index), "ascii") for index in range(count)]
     supported = library.oxytorch_supported_levels()
+    built = library.oxytorch_built_levels()
     return tuple(
         Level(
             name=name,
@@ -50,6 +54,7 @@ def levels() -> tuple[Level, ...]:
                 for bit, other in enumerate(names)
                 if library.oxytorch_level_implies(index) >> bit & 1
             ),
+            built=bool(built >> index & 1),
         )
         for index, name in enumerate(names)
     )
@@ -78,7 +83,7 @@ def why() -> str:
 def use(name: str) -> Iterator[None]:
     """Runs the kernels of level `name` inside a `with` block, in every thread of the process.
 
-    Raises ValueError if the level is unknown or this processor does not support it.
+    Raises ValueError if the level is unknown, not built, or this processor does not support it.
     """
     before = active()
     _activate(name, "oxytorch.isa.use")
@@ -105,6 +110,7 @@ def functions() -> ctypes.CDLL:
     library = ctypes.CDLL(str(_library.PATH))
     library.oxytorch_level_name.restype = ctypes.c_char_p
     library.oxytorch_level_implies.restype = ctypes.c_uint32
+    library.oxytorch_built_levels.restype = ctypes.c_uint32
     library.oxytorch_supported_levels.restype = ctypes.c_uint32
     library.oxytorch_set_tuning.argtypes = [ctypes.c_int64] * 3
     library.oxytorch_set_tuning.restype = None
@@ -119,6 +125,11 @@ def _activate(name: str, source: str) -> None:
     index = next((i for i, level in enumerate(levels()) if level.name == name), None)
     if index is None:
         raise ValueError(f"{source}: unknown level {name!r}; this processor supports: {_choices()}")
+    if not levels()[index].built:
+        raise ValueError(
+            f"{source}: level {name!r} is not built into this library; it has: {_choices()}; "
+            "`make test` builds every level, as wheels have them"
+        )
     if functions().oxytorch_activate_level(index) != 0:
         raise ValueError(
             f"{source}: this processor does not support level {name!r}; it supports: {_choices()}"

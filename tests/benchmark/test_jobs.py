@@ -22,9 +22,15 @@ LSTM = {
 }
 
 
+def no_results(result: dict[str, Any]) -> None:
+    raise AssertionError(f"expected no result, got {result}")
+
+
 def test_a_job_runs_in_a_process_of_its_own() -> None:
     stages: list[tuple[str, str]] = []
-    [result] = run_once(LSTM, 120, lambda peer, stage: stages.append((peer, stage)))
+    results: list[dict[str, Any]] = []
+    run_once(LSTM, 120, lambda peer, stage: stages.append((peer, stage)), results.append)
+    [result] = results
     assert result["peers"][0]["status"] == "measured"
     assert result["allocation"] in ("reuse", "system")
     assert ("eager", "prepare") in stages
@@ -32,25 +38,27 @@ def test_a_job_runs_in_a_process_of_its_own() -> None:
 
 def test_an_error_in_the_process_carries_its_reason() -> None:
     with pytest.raises(JobError, match="KeyError: 'no such model'"):
-        run_once({**LSTM, "model": "no such model"}, 120, no_progress)
+        run_once({**LSTM, "model": "no such model"}, 120, no_progress, no_results)
 
 
 def test_silence_is_an_error() -> None:
     with pytest.raises(JobError, match="no sign of life for 0 s"):
-        run_once(LSTM, 0.01, no_progress)
+        run_once(LSTM, 0.01, no_progress, no_results)
 
 
 def test_a_peer_that_kills_the_process_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    def fake_run_once(job: dict[str, Any], silence: float, progress: Any) -> Any:
+    def fake_run_once(job: dict[str, Any], silence: float, progress: Any, on_result: Any) -> None:
         asked.append(job["peers"])
         if "openvino" in job["peers"]:
             raise JobError("killed by SIGSEGV", "openvino")
-        return [{"peers": []}]
+        on_result({"peers": []})
 
     monkeypatch.setattr(jobs, "run_once", fake_run_once)
-    [result] = run_contest({**LSTM, "peers": ["eager", "openvino"]}, 1, no_progress)
+    results: list[dict[str, Any]] = []
+    run_contest({**LSTM, "peers": ["eager", "openvino"]}, 1, no_progress, results.append)
+    [result] = results
     assert asked == [["eager", "openvino"], ["eager"]]
     [record] = result["peers"]
     assert (record["peer"], record["status"]) == ("openvino", "failed")
@@ -58,12 +66,12 @@ def test_a_peer_that_kills_the_process_is_left_out(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_death_that_belongs_to_no_peer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake_run_once(job: dict[str, Any], silence: float, progress: Any) -> Any:
+    def fake_run_once(job: dict[str, Any], silence: float, progress: Any, on_result: Any) -> None:
         raise JobError("killed by SIGKILL", "")
 
     monkeypatch.setattr(jobs, "run_once", fake_run_once)
     with pytest.raises(JobError, match="SIGKILL"):
-        run_contest(LSTM, 1, no_progress)
+        run_contest(LSTM, 1, no_progress, no_results)
 
 
 def test_cause_of_death_names_the_signal_and_the_last_words(tmp_path: Path) -> None:

@@ -89,13 +89,15 @@ def test_nan_is_wrong() -> None:
 
 
 def test_a_contestant_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake_run_once(job: dict[str, Any], silence: float, progress: Any) -> Any:
+    def fake_run_once(job: dict[str, Any], silence: float, progress: Any, on_result: Any) -> None:
         if "predecessor" in job["peers"]:
             raise JobError("killed by SIGILL", "predecessor")
-        return [{"peers": []}]
+        on_result({"peers": []})
 
     monkeypatch.setattr(jobs, "run_once", fake_run_once)
     job = {"kind": "optim", "peers": ["fused", "predecessor"], "labels": optim_cases.PEERS}
-    [result] = jobs.run_contest(job, 1, no_progress)
+    results: list[dict[str, Any]] = []
+    jobs.run_contest(job, 1, no_progress, results.append)
+    [result] = results
     [record] = result["peers"]
     assert (record["label"], record["reason"]) == ("predecessor", "killed by SIGILL")

@@ -9,13 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from oxytorch.benchmark.contest import new_record, refuse
-from oxytorch.benchmark.gpu_optim_cases import CASES
 from oxytorch.benchmark.optim_cases import Case
 from oxytorch.benchmark.results import spread_record
 from oxytorch.benchmark.rounds import spread
@@ -134,10 +132,3 @@ def _run(way: Way, case: Case, device: str, silence: float) -> dict[str, Any]:
         last = told[-1].strip()[:160] if told else "nothing on standard error"
         raise RuntimeError(f"exit status {done.returncode}; last line: {last}")
     return dict(json.loads(lines[-1]))
-
-
-def measure(
-    ways: Sequence[str], case: str, device: str, rounds: int, silence: float
-) -> list[dict[str, Any]]:
-    """All ways asked for, one after another."""
-    return [measure_way(WAYS[way], CASES[case], device, rounds, silence) for way in ways]

@@ -6,11 +6,15 @@ import argparse
 import datetime
 import importlib
 import importlib.util
+import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from oxytorch import config
+from oxytorch.benchmark.machine import machine_name
 
 SUMMARY = "measure ops, optimizers and whole models next to their peers"
 
@@ -20,6 +24,9 @@ Measure oxytorch next to its peers, in the same run, and next to this machine's 
 Every contestant first has to give the right answer; then all take turns, round by round, with the
 same number of threads. A peer that is not installed, or fails, is named with its reason.
 Close other programs before you measure.
+
+Every result is written as soon as it is there (--json, --output, or a file in the cache folder that
+the first line names). A run that was cut off goes on with `oxytorch bench continue FILE`.
 """
 
 EXAMPLES = """\
@@ -28,6 +35,7 @@ examples:
   oxytorch bench models                       every model in fp32 and bf16 with all peers (~25 min)
   oxytorch bench models --only bert,resnet50 --dtype bfloat16 --peers eager,openvino,oxytorch
   oxytorch bench models --output benchmarks/results          also write JSON and a plot there
+  oxytorch bench zoo --models bert,swin --batch 1    models of many kinds: where are we slower?
   oxytorch bench ops --only rms_norm --peers eager           one op against plain PyTorch
   oxytorch bench ops --isa avx2,avx512_bf16 --size cache     kernels of several levels
   oxytorch bench optim --only AdamW --format float32,split+int8      one optimizer's step
@@ -36,6 +44,7 @@ examples:
   oxytorch bench limits                       bandwidth and matrix products of this machine
   oxytorch bench import-time                  what `import oxytorch` adds to `import torch`
   oxytorch bench optimize-cost                time and peak memory of optimize(BERT-base)
+  oxytorch bench continue FILE                what a run that was cut off has not measured
   oxytorch bench report benchmarks/results    tables from the files of earlier runs
   oxytorch bench report benchmarks/results --into README.md
 """
@@ -74,6 +83,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_list(models, "--peers", "contestants (default: all); eager always takes part")
     models.add_argument("--batch", type=_positive, help="batch size (default: each model's own)")
 
+    zoo = what.add_parser("zoo", help="models of many kinds beside stock PyTorch: who loses?")
+    _add_common(zoo, rounds=7)
+    _add_list(zoo, "--models", "models to measure (default: all)")
+    _add_list(zoo, "--dtype", "precisions (default: float32,bfloat16)", MODEL_DTYPES)
+    zoo.add_argument(
+        "--batch", type=_sizes, default=(1, 8), metavar="N,M,...", help="batch sizes (default: 1,8)"
+    )
+
     ops = what.add_parser("ops", help="every op of the registry")
     _add_common(ops, rounds=15)
     _add_list(ops, "--only", "ops to measure (default: all)")
@@ -110,6 +127,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_common(optimize, rounds=1)
     _add_list(optimize, "--only", "models to optimize (default: bert)")
     _add_list(optimize, "--dtype", "precisions (default: float32,bfloat16)", MODEL_DTYPES)
+
+    rest = what.add_parser("continue", help="measure what is left of a run that was cut off")
+    rest.add_argument("path", type=Path, metavar="FILE", help="its results file")
 
     report = what.add_parser("report", help="Markdown tables from the files of earlier runs")
     report.add_argument("paths", nargs="+", type=Path, help="results files, or folders of them")
@@ -150,6 +170,10 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_positive(word) for word in _words(text))
+
+
 def _positive(text: str) -> int:
     try:
         value = int(text)
@@ -169,6 +193,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.what == "report":
             return _report(arguments)
+        if arguments.what == "continue":
+            return _continue(arguments.path)
         if arguments.what in (None, "all"):
             return _measure_everything(arguments)
         return _measure(arguments, _words_after_bench(sys.argv))
@@ -219,43 +245,69 @@ def _measure_everything(arguments: argparse.Namespace) -> int:
 
 def _measure(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     from oxytorch.benchmark import runs
+
+    settings = _settings(arguments)
+    run = runs.start(arguments.what, shlex.join(["oxytorch", "bench", *words]), settings)
+    paths = [] if arguments.json is None else [arguments.json]
+    if arguments.output is not None:
+        paths.append(_free_path(arguments.output / machine_name(run["machine"]), arguments.what))
+    if not paths:
+        folder = config.cache_folder("bench")
+        paths = [] if folder is None else [_free_path(folder, arguments.what)]
+    return _do(arguments, settings, run, paths)
+
+
+def _continue(path: Path) -> int:
+    """Measure what is left of a run that was cut off, by the command in its file."""
+    from dataclasses import asdict
+
+    from oxytorch.benchmark.kept import reopened
+
+    run = reopened(path)
+    words = shlex.split(str(run["command"]))
+    if words[:2] != ["oxytorch", "bench"]:
+        raise ValueError(
+            f"bench continue: {path} is of `{' '.join(words[:3])}`, which has to be given again, "
+            f"for what is left: {', '.join(run['left'])}"
+        )
+    arguments = _parse(words[2:])
+    settings = _settings(arguments)
+    # As they stand in the file: tuples are lists there.
+    for name, value in json.loads(json.dumps(asdict(settings))).items():
+        if run["settings"].get(name) != value:
+            raise ValueError(
+                f"bench continue: {path}: expected {name} {run['settings'].get(name)}, with which "
+                f"it was begun, got {value}; begin a new run"
+            )
+    print(
+        f"oxytorch bench: {path} of {run['date']} has {len(run['results'])} results; "
+        f"done: {', '.join(run['done']) or 'nothing'}; left: {', '.join(run['left'])}",
+        file=sys.stderr,
+    )
+    return _do(arguments, settings, run, [path])
+
+
+def _do(arguments: argparse.Namespace, settings: Any, run: Any, paths: Sequence[Path]) -> int:
+    """Measure what is left of a run, and show all of it; 1 where something failed."""
+    from oxytorch.benchmark import runs
     from oxytorch.benchmark.report import provenance, tables_of
-    from oxytorch.benchmark.results import write_run
     from oxytorch.benchmark.terminal import show_table
 
-    measure: dict[str, Callable[..., dict[str, Any]]] = {
-        "models": runs.run_models,
-        "ops": runs.run_ops,
-        "optim": runs.run_optim,
-        "gpu-optim": runs.run_gpu_optim,
-        "cold-start": runs.run_cold_start,
-        "limits": runs.run_limits,
-        "import-time": runs.run_import_time,
-        "optimize-cost": runs.run_optimize_cost,
-    }
-    settings = _settings(arguments)
-    command = shlex.join(["oxytorch", "bench", *words])
-    targets: list[Path] = [] if arguments.json is None else [arguments.json]
-
-    def keep(result: dict[str, Any]) -> None:
-        if arguments.output is not None and len(targets) == (arguments.json is not None):
-            targets.append(_free_path(arguments.output, result, arguments.what))
-        for target in targets:
-            write_run(result, target)
-
-    result = measure[arguments.what](settings, command, keep)
-    for table in tables_of(result):
+    for path in paths:
+        print(f"oxytorch bench: results go to {path} as they come", file=sys.stderr)
+    runs.measure(arguments.what, settings, run, paths)
+    for table in tables_of(run):
         show_table(table)
-    if result["results"]:
-        print(provenance(result))
+    if run["results"]:
+        print(provenance(run))
     plots = [] if arguments.plot is None else [arguments.plot]
-    if arguments.output is not None and arguments.what in PLOTTED and result["results"]:
-        plots.append(targets[-1].with_suffix(".svg"))
+    if arguments.output is not None and arguments.what in PLOTTED and run["results"]:
+        plots.append(paths[-1].with_suffix(".svg"))
     for plot in plots:
-        _draw([result], plot)
-    for path in [*targets, *plots]:
+        _draw([run], plot)
+    for path in [*paths, *plots]:
         print(f"wrote {path}")
-    return 1 if result["failures"] else 0
+    return 1 if run["failures"] else 0
 
 
 def _words_after_bench(argv: Sequence[str]) -> Sequence[str]:
@@ -263,12 +315,10 @@ def _words_after_bench(argv: Sequence[str]) -> Sequence[str]:
     return argv[argv.index("bench") + 1 :] if "bench" in argv[:2] else argv[1:]
 
 
-def _free_path(folder: Path, run: dict[str, Any], what: str) -> Path:
-    """<folder>/<machine>/<date>-<what>.json, numbered from the second of a day on."""
-    from oxytorch.benchmark.machine import machine_name
-
+def _free_path(folder: Path, what: str) -> Path:
+    """<folder>/<date>-<what>.json, numbered from the second of a day on."""
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    base = folder / machine_name(run["machine"]) / f"{today}-{what}"
+    base = folder / f"{today}-{what}"
     path, number = base.with_suffix(".json"), 2
     while path.exists():
         path = base.with_name(f"{base.name}-{number}").with_suffix(".json")
@@ -298,9 +348,11 @@ def _settings(arguments: argparse.Namespace) -> Any:
     from oxytorch.benchmark.models import CASES
     from oxytorch.benchmark.peers import PEERS
     from oxytorch.benchmark.runs import Settings
+    from oxytorch.benchmark.zoo_models import ZOO
 
     of_ops = arguments.what == "ops"
     chosen = vars(arguments)
+    batch = chosen.get("batch")
     contestants: dict[str, Mapping[str, object]] = {
         "ops": op_runs.PEERS,
         "optim": optim_cases.PEERS,
@@ -324,17 +376,21 @@ def _settings(arguments: argparse.Namespace) -> Any:
         _check_names("--peers", arguments.peers, everybody)
         _check_names("--format", chosen.get("format", ()), optim_cases.FORMATS)
         _check_gpu(arguments)
+    elif arguments.what == "zoo":
+        _check_names("--models", arguments.models, ZOO)
+        _check_names("--dtype", arguments.dtype, MODEL_DTYPES)
     else:
         _check_names("--only", chosen.get("only", ()), CASES)
         _check_names("--dtype", chosen.get("dtype", ()), MODEL_DTYPES)
         _check_names("--peers", chosen.get("peers", ()), PEERS)
     return Settings(
-        only=chosen.get("only", ()),
+        only=chosen.get("only") or chosen.get("models") or (),
         dtypes=chosen.get("dtype", ()),
         peers=chosen.get("peers", ()) or tuple(everybody),
         rounds=arguments.rounds,
         threads=arguments.threads or torch.get_num_threads(),
-        batch=chosen.get("batch"),
+        batch=batch if isinstance(batch, int) else None,
+        batches=batch if isinstance(batch, tuple) else (),
         sizes=chosen.get("size", ()),
         levels=chosen.get("isa", ()),
         cases=chosen.get("case", ()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -211,7 +211,7 @@ def run_case(
     settings: GpuOptimSettings,
     clock: Clock | None = None,
     progress: Progress = no_progress,
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Measure steps of all optimizers on the tensors of a case; a result for each, as JSON.
 
     A step's least traffic is that of parameters, gradients and states, each read once and all but
@@ -220,7 +220,6 @@ def run_case(
     """
     clock = CudaClock() if clock is None else clock
     data = _tensors(case, clock.device, 0), _tensors(case, clock.device, 1)
-    results = []
     for name in settings.optimizers:
         expected = expected_change(name)
         records = []
@@ -235,8 +234,7 @@ def run_case(
                     refuse_for(cast(Any, record), error)
             gc.collect()
             records.append(record)
-        results.append(_result(name, case, records, clock))
-    return results
+        yield _result(name, case, records, clock)
 
 
 def _result(name: str, case: Case, records: list[dict[str, Any]], clock: Clock) -> dict[str, Any]:
@@ -267,7 +265,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "processor"
 
 
-def run_job(job: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:
+def run_job(job: dict[str, Any], progress: Progress) -> Iterator[dict[str, Any]]:
     """`run_case` for the worker process: every argument comes as JSON."""
     settings = GpuOptimSettings(
         optimizers=job["optimizers"],
@@ -275,8 +273,5 @@ def run_job(job: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:
         formats=job["formats"],
         rounds=job["rounds"],
     )
-    return [
-        result
-        for case in job["cases"]
-        for result in run_case(CASES[case], settings, None, progress)
-    ]
+    for case in job["cases"]:
+        yield from run_case(CASES[case], settings, None, progress)

@@ -14,12 +14,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from oxytorch.benchmark.contest import Progress, new_record, refuse
 from oxytorch.benchmark.peers import PEERS
+
+Result = dict[str, Any]
+OnResult = Callable[[Result], None]
+"""Called with every result as it comes."""
 
 
 class JobError(RuntimeError):
@@ -61,8 +65,8 @@ def cause_of_death(code: int, log: Path) -> str:
     return f"{cause}; last line: {lines[-1].strip()[:160]}" if lines else cause
 
 
-def run_once(job: dict[str, Any], silence: float, progress: Progress) -> list[dict[str, Any]]:
-    """Run a job in a new process; its results, with the allocation they were measured under.
+def run_once(job: dict[str, Any], silence: float, progress: Progress, on_result: OnResult) -> None:
+    """Run a job in a new process; results come with the allocation they were measured under.
 
     Raises:
         JobError: the process reported an error, died, or was silent for `silence` seconds.
@@ -85,12 +89,13 @@ def run_once(job: dict[str, Any], silence: float, progress: Progress) -> list[di
             process.stdin.close()
             for line in _lines(process.stdout, silence):
                 event = json.loads(line)
-                if event["event"] == "result":
-                    result = event["result"]
-                    results = result if isinstance(result, list) else [result]
-                    return [{**entry, "allocation": event["allocation"]} for entry in results]
+                if event["event"] == "done":
+                    return
                 if event["event"] == "error":
                     raise JobError(event["reason"], peer)
+                if event["event"] == "result":
+                    on_result({**event["result"], "allocation": event["allocation"]})
+                    continue
                 peer = event["peer"]
                 progress(peer, event["stage"])
             raise JobError(cause_of_death(process.wait(), log), peer)
@@ -101,28 +106,31 @@ def run_once(job: dict[str, Any], silence: float, progress: Progress) -> list[di
             process.wait()
 
 
-def run_contest(job: dict[str, Any], silence: float, progress: Progress) -> list[dict[str, Any]]:
-    """The job's results; peers that took the process down are in them with status "failed".
+def run_contest(
+    job: dict[str, Any], silence: float, progress: Progress, on_result: OnResult
+) -> None:
+    """As `run_once`; peers that took the process down are in the results with status "failed".
+
+    After such a death everything is measured again without the peer, and comes again.
 
     Raises:
         JobError: the process failed in a part that belongs to no peer that could be left out.
     """
     lost: dict[str, str] = {}
+
+    def with_lost(result: Result) -> None:
+        for peer, reason in lost.items():
+            label = PEERS[peer].label if peer in PEERS else job.get("labels", {}).get(peer, peer)
+            record = new_record(peer, label)
+            refuse(record, "failed", reason)
+            result["peers"].append(record)
+        on_result(result)
+
     while True:
         remaining = [peer for peer in job["peers"] if peer not in lost]
         try:
-            results = run_once({**job, "peers": remaining}, silence, progress)
+            return run_once({**job, "peers": remaining}, silence, progress, with_lost)
         except JobError as error:
             if error.peer not in remaining or error.peer == "eager":
                 raise
             lost[error.peer] = str(error)
-            continue
-        for result in results:
-            for peer, reason in lost.items():
-                label = (
-                    PEERS[peer].label if peer in PEERS else job.get("labels", {}).get(peer, peer)
-                )
-                record = new_record(peer, label)
-                refuse(record, "failed", reason)
-                result["peers"].append(record)
-        return results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,9 +68,9 @@ def _check_again(
             refuse(record, "wrong", f"{text}: relative difference {record['difference']:.2g}")
 
 
-def _time_alone(task: Task, rounds: int) -> float:
+def _time_alone(eager: Peer, task: Task, rounds: int) -> float:
     """Seconds of the eager model before any other peer is loaded in this process."""
-    runner = PEERS["eager"].prepare(task)
+    runner = eager.prepare(task)
     return spread(interleave({"eager": runner.call}, rounds=rounds)["eager"]).median
 
 
@@ -83,10 +83,12 @@ def run_model(
     rounds: int,
     threads: int,
     progress: Progress = no_progress,
+    contestants: Mapping[str, Peer] = PEERS,
 ) -> dict[str, Any]:
     """Measure one model in one dtype with the named peers; the result as a JSON dictionary.
 
     `eager` always takes part: it gives the right answer and is the base of the ratios.
+    contestants: the peers by name.
     """
     torch.set_num_threads(threads)
     names = ["eager", *(name for name in peers if name != "eager")]
@@ -96,14 +98,14 @@ def run_model(
         expected = [tensor.clone() for tensor in output_tensors(call_model(model, inputs))]
         task = Task(model, inputs, dtype, threads)
         progress("eager", "alone")
-        alone = _time_alone(task, max(1, rounds // 2))
+        alone = _time_alone(contestants["eager"], task, max(1, rounds // 2))
         records: list[PeerRecord] = []
         runners: dict[str, Runner] = {}
         for name in names:
-            record = new_record(name, PEERS[name].label)
+            record = new_record(name, contestants[name].label)
             records.append(record)
             progress(name, "prepare")
-            runner = _prepare(PEERS[name], task, record)
+            runner = _prepare(contestants[name], task, record)
             if runner is not None:
                 progress(name, "check")
                 if _check(runner, expected, record):

@@ -6,7 +6,7 @@ import functools
 import gc
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +117,7 @@ def _check(
     return record
 
 
+@torch.no_grad()
 def run_sample(
     op: Any,
     sample: Any,
@@ -191,23 +192,18 @@ def run_sample(
 
 def run_op(
     op: Any, dtype: torch.dtype, settings: OpSettings, progress: Progress = no_progress
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Measure an op in one dtype: a result for every sample of its registry entry."""
     torch.set_num_threads(settings.threads)
-    results = []
-    with torch.no_grad():
-        product = {"product": matrix_product(dtype, settings.matrix_size)}
-        product_rate = max(best_rates(product, rounds=3))
-        for size in settings.sizes:
-            for sample in op.samples(dtype, size):
-                results.append(
-                    run_sample(op, sample, dtype, size, settings, product_rate, progress)
-                )
-                gc.collect()
-    return results
+    product = {"product": matrix_product(dtype, settings.matrix_size)}
+    product_rate = max(best_rates(product, rounds=3))
+    for size in settings.sizes:
+        for sample in op.samples(dtype, size):
+            yield run_sample(op, sample, dtype, size, settings, product_rate, progress)
+            gc.collect()
 
 
-def run_job(job: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:
+def run_job(job: dict[str, Any], progress: Progress) -> Iterator[dict[str, Any]]:
     """`run_op` for the worker process: every argument comes as JSON."""
     ops = importlib.import_module("oxytorch.ops")
     settings = OpSettings(

@@ -22,6 +22,7 @@ from oxytorch.benchmark.tables import (
     training_loss_table,
     training_step_table,
 )
+from oxytorch.benchmark.zoo_runs import zoo_tables
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -33,6 +34,7 @@ KEYS = {
     "cold-start": ("way", "case"),
     "limits": (),
     "costs": ("cost", "model", "dtype", "inplace"),
+    "zoo": ("model", "dtype", "batch", "level", "threads"),
     "training": ("measure", "way"),
     "llm": ("model", "weights", "prompt", "tokens", "kv_cache", "group_size", "threads"),
     "perplexity": ("folder", "text", "tokens", "window", "stride", "group_size", "label"),
@@ -65,12 +67,21 @@ def merge(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
         results = {_key(run["kind"], result): result for result in older["results"]}
         # Removing first moves a replaced result nowhere: dictionaries keep the first position.
         results.update({_key(run["kind"], result): result for result in run["results"]})
+        done = [*older.get("done", ()), *run.get("done", ())]
+        left = dict.fromkeys([*older.get("left", ()), *run.get("left", ())])
         kinds[run["kind"]] = {
             **run,
             "results": list(results.values()),
             "parts": older["parts"] + 1,
+            "done": done,
+            "left": [job for job in left if job not in done],
         }
     return machines
+
+
+def is_same(kind: str, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two results of a kind of run are measurements of the same thing."""
+    return _key(kind, one) == _key(kind, other)
 
 
 def _key(kind: str, result: dict[str, Any]) -> tuple[object, ...]:
@@ -101,6 +112,8 @@ def tables_of(run: Run) -> list[Table]:
         return [make_table([r for r in results if r["case"] == case]) for case in cases]
     if run["kind"] == "limits":
         return [limits_table(results[-1])]
+    if run["kind"] == "zoo":
+        return zoo_tables(results)
     if run["kind"] == "llm":
         models = dict.fromkeys(result["model"] for result in results)
         return [llm_table([r for r in results if r["model"] == model]) for model in models]
@@ -134,7 +147,8 @@ def provenance(run: Run) -> str:
         f"torch's capability {machine['torch_capability']}"
         f"{f', oxytorch level {level}' if level else ''}); "
         f"{run['date'][:10]}; {', '.join(packages)}; `{run['command']}`"
-        f"{'' if run.get('parts', 1) == 1 else ' (the newest of several runs)'}."
+        f"{'' if run.get('parts', 1) == 1 else ' (the newest of several runs)'}"
+        f"{'; incomplete, not measured: ' + ', '.join(run['left']) if run.get('left') else ''}."
     )
 
 

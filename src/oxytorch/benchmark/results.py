@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -82,9 +83,17 @@ def new_run(kind: str, command: str, settings: dict[str, object]) -> dict[str, A
 
 
 def write_run(run: dict[str, Any], path: Path) -> None:
-    """Write a results file, with its folder; an existing file is replaced."""
+    """Write a results file, with its folder; an existing file is replaced.
+
+    Whenever the process ends, the file is whole: the old one or the new one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def read_run(path: Path) -> dict[str, Any]:

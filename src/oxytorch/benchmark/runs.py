@@ -1,4 +1,4 @@
-"""The runs behind the subcommands: which jobs, in which order, and what is kept of them."""
+"""The runs behind the subcommands: which jobs each consists of, and how they are done."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from oxytorch.benchmark import cold_start, gpu_optim_cases, optim_cases
-from oxytorch.benchmark.jobs import JobError, run_contest, run_once
+from oxytorch.benchmark import cold_start, gpu_optim_cases, optim_cases, zoo_models, zoo_runs
+from oxytorch.benchmark.jobs import JobError, OnResult, run_contest, run_once
+from oxytorch.benchmark.kept import Run, keeping
 from oxytorch.benchmark.models import CASES
 from oxytorch.benchmark.peers import PEERS
 from oxytorch.benchmark.results import new_run
 from oxytorch.benchmark.terminal import Watcher, watching
-
-OnResult = Callable[[dict[str, Any]], None]
-"""Called with the run after every job, so that an interrupted run keeps what it has."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Settings:
         rounds: interleaved rounds.
         threads: threads for every contestant.
         batch: batch size of models; None means each model's own.
+        batches: batch sizes of the zoo's models.
         sizes: of the samples of ops: cache, memory.
         levels: ISA levels at which oxytorch's ops run; none means the active one.
         cases: sets of tensors that optimizers update.
@@ -45,6 +46,7 @@ class Settings:
     rounds: int
     threads: int
     batch: int | None = None
+    batches: tuple[int, ...] = ()
     sizes: tuple[str, ...] = ()
     levels: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
@@ -54,8 +56,21 @@ class Settings:
     silence: float = 300.0
 
 
-def _start(kind: str, command: str, settings: Settings) -> dict[str, Any]:
-    run = new_run(kind, command, asdict(settings))
+@dataclass(frozen=True)
+class Job:
+    """One thing to measure.
+
+    name: says what, and is no other job's of the run.
+    do: measures it and hands on each result as it comes; raises JobError where it cannot.
+    """
+
+    name: str
+    do: Callable[[Watcher, OnResult], None]
+
+
+def start(what: str, command: str, settings: Settings) -> Run:
+    """The head of a run's file; says on standard error where the machine is busy."""
+    run = new_run(KINDS.get(what, what), command, asdict(settings))
     load = run["machine"]["load"]
     if load is not None and load > 0.5:
         print(
@@ -66,27 +81,39 @@ def _start(kind: str, command: str, settings: Settings) -> dict[str, Any]:
     return run
 
 
-def _collect(
-    run: dict[str, Any],
-    jobs: Sequence[tuple[str, Callable[[Watcher], list[dict[str, Any]]]]],
-    on_result: OnResult,
-) -> dict[str, Any]:
-    """Do all jobs; one that fails is told on standard error and noted in `run["failures"]`."""
-    run["failures"] = []
-    with watching(len(jobs)) as watcher:
-        for title, do in jobs:
-            watcher.start(title)
+def measure(what: str, settings: Settings, run: Run, paths: Sequence[Path]) -> Run:
+    """Do the jobs of a kind of run that are left; `paths` hold every result as soon as it is there.
+
+    A job that fails is told on standard error and noted in `run["failures"]`.
+    """
+    jobs = {job.name: job for job in JOBS[what](settings)}
+    with keeping(run, list(jobs), paths) as kept, watching(len(kept.left())) as watcher:
+        for name in kept.left():
+            watcher.start(name)
             try:
-                run["results"] += do(watcher)
+                jobs[name].do(watcher, kept.add)
             except JobError as error:
-                print(f"oxytorch bench: {title}: {error}", file=sys.stderr)
-                run["failures"].append({"job": title, "reason": str(error)})
+                kept.fail(name, str(error))
+            else:
+                kept.finish(name)
             watcher.finish()
-            on_result(run)
     return run
 
 
-def run_models(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
+def _contest(name: str, job: dict[str, Any], settings: Settings) -> Job:
+    return Job(
+        name,
+        lambda watcher, on_result: run_contest(job, settings.silence, watcher.stage, on_result),
+    )
+
+
+def _single(name: str, job: dict[str, Any], settings: Settings) -> Job:
+    return Job(
+        name, lambda watcher, on_result: run_once(job, settings.silence, watcher.stage, on_result)
+    )
+
+
+def model_jobs(settings: Settings) -> list[Job]:
     """Every model asked for, in every dtype, with all peers."""
     jobs = []
     for name in settings.only or CASES:
@@ -101,11 +128,43 @@ def run_models(settings: Settings, command: str, on_result: OnResult) -> dict[st
                 "threads": settings.threads,
                 "allocation": settings.allocation,
             }
-            jobs.append((f"{name} {dtype}", _contest(job, settings.silence)))
-    return _collect(_start("models", command, settings), jobs, on_result)
+            jobs.append(_contest(f"{name} {dtype}", job, settings))
+    return jobs
 
 
-def run_ops(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
+def zoo_jobs(settings: Settings) -> list[Job]:
+    """Every model of the zoo, in every dtype and batch size; what it loses is told as it comes."""
+    jobs = []
+    for name in settings.only or zoo_models.ZOO:
+        for batch in settings.batches:
+            for dtype in settings.dtypes:
+                names = zoo_runs.contestants(dtype)
+                job = {
+                    "kind": "zoo",
+                    "model": name,
+                    "dtype": dtype,
+                    "batch": batch,
+                    "peers": names,
+                    "labels": {peer: zoo_runs.CONTESTANTS[peer].label for peer in names},
+                    "rounds": settings.rounds,
+                    "threads": settings.threads,
+                    "allocation": settings.allocation,
+                }
+                contest = _contest(f"{name} {dtype} batch {batch}", job, settings)
+                jobs.append(Job(contest.name, partial(_tell_losses, contest)))
+    return jobs
+
+
+def _tell_losses(contest: Job, watcher: Watcher, on_result: OnResult) -> None:
+    def tell(result: dict[str, Any]) -> None:
+        on_result(result)
+        for line in zoo_runs.lost(result):
+            print(f"oxytorch bench: lost: {line}", file=sys.stderr, flush=True)
+
+    contest.do(watcher, tell)
+
+
+def op_jobs(settings: Settings) -> list[Job]:
     """Every op of the registry, or those asked for, in every dtype."""
     registry = importlib.import_module("oxytorch.ops").registry()
     jobs = []
@@ -122,11 +181,11 @@ def run_ops(settings: Settings, command: str, on_result: OnResult) -> dict[str, 
                 "threads": settings.threads,
                 "allocation": settings.allocation,
             }
-            jobs.append((f"{name} {dtype}", _contest(job, settings.silence)))
-    return _collect(_start("ops", command, settings), jobs, on_result)
+            jobs.append(_contest(f"{name} {dtype}", job, settings))
+    return jobs
 
 
-def run_optim(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
+def optim_jobs(settings: Settings) -> list[Job]:
     """Every optimizer asked for, on every set of tensors, in every format."""
     jobs = []
     for case in settings.cases or optim_cases.CASES:
@@ -142,48 +201,45 @@ def run_optim(settings: Settings, command: str, on_result: OnResult) -> dict[str
                 "threads": settings.threads,
                 "allocation": settings.allocation,
             }
-            jobs.append((f"{name} {case}", _contest(job, settings.silence)))
-    return _collect(_start("optim", command, settings), jobs, on_result)
+            jobs.append(_contest(f"{name} {case}", job, settings))
+    return jobs
 
 
-def run_gpu_optim(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
-    """Every optimizer asked for on the GPU, in one process: starting one there takes long."""
-    job = {
-        "kind": "gpu-optim",
-        "optimizers": list(settings.only or optim_cases.OPTIMIZERS),
-        "cases": list(settings.cases or gpu_optim_cases.CASES),
-        "peers": list(settings.peers),
-        "labels": gpu_optim_cases.PEERS,
-        "formats": list(settings.formats or gpu_optim_cases.DEFAULT_FORMATS),
-        "rounds": settings.rounds,
-        "allocation": settings.allocation,
-    }
-    jobs = [("steps on the GPU", _contest(job, settings.silence))]
-    return _collect(_start("gpu-optim", command, settings), jobs, on_result)
-
-
-def run_cold_start(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
-    """The first step of a process, in every way."""
+def gpu_optim_jobs(settings: Settings) -> list[Job]:
+    """Every optimizer asked for on the GPU; one process for a case, as starting one takes long."""
     jobs = []
-    for case in settings.cases or ("resnet50",):
-        for name in settings.peers:
-            jobs.append((f"{name} {case}", _cold_start(name, case, settings)))
-    return _collect(_start("cold-start", command, settings), jobs, on_result)
+    for case in settings.cases or gpu_optim_cases.CASES:
+        job = {
+            "kind": "gpu-optim",
+            "optimizers": list(settings.only or optim_cases.OPTIMIZERS),
+            "cases": [case],
+            "peers": list(settings.peers),
+            "labels": gpu_optim_cases.PEERS,
+            "formats": list(settings.formats or gpu_optim_cases.DEFAULT_FORMATS),
+            "rounds": settings.rounds,
+            "allocation": settings.allocation,
+        }
+        jobs.append(_contest(f"steps on the GPU {case}", job, settings))
+    return jobs
 
 
-def _cold_start(
-    name: str, case: str, settings: Settings
-) -> Callable[[Watcher], list[dict[str, Any]]]:
-    return lambda watcher: cold_start.measure(
-        (name,), case, settings.device, settings.rounds, settings.silence
-    )
+def cold_start_jobs(settings: Settings) -> list[Job]:
+    """The first step of a process, in every way."""
+
+    def measure_way(name: str, case: str, watcher: Watcher, on_result: OnResult) -> None:
+        way, tensors = cold_start.WAYS[name], gpu_optim_cases.CASES[case]
+        on_result(
+            cold_start.measure_way(way, tensors, settings.device, settings.rounds, settings.silence)
+        )
+
+    return [
+        Job(f"{name} {case}", partial(measure_way, name, case))
+        for case in settings.cases or ("resnet50",)
+        for name in settings.peers
+    ]
 
 
-def _contest(job: dict[str, Any], silence: float) -> Callable[[Watcher], list[dict[str, Any]]]:
-    return lambda watcher: run_contest(job, silence, watcher.stage)
-
-
-def run_limits(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
+def limit_jobs(settings: Settings) -> list[Job]:
     """The machine's limits."""
     job = {
         "kind": "limits",
@@ -191,19 +247,17 @@ def run_limits(settings: Settings, command: str, on_result: OnResult) -> dict[st
         "rounds": settings.rounds,
         "allocation": settings.allocation,
     }
-    jobs = [("limits", lambda watcher: run_once(job, settings.silence, watcher.stage))]
-    return _collect(_start("limits", command, settings), jobs, on_result)
+    return [_single("limits", job, settings)]
 
 
-def run_import_time(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
+def import_time_jobs(settings: Settings) -> list[Job]:
     """The time that `import oxytorch` adds."""
     from oxytorch.benchmark.costs import measure_import_time
 
-    jobs = [("import time", lambda watcher: [measure_import_time()])]
-    return _collect(_start("costs", command, settings), jobs, on_result)
+    return [Job("import time", lambda watcher, on_result: on_result(measure_import_time()))]
 
 
-def run_optimize_cost(settings: Settings, command: str, on_result: OnResult) -> dict[str, Any]:
+def optimize_cost_jobs(settings: Settings) -> list[Job]:
     """Time and peak memory of `optimize`, on a copy and in place."""
     jobs = []
     for name in settings.only or ("bert",):
@@ -217,9 +271,22 @@ def run_optimize_cost(settings: Settings, command: str, on_result: OnResult) -> 
                     "allocation": "system",
                 }
                 title = f"optimize {name} {dtype} {'in place' if inplace else 'on a copy'}"
-                jobs.append((title, _single(job, settings.silence)))
-    return _collect(_start("costs", command, settings), jobs, on_result)
+                jobs.append(_single(title, job, settings))
+    return jobs
 
 
-def _single(job: dict[str, Any], silence: float) -> Callable[[Watcher], list[dict[str, Any]]]:
-    return lambda watcher: run_once(job, silence, watcher.stage)
+JOBS: dict[str, Callable[[Settings], list[Job]]] = {
+    "models": model_jobs,
+    "zoo": zoo_jobs,
+    "ops": op_jobs,
+    "optim": optim_jobs,
+    "gpu-optim": gpu_optim_jobs,
+    "cold-start": cold_start_jobs,
+    "limits": limit_jobs,
+    "import-time": import_time_jobs,
+    "optimize-cost": optimize_cost_jobs,
+}
+"""Subcommand -> its jobs."""
+
+KINDS = {"import-time": "costs", "optimize-cost": "costs"}
+"""Subcommand -> kind of run in its files, where that has another name."""

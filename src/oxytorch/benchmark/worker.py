@@ -20,8 +20,9 @@ JOBS = {
     "gpu-optim": "oxytorch.benchmark.gpu_optim_runs",
     "limits": "oxytorch.benchmark.limits",
     "optimize": "oxytorch.benchmark.costs",
+    "zoo": "oxytorch.benchmark.zoo_runs",
 }
-"""Kind of job -> module with `run_job(job, progress)`."""
+"""Kind of job -> module with `run_job(job, progress)`: one result, or several as they come."""
 
 
 def main() -> int:
@@ -39,16 +40,18 @@ def main() -> int:
             from oxytorch.benchmark.allocation import keep_freed_memory
 
             allocation = keep_freed_memory()
-        result = importlib.import_module(JOBS[job["kind"]]).run_job(
+        found = importlib.import_module(JOBS[job["kind"]]).run_job(
             job, lambda peer, stage: send(event="stage", peer=peer, stage=stage)
         )
+        for result in [found] if isinstance(found, dict) else found:
+            send(event="result", result=result, allocation=allocation)
     except Exception as error:
         from oxytorch.benchmark.contest import first_line
 
         traceback.print_exc()
         send(event="error", reason=first_line(error))
         return 1
-    send(event="result", result=result, allocation=allocation)
+    send(event="done")
     # Some peers' libraries crash while they are unloaded, after all the work is done.
     events.close()
     sys.stderr.flush()

@@ -3,8 +3,6 @@
 
 #include <cstdint>
 
-#include "oxytorch_levels.h"
-
 namespace oxytorch {
 
 // Works on the items [begin, end) of a call described by Args; items are independent.
@@ -32,17 +30,23 @@ extern int last_level;
 
 #else
 
+// Not above: kernels are not compiled again where another level is built too.
+#include "oxytorch_levels.h"
+
 #define OXY_DECLARE_COPY(level, name, Args)                      \
   namespace oxytorch::level {                                    \
   void name##_at_level(const Args&, std::int64_t, std::int64_t); \
   }
 #define OXY_LIST_COPY(level, name, Args) level::name##_at_level,
+#define OXY_LIST_NONE(level, name, Args) nullptr,
 
-// Elsewhere: declares every level's copy and the table `name_copies` that is indexed by level.
-#define OXY_KERNEL(name, Args)                                                                     \
-  OXY_FOR_EACH_LEVEL(OXY_DECLARE_COPY, name, Args)                                                 \
-  namespace oxytorch {                                                                             \
-  inline constexpr Kernel<Args> name##_copies[] = {OXY_FOR_EACH_LEVEL(OXY_LIST_COPY, name, Args)}; \
+// Elsewhere: declares the copies and the table `name_copies` that is indexed by level; a level that
+// is not built is never the active one.
+#define OXY_KERNEL(name, Args)                                     \
+  OXY_FOR_EACH_LEVEL(OXY_DECLARE_COPY, name, Args)                 \
+  namespace oxytorch {                                             \
+  inline constexpr Kernel<Args> name##_copies[] = {                \
+      OXY_FOR_EACH_ROW(OXY_LIST_COPY, OXY_LIST_NONE, name, Args)}; \
   }
 
 #endif

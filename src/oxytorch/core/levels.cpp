@@ -12,7 +12,7 @@ int last_level = -1;
 namespace {
 
 #define OXY_NAME(level, ...) #level,
-constexpr const char* kNames[] = {OXY_FOR_EACH_LEVEL(OXY_NAME, 0)};
+constexpr const char* kNames[] = {OXY_FOR_EACH_ROW(OXY_NAME, OXY_NAME, 0)};
 #undef OXY_NAME
 
 #define OXY_FEATURE(feature)
@@ -41,7 +41,7 @@ int choose_level() {
 }  // namespace
 
 std::uint32_t supported_levels() {
-  static const std::uint32_t levels = probe::supported_levels();
+  static const std::uint32_t levels = probe::supported_levels() & OXY_LEVELS_BUILT;
   return levels;
 }
 
@@ -57,6 +57,7 @@ int active_level() {
 OXY_EXPORT int oxytorch_level_count() { return OXY_LEVEL_COUNT; }
 OXY_EXPORT const char* oxytorch_level_name(int level) { return oxytorch::kNames[level]; }
 OXY_EXPORT std::uint32_t oxytorch_level_implies(int level) { return oxytorch::kImplied[level]; }
+OXY_EXPORT std::uint32_t oxytorch_built_levels() { return OXY_LEVELS_BUILT; }
 OXY_EXPORT std::uint32_t oxytorch_supported_levels() { return oxytorch::supported_levels(); }
 OXY_EXPORT int oxytorch_active_level() { return oxytorch::active_level(); }
 OXY_EXPORT int oxytorch_activate_level(int level) { return oxytorch::activate(level) ? 0 : -1; }

@@ -5,7 +5,7 @@
 
 namespace oxytorch {
 
-// Bit i is set if this processor and its operating system run level i.
+// Bit i is set if level i is built and this processor and its operating system run it.
 std::uint32_t supported_levels();
 
 // Index of the level that kernels run at; chosen at the first call.
@@ -28,6 +28,7 @@ extern "C" {
 int oxytorch_level_count();
 const char* oxytorch_level_name(int level);
 std::uint32_t oxytorch_level_implies(int level);
+std::uint32_t oxytorch_built_levels();
 std::uint32_t oxytorch_supported_levels();
 int oxytorch_active_level();
 // Makes `level` the active one; returns 0, or -1 if it is not supported.

@@ -30,6 +30,7 @@ _GLOBAL_HOOKS = tuple(
     getattr(torch.nn.modules.module, f"_global{name}") for name in (*_HOOKS[:2], *_HOOKS[2:])
 )
 _TABLES = ("_modules", "_parameters", "_buffers")
+_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, tuple, torch.dtype, torch.device)
 _version = attrgetter("_version")
 
 
@@ -37,12 +38,15 @@ class Sources:
     """The modules and tensors that a derived value was made from, as they were then.
 
     modules: those whose call the derived value skips. Noted are their class, hooks, own `forward`,
-    children and all other attributes, by identity; so is the absence of global hooks.
+    children and all other attributes, by identity; so are the hooks for all modules.
     tensors: further tensors, by identity of their memory and by version; small ones by value.
     owner: the module in whose place the derived value stands; its hooks are called by torch.
     values: whether parameters and buffers of the modules are sources too; else they are read anew
     at each use, and only their number is noted.
     names: global variables that code reads: (name of the Python module, name).
+
+    A copy (deepcopy, pickle) is compared with what it is a copy of; one with values or tensors is
+    not current until `note` is called.
     """
 
     def __init__(
@@ -54,10 +58,43 @@ class Sources:
         values: bool = True,
         names: Iterable[tuple[str, str]] = (),
     ) -> None:
-        self._arguments = ([*modules], [*tensors], owner, values, [*names])
-        self._is_lost = False
+        self._modules = [*modules]
+        self._tensors = [*tensors]
+        self._owner = owner
+        self._values = values
+        self._names = [*names]
         self._lock = threading.Lock()
+        self.note()
+
+    def note(self) -> None:
+        """Take what is there now as what the derived value was made from."""
+        modules, owner = self._modules, [] if self._owner is None else [self._owner]
+        tables = [(m, name) for m in modules for name in _HOOKS]
+        entries: list[_Entry] = [
+            (m, None, "forward", m.__dict__.get("forward", _MISSING)) for m in modules
+        ]
+        for module in (*modules, *owner):
+            tables.append((module, "_modules"))
+            for name, value in module.__dict__.items():
+                is_table = name in (*_HOOKS, *_TABLES, "forward")
+                if not is_table and not name.startswith("_oxytorch"):
+                    entries.append((module, None, name, value))
+        if self._values:
+            tables += [(m, name) for m in (*modules, *owner) for name in _TABLES[1:]]
+        for module, table in tables:
+            items = module.__dict__[table].items()
+            entries += [(module, table, key, value) for key, value in items]
+        self._entries = entries
+        self._sizes = [(m, t, len(m.__dict__[t])) for m, t in tables]
+        if not self._values:
+            own = [(m, name) for m in modules for name in _TABLES[1:]]
+            self._sizes += [(m, name, len(m.__dict__[name])) for m, name in own]
+        self._types = [(m, type(m)) for m in modules]
+        self._globals = [(owner, name, _global(owner, name)) for owner, name in self._names]
+        self._hook_counts = [*map(len, _GLOBAL_HOOKS)]
+        self._is_lost = False
         self._compared: _Compared | None = None
+        self._made()
 
     def are_current(self) -> bool:
         """Whether nothing was replaced, added, removed or written to."""
@@ -66,120 +103,124 @@ class Sources:
             compared = self._made()
         return compared.are_current()
 
-    def note(self) -> None:
-        """Take what is there now as what the derived value was made from."""
-        self._compared, self._is_lost = None, False
-        self._made()
-
     def _made(self) -> _Compared:
         with self._lock:
             if self._compared is None:
-                self._compared = _NOTHING if self._is_lost else _compared(*self._arguments)
+                is_lost = self._is_lost or not self._is_unchanged()
+                self._compared = _Nothing() if is_lost else self._compare()
             return self._compared
 
+    def _is_unchanged(self) -> bool:
+        """Whether a copy's structure is still that of what it is a copy of."""
+        return (
+            all(len(m.__dict__[t]) == count for m, t, count in self._sizes)
+            and all(_same(_table(m, t).get(k, _MISSING), v) for m, t, k, v in self._entries)
+            and all(type(m) is kind for m, kind in self._types)
+        )
+
+    def _compare(self) -> _Compared:
+        found = _Compared()
+        for hooks, count in zip(_GLOBAL_HOOKS, self._hook_counts, strict=True):
+            found.sizes.append((hooks, count))
+        for module, table, key, value in self._entries:
+            places = _table(module, table)
+            # A constant of a copy is equal, and need not be the same object.
+            now = places.get(key, _MISSING) if value is not _MISSING else _MISSING
+            found.entries.append((places, key, now))
+        for owner, name, value in self._globals:
+            if owner in sys.modules:
+                found.entries.append((sys.modules[owner].__dict__, name, value))
+        found.sizes += [(m.__dict__[t], count) for m, t, count in self._sizes]
+        found.types = [*self._types]
+        tensors = [*self._tensors]
+        if self._values:
+            owned = (*self._modules, *([] if self._owner is None else [self._owner]))
+            tensors += [t for m in owned for t in (*m._parameters.values(), *m._buffers.values())]
+        for tensor in tensors:
+            if tensor is not None:
+                found.add_tensor(tensor)
+        found.close()
+        return found
+
     def __getstate__(self) -> dict[str, Any]:
-        # A copy notes what its own modules are like, once they are there.
-        return {"_arguments": self._arguments, "_is_lost": not self.are_current()}
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_compared")}
+        state["_is_lost"] = self._values or bool(self._tensors) or not self.are_current()
+        state["_globals"] = []
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._globals = [(owner, name, _global(owner, name)) for owner, name in self._names]
         self._lock = threading.Lock()
         self._compared = None
 
 
-def _compared(
-    modules: list[nn.Module],
-    tensors: list[Tensor],
-    owner: nn.Module | None,
-    values: bool,
-    names: list[tuple[str, str]],
-) -> _Compared:
-    found = _Compared()
-    for module_name, name in names:
-        table = sys.modules[module_name].__dict__ if module_name in sys.modules else {}
-        found.add_entry(table, name, table.get(name))
-    for hooks in _GLOBAL_HOOKS:
-        found.add_table(hooks)
-    for module in modules:
-        found.add_type(module)
-        for name in _HOOKS:
-            found.add_table(module.__dict__[name])
-        found.add_entry(module.__dict__, "forward", module.__dict__.get("forward"))
-    for module in (*modules, *([] if owner is None else [owner])):
-        for name, value in module.__dict__.items():
-            if name not in (*_HOOKS, *_TABLES, "forward") and not name.startswith("_oxytorch"):
-                found.add_entry(module.__dict__, name, value)
-        found.add_table(module._modules)
-        for table in (module._parameters, module._buffers):
-            if values:
-                found.add_table(table)
-            else:
-                found.add_size(table)
-    if values:
-        for module in (*modules, *([] if owner is None else [owner])):
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
-                    found.add_tensor(tensor)
-    for tensor in tensors:
-        found.add_tensor(tensor)
-    found.close()
-    return found
+_Entry = tuple[nn.Module, str | None, Any, Any]
+
+
+class _Missing:
+    """Stands for an entry that is not there; one object, also in copies."""
+
+    def __reduce__(self) -> str:
+        return "_MISSING"
+
+
+_MISSING = _Missing()
+
+
+def _table(module: nn.Module, name: str | None) -> dict[Any, Any]:
+    table: dict[Any, Any] = module.__dict__ if name is None else module.__dict__[name]
+    return table
+
+
+def _global(owner: str, name: str) -> Any:
+    return sys.modules[owner].__dict__.get(name, _MISSING) if owner in sys.modules else _MISSING
+
+
+def _same(now: Any, then: Any) -> bool:
+    return now is then or (isinstance(then, _CONSTANTS) and type(now) is type(then) and now == then)
 
 
 class _Compared:
     """The places to look at, and what was found there; compared by core/sources.cpp."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[dict[Any, Any], Any, Any]] = []
-        self._sizes: list[tuple[dict[Any, Any], int]] = []
-        self._types: list[tuple[Any, type]] = []
-        self._versioned: list[Tensor] = []
-        self._small: list[Tensor] = []
-        self._native: Any = None
-
-    def add_entry(self, table: dict[Any, Any], key: Any, value: Any) -> None:
-        self._entries.append((table, key, value))
-
-    def add_size(self, table: dict[Any, Any]) -> None:
-        self._sizes.append((table, len(table)))
-
-    def add_table(self, table: dict[Any, Any]) -> None:
-        self.add_size(table)
-        self._entries += [(table, key, value) for key, value in table.items()]
-
-    def add_type(self, module: nn.Module) -> None:
-        self._types.append((module, type(module)))
+        self.entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        self.sizes: list[tuple[dict[Any, Any], int]] = []
+        self.types: list[tuple[Any, type]] = []
+        self.versioned: list[Tensor] = []
+        self.small: list[Tensor] = []
+        self._native: _Native | None = None
 
     def add_tensor(self, tensor: Tensor) -> None:
         if isinstance(tensor, PackedTensor):
-            self._versioned.append(tensor.cell.clock)
+            self.versioned.append(tensor.cell.clock)
         elif _is_small(tensor):
-            self._small.append(tensor)
+            self.small.append(tensor)
         else:
-            self._versioned.append(tensor)
+            self.versioned.append(tensor)
 
     def close(self) -> None:
         """Note how the tensors are now."""
         library = functions()
-        watchable = not any(t.is_inference() or t.device.type != "cpu" for t in self._versioned)
+        watchable = not any(t.is_inference() or t.device.type != "cpu" for t in self.versioned)
         if library is not None and watchable and library.oxytorch_can_compare_sources():
             self._native = _Native(library, self)
             return
-        self._versions = [(t.data_ptr(), _version(t)) for t in self._versioned if watchable]
         self._is_watchable = watchable
-        self._copies = [t.detach().clone() for t in self._small]
+        self._versions = [(t.data_ptr(), _version(t)) for t in self.versioned if watchable]
+        self._copies = [t.detach().clone() for t in self.small]
 
     def are_current(self) -> bool:
         if self._native is not None:
-            current: bool = self._native.are_current()
-            return current
+            return self._native.are_current()
         return (
             self._is_watchable
-            and all(len(table) == count for table, count in self._sizes)
-            and all(table.get(key) is value for table, key, value in self._entries)
-            and all(type(module) is kind for module, kind in self._types)
-            and [(t.data_ptr(), _version(t)) for t in self._versioned] == self._versions
-            and all(map(_same_bits, self._small, self._copies))
+            and all(len(table) == count for table, count in self.sizes)
+            and all(table.get(key, _MISSING) is value for table, key, value in self.entries)
+            and all(type(module) is kind for module, kind in self.types)
+            and [(t.data_ptr(), _version(t)) for t in self.versioned] == self._versions
+            and all(map(_same_bits, self.small, self._copies))
         )
 
 
@@ -187,17 +228,16 @@ class _Native:
     """The comparison in C++. Objects are handed over by address; `_Compared` keeps them."""
 
     def __init__(self, library: ctypes.PyDLL, places: _Compared) -> None:
-        self._address = torch.ops.oxytorch.sources(places._versioned, places._small)
+        self._address = torch.ops.oxytorch.sources(places.versioned, places.small)
         weakref.finalize(self, library.oxytorch_forget_sources, ctypes.c_void_p(self._address))
         address = ctypes.c_void_p(self._address)
-        entries, sizes, types = places._entries, places._sizes, places._types
+        entries, sizes, types = places.entries, places.sizes, places.types
         library.oxytorch_add_entries(
             address,
             _addresses([e[0] for e in entries]),
             _addresses([e[1] for e in entries]),
-            # An entry that is None is told from one that is missing: `forward` alone may be.
             (ctypes.c_void_p * len(entries))(
-                *(None if e[2] is None and e[1] not in e[0] else id(e[2]) for e in entries)
+                *(None if e[2] is _MISSING else id(e[2]) for e in entries)
             ),
             ctypes.c_int64(len(entries)),
         )
@@ -241,10 +281,7 @@ def _same_bits(now: Tensor, then: Tensor) -> bool:
 
 
 class _Nothing(_Compared):
-    """What a copy of a stale value is compared with."""
+    """What a stale value is compared with."""
 
     def are_current(self) -> bool:
         return False
-
-
-_NOTHING = _Nothing()

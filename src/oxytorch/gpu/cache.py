@@ -20,12 +20,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 def folder() -> Path | None:
     """Where the files lie; None where this user has no home."""
-    if config.current.cache_home:
-        return Path(config.current.cache_home) / "oxytorch" / "gpu"
-    try:
-        return Path.home() / ".cache" / "oxytorch" / "gpu"
-    except RuntimeError:
-        return None
+    return config.cache_folder("gpu")
 
 
 def read(key: str) -> bytes | None:

@@ -45,7 +45,6 @@ class Folded:
     def _compute(self) -> None:
         layer_bias = self.layer._parameters["bias"]
         self.sources = Sources([self.norm], [] if layer_bias is None else [layer_bias])
-        self.sources.note()
         self._layer_bias = layer_bias
         buffers, parameters = self.norm._buffers, self.norm._parameters
         variance, mean = buffers["running_var"], buffers["running_mean"]

@@ -37,7 +37,7 @@ class Forward:
         if torch.jit.is_tracing():
             expose_weights(module)
         if self.converts and not torch.is_autocast_enabled("cpu"):
-            dtype = next(p.dtype for p in module._parameters.values() if p is not None)
+            dtype = next(p.dtype for p in module.parameters())
             args = tuple(_converted(a, dtype) for a in args)
             kwargs = {name: _converted(value, dtype) for name, value in kwargs.items()}
         return type(module).forward(module, *args, **kwargs)

@@ -81,21 +81,22 @@ def run(arguments: argparse.Namespace) -> int:
     Raises ValueError for a mistake in the command or the folder.
     """
     settings = _settings(arguments)
+    from ..benchmark.kept import keeping
     from ..benchmark.llm_runs import run_llm
     from ..benchmark.report import provenance, tables_of
-    from ..benchmark.results import new_run, write_run
+    from ..benchmark.results import new_run
     from ..benchmark.terminal import show_table, watching
 
     command = shlex.join(["oxytorch", *sys.argv[1:]])
     result = new_run("llm", command, asdict(settings))
-    result["failures"] = []
+    groups = list(dict.fromkeys(p.weights or "bf16" for p in settings.precisions))
+    paths = [] if arguments.json is None else [arguments.json]
+    with keeping(result, groups, paths) as kept, watching(1) as watcher:
 
-    def keep(entry: dict[str, Any]) -> None:
-        result["results"].append(entry)
-        if arguments.json is not None:
-            write_run(result, arguments.json)
+        def keep(entry: dict[str, Any]) -> None:
+            kept.add(entry)
+            kept.finish(entry["weights"])
 
-    with watching(1) as watcher:
         watcher.start(f"llm bench {settings.shape or settings.folder}")
         run_llm(settings, keep, watcher.stage)
     for table in tables_of(result):

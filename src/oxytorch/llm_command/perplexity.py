@@ -117,8 +117,9 @@ def run(arguments: argparse.Namespace) -> int:
         read = text_tokens(tokenizer, arguments.calibration, "--calibration")
         samples = calibration_batches(read, min(window, 512))
 
+    from ..benchmark.kept import keeping
     from ..benchmark.report import provenance, tables_of
-    from ..benchmark.results import new_run, write_run
+    from ..benchmark.results import new_run
     from ..benchmark.terminal import show_table
 
     settings = {
@@ -132,14 +133,22 @@ def run(arguments: argparse.Namespace) -> int:
     }
     result = new_run("perplexity", shlex.join(["oxytorch", *sys.argv[1:]]), settings)
     first: Tensor | None = None
-    for row, cache, calibrated in _plan(rows, arguments.kv_cache, samples is not None):
-        model, entry = _prepared(arguments, row, cache, samples if calibrated else None)
-        losses = _losses(model, tokens, window, arguments.stride, str(entry["label"]))
-        first = losses if first is None else first
-        entry |= _figures(losses, first)
-        result["results"].append({**settings, **entry})
-        if arguments.json is not None:
-            write_run(result, arguments.json)
+    plan = {
+        f"{STOCK if row is None else row.name}, cache {cache}{', calibrated' * calibrated}": (
+            row,
+            cache,
+            samples if calibrated else None,
+        )
+        for row, cache, calibrated in _plan(rows, arguments.kv_cache, samples is not None)
+    }
+    with keeping(result, list(plan), [] if arguments.json is None else [arguments.json]) as kept:
+        for name, (row, cache, calibration) in plan.items():
+            model, entry = _prepared(arguments, row, cache, calibration)
+            losses = _losses(model, tokens, window, arguments.stride, str(entry["label"]))
+            first = losses if first is None else first
+            entry |= _figures(losses, first)
+            kept.add({**settings, **entry})
+            kept.finish(name)
     for table in tables_of(result):
         show_table(table)
     print(provenance(result))

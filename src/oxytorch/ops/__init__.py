@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from ._op import Cost, Op, Sample, registry
-from .add_layer_norm import add_layer_norm
-from .add_rms_norm import add_rms_norm
-from .attention import attention
-from .cached_attention import cached_attention
-from .embedding_bag import embedding_bag
-from .gelu_mul import gelu_mul
-from .global_norm import global_norm
-from .interaction import interaction
-from .layer_norm import layer_norm
-from .linear_bf16 import linear_bf16
-from .linear_int4 import linear_int4
-from .linear_int8 import linear_int8
-from .linear_nf4 import linear_nf4
-from .merged_embedding_bag import merged_embedding_bag
-from .moe import moe
-from .rms_norm import rms_norm
-from .rotary_embedding import rotary_embedding
-from .silu_mul import silu_mul
-from .softmax import softmax
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+from .. import _lazy
+from . import _binding
+
+if TYPE_CHECKING:
+    from ._op import Cost, Op, Sample
+    from .add_layer_norm import add_layer_norm
+    from .add_rms_norm import add_rms_norm
+    from .attention import attention
+    from .cached_attention import cached_attention
+    from .embedding_bag import embedding_bag
+    from .gelu_mul import gelu_mul
+    from .global_norm import global_norm
+    from .interaction import interaction
+    from .layer_norm import layer_norm
+    from .linear_bf16 import linear_bf16
+    from .linear_int4 import linear_int4
+    from .linear_int8 import linear_int8
+    from .linear_nf4 import linear_nf4
+    from .merged_embedding_bag import merged_embedding_bag
+    from .moe import moe
+    from .rms_norm import rms_norm
+    from .rotary_embedding import rotary_embedding
+    from .silu_mul import silu_mul
+    from .softmax import softmax
 
 __all__ = [
     "Cost",
@@ -48,3 +56,19 @@ __all__ = [
     "silu_mul",
     "softmax",
 ]
+
+
+def registry() -> dict[str, Op]:
+    """All ops by name, in name order."""
+    from ._op import registered
+
+    for name in _NAMES:
+        importlib.import_module(f"{__name__}.{name}")
+    return registered()
+
+
+_RECORDS = ("Cost", "Op", "Sample")
+_NAMES = [name for name in __all__ if name not in (*_RECORDS, "registry")]
+_LATER = {**{name: name for name in _NAMES}, **dict.fromkeys(_RECORDS, "_op")}
+sys.modules[__name__].__class__ = _lazy.Package
+_binding.connect_all(_NAMES)

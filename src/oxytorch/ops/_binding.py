@@ -7,7 +7,9 @@ for `name` that passes float64 on to `name.reference`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,19 +52,24 @@ def entry(name: str, reference: Function) -> Function:
     return call
 
 
+@dataclass(frozen=True)
+class _Ways:
+    """What an op does besides its kernel: in one that writes into its arguments, `fake` stands in
+    place of `backward`."""
+
+    reference: Function
+    backward: Function | None = None
+    fake: Function | None = None
+
+
+_ways: dict[str, _Ways] = {}
+_connected: set[str] = set()
+
+
 def bind(name: str, reference: Function, backward: Function | None) -> None:
     """Registers `reference` for every other device, for tracing, and for gradients."""
-    if not is_compiled(name):
-        return
-    library: Any = _namespace()
-    library.impl(name, reference, "CompositeExplicitAutograd")
-    library.impl(f"{name}.reference", reference, "CompositeImplicitAutograd")
-    torch.library.register_autograd(
-        f"oxytorch::{name}",
-        functools.partial(_backward, backward or functools.partial(_pull_back, reference)),
-        setup_context=_save_inputs,
-        lib=library,
-    )
+    _ways[name] = _Ways(reference, backward or functools.partial(_pull_back, reference))
+    _connect(name)
 
 
 def bind_mutating(name: str, reference: Function, fake: Function) -> None:
@@ -70,12 +77,79 @@ def bind_mutating(name: str, reference: Function, fake: Function) -> None:
 
     fake: returns empty tensors like the results, reading no data and writing none.
     """
-    if not is_compiled(name):
+    _ways[name] = _Ways(reference, fake=fake)
+    _connect(name)
+
+
+def connect_all(names: Sequence[str]) -> None:
+    """Connects ops with the dispatcher before their modules are imported.
+
+    So `torch.ops.oxytorch.<name>` does all that it can do as soon as oxytorch is imported. What it
+    does in Python comes from the op's module, which is imported when that is called first.
+    """
+    for name in names:
+        _connect(name)
+
+
+def _connect(name: str) -> None:
+    if name in _connected or not is_compiled(name):
         return
+    _connected.add(name)
     library: Any = _namespace()
-    library.impl(name, reference, "CompositeExplicitAutograd")
+    library.impl(name, functools.partial(_run_reference, name), "CompositeExplicitAutograd")
+    reference = functools.partial(_run_reference, name)
     library.impl(f"{name}.reference", reference, "CompositeImplicitAutograd")
-    torch.library.register_fake(f"oxytorch::{name}", fake, lib=library)
+    if getattr(torch.ops.oxytorch, name).default._schema.is_mutable:
+        torch.library.register_fake(
+            f"oxytorch::{name}", functools.partial(_run_fake, name), lib=library
+        )
+    else:
+        kernel = functools.partial(_run_with_gradient, name)
+        library.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+def _ways_of(name: str) -> _Ways:
+    if name not in _ways:
+        importlib.import_module(f"{__package__}.{name}")
+    return _ways[name]
+
+
+def _run_reference(name: str, *args: Any, **named: Any) -> Any:
+    return _ways_of(name).reference(*args, **named)
+
+
+def _run_fake(name: str, *args: Any, **named: Any) -> Any:
+    fake = _ways_of(name).fake
+    assert fake is not None, f"{name}: bind_mutating gives a fake"
+    return fake(*args, **named)
+
+
+def _run_with_gradient(name: str, keyset: Any, *args: Any, **named: Any) -> Any:
+    return _gradient_kernel(name)(keyset, *args, **named)
+
+
+@functools.cache
+def _gradient_kernel(name: str) -> Function:
+    """The kernel that `torch.library.register_autograd` makes, which takes it a millisecond."""
+    backward = _ways_of(name).backward
+    assert backward is not None, f"{name}: bind gives a backward"
+    caught = _Catching("oxytorch", "FRAGMENT")  # type: ignore[no-untyped-call]
+    torch.library.register_autograd(
+        f"oxytorch::{name}",
+        functools.partial(_backward, backward),
+        setup_context=_save_inputs,
+        lib=caught,
+    )
+    return caught.kernel
+
+
+class _Catching(torch.library.Library):
+    """Keeps what is to be registered."""
+
+    kernel: Function
+
+    def impl(self, op_name: Any, fn: Any, *args: Any, **options: Any) -> None:
+        self.kernel = fn
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -60,8 +60,8 @@ class Op:
 _registry: dict[str, Op] = {}
 
 
-def registry() -> dict[str, Op]:
-    """All ops by name, in name order."""
+def registered() -> dict[str, Op]:
+    """The ops whose modules are imported, by name, in name order."""
     return dict(sorted(_registry.items()))
 
 

@@ -24,7 +24,7 @@ SUMS = 2
 
 IS_CPU = attrgetter("is_cpu")
 
-_NONE = torch.empty(0)
+_NONE = torch.empty(0, device="cpu")
 FUSED = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 

@@ -243,6 +243,7 @@ def _optimize_in_place(
     except BaseException:
         undo(model)
         raise
+    context.finish()
     _name_the_rest(context)
     report.seconds = time.perf_counter() - began
     report.bytes_after = _nbytes(model)

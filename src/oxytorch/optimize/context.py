@@ -108,6 +108,14 @@ class Context:
             for p in module._parameters.values()
         )
 
+    def finish(self) -> None:
+        """Note what regions go past, now that all passes have changed it."""
+        for module in self.paths:
+            forward = module.__dict__.get("forward")
+            inner = getattr(forward, "inner", forward)
+            for made in getattr(inner, "programs", ()):
+                made.sources.note()
+
     def did(self, pass_name: str, module: nn.Module, detail: str) -> None:
         self.record.report.entries.append(Entry(pass_name, self.paths[module], True, detail))
 

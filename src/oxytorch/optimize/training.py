@@ -286,7 +286,7 @@ def _convert_inputs(module: nn.Module, own: torch.dtype, is_mixed: bool, record:
     """Give a layer of torch inputs of its own dtype where others flow around it."""
     is_layer = type(module).__module__.startswith("torch.nn") and not [*module.children()]
     if is_mixed and is_layer and type(module) not in _TAKE_ANY:
-        record.changes.append(ForwardSet(module, CastInput(module, own)))
+        record.changes.append(ForwardSet(module, CastInput(module)))
 
 
 def _fused(

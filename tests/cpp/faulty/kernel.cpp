@@ -12,7 +12,7 @@ static void faulty_rows(const FaultyArgs& args, std::int64_t begin, std::int64_t
     T* out = static_cast<T*>(args.out) + row * width;
     const auto put = [&](std::int64_t to, std::int64_t from) {
       f32v v = load(x + from, std::int64_t{1}) * args.factor;
-      if (args.fault == Fault::wrong_at_one_level && OXY_LEVEL_INDEX == 1) v *= 1.25f;
+      if (args.fault == Fault::wrong_at_one_level && OXY_LEVEL_INDEX == 0) v *= 1.25f;
       if (args.fault == Fault::rounded_towards_zero && sizeof(T) == 2) v *= 1.0f - 0x1p-7f;
       store(out + to, v, std::int64_t{1});
     };

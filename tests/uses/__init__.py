@@ -1,0 +1,1 @@
+"""Everyday uses of a model, each run on a stock model and on an optimized copy of it."""

@@ -1,0 +1,44 @@
+"""Small layers are packed; every use leaves its verdict for `python -m tests.uses.table`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from .compare import Verdict, compare
+
+
+@pytest.fixture(autouse=True)
+def _small_layers_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from oxytorch.optimize.passes import pack
+
+    monkeypatch.setattr(pack, "SMALLEST_LINEAR", 0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def settle(record_property: Callable[[str, object], None]) -> Callable[[Verdict], None]:
+    """Returns a function that keeps a verdict for the table, and fails where it is "wrong"."""
+
+    def settle(verdict: Verdict) -> None:
+        record_property("verdict", verdict.state)
+        record_property("detail", verdict.detail)
+        assert verdict.state != "wrong", verdict.detail
+
+    return settle
+
+
+@pytest.fixture
+def check(settle: Callable[[Verdict], None]) -> Callable[..., None]:
+    """Returns `compare` followed by `settle`."""
+
+    def check(*args: Any, **kwargs: Any) -> None:
+        settle(compare(*args, **kwargs))
+
+    return check

@@ -1,0 +1,26 @@
+"""What the zoo sets in `optimize`, so that small models are treated as large ones are."""
+
+from __future__ import annotations
+
+import importlib
+
+_SETTINGS = (
+    # Layers of any size are packed.
+    ("oxytorch.optimize.passes.pack", "SMALLEST_LINEAR", 0),
+    # Which pass wins is chance with models this small: one round decides as well as nine.
+    ("oxytorch.optimize.tune", "ROUNDS", 1),
+)
+
+
+def for_small_models() -> list[tuple[object, str, int]]:
+    """Return (module, attribute, value) of each; AttributeError where one is no longer there."""
+    found = []
+    for module_name, attribute, value in _SETTINGS:
+        module = importlib.import_module(module_name)
+        if getattr(module, attribute, None) is None:
+            raise AttributeError(
+                f"zoo: expected {module_name}.{attribute}, which the zoo sets to {value} for its "
+                "small models; name its successor in tests/zoo/settings.py"
+            )
+        found.append((module, attribute, value))
+    return found
