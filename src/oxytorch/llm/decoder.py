@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..graph.agreement import TOLERANCE, difference
 from ..quantization.memory import check_available
+from .cache import KVCache
 from .layer import Attention
 from .model import FusedModel
 from .observing import sample_tokens
@@ -35,6 +36,10 @@ class Run(Protocol):
 
     def cut(self, length: int) -> None:
         """Forget what came after the first `length` tokens."""
+        ...
+
+    def followed(self) -> Run:
+        """The run that goes on after others may have changed the model."""
         ...
 
 
@@ -64,12 +69,17 @@ class Decoder(Protocol):
 def decoder_of(model: nn.Module) -> Decoder:
     """The decoder of a Hugging Face causal language model.
 
-    What `llm.optimize` knows as a whole runs as its record, anything else through its own forward.
+    What `llm.optimize` knows as a whole runs as its record while that stands, anything else through
+    its own forward.
     Raises TypeError for another kind of model.
     """
     plain = PlainDecoder(model)
     fused = fused_model(model)
-    return plain if fused is None else FusedDecoder(fused, plain)
+    if fused is None or fused.standing is None:
+        return plain
+    with torch.no_grad():  # as the model runs then
+        stands = fused.standing.allows()
+    return FusedDecoder(fused, plain) if stands else plain
 
 
 class FusedDecoder:
@@ -79,6 +89,7 @@ class FusedDecoder:
 
     def __init__(self, model: FusedModel, plain: PlainDecoder) -> None:
         self.model = model
+        self.plain = plain
         self.vocabulary = plain.vocabulary
         self.positions = plain.positions
 
@@ -94,7 +105,7 @@ class FusedDecoder:
             * capacity,
             f"the keys and values of {batch} x {capacity} tokens",
         )
-        return _FusedRun(self.model, batch, capacity, padding)
+        return _FusedRun(self.model, self.plain, batch, capacity, padding)
 
 
 def _cache_bytes(attention: Attention, dtype: torch.dtype) -> int:
@@ -105,9 +116,15 @@ def _cache_bytes(attention: Attention, dtype: torch.dtype) -> int:
 
 class _FusedRun:
     def __init__(
-        self, model: FusedModel, batch: int, capacity: int, padding: Tensor | None
+        self,
+        model: FusedModel,
+        plain: PlainDecoder,
+        batch: int,
+        capacity: int,
+        padding: Tensor | None,
     ) -> None:
         self.model = model
+        self.plain = plain
         self.padding = padding
         self._cache = model.cache(batch, capacity)
         self._single = SingleSteps(model, self._cache, padding)
@@ -131,6 +148,15 @@ class _FusedRun:
 
     def cut(self, length: int) -> None:
         self._cache.crop(length)
+
+    def followed(self) -> Run:
+        assert self.model.standing is not None
+        renewals = self.model.standing.renewals
+        if not self.model.standing.allows():
+            return _KeysRun(self.plain, self.padding, self._cache, self.model.dtype)
+        if renewals != self.model.standing.renewals:
+            self._single = SingleSteps(self.model, self._cache, self.padding)
+        return self
 
 
 class PlainDecoder:
@@ -196,9 +222,15 @@ class PlainDecoder:
 
 
 class _KeysRun:
-    """Over a cache of keys and values only."""
+    """Over a cache of keys and values only; cache: of a fused run that this one goes on from."""
 
-    def __init__(self, decoder: PlainDecoder, padding: Tensor | None) -> None:
+    def __init__(
+        self,
+        decoder: PlainDecoder,
+        padding: Tensor | None,
+        cache: KVCache | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         from transformers import DynamicCache
 
         self.decoder = decoder
@@ -206,6 +238,10 @@ class _KeysRun:
         self.length = 0
         # Without the model's configuration no layer forgets what left a window: it can be cut.
         self._cache: Any = DynamicCache()
+        if cache is not None and cache.length:
+            self.length = cache.length
+            for index, layer in enumerate(cache.layers):
+                self._cache.update(*layer.plain(cache.length, cache.beams, dtype), index)
 
     def step(self, tokens: Tensor, every: bool) -> Tensor:
         output = self.decoder.call(
@@ -218,6 +254,9 @@ class _KeysRun:
     def cut(self, length: int) -> None:
         self._cache.crop(length - self.length)  # a negative number: tokens to remove
         self.length = length
+
+    def followed(self) -> Run:
+        return self
 
 
 _TRIAL = 4
@@ -297,3 +336,6 @@ class _StateRun:
 
     def cut(self, length: int) -> None:
         raise RuntimeError(f"a {type(self.decoder.model).__name__} cannot forget tokens")
+
+    def followed(self) -> Run:
+        return self

@@ -70,9 +70,10 @@ def generate(
             "generate: expected streamer to be a function of the new tokens or to have put() and "
             f"end(), got a {type(streamer).__name__}"
         )
-    tokens = stream(
+    tokens = _started(
         model,
         input_ids,
+        put is not None,
         max_new_tokens=max_new_tokens,
         attention_mask=attention_mask,
         temperature=temperature,
@@ -122,6 +123,46 @@ def stream(
     Arguments and errors are those of `generate`; arguments are checked before this returns, the
     model runs when the first token is asked for.
     """
+    return _started(
+        model,
+        input_ids,
+        True,
+        max_new_tokens=max_new_tokens,
+        attention_mask=attention_mask,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+        tokenizer=tokenizer,
+        prompt_lookup=prompt_lookup,
+        capacity=capacity,
+    )
+
+
+def _started(
+    model: nn.Module,
+    input_ids: Tensor,
+    is_watched: bool,
+    *,
+    max_new_tokens: int,
+    attention_mask: Tensor | None,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    repetition_penalty: float,
+    seed: int | None,
+    stop: Stop,
+    eos_token_id: int | Sequence[int] | None,
+    pad_token_id: int | None,
+    tokenizer: Any,
+    prompt_lookup: int,
+    capacity: int | None,
+) -> Iterator[Tensor]:
+    """What `stream` returns; is_watched: others run between two tokens."""
     max_new_tokens = whole("generate", "max_new_tokens", max_new_tokens, 1)
     decoder = decoder_of(model)
     sampler = Sampler(temperature, top_k, top_p, repetition_penalty, seed)
@@ -141,7 +182,7 @@ def stream(
         pad_token_id = ends[0] if ends else 0
     pad_token_id = whole("generate", "pad_token_id", pad_token_id, -(2**63), 2**63 - 1)
     stopping = Stopping(ends, stop, tokenizer, batch)
-    loop = _Loop(decoder, prompt, sampler, stopping, max_new_tokens, pad_token_id)
+    loop = _Loop(decoder, prompt, sampler, stopping, max_new_tokens, pad_token_id, is_watched)
     return loop.tokens(capacity, prompt_lookup)
 
 
@@ -161,7 +202,10 @@ class _Prompt:
 
 @dataclass
 class _Loop:
-    """The state of one generation that the steps share."""
+    """The state of one generation that the steps share.
+
+    is_watched: others run between two tokens, and may change the model.
+    """
 
     decoder: Decoder
     prompt: _Prompt
@@ -169,6 +213,7 @@ class _Loop:
     stopping: Stopping
     most: int
     pad: int
+    is_watched: bool
 
     @torch.inference_mode()
     def tokens(self, capacity: int, lookup: int) -> Iterator[Tensor]:
@@ -177,6 +222,8 @@ class _Loop:
         self.sampler.begin(self.prompt.tokens, self.prompt.real(), self.decoder.vocabulary)
         earlier = PromptLookup(self.prompt.tokens[0].tolist()) if lookup else None
         run = self.decoder.begin(batch, capacity, self.prompt.padding)
+        if self.is_watched:
+            run = run.followed()
         logits = run.step(self.prompt.tokens, every=False)
         guesses: list[int] = []
         left = self.most
@@ -190,6 +237,8 @@ class _Loop:
                 yield chosen
                 if complete or left == 0:
                     return
+                if self.is_watched:
+                    run = run.followed()
                 if earlier is not None:
                     earlier.add(values[0])
                 if place < len(guesses) and values[0] != guesses[place]:

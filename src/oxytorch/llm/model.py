@@ -17,6 +17,7 @@ from .layer import FusedLayer, Norm, Product
 from .matching import norm_of
 from .observing import Rotation, Rotations, sample_length, sample_tokens
 from .plan import spread
+from .standing import Standing
 
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Largest difference from the logits of the model's own code, as a fraction of the largest."""
@@ -42,6 +43,10 @@ class RotaryTable:
     spread: bool = False
     cos: Tensor = field(default_factory=lambda: torch.empty(0))
     sin: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def renew(self) -> None:
+        """After something was written: make all rows again."""
+        self.cos = self.sin = torch.empty(0)
 
     def rows(self, start: int, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin [length, rotary] of positions start .. start + length."""
@@ -80,7 +85,7 @@ class FusedModel:
     embedding: of tokens. positions: a table of learned positions and the rows before its first, or
     None. tables: rotary embeddings; rotary: which of them each layer uses, or None. norm: the last
     one. head: the product that gives logits. softcap, divisor: of logits, scale: of embeddings, or
-    None. cache_dtype: of keys and values.
+    None. cache_dtype: of keys and values. standing: whether all this still stands for the model.
     """
 
     embedding: nn.Module
@@ -95,6 +100,7 @@ class FusedModel:
     softcap: float | None = None
     divisor: float | None = None
     scale: float | None = None
+    standing: Standing | None = field(default=None, repr=False)
 
     def cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` sequences of at most `capacity` tokens."""
@@ -232,7 +238,25 @@ def fuse(
     gap = difference(seen.logits, _found(base, tokens))
     if not gap <= ALLOWED[dtype]:
         return None, f"its logits differ by {gap:.1e} of the largest"
+    base.standing = ModelStanding(model, base, [forward.standing for forward in forwards])
     return base, ""
+
+
+class ModelStanding(Standing):
+    """Whether a record still stands for a whole model; layers: the same of its layers."""
+
+    def __init__(self, owner: nn.Module, record: FusedModel, layers: list[Standing]) -> None:
+        super().__init__(owner, record, skips_owner=True)
+        self.layers = layers
+
+    def _follows_buffers(self) -> bool:
+        return True  # tables of angles are made again, and layers look at theirs
+
+    def _reads_the_weights(self) -> bool:
+        return all(layer.holds() for layer in self.layers)  # the rest is read where it is
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "layers": self.layers}
 
 
 class _Seen:

@@ -121,6 +121,7 @@ def optimize(
         if not inplace:
             Separation(model)(result)  # buffers
         work.whole(layers, rotations, text)
+        work.note()
     except BaseException:
         undo(result)
         raise
@@ -256,6 +257,17 @@ class _Work:
             self.record.changes.append(ForwardSet(last.module, NormForward(last.module, last)))
         self.record.changes.append(_ModelSet(self.model, found))
         self.report.whole = True
+
+    def note(self) -> None:
+        """Takes the modules as they are now as what their new forwards were made of."""
+        fused = fused_model(self.model)
+        standings = [] if fused is None else [fused.standing]
+        for change in self.record.changes:
+            if isinstance(change, ForwardSet):
+                standings.append(getattr(change.forward, "standing", None))
+        for standing in standings:
+            if standing is not None:
+                standing.note()
 
     def _note(self, path: str, done: bool, detail: str) -> None:
         self.report.entries.append(Entry("llm", path, done, detail))

@@ -48,7 +48,7 @@ class WeightSet(Change):
             if isinstance(now, PanelWeight) and self.was_packed:
                 values: Tensor = now.copy()
             elif isinstance(now, PackedTensor):
-                values = now.dense().to(self.dtype)
+                values = now.values().to(self.dtype)
             else:
                 values = now.detach().to(self.dtype).clone()
             restored[now] = nn.Parameter(values, now.requires_grad)
@@ -93,17 +93,6 @@ class TiedState:
         plain = self.owner._parameters["weight"]
         if plain is not None and prefix + "weight" in state:
             state[prefix + "weight"] = plain.detach()
-
-
-class BiasRefresh:
-    """After new values were loaded, sorts a bias again into the order of its product's rows."""
-
-    def __init__(self, bias: Tensor, rows: Tensor) -> None:
-        self.bias = bias
-        self.rows = rows
-
-    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
-        self.bias.copy_(module._parameters["bias"].detach()[self.rows])  # type: ignore[union-attr]
 
 
 class Packer(Products):
@@ -310,12 +299,7 @@ class Packer(Products):
             return Product(whole)
         own = self.own(bias)
         self.set_weight(module, "bias", own)
-        moved = own[rows]
-        handle = module.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
-            BiasRefresh(moved, rows)
-        )
-        self.record.changes.append(HookAdded(module, "_load_state_dict_post_hooks", handle.id))
-        return Product(whole, moved)
+        return Product(whole, own[rows], sorted_from=(module, rows))
 
     def _bias(self, modules: list[nn.Module], rows: list[int]) -> Tensor | None:
         found = [module._parameters.get("bias") for module in modules]

@@ -215,6 +215,18 @@ class PanelWeight(PackedTensor):
                 getattr(self, name).copy_(tensor)
         self._write(codes)
 
+    def why_not_packed(self) -> str | None:
+        """Returns why values of this shape and dtype cannot be packed, or None if they can."""
+        if self.format == "bf16" and self.dtype != torch.bfloat16:
+            return f"its values are {str(self.dtype).removeprefix('torch.')} now"
+        if self.dim() != 2 or self.packed.shape[0] != layout.panels_of(
+            self.shape[0], self.is_gated
+        ):
+            return f"its shape is {list(self.shape)} now"
+        if self.packed.shape[1] != layout.panel_bytes(self.format, self.shape[1]):
+            return f"its shape is {list(self.shape)} now"
+        return None
+
     def copy(self) -> PanelWeight:
         """Returns a weight with stored values of its own."""
         self.sync()
