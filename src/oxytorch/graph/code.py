@@ -24,19 +24,7 @@ _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 _PURE_MODULES = frozenset(
-    [
-        "abc",
-        "collections",
-        "copy",
-        "dataclasses",
-        "enum",
-        "functools",
-        "inspect",
-        "math",
-        "operator",
-        "types",
-        "typing",
-    ]
+    "abc collections copy dataclasses enum functools inspect math operator types typing".split()
 )
 """Modules of Python's library whose functions only compute."""
 
@@ -58,74 +46,11 @@ _REFUSED = {
 """Instructions of which each has an effect, or depends on one, that a record does not show."""
 
 _PURE = frozenset(
-    [
-        "abs",
-        "all",
-        "any",
-        "bool",
-        "callable",
-        "divmod",
-        "enumerate",
-        "filter",
-        "float",
-        "format",
-        "getattr",
-        "hasattr",
-        "hash",
-        "id",
-        "int",
-        "isinstance",
-        "issubclass",
-        "iter",
-        "len",
-        "list",
-        "map",
-        "max",
-        "min",
-        "next",
-        "pow",
-        "range",
-        "repr",
-        "reversed",
-        "round",
-        "sorted",
-        "str",
-        "sum",
-        "tuple",
-        "type",
-        "zip",
-        "append",
-        "extend",
-        "insert",
-        "items",
-        "keys",
-        "values",
-        "get",
-        "copy",
-        "count",
-        "index",
-        "join",
-        "split",
-        "startswith",
-        "endswith",
-        "strip",
-        "lower",
-        "upper",
-        "replace",
-        "isdigit",
-        "sqrt",
-        "floor",
-        "ceil",
-        "prod",
-        "exp",
-        "log",
-        "pi",
-        "partial",
-        "update",
-        "setdefault",
-        "add",
-        "pop",
-    ]
+    "abs all any bool callable divmod enumerate filter float format getattr hasattr hash id int "
+    "isinstance issubclass iter len list map max min next pow range repr reversed round sorted str "
+    "sum tuple type zip append extend insert items keys values get copy count index join split "
+    "startswith endswith strip lower upper replace isdigit sqrt floor ceil prod exp log pi partial "
+    "update setdefault add pop".split()
 )
 """Built-in functions and methods that only compute, or change what the code itself has made."""
 

@@ -53,10 +53,6 @@ class _Reader(TorchDispatchMode):  # type: ignore[misc]
         if not isinstance(result, Tensor):
             raise _Unknown
         name = func._schema.name.removeprefix("aten::")
-        if name in ("permute", "transpose") and args[0].dim() == 2:
-            swapped = result.stride() == args[0].stride()[::-1] != args[0].stride()
-            if swapped and not kwargs:  # `weight.T` is `weight.t()`
-                name, args = "t", args[:1]
         keeps_shape = name in _SAME and result.shape == args[0].shape
         if keeps_shape or (name == "_to_copy" and result.is_floating_point()):
             found = self.of(args[0])
