@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
@@ -215,6 +216,12 @@ class PackedTensor(Tensor):
 
     def data_ptr(self) -> int:
         return self.pin().data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        # Who makes a fake tensor of this one asks for its own memory, apart from that of the values.
+        if sys._getframe(1).f_globals.get("__name__") == "torch._subclasses.meta_utils":
+            return super().untyped_storage()
+        return self.plain().untyped_storage()
 
     def share_memory_(self: _Self) -> _Self:
         self.pin().share_memory_()

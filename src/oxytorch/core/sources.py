@@ -84,6 +84,9 @@ class Sources:
         for module, table in tables:
             items = module.__dict__[table].items()
             entries += [(module, table, key, value) for key, value in items]
+        # Code may ask whether a module below it is being trained.
+        children = [c for m in (*modules, *owner) for c in m.children()]
+        entries += [(child, None, "training", child.training) for child in children]
         self._entries = entries
         self._sizes = [(m, t, len(m.__dict__[t])) for m, t in tables]
         if not self._values:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import math
 import os
 import sys
 import types
@@ -85,6 +86,7 @@ class CodeWatch:
         self._reads = reads
         self._module = module
         self.is_looking = True
+        self.branches = False  # whether code was seen that decides something
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -124,7 +126,8 @@ class CodeWatch:
 
     def _look(self, frame: types.FrameType) -> None:
         code = frame.f_code
-        reason, global_names, free_names, attributes = _instructions(code)
+        reason, branches, global_names, free_names, attributes = _instructions(code)
+        self.branches |= branches
         if reason is not None:
             self._refuse(f"its code {reason}")
         for name in global_names:
@@ -148,17 +151,21 @@ class CodeWatch:
                 value = own.__dict__[name]
                 if not (is_constant(value) or isinstance(value, (*_CALLABLE, nn.Module))):
                     self._refuse(f"its code reads the attribute {name}, which may change")
+            elif name not in _attributes_of(type(own)) and not _holds(own, name):
+                self._refuse(f"its code reads {name} of another object")
 
 
 @functools.lru_cache(maxsize=4096)
 def _instructions(
     code: types.CodeType,
-) -> tuple[str | None, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Why a code object is refused, and the global, enclosing and attribute names that it reads."""
-    reason = None
+) -> tuple[str | None, bool, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Why a code object is refused, whether it decides anything, and the global, enclosing and
+    attribute names that it reads."""
+    reason, branches = None, False
     global_names, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         name = instruction.opname
+        branches |= "JUMP_IF" in name or name == "FOR_ITER"
         if name in _REFUSED and reason is None:
             reason = _REFUSED[name]
         elif name == "STORE_DEREF" and instruction.argval in code.co_freevars and reason is None:
@@ -167,7 +174,21 @@ def _instructions(
             global_names.add(instruction.argval)
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.add(instruction.argval)
-    return reason, tuple(global_names), code.co_freevars, tuple(attributes)
+    return reason, branches, tuple(global_names), code.co_freevars, tuple(attributes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _attributes_of(kind: type) -> frozenset[str]:
+    """The attributes that code may read without a look at the object: those of tensors, of torch's
+    modules and of plain Python values, and the methods of its own class."""
+    known = (torch.Tensor, torch, torch.nn.functional, nn, math, str, list, dict, tuple, torch.Size)
+    found = {name for owner in known for name in dir(owner)}
+    own = (name for name in dir(kind) if callable(getattr(kind, name, None)))
+    return frozenset(found.union(own))
+
+
+def _holds(module: nn.Module, name: str) -> bool:
+    return name in module._parameters or name in module._buffers or name in module._modules
 
 
 def _is_pythons(filename: str) -> bool:

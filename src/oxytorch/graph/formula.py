@@ -11,12 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from .code import CodeWatch
+from .record import KIND_READS, name_of
 
 Expression = Any
 
 _SAME = {"view", "_unsafe_view", "reshape", "alias", "detach", "clone", "lift_fresh", "contiguous"}
+_SHORT = {torch.float32, torch.bfloat16, torch.float16}
 _POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
 
 
@@ -54,7 +59,8 @@ class _Reader(TorchDispatchMode):  # type: ignore[misc]
             raise _Unknown
         name = func._schema.name.removeprefix("aten::")
         keeps_shape = name in _SAME and result.shape == args[0].shape
-        if keeps_shape or (name == "_to_copy" and result.is_floating_point()):
+        is_cast = name == "_to_copy" and {result.dtype, args[0].dtype} <= _SHORT
+        if keeps_shape or is_cast:
             found = self.of(args[0])
         else:
             found = _simplified(name, [*map(self.of, args)], kwargs)
@@ -63,20 +69,50 @@ class _Reader(TorchDispatchMode):  # type: ignore[misc]
         return result
 
 
-def expression(run: Callable[[Tensor], Any], x: Tensor, names: Mapping[str, Tensor]) -> Expression:
-    """Return the expression that `run` computes of x, or None where it is none.
+def expression(
+    run: Callable[[Tensor], Any],
+    x: Tensor,
+    names: Mapping[str, Tensor],
+    module: nn.Module | None = None,
+) -> Expression:
+    """Return the expression that `run` computes of x, or None where it is none, or where its code
+    may compute something else of another x.
 
-    names: the tensors that it may use besides, by the names that they get.
+    names: the tensors that it may use besides, by the names that they get. module: the one whose
+    code runs.
     """
+    module = nn.Module() if module is None else module
     reader = _Reader({id(x): "x", **{id(tensor): name for name, tensor in names.items()}})
+    refusals: list[str] = []
+    watch = CodeWatch(refusals.append, lambda *_: None, lambda: module)
+    functions = _Functions(watch)
     try:
-        with torch.no_grad(), reader:
+        with torch.no_grad(), watch.watching(), functions, reader:
             result = run(x)
-        return reader.of(result) if isinstance(result, Tensor) else None
+        found = reader.of(result) if isinstance(result, Tensor) else None
     except _Unknown:
         return None
     except Exception:  # a user's module may refuse x in any way: then it is something else
         return None
+    return None if refusals or (functions.reads_shapes and watch.branches) else found
+
+
+class _Functions(TorchFunctionMode):
+    """Notes whether the code looks at sizes, which may decide what it computes."""
+
+    def __init__(self, watch: CodeWatch) -> None:
+        super().__init__()
+        self.reads_shapes = False
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        with self._watch.looking_away():
+            result = func(*args, **(kwargs or {}))
+            if not isinstance(result, Tensor) and name_of(func) not in KIND_READS:
+                self.reads_shapes = True
+            return result
 
 
 def _simplified(name: str, args: list[Any], kwargs: dict[str, Any]) -> Expression:

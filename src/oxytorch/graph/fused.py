@@ -17,6 +17,7 @@ from ..core.sources import Sources
 from ..ops._post_op import NO_POST_OP, PostOp
 from ..ops.convolution import PackedConvolutionWeight, convolution, takes
 from ..ops.linear import PackedLinearWeight, linear
+from .formats import kept
 from .recognize import Norm
 
 BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -122,7 +123,7 @@ class FusedLayer:
             return linear(x, weight, bias, self.post_op, other)
         if not takes(x, weight):
             return None
-        return convolution(x, weight, bias, self.post_op, other, self.padding)
+        return kept(convolution(x, weight, bias, self.post_op, other, self.padding), x)
 
 
 class FusedAddNorm:
@@ -131,14 +132,18 @@ class FusedAddNorm:
     Returns the normalized sum, or with keep_total (normalized, sum).
     """
 
-    def __init__(self, module: nn.Module, norm: Norm, keep_total: bool) -> None:
+    def __init__(
+        self, module: nn.Module, norm: Norm, keep_total: bool, is_mixed: bool = False
+    ) -> None:
         self.module = module
         self.norm = norm
         self.keep_total = keep_total
+        self.is_mixed = is_mixed or type(module) is nn.LayerNorm
 
     def __call__(self, x: Tensor, residual: Tensor) -> Any:
         weight = self.module._parameters["weight"]
-        if x.shape != residual.shape or x.dtype != residual.dtype or not is_computed(x):
+        same = x.shape == residual.shape and x.dtype == residual.dtype and is_computed(x)
+        if not same or not (self.is_mixed or weight is None or weight.dtype == x.dtype):
             total = x + residual
             normed = self.module(total)
             return (normed, total) if self.keep_total else normed

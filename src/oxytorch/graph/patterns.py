@@ -312,7 +312,7 @@ class Patterns:
         if keep_total and any(add < user < number for user in users):
             return None
         results = (normed, total) if keep_total else normed
-        run = FusedAddNorm(module, norm, keep_total)
+        run = FusedAddNorm(module, norm, keep_total, bool(self._converts))
         match = Match(f"add + {norm.kind}", [add, number], run, args, results, (module,))
         match.layers = (module,)
         return match

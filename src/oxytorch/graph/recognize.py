@@ -62,13 +62,16 @@ def _stateless(module: nn.Module) -> bool:
 
 
 def _by_formula(module: nn.Module) -> PostOp | None:
-    x = torch.linspace(-50, 50, 101).reshape(1, 101)
-    post_op = _formulas().get(expression(module.forward, x, {}))
+    x = torch.cat([torch.linspace(-50, 50, 101), torch.tensor(_SPECIAL)]).reshape(1, -1)
+    post_op = _formulas().get(expression(module.forward, x, {}, module))
     found = None if post_op is None else _try(module, x)
     if post_op is None or found is None or found.shape != x.shape:
         return None
-    same = torch.allclose(found, post_op.after(x), rtol=1e-6, atol=1e-6)
+    same = torch.allclose(found, post_op.after(x), rtol=1e-6, atol=1e-6, equal_nan=True)
     return post_op if same else None
+
+
+_SPECIAL = (0.0, -0.0, 1e-30, 1e30, -1e30, math.inf, -math.inf, math.nan)
 
 
 @functools.cache
@@ -171,7 +174,7 @@ def norm_of_module(module: nn.Module) -> Norm | None:
         return None
     x = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
     x[0] *= 1e-3  # small rows tell one epsilon from another
-    eps = _rms_epsilon(expression(module.forward, x.to(weight.dtype), {"weight": weight}))
+    eps = _rms_epsilon(expression(module.forward, x.to(weight.dtype), {"weight": weight}, module))
     found = None if eps is None else _try(module, x.to(weight.dtype))
     if eps is None or found is None or found.shape != x.shape:
         return None
@@ -225,7 +228,7 @@ def linear_of_module(module: nn.Module) -> LinearForm | None:
     for transposed in (True, False):
         x = torch.randn(2, weight.shape[0 if transposed else 1]).to(weight.dtype)
         tensors = {name: module._parameters[name] for name in names}
-        if expression(module.forward, x, tensors) not in _linear_formulas(transposed):  # type: ignore[arg-type]
+        if expression(module.forward, x, tensors, module) not in _linear_formulas(transposed):  # type: ignore[arg-type]
             continue
         found = _try(module, x)
         values = weight.detach().t() if transposed else weight.detach()

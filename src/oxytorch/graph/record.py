@@ -23,11 +23,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .code import CodeWatch, is_constant
 
 _SHAPE_READS = frozenset("shape size dim ndim numel nelement __len__ ndimension".split())
-_KIND_READS = frozenset(
+KIND_READS = frozenset(
     "dtype device is_floating_point is_complex layout requires_grad is_cuda is_sparse is_quantized "
     "is_mkldnn is_meta itemsize element_size is_leaf".split()
 )
 """What tells the form of a tensor, which a region is only used for."""
+
+
+_STRIDE_READS = frozenset(
+    "as_strided as_strided_ stride is_contiguous storage_offset data_ptr numpy untyped_storage "
+    "storage tolist".split()
+)
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,7 @@ class Record(TorchDispatchMode):  # type: ignore[misc]
                     if tensor is not None:
                         self._held.setdefault(id(tensor), Held(module, name))
                         self._keep(tensor)
+        self.reads_strides = False  # whether code looks at the order of values in memory
         self.watch = CodeWatch(self.refuse, self._reads, self._running_module)
 
     # What the code does that must not be passed over.
@@ -211,11 +218,12 @@ class Record(TorchDispatchMode):  # type: ignore[misc]
         self._writes.clear()
         result = func(*args, **kwargs)
         writes = frozenset(self._writes)
-        name = _name_of(func)
+        name = name_of(func)
+        self.reads_strides |= name in _STRIDE_READS
         if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
             if name in _SHAPE_READS:
                 call.reads_shapes = True
-            elif name in _KIND_READS:
+            elif name in KIND_READS:
                 call.reads_kinds = True
             else:
                 self.refuse(f"its code calls {name}, which is no operator")
@@ -426,7 +434,7 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _name_of(func: Any) -> str:
+def name_of(func: Any) -> str:
     """The name of a function; of a getter, that of the attribute."""
     name = getattr(func, "__name__", str(func))
     if name == "__get__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -86,7 +87,13 @@ def _replace(
     parameter: nn.Parameter,
     keeps_object: bool,
 ) -> None:
-    if keeps_object and _swapped(before, parameter):
+    recurrent = [module for module, _ in owners if isinstance(module, nn.RNNBase)]
+    for module in recurrent:
+        module._flat_weight_refs = []  # a weak reference keeps a tensor from being swapped
+    swapped = keeps_object and _swapped(before, parameter)
+    for module in recurrent:
+        module._flat_weight_refs = [weakref.ref(w) for w in module._flat_weights if w is not None]
+    if swapped:
         return
     for module, name in owners:
         setattr(module, name, parameter)

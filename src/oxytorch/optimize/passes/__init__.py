@@ -42,7 +42,9 @@ PASSES: dict[str, tuple[str, Callable[[Context], None] | None]] = {
 }  # fmt: skip
 """Name -> (what it does, function). "dropout", "fold" and "fuse" are one rewriting of graphs."""
 
-DEFAULT = tuple(name for name in PASSES if name not in ("onednn_graph", "join", "replay"))
-"""Those that pay for every model. `tune=True` also tries the others."""
+DEFAULT = tuple(
+    name for name in PASSES if name not in ("onednn_graph", "join", "channels_last", "replay")
+)
+"""Those that change nothing but speed, and pay. `tune=True` also tries the others."""
 
 __all__ = ["DEFAULT", "PASSES"]

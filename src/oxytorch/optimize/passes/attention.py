@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ... import isa
 from ...core.modes import OwnFunctionMode, is_plain_inference
-from ...graph.region import Forward
+from ...graph.forward import Forward
 from ...ops.attention import FAST_LEVELS, scaled_dot_product_attention
 from ..context import Context
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ...graph.recognize import Recognizer
-from ...graph.region import Forward
+from ...graph.forward import Forward
 from ..context import Context
 
 CAST_TYPES = (
@@ -83,9 +83,9 @@ def _keeps_statistics(path: str, module: nn.Module, rules: Mapping[Any, torch.dt
         wanted = rules.get(key, statistics.dtype)
         if wanted != statistics.dtype:
             raise ValueError(
-                f"optimize: expected no dtype but {_short(statistics.dtype)} for "
+                f"optimize: expected no dtype but {short_name(statistics.dtype)} for "
                 f"{type(module).__name__} {path!r}, whose running statistics are "
-                f"{_short(statistics.dtype)}, got {_short(wanted)}; "
+                f"{short_name(statistics.dtype)}, got {short_name(wanted)}; "
                 "a key that names a module above it leaves it as it is"
             )
     return True
@@ -141,7 +141,7 @@ def convert(
                 continue
             converted = nn.Parameter(before.detach().to(dtype), before.requires_grad)
             context.set_parameter(module, name, converted)
-        context.did("cast", module, f"{type(module).__name__} to {_short(dtype)}")
+        context.did("cast", module, f"{type(module).__name__} to {short_name(dtype)}")
         if type(module) not in (nn.Embedding, nn.EmbeddingBag) and _is_layer(module):
             context.set_forward(module, CastInput(module))
 
@@ -187,7 +187,7 @@ def _shared_with_uncast(
     return None
 
 
-def _short(dtype: torch.dtype) -> str:
+def short_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 

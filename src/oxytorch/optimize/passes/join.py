@@ -16,7 +16,7 @@ from torch import nn
 
 from ...core.modes import is_plain_inference
 from ...core.packed import PackedTensor
-from ...graph.region import Forward
+from ...graph.forward import Forward
 from ...ops.linear import PackedLinearWeight, linear
 from ..context import Context
 from .pack import _keep_plain_state, refusal

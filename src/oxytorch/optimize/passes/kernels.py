@@ -12,7 +12,7 @@ from ...core.modes import must_run_plain
 from ...core.sources import Sources
 from ...graph.recognize import Norm
 from ...graph.recommendation import is_plain_bag
-from ...graph.region import Forward
+from ...graph.forward import Forward
 from ...ops._post_op import PostOp
 from ..context import Context
 
@@ -25,7 +25,7 @@ def run(context: Context) -> None:
             continue
         norm = context.recognizer.norm(module)
         if norm is not None:
-            context.set_forward(module, NormForward(module, norm))
+            context.set_forward(module, NormForward(module, norm, bool(context.dtype_of)))
             context.did("kernels", module, f"{type(module).__name__} -> ops.{norm.kind}")
             continue
         if type(module) is nn.EmbeddingBag and is_plain_bag(module):
@@ -41,12 +41,15 @@ def run(context: Context) -> None:
 class NormForward(Forward):
     """A normalization over the last dimension in our kernel.
 
-    sources: where the module's class is not torch's, what its formula was read off.
+    is_mixed: whether input and parameters may have different dtypes. sources: where the module's class is not torch's, what its formula was read off.
     """
 
-    def __init__(self, module: nn.Module, norm: Norm) -> None:
+    def __init__(self, module: nn.Module, norm: Norm, is_mixed: bool) -> None:
         super().__init__(module)
         self.norm = norm
+        # LayerNorm of torch takes parameters in float32 with any input; else stock's result may be
+        # of another dtype, and only a model that was given dtypes by us has such calls.
+        self.is_mixed = is_mixed or type(module) is nn.LayerNorm
         is_torchs = type(module).__module__.startswith("torch.nn")
         self.sources = None if is_torchs else Sources([], owner=module, values=False)
 
@@ -56,6 +59,8 @@ class NormForward(Forward):
             parameters = self.module._parameters
             weight, bias = parameters.get("weight"), parameters.get("bias")
             plain = must_run_plain(x, weight, bias) or not fits(x, weight)
+            if not self.is_mixed and weight is not None and weight.dtype != x.dtype:
+                plain = True
             if not plain and (self.sources is None or self.sources.are_current()):
                 if self.norm.kind == "rms_norm":
                     return ops.rms_norm(x, weight, self.norm.eps)

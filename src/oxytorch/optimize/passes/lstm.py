@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...core.modes import must_run_plain
-from ...graph.region import Forward
+from ...graph.forward import Forward
 from ...ops.linear import supports
 from ...ops.lstm import PackedLstmWeight, lstm
 from ..context import Context
@@ -87,7 +87,11 @@ class LstmForward(Forward):
             or module.training
             or must_run_plain(x, *state, *parameters)
             or not all(p.is_packed() for p in parameters if isinstance(p, PackedLstmWeight))
-            or not isinstance(module._parameters.get("weight_ih_l0"), PackedLstmWeight)
+            or not all(
+                isinstance(module._parameters.get(name), PackedLstmWeight)
+                or (name.startswith("bias") and module._parameters.get(name) is not None)
+                for name in module._flat_weights_names
+            )
         ):
             return None
         dtype = next(iter(parameters)).dtype

@@ -6,21 +6,29 @@ everything but the kernel. A weight that an embedding shares keeps its plain val
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor, why_not_plain
+from ...graph.formats import ModelForward, kept
 from ...graph.patterns import is_packable_convolution
-from ...graph.region import Forward
+from ...graph.forward import Forward
 from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, linear, supports
 from ..context import Context
+from ..measure import wins
+from .cast import CastInput, short_name
 
 SMALLEST_LINEAR = 32 << 10
-"""Elements of a float32 linear weight below which a call of oneDNN costs more than it saves."""
+"""Elements of a float32 linear weight below which a call of oneDNN costs more than it saves. With 0
+every weight is packed, also where it does not pay."""
+USUAL_ROWS, MOST_ROWS = 64, 512
+"""Rows of a product that is timed: where no sample tells, and at most."""
 
 
 def refusal(context: Context, module: nn.Module) -> str | None:
@@ -51,20 +59,31 @@ def run(context: Context) -> None:
         beside = can_pack_beside(context, module)
         reason = None if beside else refusal(context, module)
         if reason is None:
-            _pack(context, module, beside)
-        elif not _is_packed(module):
+            reason = _pack(context, module, beside)
+        if reason is None:
+            continue
+        if not _is_packed(module):
+            _cast_plain(context, module)
             context.left("pack", module, f"{type(module).__name__}: {reason}")
+    model = context.model
+    convolutions = (m for m in context.open_modules() if is_packable_convolution(m))
+    if any(_is_packed(m) and m is not model for m in convolutions) and model not in context.closed:
+        is_free = context.run is not None and not context.run.reads_strides
+        context.set_forward(model, ModelForward(model, is_free))
 
 
 def _is_packed(module: nn.Module) -> bool:
     return isinstance(module._parameters.get("weight"), PackedTensor)
 
 
-def _pack(context: Context, module: nn.Module, beside: bool) -> None:
+def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
+    """Pack a weight, or return the reason why not."""
     weight, bias = module._parameters["weight"], module._parameters.get("bias")
     assert weight is not None
     dtype, before = context.target_dtype(module, weight), weight.dtype
     packed = _packed_weight(context, module, weight.detach(), dtype)
+    if SMALLEST_LINEAR and not _pays(context, module, weight.detach().to(dtype), packed):
+        return "torch's own is as fast here"
     if beside:
         packed.cell.keeps_plain, packed.cell.plain = True, weight.detach()
     owners = [owner for owner, _ in context.owners[id(weight)]]
@@ -82,6 +101,49 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> None:
     if beside:
         detail += f", beside the weight it shares: +{weight.nbytes / 2**20:.1f} MiB"
     context.did("pack", module, f"{type(module).__name__}{detail}")
+    return None
+
+
+def _pays(
+    context: Context, module: nn.Module, weight: torch.Tensor, packed: PackedTensor
+) -> bool:
+    """Whether the packed layer is faster than torch's own on inputs like the sample's."""
+    size = context.observed.input_sizes.get(module)
+    kind = (type(packed), tuple(weight.shape), weight.dtype)
+    if isinstance(packed, PackedConvolutionWeight):
+        assert size is not None
+        x = torch.rand(size).to(weight.dtype)
+        last = x.unsqueeze(2) if x.dim() == 3 else x
+        five = last.dim() == 5
+        last = last.contiguous(
+            memory_format=torch.channels_last_3d if five else torch.channels_last
+        ).reshape(x.shape)
+        g = packed.geometry
+        convolve: Any = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
+        arguments = None, g.stride, g.padding, g.dilation, g.groups
+        return wins(
+            (*kind, g, size),
+            lambda: convolve(x, weight, *arguments),
+            lambda: convolution(last, packed),
+        )
+    assert isinstance(packed, PackedLinearWeight)
+    rows = USUAL_ROWS if not size else max(1, math.prod(size[:-1]))
+    plain = weight.t() if packed.transposed else weight
+    x = torch.rand(min(rows, MOST_ROWS), plain.shape[1]).to(weight.dtype)
+    return wins((*kind, len(x)), lambda: F.linear(x, plain), lambda: linear(x, packed))
+
+
+def _cast_plain(context: Context, module: nn.Module) -> None:
+    """Give a layer that is left alone the dtype that packing would have given it."""
+    if not context.converts(module):
+        return
+    for name, parameter in [*module._parameters.items()]:
+        dtype = context.dtype_of[module]
+        if parameter is not None and parameter.is_floating_point() and parameter.dtype != dtype:
+            converted = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+            context.set_parameter(module, name, converted)
+    context.set_forward(module, CastInput(module))
+    context.did("cast", module, f"{type(module).__name__} to {short_name(context.dtype_of[module])}")
 
 
 def _packed_weight(
@@ -170,7 +232,7 @@ class ConvolutionForward(Forward):
         if weight.scale is not None:
             weight.fold(None)
         try:
-            return convolution(x, weight, bias)
+            return kept(convolution(x, weight, bias), x)
         except RuntimeError:  # the module's own code says what is wrong with x
             return None
 
