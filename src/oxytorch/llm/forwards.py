@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..graph.region import Forward
+from ..graph.forward import Forward
 from . import recipes
 from .cache import CacheLayer, rounded_capacity
 from .layer import FusedLayer, Mlp, Norm

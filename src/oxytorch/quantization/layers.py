@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..core.modes import must_run_plain
 from ..core.packed import PackedTensor, why_not_plain
 from ..graph.recognize import Recognizer
-from ..graph.region import Forward
+from ..graph.forward import Forward
 from ..ops._panels import PanelWeight, linear
 from ..optimize.context import CLOSED
 from ..optimize.passes.pack import plain_state
