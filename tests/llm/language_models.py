@@ -112,18 +112,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name -> class of the configuration and its arguments. All layers of these can be fused."""
 
+_HEADS = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "eos_token_id": None}
+_ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_OPT = {**{k: v for k, v in _COMMON.items() if k != "intermediate_size"}, "ffn_dim": 128}
+
 LEFT: dict[str, tuple[str, dict[str, Any]]] = {
-    "gptj": (
-        "GPTJConfig",
-        {
-            "n_embd": 64,
-            "n_layer": 2,
-            "n_head": 4,
-            "rotary_dim": 8,
-            "vocab_size": VOCABULARY,
-            "eos_token_id": None,
-        },
-    ),
+    "gptj": ("GPTJConfig", {**_HEADS, "rotary_dim": 8}),
     "bloom": (
         "BloomConfig",
         {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY},
@@ -131,18 +125,243 @@ LEFT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families whose layers compute what no recipe says."""
 
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "opt_projected": ("OPTConfig", {**_OPT, "word_embed_proj_dim": 32}),
+    "opt_350m": (
+        "OPTConfig",
+        {**_OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
+    ),
+    "falcon_rw": (
+        "FalconConfig",
+        {**_FALCON, "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
+    ),
+    "falcon_rotary_bias": (
+        "FalconConfig",
+        {**_FALCON, "bias": True, "multi_query": False, "parallel_attn": False},
+    ),
+    "xglm": (
+        "XGLMConfig",
+        {
+            "d_model": 64,
+            "ffn_dim": 128,
+            "num_layers": 2,
+            "attention_heads": 4,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 256,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+        },
+    ),
+    "qwen3_moe": ("Qwen3MoeConfig", {**_GROUPED, **_ROUTED, "head_dim": 16}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {**_GROUPED, **_ROUTED, "shared_expert_intermediate_size": 32},
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            **_COMMON,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "exaone4": (
+        "Exaone4Config",
+        {**_GROUPED, "sliding_window": 8, "sliding_window_pattern": 2},
+    ),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 8,
+            "num_kv_shared_layers": 1,
+            "laurel_rank": 8,
+            "sliding_window": 8,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "nemotron": ("NemotronConfig", {**_GROUPED, "head_dim": 16}),
+    "mpt": (
+        "MptConfig",
+        {
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 2,
+            "vocab_size": VOCABULARY,
+            "max_seq_len": 256,
+            "eos_token_id": None,
+        },
+    ),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        {
+            "hidden_size": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 256,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 8,
+            "eos_token_id": None,
+        },
+    ),
+    "codegen": ("CodeGenConfig", {**_HEADS, "rotary_dim": 8}),
+    "stablelm": ("StableLmConfig", _GROUPED),
+    "gpt_bigcode": ("GPTBigCodeConfig", {**_HEADS, "n_positions": 256}),
+    "roberta": (
+        "RobertaConfig",
+        {**_COMMON, "is_decoder": True, "max_position_embeddings": 258},
+    ),
+    "ctrl": (
+        "CTRLConfig",
+        {
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "dff": 128,
+            "vocab_size": VOCABULARY,
+            "n_positions": 256,
+        },
+    ),
+}
+"""Families that are taken; which layers of them are fused is their own affair."""
+
+_MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 8}
+_LINEAR = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+STATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("MambaConfig", {**_COMMON, "state_size": 8}),
+    "mamba2": (
+        "Mamba2Config",
+        {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "vocab_size": VOCABULARY,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+            "state_size": 8,
+            "num_heads": 8,
+            "head_dim": 16,
+            "n_groups": 1,
+            "chunk_size": 8,
+        },
+    ),
+    "recurrent_gemma": (
+        "RecurrentGemmaConfig",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "vocab_size": VOCABULARY,
+            "lru_width": 64,
+            "attention_window_size": 16,
+            "eos_token_id": None,
+        },
+    ),
+    "jamba": (
+        "JambaConfig",
+        {
+            **_GROUPED,
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "use_mamba_kernels": False,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 8,
+        },
+    ),
+    "bamba": (
+        "BambaConfig",
+        {**_GROUPED, **_MAMBA_2, "num_hidden_layers": 3, "attn_layer_indices": [1]},
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        {
+            **_GROUPED,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 16,
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {**_GROUPED, **_LINEAR, **_ROUTED, "shared_expert_intermediate_size": 32},
+    ),
+    "minimax": (
+        "MiniMaxConfig",
+        {
+            **_GROUPED,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "block_size": 8,
+        },
+    ),
+    "falcon_h1": ("FalconH1Config", {**_GROUPED, **_MAMBA_2, "mamba_d_ssm": 128}),
+    "openai_gpt": (
+        "OpenAIGPTConfig",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": 256},
+    ),
+    "rwkv": (
+        "RwkvConfig",
+        {
+            "hidden_size": 64,
+            "attention_hidden_size": 64,
+            "num_hidden_layers": 2,
+            "vocab_size": VOCABULARY,
+            "context_length": 128,
+            "eos_token_id": None,
+        },
+    ),
+}
+"""Families that keep a running state, or nothing, of earlier tokens."""
+
 
 def build(family: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A model of a family in evaluation mode; its weights are large enough to tell tokens apart."""
-    kind, arguments = {**FAMILIES, **LEFT}[family]
+    kind, arguments = {**FAMILIES, **LEFT, **MORE, **STATES}[family]
     if not hasattr(transformers, kind):
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     torch.manual_seed(0)
     config = getattr(transformers, kind)(**arguments)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "conv" not in name and "A_log" not in name:
                 parameter.mul_(3)
     result: nn.Module = model.to(dtype)
     return result

@@ -82,9 +82,10 @@ def test_progress_counts_windows(model, text):
     ("arguments", "complaint"),
     [
         ({"window": 65}, "window of at most 64, .* got 65"),
-        ({"window": 0}, "window of at least 1, got 0"),
-        ({"window": 40, "stride": 41}, "stride from 1 to window 40, got 41"),
-        ({"window": 40, "chunk": 0}, "chunk of at least 1, got 0"),
+        ({"window": 0}, "window >= 1, got 0"),
+        ({"window": 2.5}, "window >= 1, a whole number, got 2.5"),
+        ({"window": 40, "stride": 41}, "stride 1 to 40, got 41"),
+        ({"window": 40, "chunk": 0}, "chunk >= 1, got 0"),
         ({"window": 40, "token_ids": torch.tensor([1])}, r"at least 2 tokens, got .*\[1\]"),
         ({"window": 40, "token_ids": torch.tensor([[1, 2]])}, r"got .*\[1, 2\]"),
         ({"window": 40, "token_ids": torch.tensor([1, VOCABULARY])}, r"\[0, 96\), .* got 96"),

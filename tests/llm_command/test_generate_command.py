@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -150,6 +152,30 @@ def test_unknown_precision_names_the_choices(folder, capsys):
     assert "int3" in shown and all(name in shown for name in PRECISIONS)
 
 
+@pytest.mark.parametrize("weights", ["bf16", "int8"])
+@pytest.mark.parametrize("kind", ["gpt2", "mixtral", "phi3"])
+def test_weights_in_another_order_are_counted(kind, weights, tmp_path, capsys):
+    sizes = {"vocab_size": len(WORDS), "eos_token_id": 0, "bos_token_id": 1}
+    wide = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    wide |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    config = {
+        "gpt2": lambda: transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, **sizes),
+        "mixtral": lambda: transformers.MixtralConfig(num_local_experts=4, **wide, **sizes),
+        "phi3": lambda: transformers.Phi3Config(**wide, **sizes),
+    }[kind]()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    _tokenizer().save_pretrained(tmp_path)
+    words = ["llm", "generate", str(tmp_path), "--prompt", "abc", "--tokens", "6"]
+    assert main([*words, "--weights", weights]) == 0
+    assert f"{weights} weights read at" in capsys.readouterr().err
+    linear = [p for name, p in model.named_parameters() if p.dim() > 1 and "emb" not in name]
+    numbers = sum(p.numel() for p in linear if p.shape[-1] > 4)
+    numbers -= sum(model.get_input_embeddings().weight.numel() for _ in range(kind == "gpt2"))
+    found = token_reads(PreparedModel.from_model(model, PRECISIONS["bf16"], "bf16", 32).model)
+    assert 0.5 * 2 * numbers < sum(found) < 1.1 * 2 * numbers + 2 * 2 * 64 * 64
+
+
 def test_reads_of_a_token_are_the_packed_matrices():
     sizes = {}
     for name in ("bf16", "int8", "int4"):
@@ -192,3 +218,27 @@ def test_quantized_folders_keep_their_weights(folder, tmp_path, capsys):
     ids = torch.tensor([_tokenizer()("abc")["input_ids"]])
     expected = llm.generate(llm.optimize(model), ids, max_new_tokens=6)[0, 3:]
     assert shown.out == _tokenizer().decode(expected, skip_special_tokens=True) + "\n"
+    told = _refused([*words[2:], "--weights", "int4"], capsys)
+    assert "is quantized already and runs as it is" in told
+
+
+@pytest.mark.parametrize("verb", ["generate", "perplexity", "bench"])
+def test_files_that_cannot_be_written_are_told_first(verb, folder, tmp_path, capsys):
+    given = {"generate": ["--prompt", "a"], "perplexity": ["--text", str(folder)], "bench": []}
+    for path, text in ((tmp_path / "no" / "f.json", "does not exist"), (tmp_path, "is a folder")):
+        with pytest.raises(SystemExit) as stopped:
+            main(["llm", verb, str(folder), *given[verb], "--json", str(path)])
+        assert stopped.value.code == 2
+        assert text in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_ends_it_quietly(folder):
+    words = ["-m", "oxytorch", "llm", "generate", str(folder), "--prompt", "abc", "--tokens", "99"]
+    made = subprocess.Popen(
+        [sys.executable, *words, "--weights", "int8"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    made.stdout.close()
+    told = made.stderr.read()
+    assert made.wait() == 141
+    assert "Broken pipe" not in told and "Traceback" not in told

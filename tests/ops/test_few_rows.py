@@ -8,7 +8,8 @@ from harness import DTYPES, LEVELS, call, positional
 
 from oxytorch import _library, isa, ops, testing
 from oxytorch.ops import Op, Sample
-from oxytorch.ops._panels import PanelWeight, linear, nearest_codes
+from oxytorch.ops._panels import PanelWeight, linear
+from oxytorch.ops.quantize_weight import quantize_weight
 
 pytestmark = pytest.mark.skipif(
     not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
@@ -24,7 +25,8 @@ def weight_of(
     if format == "bf16":
         return PanelWeight.from_dense(values)
     return PanelWeight.from_codes(
-        format, *nearest_codes(format, values + 0.02, group_size, symmetric=symmetric)
+        format,
+        *quantize_weight(values + 0.02, format, group_size, symmetric or format == "nf4", False),
     )
 
 

@@ -10,7 +10,8 @@ from harness import LEVELS, call, positional
 
 from oxytorch import _library, isa, ops, testing
 from oxytorch.ops import Op, Sample
-from oxytorch.ops._panels import Experts, PanelWeight, linear, moe, nearest_codes
+from oxytorch.ops._panels import Experts, PanelWeight, linear, moe
+from oxytorch.ops.quantize_weight import quantize_weight
 
 pytestmark = pytest.mark.skipif(
     not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
@@ -41,7 +42,7 @@ def _weight(
     values = torch.randn(out_features, in_features) / in_features**0.5
     if format == "bf16":
         return PanelWeight.from_dense(values)
-    codes = nearest_codes(format, values + 0.02, group_size, symmetric=symmetric)
+    codes = quantize_weight(values + 0.02, format, group_size, symmetric or format == "nf4", False)
     return PanelWeight.from_codes(format, *codes)
 
 

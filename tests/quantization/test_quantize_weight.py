@@ -181,3 +181,17 @@ def test_the_compiled_op_checks_its_arguments(
     with pytest.raises(RuntimeError) as caught:
         torch.ops.oxytorch.quantize_weight(weight, format, group_size, True, True)
     assert "quantize_weight: expected" in str(caught.value) and text in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1e-7, 1e-12, 1e-25])
+@pytest.mark.parametrize(("format", "group_size", "symmetric", "search"), SETTINGS)
+def test_tiny_weights_are_as_near_as_large_ones(
+    format: str, group_size: int | None, symmetric: bool, search: bool, size: float
+) -> None:
+    weight = torch.randn(5, 256)
+    gaps = []
+    for values in (weight, weight * size):
+        found = quantize_weight(values, format, group_size, symmetric, search)
+        again = values_of(format, *found) / values.abs().max()
+        gaps.append((again - values / values.abs().max()).double().norm())
+    assert gaps[1] < 1.3 * gaps[0]

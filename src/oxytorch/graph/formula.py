@@ -58,6 +58,10 @@ class _Reader(TorchDispatchMode):  # type: ignore[misc]
         if not isinstance(result, Tensor):
             raise _Unknown
         name = func._schema.name.removeprefix("aten::")
+        if name in ("permute", "transpose") and args[0].dim() == 2:
+            swapped = result.stride() == args[0].stride()[::-1] != args[0].stride()
+            if swapped and not kwargs:  # `weight.T` is `weight.t()`
+                name, args = "t", args[:1]
         keeps_shape = name in _SAME and result.shape == args[0].shape
         is_cast = name == "_to_copy" and {result.dtype, args[0].dtype} <= _SHORT
         if keeps_shape or is_cast:

@@ -112,8 +112,9 @@ def check_weights(layers: list[LayerCalls], config: WeightConfig | None) -> None
             )
         if config is None or not config.group_size or place.split(".")[-2] in ROUTERS:
             continue
-        transposed = parameter.dim() == 2 and bool(stored_transposed(module))
-        _check_groups(place, parameter.shape[0 if transposed else -1], config.group_size)
+        transposed = stored_transposed(module) if name == "weight" else False
+        if transposed is not None:
+            _check_groups(place, parameter.shape[0 if transposed else -1], config.group_size)
 
 
 def _matrices(layers: list[LayerCalls]) -> list[tuple[str, nn.Module, str]]:
@@ -152,14 +153,14 @@ def check_memory(
     """
     bits = 8 * dtype.itemsize if config is None else config.bits + 0.5  # and scales
     plain = [module.get_parameter(name) for _, module, name in _matrices(layers)]
-    trial = 2 * 4 * max(_numbers(calls.module) for calls in layers)
+    trial = 2 * 4 * max((_numbers(calls.module) for calls in layers), default=0)
     packed = sum(parameter.numel() for parameter in plain) * bits / 8
     head = output_head(model)
     assert head is not None
     packed += _numbers(head) * bits / 8
     bytes_of_plain = sum(parameter.nbytes for parameter in plain)
     if inplace:
-        needed = trial + max(packed - bytes_of_plain, packed / len(layers))
+        needed = trial + max(packed - bytes_of_plain, packed / max(len(layers), 1))
         what = f"the packed weights of {type(model).__name__}"
     else:
         needed = trial + packed + nbytes(model) - bytes_of_plain

@@ -166,8 +166,13 @@ def original(
     answers = []
     for states, arguments in zip(hidden, (prompt, token), strict=True):
         changed = {**arguments, str(plan.cache_argument): cache}
-        with torch.no_grad():
-            result = layer(states, **changed)
+        try:
+            with torch.no_grad():
+                result = layer(states, **changed)
+        except Exception as error:  # any refusal by a user's layer only means that it is left
+            line = (str(error).splitlines() or [""])[0]
+            reason = f"it does not run on random values ({type(error).__name__}: {line})"
+            raise Unmatched(reason) from error
         answers.append(result[0] if isinstance(result, tuple) else result)
     return answers[0], answers[1]
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from ..graph.agreement import TOLERANCE, difference
 from ..quantization.memory import check_available
+from .cache import KVCache
 from .layer import Attention
 from .model import FusedModel
+from .observing import sample_tokens
 from .optimize import fused_model
 from .single_steps import SingleSteps
 
@@ -35,20 +38,30 @@ class Run(Protocol):
         """Forget what came after the first `length` tokens."""
         ...
 
+    def followed(self) -> Run:
+        """The run that goes on after others may have changed the model."""
+        ...
+
 
 class Decoder(Protocol):
     """A model that can start a run.
 
     vocabulary: number of tokens that it knows. positions: tokens that it was made for, or None.
+    keeps_keys: what a run has seen are keys and values of each token: it can be cut, and a later
+    step may take several tokens at the cost of one.
     """
 
     vocabulary: int
     positions: int | None
+    keeps_keys: bool
 
-    def begin(self, batch: int, capacity: int, padding: Tensor | None) -> Run:
+    def begin(
+        self, batch: int, capacity: int, padding: Tensor | None, numbered: bool = True
+    ) -> Run:
         """A run of `batch` sequences of up to `capacity` tokens.
 
         padding: int64 [batch], the number of tokens at the start of each that are not to be seen.
+        numbered: give the model's own forward the tokens' positions, as `model.generate` does.
         """
         ...
 
@@ -56,23 +69,33 @@ class Decoder(Protocol):
 def decoder_of(model: nn.Module) -> Decoder:
     """The decoder of a Hugging Face causal language model.
 
-    What `llm.optimize` knows as a whole runs as its record, anything else through its own forward.
+    What `llm.optimize` knows as a whole runs as its record while that stands, anything else through
+    its own forward.
     Raises TypeError for another kind of model.
     """
     plain = PlainDecoder(model)
     fused = fused_model(model)
-    return plain if fused is None else FusedDecoder(fused, plain)
+    if fused is None or fused.standing is None:
+        return plain
+    with torch.no_grad():  # as the model runs then
+        stands = fused.standing.allows()
+    return FusedDecoder(fused, plain) if stands else plain
 
 
 class FusedDecoder:
     """A model that `llm.optimize` recognized as a whole, over a cache of a fixed capacity."""
 
+    keeps_keys = True
+
     def __init__(self, model: FusedModel, plain: PlainDecoder) -> None:
         self.model = model
+        self.plain = plain
         self.vocabulary = plain.vocabulary
         self.positions = plain.positions
 
-    def begin(self, batch: int, capacity: int, padding: Tensor | None) -> Run:
+    def begin(
+        self, batch: int, capacity: int, padding: Tensor | None, numbered: bool = True
+    ) -> Run:
         check_available(
             "generate",
             sum(
@@ -82,7 +105,7 @@ class FusedDecoder:
             * capacity,
             f"the keys and values of {batch} x {capacity} tokens",
         )
-        return _FusedRun(self.model, batch, capacity, padding)
+        return _FusedRun(self.model, self.plain, batch, capacity, padding)
 
 
 def _cache_bytes(attention: Attention, dtype: torch.dtype) -> int:
@@ -93,9 +116,15 @@ def _cache_bytes(attention: Attention, dtype: torch.dtype) -> int:
 
 class _FusedRun:
     def __init__(
-        self, model: FusedModel, batch: int, capacity: int, padding: Tensor | None
+        self,
+        model: FusedModel,
+        plain: PlainDecoder,
+        batch: int,
+        capacity: int,
+        padding: Tensor | None,
     ) -> None:
         self.model = model
+        self.plain = plain
         self.padding = padding
         self._cache = model.cache(batch, capacity)
         self._single = SingleSteps(model, self._cache, padding)
@@ -120,6 +149,15 @@ class _FusedRun:
     def cut(self, length: int) -> None:
         self._cache.crop(length)
 
+    def followed(self) -> Run:
+        assert self.model.standing is not None
+        renewals = self.model.standing.renewals
+        if not self.model.standing.allows():
+            return _KeysRun(self.plain, self.padding, self._cache, self.model.dtype)
+        if renewals != self.model.standing.renewals:
+            self._single = SingleSteps(self.model, self._cache, self.padding)
+        return self
+
 
 class PlainDecoder:
     """Any causal language model of `transformers`, through its own forward and cache."""
@@ -135,45 +173,169 @@ class PlainDecoder:
         if getattr(config, "is_encoder_decoder", False):
             raise TypeError(
                 f"generate: expected a model that only decodes, got the encoder and decoder "
-                f"{type(model).__name__}"
+                f"{type(model).__name__}; use its own generate"
+            )
+        vocabulary = getattr(embeddings(), "num_embeddings", None)
+        if vocabulary is None:
+            raise TypeError(
+                f"generate: expected a model that reads one token at a time, got the "
+                f"{type(model).__name__}, whose input is embedded by a "
+                f"{type(embeddings()).__name__}; use its own generate"
             )
         self.model = model
-        self.vocabulary = int(embeddings().num_embeddings)
-        self.positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-        accepted = inspect.signature(model.forward).parameters
-        self.takes_positions = "position_ids" in accepted
-        self.takes_keep = "logits_to_keep" in accepted
+        self.vocabulary = int(vocabulary)
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        self.positions = positions if isinstance(positions, int) and positions > 0 else None
+        from .transformers_cache import caches_keys, forward_arguments
 
-    def begin(self, batch: int, capacity: int, padding: Tensor | None) -> Run:
-        return _PlainRun(self, padding)
+        self.accepted = forward_arguments(model)
+        takes_cache = self.accepted & {"use_cache", "kwargs"}
+        self.options = {"use_cache": True} if takes_cache else {}
+        self.keeps_keys = caches_keys(model)
+        self.numbered = True
+
+    def begin(
+        self, batch: int, capacity: int, padding: Tensor | None, numbered: bool = True
+    ) -> Run:
+        self.numbered = numbered
+        if self.keeps_keys:
+            return _KeysRun(self, padding)
+        return _StateRun(self, batch, padding)
+
+    def call(
+        self, tokens: Tensor, before: int, padding: Tensor | None, every: bool, **cache: Any
+    ) -> Any:
+        """The output of the model's forward for tokens that follow `before` others."""
+        options = {**self.options, **cache}
+        places = torch.arange(before + tokens.shape[1])[None]
+        if padding is not None:
+            places = places - padding[:, None]
+            if not cache or "past_key_values" in cache:  # other states see no earlier tokens again
+                options["attention_mask"] = (places >= 0).long()
+        # Some caches of models' own do not count the tokens that they have seen.
+        numbered = self.numbered or padding is not None or (before > 0 and not self.keeps_keys)
+        if numbered and "position_ids" in self.accepted:
+            options["position_ids"] = places[:, before:].clamp(min=0)
+        if "logits_to_keep" in self.accepted:
+            options["logits_to_keep"] = 0 if every else 1
+        return self.model(input_ids=tokens, **options)
 
 
-class _PlainRun:
-    def __init__(self, decoder: PlainDecoder, padding: Tensor | None) -> None:
+class _KeysRun:
+    """Over a cache of keys and values only; cache: of a fused run that this one goes on from."""
+
+    def __init__(
+        self,
+        decoder: PlainDecoder,
+        padding: Tensor | None,
+        cache: KVCache | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         from transformers import DynamicCache
 
         self.decoder = decoder
         self.padding = padding
         self.length = 0
+        # Without the model's configuration no layer forgets what left a window: it can be cut.
         self._cache: Any = DynamicCache()
+        if cache is not None and cache.length:
+            self.length = cache.length
+            for index, layer in enumerate(cache.layers):
+                self._cache.update(*layer.plain(cache.length, cache.beams, dtype), index)
 
     def step(self, tokens: Tensor, every: bool) -> Tensor:
-        end = self.length + tokens.shape[1]
-        options: dict[str, Any] = {}
-        if self.padding is not None:
-            places = torch.arange(end) - self.padding[:, None]
-            options["attention_mask"] = (places >= 0).long()
-            if self.decoder.takes_positions:
-                options["position_ids"] = places[:, self.length :].clamp(min=0)
-        if self.decoder.takes_keep:
-            options["logits_to_keep"] = 0 if every else 1
-        output = self.decoder.model(
-            input_ids=tokens, past_key_values=self._cache, use_cache=True, **options
+        output = self.decoder.call(
+            tokens, self.length, self.padding, every, past_key_values=self._cache
         )
-        self.length = end
+        self.length += tokens.shape[1]
         logits: Tensor = output.logits
         return logits if every else logits[:, -1:]
 
     def cut(self, length: int) -> None:
         self._cache.crop(length - self.length)  # a negative number: tokens to remove
         self.length = length
+
+    def followed(self) -> Run:
+        return self
+
+
+_TRIAL = 4
+"""Tokens that a state is tried with."""
+
+_TRIED: WeakKeyDictionary[nn.Module, dict[bool, str | None]] = WeakKeyDictionary()
+"""The states that models go on from, for a single sequence and for several."""
+
+
+def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
+    """What a model calls its state, or None where going on from it gives other scores.
+
+    several: for more than one sequence. Nothing is believed before it was tried on numbers. Raises
+    TypeError where a token changes the scores of those before it.
+    """
+    from .transformers_cache import state_of
+
+    known = _TRIED.setdefault(decoder.model, {})
+    if several in known:
+        return known[several]
+    tokens = sample_tokens(decoder.model, _TRIAL, batch=2 if several else 1)
+    before = _TRIAL - 1
+    whole = decoder.call(tokens, 0, None, True).logits
+    first = decoder.call(tokens[:, :before], 0, None, True)
+    allowed = TOLERANCE.get(whole.dtype, max(TOLERANCE.values()))
+    if difference(whole[:, :before], first.logits) > allowed:
+        raise TypeError(
+            f"generate: expected a model that scores tokens by those before them, but "
+            f"{type(decoder.model).__name__} reads those behind them too; use its own generate"
+        )
+    known[several] = None
+    for name, state in state_of(decoder.model, first).items():
+        again = decoder.call(tokens[:, before:], before, None, True, **{name: state}).logits
+        if difference(whole[:, before:], again) <= allowed:
+            known[several] = name
+    return known[several]
+
+
+class _StateRun:
+    """Over whatever state the model's own code makes, returns and takes again.
+
+    Behind the prompt it gets its tokens one by one: that is what such code is written for. A model
+    that cannot go on from a state reads all tokens again in each step.
+    """
+
+    def __init__(self, decoder: PlainDecoder, batch: int, padding: Tensor | None) -> None:
+        self.decoder = decoder
+        self.padding = padding
+        self._name = _state_name(decoder, batch > 1)
+        self._state: Any = None
+        self._tokens = torch.empty(batch, 0, dtype=torch.int64)
+
+    @property
+    def length(self) -> int:
+        return self._tokens.shape[1]
+
+    def step(self, tokens: Tensor, every: bool) -> Tensor:
+        before = self.length
+        self._tokens = torch.cat([self._tokens, tokens], 1)
+        if self._name is None:
+            output = self.decoder.call(self._tokens, 0, self.padding, every or before > 0)
+            logits: Tensor = output.logits[:, -tokens.shape[1] :]
+        elif before == 0:
+            logits = self._call(tokens, 0, every)
+        else:
+            parts = enumerate(tokens.split(1, dim=1), start=before)
+            logits = torch.cat([self._call(part, place, True) for place, part in parts], 1)
+        return logits if every else logits[:, -1:]
+
+    def _call(self, tokens: Tensor, before: int, every: bool) -> Tensor:
+        assert self._name is not None
+        cache = {} if self._state is None else {self._name: self._state}
+        output = self.decoder.call(tokens, before, self.padding, every, **cache)
+        self._state = getattr(output, self._name)
+        logits: Tensor = output.logits
+        return logits
+
+    def cut(self, length: int) -> None:
+        raise RuntimeError(f"a {type(self.decoder.model).__name__} cannot forget tokens")
+
+    def followed(self) -> Run:
+        return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .decoder import Decoder, decoder_of
 from .lookup import PromptLookup
+from .numbers import whole
 from .sampling import Sampler
 from .stopping import Stop, Stopping
 
@@ -62,9 +63,17 @@ def generate(
     Raises ValueError for arguments that do not fit, before the model runs; TypeError for a model of
     another kind; RuntimeError if the logits are not finite.
     """
-    tokens = stream(
+    watcher: Any = streamer
+    put = getattr(watcher, "put", watcher)
+    if put is not None and not callable(put):
+        raise ValueError(
+            "generate: expected streamer to be a function of the new tokens or to have put() and "
+            f"end(), got a {type(streamer).__name__}"
+        )
+    tokens = _started(
         model,
         input_ids,
+        put is not None,
         max_new_tokens=max_new_tokens,
         attention_mask=attention_mask,
         temperature=temperature,
@@ -79,8 +88,6 @@ def generate(
         prompt_lookup=prompt_lookup,
         capacity=capacity,
     )
-    watcher: Any = streamer
-    put = getattr(watcher, "put", watcher)
     if put is not watcher:
         put(input_ids)  # streamers of transformers see the prompt first
     new = []
@@ -116,19 +123,66 @@ def stream(
     Arguments and errors are those of `generate`; arguments are checked before this returns, the
     model runs when the first token is asked for.
     """
+    return _started(
+        model,
+        input_ids,
+        True,
+        max_new_tokens=max_new_tokens,
+        attention_mask=attention_mask,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+        tokenizer=tokenizer,
+        prompt_lookup=prompt_lookup,
+        capacity=capacity,
+    )
+
+
+def _started(
+    model: nn.Module,
+    input_ids: Tensor,
+    is_watched: bool,
+    *,
+    max_new_tokens: int,
+    attention_mask: Tensor | None,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    repetition_penalty: float,
+    seed: int | None,
+    stop: Stop,
+    eos_token_id: int | Sequence[int] | None,
+    pad_token_id: int | None,
+    tokenizer: Any,
+    prompt_lookup: int,
+    capacity: int | None,
+) -> Iterator[Tensor]:
+    """What `stream` returns; is_watched: others run between two tokens."""
+    max_new_tokens = whole("generate", "max_new_tokens", max_new_tokens, 1)
     decoder = decoder_of(model)
     sampler = Sampler(temperature, top_k, top_p, repetition_penalty, seed)
     prompt = _checked_prompt(input_ids, attention_mask, decoder.vocabulary)
     batch, length = prompt.tokens.shape
     capacity = _checked_capacity(length, max_new_tokens, capacity, decoder.positions)
     _check_lookup(prompt_lookup, batch, temperature)
+    if prompt_lookup and not decoder.keeps_keys:
+        raise ValueError(
+            "generate: prompt_lookup needs a model that can forget tokens again, and a "
+            f"{type(model).__name__} keeps a running state; use prompt_lookup=0"
+        )
     ends = _end_tokens(model, eos_token_id)
     if pad_token_id is None:
         pad_token_id = _setting(model, "pad_token_id")
     if pad_token_id is None:
         pad_token_id = ends[0] if ends else 0
+    pad_token_id = whole("generate", "pad_token_id", pad_token_id, -(2**63), 2**63 - 1)
     stopping = Stopping(ends, stop, tokenizer, batch)
-    loop = _Loop(decoder, prompt, sampler, stopping, max_new_tokens, int(pad_token_id))
+    loop = _Loop(decoder, prompt, sampler, stopping, max_new_tokens, pad_token_id, is_watched)
     return loop.tokens(capacity, prompt_lookup)
 
 
@@ -148,7 +202,10 @@ class _Prompt:
 
 @dataclass
 class _Loop:
-    """The state of one generation that the steps share."""
+    """The state of one generation that the steps share.
+
+    is_watched: others run between two tokens, and may change the model.
+    """
 
     decoder: Decoder
     prompt: _Prompt
@@ -156,6 +213,7 @@ class _Loop:
     stopping: Stopping
     most: int
     pad: int
+    is_watched: bool
 
     @torch.inference_mode()
     def tokens(self, capacity: int, lookup: int) -> Iterator[Tensor]:
@@ -164,6 +222,8 @@ class _Loop:
         self.sampler.begin(self.prompt.tokens, self.prompt.real(), self.decoder.vocabulary)
         earlier = PromptLookup(self.prompt.tokens[0].tolist()) if lookup else None
         run = self.decoder.begin(batch, capacity, self.prompt.padding)
+        if self.is_watched:
+            run = run.followed()
         logits = run.step(self.prompt.tokens, every=False)
         guesses: list[int] = []
         left = self.most
@@ -177,6 +237,8 @@ class _Loop:
                 yield chosen
                 if complete or left == 0:
                     return
+                if self.is_watched:
+                    run = run.followed()
                 if earlier is not None:
                     earlier.add(values[0])
                 if place < len(guesses) and values[0] != guesses[place]:
@@ -249,9 +311,9 @@ def _padded_first(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _checked_capacity(length: int, new: int, capacity: int | None, positions: int | None) -> int:
-    if new < 1:
-        raise ValueError(f"generate: expected max_new_tokens >= 1, got {new}")
     wanted = length + new
+    if capacity is not None:
+        capacity = whole("generate", "capacity", capacity, 1)
     if capacity is not None and wanted > capacity:
         raise ValueError(
             f"generate: a prompt of {length} tokens and {new} new ones do not fit capacity "
@@ -266,8 +328,7 @@ def _checked_capacity(length: int, new: int, capacity: int | None, positions: in
 
 
 def _check_lookup(lookup: int, batch: int, temperature: float) -> None:
-    if not 0 <= lookup <= MOST_GUESSES:
-        raise ValueError(f"generate: expected prompt_lookup 0 to {MOST_GUESSES}, got {lookup}")
+    lookup = whole("generate", "prompt_lookup", lookup, 0, MOST_GUESSES)
     if lookup and batch != 1:
         raise ValueError(f"generate: prompt_lookup takes a single sequence, got {batch}")
     if lookup and temperature:
@@ -284,7 +345,10 @@ def _setting(model: nn.Module, name: str) -> Any:
 
 
 def _end_tokens(model: nn.Module, given: int | Sequence[int] | None) -> list[int]:
-    found = _setting(model, "eos_token_id") if given is None else given
+    found: Any = _setting(model, "eos_token_id") if given is None else given
     if found is None:
         return []
-    return [int(found)] if isinstance(found, int) else [int(token) for token in found]
+    if isinstance(found, Tensor):
+        found = found.tolist()
+    tokens = found if isinstance(found, Iterable) and not isinstance(found, str) else [found]
+    return [whole("generate", "eos_token_id", token, -1) for token in tokens]

@@ -49,6 +49,20 @@ class Norm:
             self._shifted = weight.detach().float() + self.offset
         return self._shifted
 
+    def renew(self) -> None:
+        """After values were written: look at them again."""
+        self._source = (0, -1)
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the kernels take such an input with the parameters that there are now."""
+        weight = self.module._parameters.get("weight")
+        dtypes = (torch.float32,) if x.dtype == torch.float32 else (torch.float32, x.dtype)
+        return (
+            x.device.type == "cpu"
+            and x.dtype in (torch.float32, torch.bfloat16)
+            and (weight is None or (weight.dtype in dtypes and x.shape[-1] == weight.shape[0]))
+        )
+
     def __call__(self, x: Tensor) -> Tensor:
         if self.kind == "rms_norm":
             return ops.rms_norm(x, self.weight(), self.eps)
@@ -72,12 +86,20 @@ class Product:
     weight: [out, in]; packed, or plain and then in several calls.
     gated: weight has gate and up halves, which epilogues "..._mul" combine.
     order: int64 [in], or None: column i of the weight belongs to input order[i].
+    sorted_from: the module whose bias is sorted for it, and the order of its rows, or None.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     gated: bool = False
     order: Tensor | None = None
+    sorted_from: tuple[nn.Module, Tensor] | None = None
+
+    def renew(self) -> None:
+        """After values were written: sort them again."""
+        if self.sorted_from is not None and self.bias is not None:
+            module, rows = self.sorted_from
+            self.bias.copy_(module.get_parameter("bias").detach()[rows])
 
     def __call__(self, x: Tensor, epilogue: str = "none", other: Tensor | None = None) -> Tensor:
         """Returns act(x @ weight^T + bias), + other, or act(gate) * up; see `_panels.linear`."""

@@ -177,7 +177,7 @@ def _rotary(arguments: dict[str, Any]) -> tuple[str | None, ...]:
         if "position_embeddings" in name
         and isinstance(value, (tuple, list))
         and len(value) == 2
-        and all(isinstance(part, Tensor) for part in value)
+        and all(isinstance(part, Tensor) and part.dim() == 3 for part in value)
     ]
     return (*found, None)
 

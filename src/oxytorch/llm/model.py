@@ -17,6 +17,7 @@ from .layer import FusedLayer, Norm, Product
 from .matching import norm_of
 from .observing import Rotation, Rotations, sample_length, sample_tokens
 from .plan import spread
+from .standing import Standing
 
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Largest difference from the logits of the model's own code, as a fraction of the largest."""
@@ -42,6 +43,10 @@ class RotaryTable:
     spread: bool = False
     cos: Tensor = field(default_factory=lambda: torch.empty(0))
     sin: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def renew(self) -> None:
+        """After something was written: make all rows again."""
+        self.cos = self.sin = torch.empty(0)
 
     def rows(self, start: int, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin [length, rotary] of positions start .. start + length."""
@@ -80,7 +85,7 @@ class FusedModel:
     embedding: of tokens. positions: a table of learned positions and the rows before its first, or
     None. tables: rotary embeddings; rotary: which of them each layer uses, or None. norm: the last
     one. head: the product that gives logits. softcap, divisor: of logits, scale: of embeddings, or
-    None. cache_dtype: of keys and values.
+    None. cache_dtype: of keys and values. standing: whether all this still stands for the model.
     """
 
     embedding: nn.Module
@@ -95,6 +100,7 @@ class FusedModel:
     softcap: float | None = None
     divisor: float | None = None
     scale: float | None = None
+    standing: Standing | None = field(default=None, repr=False)
 
     def cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` sequences of at most `capacity` tokens."""
@@ -223,7 +229,7 @@ def fuse(
         forwards[0].cache_dtype,
         dtype,
     )
-    tokens = sample_tokens(config, sample_length(config) + 1, batch=2)
+    tokens = sample_tokens(model, sample_length(config) + 1, batch=2)
     seen = _Seen(model, forwards, tokens)
     if not _choose_embedding(model, base, config, seen, tokens[:, :-1]):
         return None, "it is not known what goes into its first layer"
@@ -232,7 +238,25 @@ def fuse(
     gap = difference(seen.logits, _found(base, tokens))
     if not gap <= ALLOWED[dtype]:
         return None, f"its logits differ by {gap:.1e} of the largest"
+    base.standing = ModelStanding(model, base, [forward.standing for forward in forwards])
     return base, ""
+
+
+class ModelStanding(Standing):
+    """Whether a record still stands for a whole model; layers: the same of its layers."""
+
+    def __init__(self, owner: nn.Module, record: FusedModel, layers: list[Standing]) -> None:
+        super().__init__(owner, record, skips_owner=True)
+        self.layers = layers
+
+    def _follows_buffers(self) -> bool:
+        return True  # tables of angles are made again, and layers look at theirs
+
+    def _reads_the_weights(self) -> bool:
+        return all(layer.holds() for layer in self.layers)  # the rest is read where it is
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "layers": self.layers}
 
 
 class _Seen:
@@ -259,11 +283,7 @@ class _Seen:
         try:
             with torch.no_grad():
                 prompt = model(input_ids=tokens[:, :-1], use_cache=True)
-                token = model(
-                    input_ids=tokens[:, -1:],
-                    past_key_values=prompt.past_key_values,
-                    attention_mask=torch.ones_like(tokens),
-                )
+                token = model(input_ids=tokens[:, -1:], past_key_values=prompt.past_key_values)
         finally:
             for handle in handles:
                 handle.remove()
@@ -274,9 +294,12 @@ class _Seen:
 def _choose_embedding(
     model: nn.Module, base: FusedModel, config: Any, seen: _Seen, tokens: Tensor
 ) -> bool:
+    width = base.embedding._parameters["weight"].shape[1]  # type: ignore[union-attr]
+    if width != seen.first.shape[-1]:
+        return False
     multiplier = getattr(config, "embedding_multiplier", None)
     scales = (None, float(getattr(config, "hidden_size", 1)) ** 0.5, multiplier)
-    for positions in _positions(model, base.embedding):
+    for positions in _positions(model, base.embedding, tokens.shape[1] + 1):
         for scale in scales:
             base.positions, base.scale = positions, scale
             with torch.no_grad():
@@ -291,7 +314,12 @@ def _choose_embedding(
 def _choose_logits(
     model: nn.Module, base: FusedModel, forwards: list[LayerForward], config: Any, seen: _Seen
 ) -> bool:
-    for norm in _last_norms(model, forwards):
+    width = seen.last.shape[-1]
+    head = base.head.module._parameters["weight"]
+    assert head is not None
+    if width not in head.shape:
+        return False  # something between the last layer and the head changes it
+    for norm in _last_norms(model, forwards, width):
         for softcap, divisor in _logit_forms(config):
             base.norm, base.softcap, base.divisor = norm, softcap, divisor
             with torch.no_grad():
@@ -325,27 +353,39 @@ def _tables(
     return tables, rotary, ""
 
 
-def _last_norms(model: nn.Module, forwards: list[LayerForward]) -> list[Norm | None]:
-    """Norms beside the list of layers, as candidates for the last one."""
+def _last_norms(model: nn.Module, forwards: list[LayerForward], width: int) -> list[Norm | None]:
+    """Norms of a width beside the list of layers, as candidates for the last one."""
     inside = {part for forward in forwards for part in forward.module.modules()}
     found: list[Norm | None] = []
     for owner in model.modules():
         for name, module in owner.named_children():
             if module not in inside and not [*module.children()]:
                 plan = norm_of(owner, name)
-                if plan is not None:
+                if plan is not None and module.get_parameter("weight").numel() == width:
                     found.append(plan.build(owner))
     return [*found[::-1], None]
 
 
-def _positions(model: nn.Module, embedding: nn.Module) -> list[tuple[nn.Module, int] | None]:
-    """Tables of learned positions, as candidates."""
+def _positions(
+    model: nn.Module, embedding: nn.Module, length: int
+) -> list[tuple[nn.Module, int] | None]:
+    """Tables of learned positions that reach as far as `length`, as candidates."""
     tables = [
         module
         for module in model.modules()
-        if isinstance(module, nn.Embedding) and module is not embedding
+        if isinstance(module, nn.Embedding)
+        and module is not embedding
+        and module.embedding_dim == embedding.embedding_dim
     ]
-    return [None, *[(table, before) for table in tables for before in _OFFSETS]]
+    return [
+        None,
+        *[
+            (table, before)
+            for table in tables
+            for before in _OFFSETS
+            if table.num_embeddings >= length + before
+        ],
+    ]
 
 
 def _logit_forms(config: Any) -> list[tuple[float | None, float | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,14 +56,33 @@ Rotations = list[tuple[Rotation, Tensor]]
 
 
 def decoder_layers(model: nn.Module) -> list[LayerCalls]:
-    """Returns the layers of every list whose members all have an attention part."""
-    found = []
+    """Returns the members of every list of layers some of which have an attention part.
+
+    Where there is none (Mamba): of the longest lists whose members are built alike.
+    """
+    lists = [*_outermost_lists(model)]
+    chosen = [
+        (path, members)
+        for path, members in lists
+        if any(find(member, recipes.ATTENTION) is not None for member in members)
+    ]
+    if not chosen:
+        most = max((len(members) for _, members in lists), default=0)
+        chosen = [(path, members) for path, members in lists if len(members) == most]
+    return [
+        LayerCalls(f"{path}.{i}", member, i)
+        for path, members in chosen
+        for i, member in enumerate(members)
+    ]
+
+
+def _outermost_lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
+    """Lists of modules that lie in no other, with their paths."""
+    inside: set[nn.Module] = set()
     for path, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or len(module) == 0:
-            continue
-        if all(find(child, recipes.ATTENTION) is not None for child in module):
-            found += [LayerCalls(f"{path}.{i}", child, i) for i, child in enumerate(module)]
-    return found
+        if isinstance(module, nn.ModuleList) and len(module) and module not in inside:
+            inside.update(module.modules())
+            yield path, module
 
 
 def sample_length(config: Any) -> int:
@@ -73,17 +93,33 @@ def sample_length(config: Any) -> int:
     return SAMPLE
 
 
-def sample_tokens(config: Any, length: int, batch: int = 1) -> torch.Tensor:
-    """Random token ids [batch, length], the same at every call."""
+def sample_tokens(model: Any, length: int, batch: int = 1) -> torch.Tensor:
+    """Random token ids [batch, length], the same at every call.
+
+    They are from the middle: the first and last ones may stand for padding, images and the like.
+    """
     generator = torch.Generator().manual_seed(length)
-    return torch.randint(0, config.vocab_size, (batch, length), generator=generator)
+    known = model.get_input_embeddings().num_embeddings
+    low, high = known // 4, max(known // 4 + 1, known // 2)
+    return torch.randint(low, high, (batch, length), generator=generator)
 
 
-def observe(model: nn.Module, layers: list[LayerCalls], config: Any) -> Rotations:
-    """Fills in how `model`, of transformers, calls `layers`; returns what rotated the prompt."""
-    from transformers.cache_utils import DynamicCache
+@dataclass
+class Observed:
+    """What `observe` saw.
 
-    cache = DynamicCache()  # without the model's configuration no layer forgets what left a window
+    rotations: what rotated the prompt. problem: why the layers' calls are not known, or "".
+    """
+
+    rotations: Rotations = field(default_factory=list)
+    problem: str = ""
+
+
+def observe(model: Any, layers: list[LayerCalls], config: Any) -> Observed:
+    """Fills in how `model`, of transformers, calls `layers` for a prompt and one more token."""
+    kind = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        return Observed(problem=f"{kind} is an encoder and a decoder")
     calls = {layer.module: layer for layer in layers}
     phase = "prompt"
 
@@ -117,26 +153,51 @@ def observe(model: nn.Module, layers: list[LayerCalls], config: Any) -> Rotation
         for m in model.modules()
         if m not in inside and not [*m.parameters()]
     ]
-    tokens = sample_tokens(config, sample_length(config) + 1)
+    problem = ""
     try:
+        tokens = sample_tokens(model, sample_length(config) + 1)
         with torch.no_grad():
-            model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True)
+            cache = _after_prompt(model, tokens[:, :-1])
             phase = "token"
-            model(
-                input_ids=tokens[:, -1:],
-                past_key_values=cache,
-                attention_mask=torch.ones_like(tokens),
-                use_cache=True,
-            )
-    except Exception as error:
-        raise ValueError(
-            f"llm.optimize: expected a model that reads tokens, but {type(model).__name__} failed "
-            f"on {tokens.shape[1]} of them ({type(error).__name__}: {error})"
-        ) from error
+            if cache:
+                token = _given(model, tokens, tokens.shape[1] - 1)
+                model(**token, use_cache=True, **cache)
+            else:
+                problem = f"{kind} keeps nothing of earlier tokens"
+    except Exception as error:  # such a model wants more than tokens: it is told, and left
+        line = (str(error).splitlines() or [""])[0]
+        problem = f"{kind} does not run on tokens alone ({type(error).__name__}: {line})"
     finally:
         for handle in handles:
             handle.remove()
-    return rotations
+    return Observed(rotations, problem)
+
+
+def _after_prompt(model: Any, tokens: Tensor) -> dict[str, Any]:
+    """The state of a model that read a prompt, under the name that it takes it by, or nothing."""
+    from transformers.cache_utils import DynamicCache
+
+    from .transformers_cache import caches_keys, state_of
+
+    prompt = _given(model, tokens, 0)
+    if not caches_keys(model):
+        return state_of(model, model(**prompt, use_cache=True))
+    cache = DynamicCache()  # without the model's configuration no layer forgets what left a window
+    model(**prompt, past_key_values=cache, use_cache=True)
+    return {"past_key_values": cache}
+
+
+def _given(model: Any, tokens: Tensor, start: int) -> dict[str, Tensor]:
+    """A call with the tokens [1, length] from `start` on, and positions as `generate` gives them.
+
+    Without these some models go by what they remember of the call before.
+    """
+    from .transformers_cache import forward_arguments
+
+    given = {"input_ids": tokens[:, start:]}
+    if "position_ids" in forward_arguments(model):
+        given["position_ids"] = torch.arange(start, tokens.shape[1])[None]
+    return given
 
 
 def named_arguments(

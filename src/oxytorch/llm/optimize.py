@@ -19,7 +19,6 @@ from ..optimize.verify import VerificationError
 from ..quantization.configs import WeightConfig
 from ..quantization.layers import output_head
 from ..quantization.quantize import nbytes
-from ..quantization.weights import ReorderedPanelWeight
 from . import checking
 from .arguments import (
     cache_dtype_of,
@@ -30,7 +29,7 @@ from .arguments import (
     weight_config,
 )
 from .cache import DTYPES
-from .forwards import LayerForward, MlpForward
+from .forwards import LayerForward, MlpForward, NormForward
 from .layer import FusedLayer, Mlp
 from .matching import Unmatched
 from .model import FusedModel, fuse
@@ -39,7 +38,7 @@ from .packing import Packer
 from .parts import improve_parts, set_norm_forward, stored_transposed
 from .plan import Plan
 from .report import LanguageModelReport
-from .weights import RowsWeight, StackedWeight
+from .weights import stored_form
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -93,13 +92,11 @@ def optimize(
     began = time.perf_counter()
     text = text_config(model)
     layers = decoder_layers(model)
-    rotations = observe(model, layers, text)
-    layers = [calls for calls in layers if calls.prompt]
-    if not layers:
-        raise ValueError(
-            f"llm.optimize: expected a model with a list of decoder layers, got a "
-            f"{type(model).__name__}; oxytorch.quantize_ takes any linear layers"
-        )
+    observed = observe(model, layers, text)
+    rotations = observed.rotations
+    if any(calls.prompt for calls in layers):
+        # What a prompt of tokens does not reach reads images or sound, and runs as before.
+        layers = [calls for calls in layers if calls.prompt]
     check_weights(layers, config)
     check_memory(model, layers, config, dtype, inplace)
     result = model if inplace else copied(model, "llm.optimize")
@@ -119,11 +116,12 @@ def optimize(
     try:
         _freeze(result, record)
         work = _Work(result, record, dtype, config, cache_dtype, not inplace)
-        work.layers(layers, text, progress)
+        work.layers(layers, text, observed.problem, progress)
         work.rest(head_config)
         if not inplace:
             Separation(model)(result)  # buffers
         work.whole(layers, rotations, text)
+        work.note()
     except BaseException:
         undo(result)
         raise
@@ -156,14 +154,23 @@ class _Work:
         self.forwards: list[LayerForward] = []
 
     def layers(
-        self, layers: list[LayerCalls], config: Any, progress: Callable[[int, int], None] | None
+        self,
+        layers: list[LayerCalls],
+        config: Any,
+        problem: str,
+        progress: Callable[[int, int], None] | None,
     ) -> None:
-        """Fuses the decoder layers, one after the other; packs the linear layers of the others."""
+        """Fuses the decoder layers, one after the other; packs the linear layers of the others.
+
+        problem: why none of them can be fused, or "".
+        """
         chooser = checking.Chooser(config)
         for done, calls in enumerate(layers):
             if progress is not None:
                 progress(done, len(layers))
             try:
+                if problem or not calls.token:
+                    raise Unmatched(problem or "a token does not reach it")
                 plan, gap = chooser.choose(calls)
                 self._fuse(calls, plan)
             except Unmatched as reason:
@@ -230,6 +237,10 @@ class _Work:
                 if isinstance(head._parameters["weight"], PackedTensor):
                     self._note(paths[head], True, "output head packed")
         self.packer.cast_rest(self.model, set(), set())
+        embedding: Any = self.model
+        weight = embedding.get_input_embeddings()._parameters.get("weight")
+        if weight is not None:
+            self.packer.cast_positions(self.model, weight.shape[-1])
 
     def whole(self, layers: list[LayerCalls], rotations: Rotations, config: Any) -> None:
         """Makes the record of the whole model that `llm.generate` steps through."""
@@ -240,8 +251,23 @@ class _Work:
         if found is None:
             self.report.notes.append(f"llm.generate goes through transformers' code: {reason}")
             return
+        last = found.norm
+        if last is not None and "forward" not in last.module.__dict__:
+            # Both ways of generating round alike.
+            self.record.changes.append(ForwardSet(last.module, NormForward(last.module, last)))
         self.record.changes.append(_ModelSet(self.model, found))
         self.report.whole = True
+
+    def note(self) -> None:
+        """Takes the modules as they are now as what their new forwards were made of."""
+        fused = fused_model(self.model)
+        standings = [] if fused is None else [fused.standing]
+        for change in self.record.changes:
+            if isinstance(change, ForwardSet):
+                standings.append(getattr(change.forward, "standing", None))
+        for standing in standings:
+            if standing is not None:
+                standing.note()
 
     def _note(self, path: str, done: bool, detail: str) -> None:
         self.report.entries.append(Entry("llm", path, done, detail))
@@ -297,9 +323,7 @@ def _formats(parameters: list[nn.Parameter], dtype: torch.dtype) -> str:
     """How most of some weights are stored."""
     sizes: dict[str, int] = {}
     for parameter in parameters:
-        stored: Any = parameter
-        while isinstance(stored, (RowsWeight, StackedWeight, ReorderedPanelWeight)):
-            stored = stored.packed[0] if isinstance(stored, StackedWeight) else stored.packed
+        stored = stored_form(parameter)
         name = str(dtype).removeprefix("torch.")
         if isinstance(stored, PanelWeight) and stored.format != "bf16":
             group = f" in groups of {stored.group_size}" if stored.group_size else ""

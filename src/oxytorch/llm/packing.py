@@ -48,11 +48,25 @@ class WeightSet(Change):
             if isinstance(now, PanelWeight) and self.was_packed:
                 values: Tensor = now.copy()
             elif isinstance(now, PackedTensor):
-                values = now.dense().to(self.dtype)
+                values = now.values().to(self.dtype)
             else:
                 values = now.detach().to(self.dtype).clone()
             restored[now] = nn.Parameter(values, now.requires_grad)
         self.module._parameters[self.name] = restored[now]
+
+
+class BufferCast(Change):
+    """A buffer was cast."""
+
+    def __init__(self, module: nn.Module, name: str, dtype: torch.dtype) -> None:
+        self.module = module
+        self.name = name
+        self.before = module._buffers[name]
+        assert self.before is not None
+        module._buffers[name] = self.before.to(dtype)
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        self.module._buffers[self.name] = self.before
 
 
 class HeadSet(Change):
@@ -79,17 +93,6 @@ class TiedState:
         plain = self.owner._parameters["weight"]
         if plain is not None and prefix + "weight" in state:
             state[prefix + "weight"] = plain.detach()
-
-
-class BiasRefresh:
-    """After new values were loaded, sorts a bias again into the order of its product's rows."""
-
-    def __init__(self, bias: Tensor, rows: Tensor) -> None:
-        self.bias = bias
-        self.rows = rows
-
-    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
-        self.bias.copy_(module._parameters["bias"].detach()[self.rows])  # type: ignore[union-attr]
 
 
 class Packer(Products):
@@ -271,6 +274,17 @@ class Packer(Products):
                         self._made.add(self._cast[parameter])
                     self.record.changes.append(WeightSet(module, name, self._cast[parameter]))
 
+    def cast_positions(self, model: nn.Module, width: int) -> None:
+        """Casts tables of positions, buffers [..., width]: embeddings that they are added to are.
+
+        Other buffers keep their dtype: angles want all the digits that they have.
+        """
+        for module in model.modules():
+            for name, buffer in [*module._buffers.items()]:
+                is_table = buffer is not None and buffer.dim() > 1 and buffer.shape[-1] == width
+                if is_table and buffer.is_floating_point() and buffer.dtype != self.dtype:  # type: ignore[union-attr]
+                    self.record.changes.append(BufferCast(module, name, self.dtype))
+
     def _sorted(self, module: nn.Module, plan: ProductPlan) -> Product:
         weight = module.get_parameter("weight").detach()
         values = weight.dense() if isinstance(weight, PackedTensor) else weight
@@ -285,12 +299,7 @@ class Packer(Products):
             return Product(whole)
         own = self.own(bias)
         self.set_weight(module, "bias", own)
-        moved = own[rows]
-        handle = module.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
-            BiasRefresh(moved, rows)
-        )
-        self.record.changes.append(HookAdded(module, "_load_state_dict_post_hooks", handle.id))
-        return Product(whole, moved)
+        return Product(whole, own[rows], sorted_from=(module, rows))
 
     def _bias(self, modules: list[nn.Module], rows: list[int]) -> Tensor | None:
         found = [module._parameters.get("bias") for module in modules]

@@ -90,10 +90,17 @@ def _gated_mlp(layer: nn.Module, wide: nn.Module, packer: Packer) -> tuple[str, 
     trial = Mlp(Products().of(wide, up), Products().of(wide, down), activation)
     x = torch.randn(5, trial.up.weight.shape[1], generator=torch.Generator().manual_seed(0))
     module, copy = layer.get_submodule(path), wide.get_submodule(path)
+    if "forward" in module.__dict__:
+        return None
+    try:
+        with torch.no_grad():
+            expected = copy(x)
+    except Exception:  # any refusal by a user's module only means that it is something else
+        return None
     with torch.no_grad():
-        expected = copy(x)
-        if not isinstance(expected, torch.Tensor) or difference(expected, trial(x, None)) > ALLOWED:
-            return None
+        gap = difference(expected, trial(x, None))
+    if not isinstance(expected, torch.Tensor) or gap > ALLOWED:
+        return None
     fused = Mlp(packer.of(layer, up), packer.of(layer, down), activation)
     packer.record.changes.append(ForwardSet(module, MlpForward(module, fused)))
     return path, {*up.paths, *down.paths}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .decoder import Decoder, decoder_of
+from .numbers import whole
 
 
 def perplexity(
@@ -36,7 +37,8 @@ def token_losses(
     those before. stride: tokens between the beginnings of two windows; each window counts the
     tokens that the one before did not reach. None: window, so that each token is read once.
     chunk: a window goes through the model's cache in steps of so many tokens, so that a cache in
-    int8 is measured. batch: windows at a time. progress: called with the windows done and of all.
+    int8 is measured; a model that keeps a running state (Mamba) reads a window at once. batch:
+    windows at a time. progress: called with the windows done and of all.
     Losses are computed in float32.
     Raises ValueError for arguments that do not fit and tokens that the model does not know;
     TypeError for a model of another kind; RuntimeError if a loss is not finite.
@@ -76,8 +78,10 @@ def _alike(begins: list[int], targets: int, window: int, batch: int) -> Iterator
 def _window_losses(decoder: Decoder, rows: Tensor, chunk: int) -> Tensor:
     """Losses [windows, length] of rows int64 [windows, length + 1]."""
     inputs, targets = rows[:, :-1], rows[:, 1:]
-    run = decoder.begin(len(rows), inputs.shape[1], None)
+    run = decoder.begin(len(rows), inputs.shape[1], None, numbered=False)
     found = []
+    if not decoder.keeps_keys:
+        chunk = inputs.shape[1]
     for begin in range(0, inputs.shape[1], chunk):
         part = slice(begin, begin + chunk)
         scores = run.step(inputs[:, part], True).float().transpose(1, 2)
@@ -100,12 +104,10 @@ def _check(
             f"got {low if low < 0 else high}"
         )
     for name, value in (("window", window), ("chunk", chunk), ("batch", batch)):
-        if value < 1:
-            raise ValueError(f"perplexity: expected {name} of at least 1, got {value}")
+        whole("perplexity", name, value, 1)
     if decoder.positions is not None and window > decoder.positions:
         raise ValueError(
             f"perplexity: expected window of at most {decoder.positions}, the positions that the "
             f"model was made for, got {window}"
         )
-    if not 1 <= stride <= window:
-        raise ValueError(f"perplexity: expected stride from 1 to window {window}, got {stride}")
+    whole("perplexity", "stride", stride, 1, window)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
+
+from .numbers import real, whole
 
 _FIRST_LOOK = 512
 """Candidates that are sorted before the whole vocabulary is: they nearly always hold top_p."""
@@ -31,18 +31,18 @@ class Sampler:
         repetition_penalty: float = 1.0,
         seed: int | None = None,
     ) -> None:
-        if not (temperature >= 0.0 and math.isfinite(temperature)):
+        self.temperature = real("generate", "temperature", temperature, ">= 0")
+        if self.temperature < 0.0:
             raise ValueError(f"generate: expected temperature >= 0, got {temperature}")
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"generate: expected top_k >= 1 or None, got {top_k}")
-        if top_p is not None and not 0.0 < top_p <= 1.0:
+        self.top_k = None if top_k is None else whole("generate", "top_k", top_k, 1)
+        if top_p is not None and not 0.0 < real("generate", "top_p", top_p, "in (0, 1]") <= 1.0:
             raise ValueError(f"generate: expected top_p in (0, 1] or None, got {top_p}")
-        if not (repetition_penalty > 0.0 and math.isfinite(repetition_penalty)):
-            raise ValueError(f"generate: expected repetition_penalty > 0, got {repetition_penalty}")
-        self.temperature = temperature
-        self.top_k = top_k
         self.top_p = None if top_p == 1.0 else top_p
-        self.penalty = repetition_penalty
+        self.penalty = real("generate", "repetition_penalty", repetition_penalty, "> 0")
+        if self.penalty <= 0.0:
+            raise ValueError(f"generate: expected repetition_penalty > 0, got {repetition_penalty}")
+        if seed is not None:
+            seed = whole("generate", "seed", seed, 0, 2**64 - 1)
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._seen: Tensor | None = None
 

@@ -6,19 +6,16 @@ holds for large models too.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.jit._fuser import optimized_execution
 
 from ..graph.errors import CaptureError
 from ..graph.tape import Recorder, Tape
-from ..ops._panels import PanelWeight
 from .cache import KVCache
 from .model import FusedModel
 
@@ -33,10 +30,10 @@ _TOKENS, _START, _GIVEN = range(3)
 class _Known:
     """What is known of a model: steps so far, and its tapes by form; None where there is none.
 
-    sources: the tensors that the model read when its tapes were made, with their versions.
+    renewals: how often values had been written to the model when its tapes were made.
     """
 
-    sources: list[tuple[Tensor, int]]
+    renewals: int
     steps: int = 0
     tapes: dict[tuple[Any, ...], Tape | None] = field(default_factory=dict)
 
@@ -156,39 +153,9 @@ def _run(tape: Tape, inputs: list[Tensor]) -> Tensor:
 
 
 def _known(model: FusedModel) -> _Known:
-    """What is known of a model, from scratch where its tensors are others now."""
-    sources = [(tensor, _version(tensor)) for tensor in _tensors_of(model)]
+    """What is known of a model, from scratch where values were written since."""
+    renewals = 0 if model.standing is None else model.standing.renewals
     known = _KNOWN.get(model)
-    if known is None or not _same(known.sources, sources):
-        _KNOWN[model] = known = _Known(sources)
+    if known is None or known.renewals != renewals:
+        _KNOWN[model] = known = _Known(renewals)
     return known
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _same(one: list[tuple[Tensor, int]], other: list[tuple[Tensor, int]]) -> bool:
-    return len(one) == len(other) and all(
-        a is b and then == now for (a, then), (b, now) in zip(one, other, strict=True)
-    )
-
-
-def _tensors_of(record: Any) -> Iterator[Tensor]:
-    """All tensors of a record, of the records in it and of the modules that these name."""
-    if isinstance(record, PanelWeight):
-        stored = (record.packed, record.channel_scales, record.group_scales, record.zero_points)
-        yield from (tensor for tensor in stored if tensor is not None)
-    elif isinstance(record, Tensor):
-        yield record
-    elif isinstance(record, nn.Module):
-        for parameter in record._parameters.values():
-            yield from _tensors_of(parameter)
-    elif isinstance(record, (list, tuple)):
-        for item in record:
-            yield from _tensors_of(item)
-    elif dataclasses.is_dataclass(record):
-        for part in dataclasses.fields(record):
-            # Tables of angles grow, and each run gives its own to the tape.
-            if part.name not in ("tables", "_shifted"):
-                yield from _tensors_of(getattr(record, part.name))

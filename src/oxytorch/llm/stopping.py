@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from .numbers import whole
 
 Stop = str | Sequence[str | Sequence[int]]
 """A string, or a list of strings and of sequences of token ids."""
@@ -22,13 +24,18 @@ class Stopping:
         self.ends = frozenset(ends)
         self.strings: list[str] = []
         self.sequences: list[list[int]] = []
-        for wanted in [stop] if isinstance(stop, str) else stop:
+        for wanted in [stop] if isinstance(stop, str) or not isinstance(stop, Iterable) else stop:
+            if not isinstance(wanted, Sequence):
+                raise ValueError(
+                    "generate: expected stop to be a string, or a list of strings and of lists of "
+                    f"token ids, got {stop!r}"
+                )
             if len(wanted) == 0:
                 raise ValueError(f"generate: expected stops that are not empty, got {wanted!r}")
             if isinstance(wanted, str):
                 self.strings.append(wanted)
             else:
-                self.sequences.append([int(token) for token in wanted])
+                self.sequences.append([whole("generate", "stop", token, 0) for token in wanted])
         if self.strings and tokenizer is None:
             raise ValueError(
                 f"generate: stop {self.strings[0]!r} is text: give the model's tokenizer too, or "

@@ -5,6 +5,7 @@ Imported only by what already holds a model of transformers.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
+    DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
 )
@@ -21,6 +23,46 @@ from .cache import CacheLayer, own_rows, reordered, rounded_capacity
 
 FIRST_ROOM = 256
 """Tokens that a new layer has room for beyond the prompt; then its capacity doubles."""
+
+
+_KEYS_ONLY = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
+"""Layers of transformers' caches that hold nothing but keys and values, or those of another."""
+
+
+def caches_keys(model: Any) -> bool:
+    """Whether all that a model keeps of earlier tokens are keys and values in a `DynamicCache`.
+
+    Others have recurrent states or convolutions in it, or a cache of a class of their own.
+    """
+    if "past_key_values" not in forward_arguments(model) or getattr(model, "_is_stateful", False):
+        return False
+    takes_default = getattr(model, "_supports_default_dynamic_cache", None)
+    if takes_default is not None and not takes_default():
+        return False
+    config = model.config
+    config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return all(type(layer).__name__ in _KEYS_ONLY for layer in DynamicCache(config=config).layers)
+
+
+def forward_arguments(model: Any) -> frozenset[str]:
+    """Names of the arguments that a model's forward takes; that of PEFT passes all on."""
+    base = getattr(model, "get_base_model", None)
+    owner = base() if callable(base) else model
+    return frozenset(inspect.signature(owner.forward).parameters)
+
+
+_STATES = ("past_key_values", "cache_params", "state")
+"""What transformers' models call a state that one call returns and the next one takes."""
+
+
+def state_of(model: Any, output: Any) -> dict[str, Any]:
+    """What a call returned for the next one, by the name of its argument, or nothing."""
+    accepted = forward_arguments(model)
+    for name in _STATES:
+        state = getattr(output, name, None)
+        if state is not None and name in accepted:
+            return {name: state}
+    return {}
 
 
 class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]

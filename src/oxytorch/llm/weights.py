@@ -10,6 +10,16 @@ from torch import Tensor, nn
 
 from ..core.packed import PackedTensor
 from ..ops._panels import PanelWeight
+from ..quantization.weights import ReorderedPanelWeight
+
+
+def stored_form(parameter: Tensor) -> Tensor:
+    """What a weight looks its values up in, or itself; of the experts' weights the first."""
+    stored: Any = parameter
+    while isinstance(stored, (RowsWeight, StackedWeight, ReorderedPanelWeight)):
+        stored = stored.packed[0] if isinstance(stored, StackedWeight) else stored.packed
+    found: Tensor = stored
+    return found
 
 
 class RowsWeight(PackedTensor):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .folder import is_quantized, read_config
-from .options import PRECISIONS, add_model_options, add_verb, positive, precisions
+from .options import PRECISIONS, add_model_options, add_verb, output_file, positive, precisions
 
 DEFAULT_PRECISIONS = "bf16,int8,int4,int8-int8,int4-int8"
 
@@ -59,8 +59,10 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--rounds", type=positive, default=5, metavar="N", help="turns of each (default: 5)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the results")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="file for the plot (.svg, .png)")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="file for the results")
+    parser.add_argument(
+        "--plot", type=output_file, metavar="FILE", help="file for the plot (.svg, .png)"
+    )
     parser.add_argument(
         "--work", type=Path, metavar="DIR", help="keep files in peers' formats here for later runs"
     )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
+
+CLOSED_PIPE = 141
+"""The status of a program whose reader went away, as shells give it: 128 and SIGPIPE."""
 
 DESCRIPTION = """\
 Large language models on the CPU, from a local folder in Hugging Face's format.
@@ -62,6 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
     verb = next(verb for verb in VERBS if verb.name == arguments.verb)
     try:
         status: int = importlib.import_module(verb.module).run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who reads (`| head`) has enough. What is left in the buffer would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
     except (ValueError, OSError, MemoryError) as error:
         print(f"oxytorch llm {verb.name}: {error}", file=sys.stderr)
         return 2

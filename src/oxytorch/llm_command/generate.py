@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..llm.generation import generate
 from ..llm.sampling import Sampler
-from .folder import load_tokenizer, read_config
+from .folder import is_quantized, load_tokenizer, read_config
 from .model import PreparedModel
-from .options import PRECISIONS, add_model_options, add_verb, positive, precision
+from .options import PRECISIONS, add_model_options, add_verb, output_file, positive, precision
 
 DESCRIPTION = """\
 Write text after a prompt with a model from a local folder. The text goes to standard output as it
@@ -89,7 +89,9 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
         metavar="N",
         help="guess up to N (7) tokens at once from earlier text; the same text, often sooner",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="also write the numbers there"
+    )
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,12 @@ class TextPrinter:
 
 def run(arguments: argparse.Namespace) -> int:
     """Loads, optimizes, writes; raises ValueError for a mistake in the command or the folder."""
-    read_config(arguments.folder)
+    config = read_config(arguments.folder)
+    if arguments.weights is not None and is_quantized(arguments.folder, config):
+        raise ValueError(
+            f"--weights: {arguments.folder} is quantized already and runs as it is; leave the "
+            "option out, or give a folder with plain weights"
+        )
     text = _prompt_text(arguments)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import llm
+from ..core.packed import PackedTensor
+from ..llm.weights import RowsWeight, stored_form
 from ..ops._panels import PanelWeight
 from .folder import is_quantized, load_model, read_config
 from .options import Precision
@@ -88,8 +90,9 @@ class PreparedModel:
 def _most_common_format(model: nn.Module) -> str:
     sizes: Counter[str] = Counter()
     for parameter in model.parameters():
-        if isinstance(parameter, PanelWeight):
-            sizes[parameter.format] += parameter.nbytes_packed()
+        stored = stored_form(parameter)
+        if isinstance(stored, PanelWeight):
+            sizes[stored.format] += parameter.numel()
     return sizes.most_common(1)[0][0] if sizes else "plain"
 
 
@@ -125,9 +128,15 @@ def _matrices(model: nn.Module) -> Iterator[tuple[Tensor, float, bool]]:
 
 def _stored(parameter: Tensor) -> tuple[int, int]:
     """Where a weight lies in memory, and its bytes; parts of one allocation lie at one place."""
-    if not isinstance(parameter, PanelWeight):
+    if not isinstance(parameter, PackedTensor):
         return parameter.untyped_storage().data_ptr(), parameter.nbytes
-    return parameter.packed.untyped_storage().data_ptr(), parameter.nbytes_packed()
+    stored = stored_form(parameter)
+    size = parameter.nbytes_packed()
+    if isinstance(parameter, RowsWeight):  # some rows of a weight that has others too
+        size = size * len(parameter.places) // stored.shape[0]
+    if isinstance(stored, PanelWeight):
+        return stored.packed.untyped_storage().data_ptr(), size
+    return id(stored), size
 
 
 def _expert_share(model: nn.Module) -> float:

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from .folder import is_quantized, load_model, load_tokenizer, read_config
-from .options import PRECISIONS, Precision, add_group_size, add_verb, positive, precision
+from .options import (
+    PRECISIONS,
+    Precision,
+    add_group_size,
+    add_verb,
+    output_file,
+    positive,
+    precision,
+)
 
 STOCK = "float32"
 """The row of the model as it is stored, run by transformers in float32."""
@@ -77,7 +85,7 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
         "--tokens", type=positive, default=32_768, metavar="N", help="most tokens (default: 32768)"
     )
     parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: torch's)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the results")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="file for the results")
 
 
 def _rows(text: str) -> tuple[Precision | None, ...]:

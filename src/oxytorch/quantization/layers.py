@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..core.modes import must_run_plain
 from ..core.packed import PackedTensor, why_not_plain
 from ..graph.recognize import Recognizer
+from ..graph.forward import Forward
 from ..ops._panels import PanelWeight, linear
 from ..optimize.context import CLOSED
 from ..optimize.passes.pack import plain_state
@@ -152,20 +155,37 @@ def _matches(path: str, pattern: str) -> bool:
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")
 
 
-class PanelForward:
+class PanelForward(Forward):
     """The forward of a linear layer whose weight is packed in panels."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs:
+            found = self._product(args[0])
+            if found is not None:
+                return found
+        return self.own(*args, **kwargs)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def _product(self, x: Any) -> Tensor | None:
         parameters = self.module._parameters
-        weight: Tensor | None = parameters["weight"]
-        if type(weight) is PanelWeight:
-            return linear(x, weight, parameters["bias"])
-        if isinstance(weight, ReorderedPanelWeight):
-            return weight.product(x, parameters["bias"])
-        return type(self.module).forward(self.module, x)  # type: ignore[no-any-return]
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if not isinstance(weight, (PanelWeight, ReorderedPanelWeight)) or type(x) is not Tensor:
+            return None
+        if must_run_plain(x, weight, bias) or not weight.is_packed():
+            return None
+        inputs = weight.shape[0 if is_transposed(weight) else 1]
+        if x.dtype not in _DTYPES or x.dim() == 0 or x.shape[-1] != inputs:
+            return None  # the module's own code says what is wrong with it
+        if isinstance(weight, PanelWeight):
+            return linear(x, weight, bias)
+        return weight.product(x, bias)
+
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def is_transposed(weight: PackedTensor) -> bool:
+    """Whether a packed weight's plain form is [in_features, out_features]."""
+    return isinstance(weight, ReorderedPanelWeight) and weight.transposed
 
 
 class ParameterBeside(Change):

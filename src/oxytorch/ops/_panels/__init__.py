@@ -9,10 +9,9 @@ from torch import Tensor
 from .._binding import entry
 from .experts import Experts, moe
 from .product import codes_product, dense_product, is_gated, nf4_product
-from .rounding import nearest_codes
 from .weight import PanelWeight
 
-__all__ = ["Experts", "PanelWeight", "linear", "moe", "nearest_codes"]
+__all__ = ["Experts", "PanelWeight", "linear", "moe"]
 
 
 def linear(

@@ -14,7 +14,7 @@ from ...core.placement import empty_bytes
 from ..pack_panels import pack_panels, unpack_panels
 from . import layout
 from .checks import check_alike, check_codes, check_matrix, check_tensors
-from .rounding import codes_with, nearest_codes
+from .rounding import codes_with
 
 _TENSORS = ("packed", "channel_scales", "group_scales", "zero_points")
 
@@ -24,7 +24,7 @@ class PanelWeight(PackedTensor):
 
     It has the shape and dtype of the plain weight and its values, which are the dequantized ones
     rounded to that dtype. A write quantizes again: with the scales that are there where these give
-    the written values exactly, else to nearest with new ones.
+    the written values exactly, else with new ones, as `quantize_weight` finds them.
 
     packed: uint8 [panels, bytes of a panel]. channel_scales: float32 [panels, 16], times
     group_scales float16 [panels, groups, 16] if there are groups. zero_points: uint8
@@ -196,6 +196,8 @@ class PanelWeight(PackedTensor):
 
     def repack(self, values: Tensor) -> None:
         """Replaces the stored values by `values`, a plain floating tensor of this shape."""
+        from ..quantize_weight import quantize_weight  # which imports this package
+
         values = values.detach()
         if self.format == "bf16":
             self._write(values.to(torch.bfloat16).contiguous())
@@ -207,12 +209,24 @@ class PanelWeight(PackedTensor):
         codes = codes_with(self.format, values, scales, zero_points)
         kept = layout.values_of(self.format, codes, scales, zero_points).to(self.dtype)
         if not torch.equal(kept, values):
-            codes, scales, zero_points = nearest_codes(
-                self.format, values, self.group_size, symmetric=zero_points is None
+            codes, scales, zero_points = quantize_weight(
+                values, self.format, self.group_size, zero_points is None
             )
             for name, tensor in _scale_tensors(scales, zero_points, self.is_gated).items():
                 getattr(self, name).copy_(tensor)
         self._write(codes)
+
+    def why_not_packed(self) -> str | None:
+        """Returns why values of this shape and dtype cannot be packed, or None if they can."""
+        if self.format == "bf16" and self.dtype != torch.bfloat16:
+            return f"its values are {str(self.dtype).removeprefix('torch.')} now"
+        if self.dim() != 2 or self.packed.shape[0] != layout.panels_of(
+            self.shape[0], self.is_gated
+        ):
+            return f"its shape is {list(self.shape)} now"
+        if self.packed.shape[1] != layout.panel_bytes(self.format, self.shape[1]):
+            return f"its shape is {list(self.shape)} now"
+        return None
 
     def copy(self) -> PanelWeight:
         """Returns a weight with stored values of its own."""

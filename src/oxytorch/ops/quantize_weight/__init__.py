@@ -20,7 +20,9 @@ Three times as many would lower the error by another 0.3 %.
 _ASYMMETRIC_FRACTIONS = tuple(1.0 - 0.05 * step for step in range(11))
 """Which part of a group's range the 15 steps of asymmetric int4 cover: all to half of it."""
 
-_LEAST_SCALE = torch.finfo(torch.float32).eps
+_LEAST_SCALE = 2.0**-100
+"""Weights of smaller ones are zero; their reciprocals are finite."""
+
 _CHUNK = 1 << 18  # elements that the reference works on at a time: they stay in the cache
 
 
@@ -200,7 +202,7 @@ class _Best:
         self.gain = torch.full_like(self.scale, -1.0)
 
     def offer(self, scale: Tensor, zero: Tensor) -> None:
-        safe = torch.where(scale == 0, 1.0, scale)
+        safe = torch.where(scale.abs() < _LEAST_SCALE, 1.0, scale)
         q = (self.groups / safe).round().clamp(min=-zero, max=15 - zero)
         wq = (self.groups * q).sum(2, keepdim=True)
         qq = (q * q).sum(2, keepdim=True).clamp(min=1)

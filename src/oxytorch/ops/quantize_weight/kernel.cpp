@@ -6,7 +6,7 @@
 namespace oxytorch::OXY_LEVEL {
 
 // Numbers of __init__.py, which says why they are these.
-inline constexpr float kLeastScale = 0x1p-23f;
+inline constexpr float kLeastScale = 0x1p-100f;
 inline constexpr float kSymmetricRanges[] = {7.2f,  7.7f,  8.3f,  8.9f,  9.6f, 10.4f,
                                              11.3f, 12.5f, 14.0f, 16.5f, 20.0f};
 inline constexpr int kAsymmetricFractions = 11;
@@ -39,7 +39,8 @@ struct Choice {
 // a smaller squared error.
 template <class T>
 static void offer(const T* x, std::int64_t size, float scale, float zero, Choice& best) {
-  const float inverse = 1.0f / (scale == 0.0f ? 1.0f : scale);
+  const bool is_zero = -kLeastScale < scale && scale < kLeastScale;
+  const float inverse = 1.0f / (is_zero ? 1.0f : scale);
   const f32v least = splat(-zero), most = splat(15.0f - zero);
   f32v products{}, squares{};
   sweep(0, size, [&](std::int64_t i, auto count) {
