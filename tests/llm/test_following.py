@@ -103,7 +103,9 @@ CHANGES: dict[str, Callable[[Any], None]] = {
         m.model.layers[1], "mlp", nn.Sequential(m.model.layers[1].mlp, nn.Tanh())
     ),
     "wrapped norm": lambda m: setattr(
-        m.model.layers[1], "input_layernorm", nn.Sequential(m.model.layers[1].input_layernorm, nn.Tanh())
+        m.model.layers[1],
+        "input_layernorm",
+        nn.Sequential(m.model.layers[1].input_layernorm, nn.Tanh()),
     ),
     "another layer": _new_layer,
     "fewer layers": _shorter,
@@ -131,9 +133,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "norm replaced": replaced("model.layers.1.post_attention_layernorm.weight"),
     "a setting": _set(f"{L}.self_attn", "scaling", 0.9),
     "epsilon": _set(f"{L}.input_layernorm", "variance_epsilon", 0.5),
-    "own forward": lambda m: setattr(
-        m.model.layers[0].mlp, "forward", lambda x: torch.tanh(x)
-    ),
+    "own forward": lambda m: setattr(m.model.layers[0].mlp, "forward", lambda x: torch.tanh(x)),
     "angles": _scaled_angles,
 }
 _SLOW = {"adapter o_proj", "wrapped norm", "hook q_proj", "hook norm", "hook embedding", "epsilon"}

@@ -252,8 +252,8 @@ def test_modules_that_read_their_childrens_weights_are_left_alone() -> None:
         with torch.no_grad():
             gap = (optimized(x).float() - model(x)).abs().max()
         assert gap < (1e-5 if dtype is None else 0.1)
-        left = {e.module: e.detail for e in oxytorch.explain(optimized).left}
-        assert "TransformerEncoderLayer" in left["1"]
+        entries = {e.module: e.detail for e in oxytorch.explain(optimized).entries}
+        assert "TransformerEncoderLayer" in entries["1"]
 
 
 def test_parametrized_weights_are_left_alone() -> None:

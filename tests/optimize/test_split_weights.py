@@ -578,7 +578,10 @@ def test_loading_by_assignment_keeps_every_bit() -> None:
 def test_the_pair_is_copied_as_a_pair() -> None:
     model, optimizer = _pair()
     _step(model, optimizer)
-    for copied in (copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))):
+    for copied in (
+        copy.deepcopy((model, optimizer)),
+        pickle.loads(pickle.dumps((model, optimizer))),
+    ):
         assert type(copied[0].head.weight) is SplitParameter
         assert copied[0].head.weight is copied[1].param_groups[0]["params"][-2]
         expected = copy.deepcopy((model, optimizer))
@@ -597,5 +600,3 @@ def test_parameters_and_optimizers_are_given_up() -> None:
     del model, optimizer
     gc.collect()
     assert all(reference() is None for reference in held)
-
-

@@ -44,9 +44,7 @@ def must_run_plain(*tensors: Tensor | None) -> bool:
 
 def is_plain_inference() -> bool:
     """Whether no gradient can be asked of anything, and no mode is active."""
-    return (
-        not is_dynamo_compiling() and forward_ad._current_level < 0 and _mode() == PLAIN
-    )
+    return not is_dynamo_compiling() and forward_ad._current_level < 0 and _mode() == PLAIN
 
 
 class OwnFunctionMode(TorchFunctionMode):

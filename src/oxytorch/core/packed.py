@@ -508,5 +508,3 @@ class _Stored:
     def nbytes(self) -> int:
         beside = [t for t in (self.correction, self.kept, self.scale) if t is not None]
         return int(torch.ops.mkldnn._nbytes.default(self.packed)) + sum(t.nbytes for t in beside)
-
-

@@ -101,7 +101,10 @@ class EmbeddingBagForward(Forward):
         if (
             type(weight) is nn.Parameter
             and weight.dtype in _DTYPES
-            and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in (*tensors, weight.detach()))
+            and all(
+                type(t) is torch.Tensor and t.device.type == "cpu"
+                for t in (*tensors, weight.detach())
+            )
             and "input" in given
             and (factors is None or factors.dtype == weight.dtype)
             and is_plain_bag(module)

@@ -106,9 +106,7 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     return None
 
 
-def _pays(
-    context: Context, module: nn.Module, weight: torch.Tensor, packed: PackedTensor
-) -> bool:
+def _pays(context: Context, module: nn.Module, weight: torch.Tensor, packed: PackedTensor) -> bool:
     """Whether the packed layer is faster than torch's own on inputs like the sample's."""
     size = context.observed.input_sizes.get(module)
     kind = (type(packed), tuple(weight.shape), weight.dtype)
@@ -145,7 +143,9 @@ def _cast_plain(context: Context, module: nn.Module) -> None:
             converted = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
             context.set_parameter(module, name, converted)
     context.set_forward(module, CastInput(module))
-    context.did("cast", module, f"{type(module).__name__} to {short_name(context.dtype_of[module])}")
+    context.did(
+        "cast", module, f"{type(module).__name__} to {short_name(context.dtype_of[module])}"
+    )
 
 
 def _packed_weight(
