@@ -14,6 +14,7 @@ from oxytorch.benchmark import command
 from oxytorch.benchmark.machine import machine_name
 from oxytorch.benchmark.report import fill_page, merge, report, tables_of
 from oxytorch.benchmark.results import read_run, read_runs, write_run
+from oxytorch.benchmark.summary import summary_table
 
 
 def run_command(*words: str) -> int:
@@ -100,6 +101,20 @@ def test_blocks_of_a_page_are_filled(models_run: dict[str, Any], tmp_path: Path)
     assert "old" not in once and "| BERT, batch 1 |" in once
     fill_page(page, [models_run])
     assert page.read_text() == once
+
+
+def test_the_summary_has_a_row_per_model(models_run: dict[str, Any], tmp_path: Path) -> None:
+    half = [{**result, "dtype": "bfloat16"} for result in models_run["results"][:1]]
+    table = summary_table([*models_run["results"], *half])
+    assert table.header[:4] == ["model", "float32: PyTorch", "fastest peer", "oxytorch"]
+    bert, resnet, mean = table.rows
+    assert bert == ["BERT, batch 1", *["100 ms", "-", "**50 ms (2.00x)**"] * 2]
+    assert resnet[1:] == ["100 ms", "40 ms openvino", "**25 ms (4.00x)**", "-", "-", "-"]
+    assert mean[1:] == ["1.00x", "", "2.83x", "1.00x", "", "2.00x"]
+    page = tmp_path / "page.md"
+    page.write_text("<!-- bench:summary begin -->\n<!-- bench:summary end -->")
+    assert fill_page(page, [models_run]) == ["summary"]
+    assert "| RESNET50, batch 1 | 100 ms | 40 ms openvino |" in page.read_text()
 
 
 def test_results_of_two_versions_of_torch_stay_apart(

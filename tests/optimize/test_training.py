@@ -229,7 +229,7 @@ def test_an_unknown_optimizer_is_left_and_named() -> None:
     assert "torch.optim.rprop.Rprop is not known" in str(oxytorch.explain(trained))
 
 
-def test_frozen_and_unlisted_weights_stay_exact() -> None:
+def test_weights_that_no_optimizer_holds_stay_float32() -> None:
     model = _network()
     model.conv.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
@@ -241,7 +241,8 @@ def test_frozen_and_unlisted_weights_stay_exact() -> None:
     _step(trained, optimizer)
     state = trained.state_dict()
     assert torch.equal(state["conv.weight"], before["conv.weight"])
-    assert trained.conv.weight.dtype == torch.bfloat16
+    assert trained.conv.weight.dtype == trained.conv.bias.dtype == torch.float32
+    assert trained.middle[0].weight.dtype == torch.bfloat16
     assert trained.middle[3].weight.dtype == torch.float32
 
 

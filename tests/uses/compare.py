@@ -99,7 +99,7 @@ def noted(value: Any) -> Any:
         with torch.no_grad():
             source = value.detach()
             source = source.to_dense() if layout != torch.strided else source
-            plain = torch.empty(source.shape, dtype=source.dtype, device="cpu")
+            plain = torch.zeros(source.shape, dtype=source.dtype, device="cpu")
             if source.device.type != "meta":
                 plain.copy_(source)
         return Note(kind, value.dtype, tuple(value.shape), value.requires_grad, layout, plain)
@@ -136,7 +136,7 @@ def compare(
 
     sample: what `sample_input` gets, for the forms that need it; a function without arguments makes
         it anew.
-    tolerance: takes the place of the one for the dtype of each answer.
+    tolerance: allowed where it is larger than that for the dtype of the answer.
     """
     stock, ours = Log(), Log()
     _run(lambda: _built(build), use, stock)
@@ -234,8 +234,8 @@ def difference(
 def _largest(value: Any) -> float:
     """Return the largest finite value among the tensors directly in a container."""
     parts = value.values() if isinstance(value, dict) else value
-    tensors = [part.values.abs() for part in parts if isinstance(part, Note)]
-    finite = [t[t.isfinite()] for t in tensors if t.is_floating_point()]
+    tensors = [part.values for part in parts if isinstance(part, Note)]
+    finite = [t[t.isfinite()].abs() for t in tensors if t.is_floating_point()]
     return max([float(t.max()) for t in finite if t.numel()], default=0.0)
 
 
@@ -270,7 +270,7 @@ def _tensor_difference(
             return f"{name} {found}, stock {expected}"
     if not (stock.dtype.is_floating_point or stock.dtype.is_complex):
         return None if torch.equal(stock.values, ours.values) else "other integers"
-    limit = TOLERANCE.get(stock.dtype, 0.0) if tolerance is None else tolerance
+    limit = max(TOLERANCE.get(stock.dtype, 0.0), tolerance or 0.0)
     wide = torch.complex128 if stock.dtype.is_complex else torch.float64
     expected, found = stock.values.to(wide), ours.values.to(wide)
     finite = expected.isfinite()

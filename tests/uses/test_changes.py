@@ -568,9 +568,7 @@ def test_parts_used_alone(check: Callable[..., None], network: str, form: str) -
         x = sample()
         seen: dict[str, Any] = {}
         handles = [
-            module.register_forward_pre_hook(
-                lambda m, a, at=path: seen.setdefault(at, a[0].clone())
-            )
+            module.register_forward_pre_hook(lambda m, a, at=path: seen.update({at: a[0].clone()}))
             for path, module in model.named_modules()
             if not isinstance(module, nn.ModuleList)
         ]

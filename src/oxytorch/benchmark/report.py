@@ -10,6 +10,7 @@ from oxytorch.benchmark.gpu_tables import cold_start_table, gpu_optim_table
 from oxytorch.benchmark.llm_tables import llm_table
 from oxytorch.benchmark.machine import machine_name
 from oxytorch.benchmark.perplexity_table import perplexity_table
+from oxytorch.benchmark.summary import summary_table
 from oxytorch.benchmark.tables import (
     Table,
     costs_table,
@@ -168,6 +169,15 @@ def section(run: Run) -> str:
     return "\n\n".join([provenance(run), *(markdown(table) for table in tables_of(run))])
 
 
+def summary(run: Run) -> str:
+    """One short table of a run of models, headed by its provenance."""
+    return "\n\n".join([provenance(run), markdown(summary_table(run["results"]))])
+
+
+BLOCKS = {**{kind: (kind, section) for kind in KEYS}, "summary": ("models", summary)}
+"""Block of a page -> the kind of run that fills it, and with what."""
+
+
 def report(runs: Sequence[Run]) -> str:
     """Everything in Markdown: a heading per machine, sections per kind of run."""
     parts = []
@@ -182,8 +192,8 @@ def report(runs: Sequence[Run]) -> str:
 def fill_page(page: Path, runs: Sequence[Run]) -> list[str]:
     """Replace the marked blocks of a Markdown page by tables; the names of those replaced.
 
-    A block lies between `<!-- bench:models begin -->` and `<!-- bench:models end -->`, with
-    models, ops, optim, gpu-optim, cold-start, limits, costs, training, llm or perplexity.
+    A block lies between `<!-- bench:models begin -->` and `<!-- bench:models end -->`, with a name
+    of `BLOCKS`: a kind of run for all of its tables, or `summary` for the short one of models.
 
     Raises:
         ValueError: the page has no such block, or one that does not end, or the runs are of
@@ -192,8 +202,8 @@ def fill_page(page: Path, runs: Sequence[Run]) -> list[str]:
     text = page.read_text(encoding="utf-8")
     machines = merge(runs)
     filled = []
-    for kind in KEYS:
-        begin, end = f"<!-- bench:{kind} begin -->", f"<!-- bench:{kind} end -->"
+    for block, (kind, make) in BLOCKS.items():
+        begin, end = f"<!-- bench:{block} begin -->", f"<!-- bench:{block} end -->"
         candidates = {place: kinds[kind] for place, kinds in machines.items() if kind in kinds}
         if begin not in text or not candidates:
             continue
@@ -207,8 +217,8 @@ def fill_page(page: Path, runs: Sequence[Run]) -> list[str]:
             raise ValueError(f"bench report: {page}: expected {end} after {begin}, found none")
         _, _, after = rest.partition(end)
         [run] = candidates.values()
-        text = f"{before}{begin}\n{section(run)}\n{end}{after}"
-        filled.append(kind)
+        text = f"{before}{begin}\n{make(run)}\n{end}{after}"
+        filled.append(block)
     if not filled:
         raise ValueError(
             f"bench report: {page}: expected a block such as <!-- bench:models begin --> for "

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
@@ -33,7 +34,7 @@ def must_run_plain(*tensors: Tensor | None) -> bool:
 
     tensors: those that a gradient could be asked of, the parameters among them.
     """
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or forward_ad._current_level >= 0:
         return True
     mode = _mode()
     if mode == PLAIN:
@@ -43,7 +44,7 @@ def must_run_plain(*tensors: Tensor | None) -> bool:
 
 def is_plain_inference() -> bool:
     """Whether no gradient can be asked of anything, and no mode is active."""
-    return not is_dynamo_compiling() and _mode() == PLAIN
+    return not is_dynamo_compiling() and forward_ad._current_level < 0 and _mode() == PLAIN
 
 
 class OwnFunctionMode(TorchFunctionMode):

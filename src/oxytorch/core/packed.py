@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import OrderedDict
+from multiprocessing.context import get_spawning_popen
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -153,8 +155,11 @@ class PackedTensor(Tensor):
 
     def _around(self: _Self, values: Tensor) -> _Self:
         """Return a tensor of this kind whose values are out: `values` themselves, not a copy."""
-        fields = {name: getattr(self, name) for name in self._shared_fields}
-        return _around(type(self), values, fields)
+        return _around(type(self), values, self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """What another tensor over the same weight has too, besides the cell."""
+        return {name: getattr(self, name) for name in self._shared_fields}
 
     def sync(self) -> None:
         """Bring the packed form up to date, for those that read it while the values are out."""
@@ -241,8 +246,7 @@ class PackedTensor(Tensor):
         return self.pin()
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        fields = {name: getattr(self, name) for name in self._shared_fields}
-        return ["_plain_values"], (type(self), fields)
+        return ["_plain_values"], (type(self), self.fields())
 
     @staticmethod
     def __tensor_unflatten__(
@@ -271,12 +275,13 @@ class PackedTensor(Tensor):
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        is_parameter = isinstance(self, nn.Parameter)
-        if self.cell.is_pinned:  # plain for good: a plain tensor, over the same memory
-            return _plain_rebuilt, (self.plain(), is_parameter, self.requires_grad)
-        fields = {name: getattr(self, name) for name in self._shared_fields}
-        packed = (type(self), self.values(), fields, is_parameter, self.requires_grad)
-        return _rebuilt, (*packed, self.cell.keeps_plain)
+        # A file holds the plain values, so that it can be read without this package.
+        # A process that is being started takes over memory, which has to live on.
+        lives_on = self.cell.is_pinned or get_spawning_popen() is not None
+        plain = self.plain() if lives_on else self.values()
+        if isinstance(self, nn.Parameter):
+            return torch._utils._rebuild_parameter, (plain, self.requires_grad, OrderedDict())
+        return _around, (type(self), plain, self.fields())
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -360,6 +365,11 @@ class _no_modes:
     """Leaves tensor modes for the time of a restoration, which is nobody else's operator."""
 
     def __enter__(self) -> None:
+        self._tracing = torch._C._get_tracing_state()
+        if self._tracing is not None and torch._C._dispatch_tls_is_dispatch_key_excluded("Tracer"):
+            self._tracing = None  # within an operator, which is traced as a whole
+        if self._tracing is not None:
+            torch._C._set_tracing_state(None)
         self._guard = torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
         self._functions = torch._C.DisableTorchFunction()
 
@@ -368,6 +378,8 @@ class _no_modes:
     def __exit__(self, *error: Any) -> None:
         self._functions.__exit__(*error)
         del self._guard
+        if self._tracing is not None:
+            torch._C._set_tracing_state(self._tracing)
 
 
 _USES: dict[Any, tuple[frozenset[str], frozenset[str]]] = {}
@@ -392,21 +404,11 @@ def _around(cls: type[_Self], values: Tensor, fields: dict[str, Any]) -> _Self:
     return result
 
 
-def _rebuilt(
-    cls: type[PackedTensor],
-    values: Tensor,
-    fields: dict[str, Any],
-    is_parameter: bool,
-    requires_grad: bool,
-    keeps_plain: bool,
-) -> Tensor:
-    result = _around(cls, values, fields)
-    result.cell.keeps_plain = keeps_plain
-    return result.as_parameter(requires_grad) if is_parameter else result
-
-
-def _plain_rebuilt(values: Tensor, is_parameter: bool, requires_grad: bool) -> Tensor:
-    return nn.Parameter(values, requires_grad) if is_parameter else values
+def packed_later(
+    cls: type[PackedTensor], weight: nn.Parameter, fields: dict[str, Any]
+) -> nn.Parameter:
+    """Return a parameter over the memory of a plain one that is packed at its next use."""
+    return _around(cls, weight.detach(), fields).as_parameter(weight.requires_grad)
 
 
 class ReorderedTensor(PackedTensor):
@@ -506,5 +508,3 @@ class _Stored:
     def nbytes(self) -> int:
         beside = [t for t in (self.correction, self.kept, self.scale) if t is not None]
         return int(torch.ops.mkldnn._nbytes.default(self.packed)) + sum(t.nbytes for t in beside)
-
-

@@ -32,10 +32,23 @@ DictSize dict_size() {
 }
 
 using TypeOf = PyObject* (*)(PyObject*);
+using GetAttribute = PyObject* (*)(PyObject*, PyObject*);
+using Clear = void (*)();
 using Release = void (*)(PyObject*);
 
 TypeOf type_of() {
   static const auto found = reinterpret_cast<TypeOf>(dlsym(RTLD_DEFAULT, "PyObject_Type"));
+  return found;
+}
+
+GetAttribute get_attribute() {
+  static const auto found =
+      reinterpret_cast<GetAttribute>(dlsym(RTLD_DEFAULT, "PyObject_GetAttr"));
+  return found;
+}
+
+Clear clear_error() {
+  static const auto found = reinterpret_cast<Clear>(dlsym(RTLD_DEFAULT, "PyErr_Clear"));
   return found;
 }
 
@@ -90,6 +103,7 @@ struct Sources {
   std::vector<Entry> entries;
   std::vector<Size> sizes;
   std::vector<Type> types;
+  std::vector<Entry> attributes;  // of objects that keep no dictionary
   std::vector<Version> versions;
   std::vector<Values> values;
 
@@ -104,6 +118,15 @@ struct Sources {
       PyObject* found = type_of()(own.object);
       release()(found);
       if (found != own.type) return false;
+    }
+    for (const Entry& own : attributes) {
+      PyObject* found = get_attribute()(own.dict, own.key);
+      if (!found) {
+        clear_error()();
+        return false;
+      }
+      release()(found);
+      if (found != own.value) return false;
     }
     for (const Version& own : versions) {
       if (version_function()(own.tensor.handle()) != own.number) return false;
@@ -153,7 +176,8 @@ STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
 
 OXY_EXPORT int oxytorch_can_compare_sources() {
   using namespace oxytorch;
-  return dict_get() && dict_size() && type_of() && release() && version_function();
+  return dict_get() && dict_size() && type_of() && get_attribute() && clear_error() &&
+         release() && version_function();
 }
 
 // Objects belong to the caller, who keeps them alive.
@@ -181,6 +205,16 @@ OXY_EXPORT void oxytorch_add_types(void* made, void** objects, void** types, std
   for (std::int64_t i = 0; i < count; ++i) {
     static_cast<Sources*>(made)->types.push_back(
         {static_cast<PyObject*>(objects[i]), static_cast<PyObject*>(types[i])});
+  }
+}
+
+OXY_EXPORT void oxytorch_add_attributes(void* made, void** objects, void** names, void** values,
+                                        std::int64_t count) {
+  using namespace oxytorch;
+  for (std::int64_t i = 0; i < count; ++i) {
+    static_cast<Sources*>(made)->attributes.push_back({static_cast<PyObject*>(objects[i]),
+                                                       static_cast<PyObject*>(names[i]),
+                                                       static_cast<PyObject*>(values[i])});
   }
 }
 

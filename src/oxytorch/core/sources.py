@@ -37,8 +37,8 @@ _version = attrgetter("_version")
 class Sources:
     """The modules and tensors that a derived value was made from, as they were then.
 
-    modules: those whose call the derived value skips. Noted are their class, hooks, own `forward`,
-    children and all other attributes, by identity; so are the hooks for all modules.
+    modules: those whose call the derived value skips. Noted are their class and its forward, hooks,
+    own `forward`, children and all other attributes, by identity; so are the hooks for all modules.
     tensors: further tensors, by identity of their memory and by version; small ones by value.
     owner: the module in whose place the derived value stands; its hooks are called by torch.
     values: whether parameters and buffers of the modules are sources too; else they are read anew
@@ -90,9 +90,11 @@ class Sources:
         self._entries = entries
         self._sizes = [(m, t, len(m.__dict__[t])) for m, t in tables]
         if not self._values:
-            own = [(m, name) for m in modules for name in _TABLES[1:]]
+            own = [(m, name) for m in (*modules, *owner) for name in _TABLES[1:]]
             self._sizes += [(m, name, len(m.__dict__[name])) for m, name in own]
-        self._types = [(m, type(m)) for m in modules]
+        self._types = [(m, type(m)) for m in (*modules, *owner)]
+        kinds = dict.fromkeys(type(m) for m in (*modules, *owner))
+        self._forwards = [(kind, kind.forward) for kind in kinds]
         self._globals = [(owner, name, _global(owner, name)) for owner, name in self._names]
         self._hook_counts = [*map(len, _GLOBAL_HOOKS)]
         self._is_lost = False
@@ -119,6 +121,7 @@ class Sources:
             all(len(m.__dict__[t]) == count for m, t, count in self._sizes)
             and all(_same(_table(m, t).get(k, _MISSING), v) for m, t, k, v in self._entries)
             and all(type(m) is kind for m, kind in self._types)
+            and all(kind.forward is forward for kind, forward in self._forwards)
         )
 
     def _compare(self) -> _Compared:
@@ -135,6 +138,7 @@ class Sources:
                 found.entries.append((sys.modules[owner].__dict__, name, value))
         found.sizes += [(m.__dict__[t], count) for m, t, count in self._sizes]
         found.types = [*self._types]
+        found.attributes = [(kind, "forward", forward) for kind, forward in self._forwards]
         tensors = [*self._tensors]
         if self._values:
             owned = (*self._modules, *([] if self._owner is None else [self._owner]))
@@ -191,6 +195,7 @@ class _Compared:
         self.entries: list[tuple[dict[Any, Any], Any, Any]] = []
         self.sizes: list[tuple[dict[Any, Any], int]] = []
         self.types: list[tuple[Any, type]] = []
+        self.attributes: list[tuple[Any, str, Any]] = []
         self.versioned: list[Tensor] = []
         self.small: list[Tensor] = []
         self._native: _Native | None = None
@@ -222,6 +227,7 @@ class _Compared:
             and all(len(table) == count for table, count in self.sizes)
             and all(table.get(key, _MISSING) is value for table, key, value in self.entries)
             and all(type(module) is kind for module, kind in self.types)
+            and all(getattr(own, name, None) is value for own, name, value in self.attributes)
             and [(t.data_ptr(), _version(t)) for t in self.versioned] == self._versions
             and all(map(_same_bits, self.small, self._copies))
         )
@@ -255,6 +261,14 @@ class _Native:
             _addresses([t[0] for t in types]),
             _addresses([t[1] for t in types]),
             ctypes.c_int64(len(types)),
+        )
+        attributes = places.attributes
+        library.oxytorch_add_attributes(
+            address,
+            _addresses([a[0] for a in attributes]),
+            _addresses([a[1] for a in attributes]),
+            _addresses([a[2] for a in attributes]),
+            ctypes.c_int64(len(attributes)),
         )
         self._ask = library.oxytorch_sources_are_current
         self._argument = address

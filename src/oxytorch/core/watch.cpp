@@ -1,4 +1,5 @@
-// Notices that tensors have moved, for launches that keep addresses from one step to the next.
+// Notices that tensors have moved or were written, for launches that keep addresses from one step to
+// the next.
 //
 // A step over a thousand tensors has no time to ask each of them in Python. The tensors are handed
 // over once (op `watch`); afterwards one call compares addresses and layouts.
@@ -23,6 +24,8 @@ enum Answer : int { kSame, kGradientsMoved, kOther };
 using GradientOf = const void* (*)(const void*);
 using BumpVersion = void (*)(const void*);
 
+using VersionOf = std::int64_t (*)(const void*);
+
 // c10::TensorImpl::grad() const
 GradientOf gradient_function() {
   static const auto function =
@@ -34,6 +37,13 @@ GradientOf gradient_function() {
 BumpVersion bump_version_function() {
   static const auto function = reinterpret_cast<BumpVersion>(
       dlsym(RTLD_DEFAULT, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"));
+  return function;
+}
+
+// at::TensorBase::_version() const
+VersionOf version_function() {
+  static const auto function =
+      reinterpret_cast<VersionOf>(dlsym(RTLD_DEFAULT, "_ZNK2at10TensorBase8_versionEv"));
   return function;
 }
 
@@ -109,12 +119,25 @@ struct Followed {
   Layout layout;  // of the gradient
 };
 
+// A parameter that is the upper half of a weight, and the lower half. Steps raise both versions;
+// who writes from outside raises that of the upper half only.
+struct Pair {
+  Tensor upper;
+  Tensor low;
+  std::int64_t lead;
+
+  std::int64_t lead_now() const {
+    return version_function()(upper.handle()) - version_function()(low.handle());
+  }
+};
+
 struct Watch {
   std::vector<Tensor> kept;
   // Of the kept tensors, close together: a step comes upon cold caches.
   std::vector<const void*> implementations;
   std::vector<const void*> addresses;
   std::vector<Followed> followed;
+  std::vector<Pair> pairs;
 
   bool kept_is_same() const {
     constexpr std::size_t kAhead = 12;
@@ -129,6 +152,9 @@ struct Watch {
   // Addresses of gradients go to every `stride`-th number of `out`, those without left out.
   Answer compare(std::int64_t* out, std::int64_t stride) {
     if (!kept_is_same()) return kOther;
+    for (const Pair& pair : pairs) {
+      if (pair.lead_now() != pair.lead) return kOther;
+    }
     bool is_same = true;
     for (const Followed& own : followed) {
       const AtenTensorHandle gradient = gradient_of(own.parameter);
@@ -150,6 +176,7 @@ struct Watch {
     for (const Followed& own : followed) {
       if (own.has_gradient) bump_version_function()(own.parameter.handle());
     }
+    for (const Pair& pair : pairs) bump_version_function()(pair.low.handle());
   }
 };
 
@@ -157,7 +184,14 @@ void watch(StableIValue* stack, uint64_t, uint64_t) {
   using Tensors = std::vector<Tensor>;
   Tensors kept = unboxing::Take<Tensors>::from(stack[0]);
   Tensors parameters = unboxing::Take<Tensors>::from(stack[1]);
+  Tensors uppers = unboxing::Take<Tensors>::from(stack[2]);
+  Tensors lows = unboxing::Take<Tensors>::from(stack[3]);
   auto watch = std::make_unique<Watch>();
+  for (std::size_t i = 0; i < uppers.size(); ++i) {
+    Pair pair{std::move(uppers[i]), std::move(lows.at(i)), 0};
+    pair.lead = pair.lead_now();
+    watch->pairs.push_back(std::move(pair));
+  }
   for (Tensor& tensor : kept) {
     watch->implementations.push_back(implementation(tensor.handle()));
     watch->addresses.push_back(address(tensor.handle()));
@@ -183,7 +217,7 @@ void watch(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
-  library.def("watch(Tensor[] kept, Tensor[] parameters) -> int");
+  library.def("watch(Tensor[] kept, Tensor[] parameters, Tensor[] uppers, Tensor[] lows) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
@@ -195,7 +229,8 @@ STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
 #define OXY_EXPORT extern "C" __attribute__((visibility("default")))
 
 OXY_EXPORT int oxytorch_can_watch() {
-  return oxytorch::gradient_function() && oxytorch::bump_version_function();
+  return oxytorch::gradient_function() && oxytorch::bump_version_function() &&
+         oxytorch::version_function();
 }
 
 OXY_EXPORT int oxytorch_moved(void* watch, std::int64_t* gradients, std::int64_t stride) {

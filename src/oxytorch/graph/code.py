@@ -47,7 +47,7 @@ _REFUSED = {
 """Instructions of which each has an effect, or depends on one, that a record does not show."""
 
 _PURE = frozenset(
-    "abs all any bool callable divmod enumerate filter float format getattr hasattr hash id int "
+    "abs all any bool callable divmod enumerate filter float format hash id int "
     "isinstance issubclass iter len list map max min next pow range repr reversed round sorted str "
     "sum tuple type zip append extend insert items keys values get copy count index join split "
     "startswith endswith strip lower upper replace isdigit sqrt floor ceil prod exp log pi partial "
@@ -165,7 +165,7 @@ def _instructions(
     global_names, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         name = instruction.opname
-        branches |= "JUMP_IF" in name or name == "FOR_ITER"
+        branches |= ("JUMP" in name and "IF" in name) or name == "FOR_ITER"
         if name in _REFUSED and reason is None:
             reason = _REFUSED[name]
         elif name == "STORE_DEREF" and instruction.argval in code.co_freevars and reason is None:

@@ -9,6 +9,7 @@ a model whose code does not bear it gets torch's order from every convolution.
 from __future__ import annotations
 
 import threading
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class _Local(threading.local):
 
 
 _local = _Local()
+_is_training = attrgetter("training")
 
 
 def kept(result: Tensor, x: Tensor) -> Tensor:
@@ -56,9 +58,12 @@ class ModelForward(Forward):
         super().__init__(module)
         self.inner = module.__dict__.get("forward", self.own)
         self.is_free = is_free
+        self._modules = [*module.modules()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_free or _local.is_free or not is_plain_inference():
+        # Random numbers of dropout would fall on other values in another order.
+        bears = self.is_free and is_plain_inference() and not any(map(_is_training, self._modules))
+        if not bears or _local.is_free:
             return self.inner(*args, **kwargs)
         _local.is_free = True
         try:
@@ -66,8 +71,8 @@ class ModelForward(Forward):
             if any(map(is_last, _tensors((args, kwargs)))):
                 return result
             return pytree.tree_map(_in_torchs_order, result)
-        except Exception:
-            # Whatever it was: without the other order the model's code either runs or says so itself.
+        except (RuntimeError, _Opaque):
+            # Without the other order the model's code either runs or says itself what is wrong.
             self.is_free = False
         finally:
             _local.is_free = False

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ..core.packed import PackedTensor, ReorderedTensor, packed_later
 
 
 class Forward:
@@ -20,6 +23,9 @@ class Forward:
     def __init__(self, module: nn.Module, converts: bool = False) -> None:
         self.module = module
         self.converts = converts
+        self._class_forward = type(module).forward
+        self._has_bias = "bias" in module._parameters
+        self._lost: dict[str, Any] = {}  # weights that were packed before a file was written
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
@@ -27,10 +33,34 @@ class Forward:
         if torch.jit.is_tracing():
             expose_weights(module)
         if self.converts and not torch.is_autocast_enabled("cpu"):
-            dtype = next(p.dtype for p in module.parameters())
-            args = tuple(_converted(a, dtype) for a in args)
-            kwargs = {name: _converted(value, dtype) for name, value in kwargs.items()}
+            dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+            if dtype is not None:
+                args = tuple(_converted(a, dtype) for a in args)
+                kwargs = {name: _converted(value, dtype) for name, value in kwargs.items()}
         return type(module).forward(module, *args, **kwargs)
+
+    def _bias(self) -> Any:
+        """The bias parameter, None where there is none, or False where it is no parameter any more
+        or where the class has another forward."""
+        if type(self.module).forward is not self._class_forward:
+            return False
+        return self.module._parameters.get("bias", False) if self._has_bias else None
+
+    def _repack(self) -> None:
+        """Make packed weights of those that came as plain ones from a file."""
+        lost, self._lost = self._lost, {}
+        for name, (kind, fields) in lost.items():
+            plain = self.module._parameters.get(name)
+            if type(plain) is nn.Parameter and plain.device.type == "cpu":
+                setattr(self.module, name, packed_later(kind, plain, fields))
+
+    def __getstate__(self) -> dict[str, Any]:
+        packed = {
+            name: (type(weight), weight.fields())
+            for name, weight in self.module._parameters.items()
+            if isinstance(weight, ReorderedTensor) and not weight.cell.keeps_plain
+        }
+        return {**self.__dict__, "_lost": {**self._lost, **packed}}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not say how to compute")
@@ -45,6 +75,16 @@ class Forward:
         return inspect.unwrap(self.__wrapped__).__code__
 
     @property
+    def __globals__(self) -> Any:
+        # TorchScript asks for them when it compiles the module's own code.
+        expose_weights(self.module)
+        return inspect.unwrap(self.__wrapped__).__globals__
+
+    @property
+    def __closure__(self) -> Any:
+        return inspect.unwrap(self.__wrapped__).__closure__
+
+    @property
     def __name__(self) -> str:
         return "forward"
 
@@ -52,11 +92,20 @@ class Forward:
 def _converted(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor) and value.is_floating_point():
         return value.to(dtype)
+    if isinstance(value, PackedSequence):
+        return value.to(dtype)
     return tuple(_converted(v, dtype) for v in value) if type(value) is tuple else value
 
 
 def expose_weights(module: nn.Module) -> None:
     """Give packed weights of a module the memory of their plain values: a trace keeps them."""
-    for parameter in module._parameters.values():
-        if parameter is not None and hasattr(parameter, "expose"):
-            parameter.expose()
+    tracing = torch._C._get_tracing_state()
+    if tracing is not None:
+        torch._C._set_tracing_state(None)
+    try:
+        for parameter in module.parameters():
+            if isinstance(parameter, PackedTensor) and not parameter.cell.is_pinned:
+                parameter.expose()
+    finally:
+        if tracing is not None:
+            torch._C._set_tracing_state(tracing)

@@ -233,7 +233,11 @@ class Patterns:
         if binary is None or (not _is_convolution(layer) and self._feeds_norm(following)):
             return PostOp(), None, []
         after = self.only_user(following)
-        if _is_convolution(layer) and after is not None and self.activation(after) == PostOp("relu"):
+        if (
+            _is_convolution(layer)
+            and after is not None
+            and self.activation(after) == PostOp("relu")
+        ):
             return PostOp("relu", binary=binary), other, [following, after]
         return PostOp(binary=binary), other, [following]
 
@@ -271,9 +275,7 @@ class Patterns:
             fits = fits and len(self.shape(self._input(number)) or ()) == dims + 2
         return fits and weight.shape[0] == norm.num_features and weight.is_floating_point()
 
-    def _padding(
-        self, number: int, layer: nn.Module
-    ) -> tuple[tuple[int, ...] | None, int | None]:
+    def _padding(self, number: int, layer: nn.Module) -> tuple[tuple[int, ...] | None, int | None]:
         """Zeros that a step of its own puts evenly around a convolution's input, and that step."""
         maker = self._maker.get(self._input(number).number)
         if not self._choices.fuse or maker is None or self.steps[maker].target is not F.pad:

@@ -21,6 +21,7 @@ from ..core.packed import PackedTensor
 from ..ops._post_op import PostOp
 from .formula import expression
 
+
 @dataclass(frozen=True)
 class Norm:
     """A normalization over the last dimension: kind is "layer_norm" or "rms_norm"."""

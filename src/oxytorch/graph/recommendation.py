@@ -18,9 +18,7 @@ class FusedEmbeddingBags:
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
 
-    def __call__(
-        self, indices: list[Tensor], offsets: list[Tensor]
-    ) -> list[Tensor]:
+    def __call__(self, indices: list[Tensor], offsets: list[Tensor]) -> list[Tensor]:
         weights: list[Any] = [module._parameters["weight"] for module in self.modules]
         if not self._fits(indices, offsets, weights):
             return [m(i, o) for m, i, o in zip(self.modules, indices, offsets, strict=True)]

@@ -234,7 +234,9 @@ class Record(TorchDispatchMode):  # type: ignore[misc]
             self.refuse(f"its code writes to an input or to the model's own tensors ({name})")
         if isinstance(result, (tuple, list)):
             call.reads_shapes = True  # how many there are may depend on a size
-        step = Step(func, arguments, self._made(result, writes), self._running[-1], writes, storages)
+        step = Step(
+            func, arguments, self._made(result, writes), self._running[-1], writes, storages
+        )
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
                 storages[self._numbers.get(id(leaf), -1)] = _storage(leaf)
@@ -268,8 +270,7 @@ class Record(TorchDispatchMode):  # type: ignore[misc]
             if writes & self._kept:
                 self.refuse("a module in it writes to an input or to the model's own tensors")
             storages = {
-                self._numbers[id(leaf)]: _storage(leaf)
-                for leaf in self._leaves(call.arguments)
+                self._numbers[id(leaf)]: _storage(leaf) for leaf in self._leaves(call.arguments)
             }
             made = self._made(output, writes)
             for leaf in pytree.tree_leaves(output):
@@ -355,9 +356,7 @@ def refuse_differences(run: Record, again: Record) -> None:
 def _same(first: Step, second: Step) -> bool:
     if first.target != second.target or first.call != second.call:
         return False
-    ours, theirs = (
-        pytree.tree_flatten((step.arguments, step.result)) for step in (first, second)
-    )
+    ours, theirs = (pytree.tree_flatten((step.arguments, step.result)) for step in (first, second))
     return ours[1] == theirs[1] and all(
         type(a) is type(b) and (a is b or not is_constant(a) or a == b or a != a)
         for a, b in zip(ours[0], theirs[0], strict=True)
@@ -394,7 +393,9 @@ class _Attributes:
     """The attributes of all modules, to see whether a run changes one."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._before = {m: {k: (v, _inside(v)) for k, v in m.__dict__.items()} for m in model.modules()}
+        self._before = {
+            m: {k: (v, _inside(v)) for k, v in m.__dict__.items()} for m in model.modules()
+        }
 
     def changed(self, module: nn.Module) -> bool:
         before, now = self._before[module], module.__dict__

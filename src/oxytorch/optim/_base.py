@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -12,11 +12,14 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from .. import _garbage
-from . import _planned, _reference, _release, _step, rules
+from . import _planned, _reference, _release, _split, _step, rules
 from ._checkpoint import CheckpointedOptimizer
+from ._compiler import never_compiled
 from ._groups import OPTIONS, Group
 from ._states import State, check_options
-from ._step import LOW_HALF
+
+_halves_apart = torch._C.DisableTorchFunctionSubclass
+"""Inside, a split parameter is nothing but its upper half."""
 
 _STEPS_TOGETHER = 256
 """Numbers of steps that share an allocation on a device."""
@@ -51,7 +54,6 @@ class FusedOptimizer(CheckpointedOptimizer):
     """
 
     rule: ClassVar[str]
-    _step_supports_amp_scaling = True
     _release: _release.Release | None = None
     _measured: list[_step.Measured] | None = None
     # Of a step that is being made: its parts so far, None once one cannot be repeated.
@@ -67,7 +69,7 @@ class FusedOptimizer(CheckpointedOptimizer):
         **kwargs: Any,
     ) -> None:
         self._options = dict(zip(OPTIONS, (master_weights, state_dtype, seed), strict=True))
-        self._given_halves = {}
+        self._halves = {}
         self._forget_steps()
         super().__init__(*args, **kwargs)
         self.state = _planned.counted(self.state)
@@ -99,18 +101,28 @@ class FusedOptimizer(CheckpointedOptimizer):
         return self.rule
 
     def __getstate__(self) -> dict[str, Any]:
+        parameters = [own for group in self.param_groups for own in group["params"]]
         own = {
             "_options": self._options,
-            "_given_halves": self._given_halves,
+            "_low_halves": {p: self.low_half(p) for p in parameters if p in self._halves},
+            "_split_in_model": [p for p in parameters if type(p) is _split.SplitParameter],
             "_releases": self._release is not None,
         }
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        low_halves, in_model = (state.pop(k, ()) for k in ("_low_halves", "_split_in_model"))
         super().__setstate__(state)
         self.state = _planned.counted(self.state)
         if "_records" not in self.__dict__:
             self._forget_steps()
+            self._halves = {}
+        # Copies of split parameters are plain float32, until a copy of the optimizer steps them.
+        for parameter in in_model:
+            _split.split(parameter)
+        for parameter, low in dict(low_halves).items():
+            self.set_low_half(parameter, low)
         if state.get("_releases"):
             self._release_gradients()
 
@@ -120,6 +132,7 @@ class FusedOptimizer(CheckpointedOptimizer):
             param_group = Group(param_group, self._options)
             check_options(type(self).__name__, param_group)
         super().add_param_group(param_group)
+        _split.hold(self.param_groups[-1]["params"])
         _planned.load(self.param_groups[-1]["params"])
         if self._release is not None:
             self._release.watch(self.param_groups)
@@ -127,6 +140,7 @@ class FusedOptimizer(CheckpointedOptimizer):
             for parameter in param_group["params"]:
                 self._conform(parameter, param_group)
 
+    @never_compiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Performs one step; returns what `closure`, which computes the loss again, returns."""
         loss = None
@@ -136,12 +150,13 @@ class FusedOptimizer(CheckpointedOptimizer):
         if self._release is not None and getattr(self, "found_inf", None) is not None:
             self._release.refuse("GradScaler")
         stream = 0
-        with self._applied_clipping(), self._norms_together():
-            for number, group in enumerate(self.param_groups):
-                self._update_group(group, stream, (number, None))
-                stream += len(group["params"])
-        if self._release is not None:
-            self._release.end_step(self.param_groups)
+        with _halves_apart():
+            with self._applied_clipping(), self._norms_together():
+                for number, group in enumerate(self.param_groups):
+                    self._update_group(group, stream, (number, None))
+                    stream += len(group["params"])
+            if self._release is not None:
+                self._release.end_step(self.param_groups)
         return loss
 
     def _update_group(self, group: Group, stream: int, key: tuple[int, int | None]) -> None:
@@ -150,14 +165,16 @@ class FusedOptimizer(CheckpointedOptimizer):
             return
         self._records.pop(key, None)
         before = _planned.change_count(self.state)
-        if self._goes_as_torch(group):
-            self._step_as_torch(group)
-            return
-        self._parts = [] if before is not None else None
+        others = self._others(group)
+        if others:
+            self._step_as_torch(Group({**group, "params": others}, group.options))
+            if len(others) == len(group["params"]):
+                return
+        self._parts = [] if before is not None and not others else None
         try:
             with torch.no_grad(), self._making_plans(group):
                 self._place_steps(group)
-                self._step_group(group, stream)
+                self._step_group(group, stream, {*map(id, others)})
             now = _planned.change_count(self.state)
             if before is not None and now is not None:
                 for other in self._records.values():
@@ -175,7 +192,8 @@ class FusedOptimizer(CheckpointedOptimizer):
         """The step of a single parameter, inside backward."""
         group = self.param_groups[group_number]
         alone = Group({**group, "params": [parameter]}, group.options)
-        self._update_group(alone, stream, (group_number, stream))
+        with _halves_apart():
+            self._update_group(alone, stream, (group_number, stream))
 
     def _settings(self, group: Group) -> Hashable:
         """What decides, beside hyper-parameters, how the group's step is done."""
@@ -204,19 +222,19 @@ class FusedOptimizer(CheckpointedOptimizer):
         finally:
             self._measured = None
 
-    def _goes_as_torch(self, group: Group) -> bool:
-        """Whether the group has what neither the fused step nor the reference does."""
-        is_other = group.get("differentiable") or any(
-            parameter.grad is not None
-            and (parameter.grad.layout is not torch.strided or parameter.is_complex())
-            for parameter in group["params"]
-        )
-        if is_other or self._has_formats(group) or self._stock() is None:
-            return bool(is_other)
-        return not all(
-            parameter.grad is None or _planned.has_kernel(parameter)
-            for parameter in group["params"]
-        )
+    def _others(self, group: Group) -> list[Tensor]:
+        """The parameters with gradients that torch's class steps, as it would without us."""
+        having = [own for own in group["params"] if own.grad is not None]
+        if group.get("differentiable"):
+            return having
+        has_choice = self._stock() is not None and not self._has_formats(group)
+        return [
+            own
+            for own in having
+            if own.grad.layout is not torch.strided
+            or own.is_complex()
+            or (has_choice and not _planned.has_kernel(own))
+        ]
 
     def _has_formats(self, group: Group) -> bool:
         return group["master_weights"] is not None or group["state_dtype"] is not None
@@ -233,14 +251,16 @@ class FusedOptimizer(CheckpointedOptimizer):
             self._clip_factor,
         )
 
-    def _step_group(self, group: Group, stream: int) -> None:
+    def _step_group(self, group: Group, stream: int, others: Set[int]) -> None:
+        """The step of all parameters that have gradients, but for those whose ids are `others`."""
         names = self._names(group)
         batch = _step.Batch.of(names)
         for position, parameter in enumerate(group["params"]):
-            if parameter.grad is not None:
+            if parameter.grad is not None and id(parameter) not in others:
                 state = self.state[parameter]
                 self._begin(parameter, group, state, names)
-                batch.add(parameter, state, names, stream + position)
+                low = self._current_low(parameter, group)
+                batch.add(parameter, state, names, stream + position, low)
         self._run(batch, group)
 
     def _begin(self, parameter: Tensor, group: Group, state: State, names: Sequence[str]) -> None:
@@ -250,7 +270,7 @@ class FusedOptimizer(CheckpointedOptimizer):
         for name in names:
             if name not in state:
                 self._store(parameter, group, name, self._initial(name, parameter, group))
-        self._begin_split(parameter, group, state)
+        self._follow_layout(parameter, group, state, names)
 
     def _first_step(self, parameter: Tensor) -> Tensor:
         """The number of steps that were done, none; where kernels count, beside others."""
@@ -260,6 +280,11 @@ class FusedOptimizer(CheckpointedOptimizer):
         if not fresh:
             fresh.extend(torch.zeros(_STEPS_TOGETHER, device=parameter.device).unbind())
         return fresh.pop()
+
+    def _is_left_out(self) -> bool:
+        """Whether a GradScaler found gradients that are not finite; waits for a GPU."""
+        found_inf = getattr(self, "found_inf", None)
+        return found_inf is not None and bool(found_inf.item())
 
     def _place_steps(self, group: Group) -> None:
         """Brings numbers of steps, which torch may have left on the host, to where they count."""
@@ -278,14 +303,6 @@ class FusedOptimizer(CheckpointedOptimizer):
                 states, values.to(device, non_blocking=True).unbind(), strict=True
             ):
                 state["step"] = step
-
-    def _begin_split(self, parameter: Tensor, group: Group, state: State) -> None:
-        """A bfloat16 parameter counts as exact until its lower half is known."""
-        if not self._is_split(parameter, group):
-            if LOW_HALF in state:
-                del state[LOW_HALF]
-        elif LOW_HALF not in state:
-            state[LOW_HALF] = self._first_half(parameter)
 
     def _run(self, batch: _step.Batch, group: Group) -> None:
         self._run_rule(self._rule(group), batch, group, self._hyper(group))
@@ -307,8 +324,7 @@ class FusedOptimizer(CheckpointedOptimizer):
             planned = _planned.plan(self, rule, part, group, hyper, flags)
             if planned is not None:
                 _planned.launch(self, planned, (*hyper, *flags), self._scaling(group))
-                updated = [*part.parameters, *part.wholes.values()]
-                torch.autograd.graph.increment_version(updated)
+                part.bump_versions()
             else:
                 self._run_part(rule, part, group, (*map(number, hyper), *flags))
             if planned is None or not repeats or part.has_copies:
@@ -335,6 +351,12 @@ class FusedOptimizer(CheckpointedOptimizer):
     def _step_as_torch(self, group: Group) -> None:
         """One step of the group by the class of torch.optim that this one extends."""
         name = type(self).__name__
+        if any(type(own) is _split.SplitParameter for own in group["params"]):
+            raise RuntimeError(
+                f"{name}: expected dense gradients of split weights and no differentiable steps, "
+                "which go torch's way; give optimize a dtype that keeps the module in float32, "
+                "as in dtype={'': torch.bfloat16, 'path.to.module': torch.float32}"
+            )
         stock = self._stock()
         if stock is None:
             raise RuntimeError(
@@ -348,7 +370,7 @@ class FusedOptimizer(CheckpointedOptimizer):
                 "put these parameters into a group that sets both to None"
             )
         found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        if found_inf is not None and found_inf.item():
+        if self._is_left_out():
             return
         for parameter in group["params"]:
             if parameter.grad is not None and scale is not None:

@@ -11,7 +11,8 @@ from torch.optim.optimizer import Optimizer
 
 from . import _sharding
 from ._groups import OPTIONS, Group
-from ._states import IN_MODEL, State, StatefulOptimizer
+from ._split import SplitParameter
+from ._states import State, StatefulOptimizer
 from ._step import LOW_HALF, SCALES
 
 
@@ -38,10 +39,10 @@ class CheckpointedOptimizer(StatefulOptimizer):
                 has_format = any(own[name] for name in OPTIONS)
                 for index, parameter in zip(group["params"], own["params"], strict=True):
                     state = states.pop(index, {})
-                    if parameter in self._given_halves:
-                        state = {**state, LOW_HALF: self._given_halves[parameter]}
-                    if own["master_weights"] == IN_MODEL:
-                        state = {key: value for key, value in state.items() if key != LOW_HALF}
+                    # Of those that the model's state dictionary shows as whole weights, no halves.
+                    if type(parameter) is not SplitParameter:
+                        low = self.low_half(parameter)
+                        state = state if low is None else {**state, LOW_HALF: low}
                     if state:
                         states[index] = self._plain_state(state, has_format)
 
@@ -76,24 +77,15 @@ class CheckpointedOptimizer(StatefulOptimizer):
             return {**loaded, "state": {k: _hide(v) for k, v in loaded["state"].items()}}
 
         def conform(optimizer: Optimizer) -> None:
-            self._given_halves = {}
             loaded = zip(self.param_groups, options, strict=True)
             self.param_groups = [Group(group, own) for group, own in loaded]
             for group in self.param_groups:
                 for parameter in group["params"]:
+                    self._halves.pop(parameter, None)
                     if parameter in self.state:
                         self._adopt(parameter, group)
-                    if parameter in in_model:
-                        self.set_low_half(parameter, in_model[parameter])
 
-        in_model = {
-            parameter: low
-            for group in self.param_groups
-            if group["master_weights"] == IN_MODEL
-            for parameter in group["params"]
-            if (low := self.low_half(parameter)) is not None
-        }
-        before = self.__getstate__()
+        before = {**self.__getstate__(), "_halves": {**self._halves}}
         handles = [
             self.register_load_state_dict_pre_hook(keep),
             self.register_load_state_dict_post_hook(conform, prepend=True),
@@ -130,11 +122,13 @@ class CheckpointedOptimizer(StatefulOptimizer):
                 self._store(parameter, group, key, tensor)
             else:
                 state[key] = tensor
-        if self._is_split(parameter, group):
-            state[LOW_HALF] = torch.zeros_like(parameter, dtype=torch.int16)
+        if type(parameter) is not SplitParameter and self._is_split(parameter, group):
+            halves = self._keep_halves(parameter, None)
             # Another class than ours would have rounded it to the parameter's dtype.
             if isinstance(low, _Kept) and low.tensor.dtype in (torch.int16, torch.int32):
-                state[LOW_HALF].copy_(_sharding.shard_like(parameter, low.tensor, LOW_HALF))
+                given = _sharding.shard_like(parameter, low.tensor, LOW_HALF)
+                halves.low.copy_(_sharding.local(given))
+                halves.begin()
 
 
 def _hide(state: Any) -> Any:

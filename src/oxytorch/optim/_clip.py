@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch._compile
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_ as clip_as_torch
 from torch.nn.utils import get_total_norm
@@ -21,13 +19,13 @@ from torch.optim.optimizer import Optimizer
 from .. import _library
 from ..ops.global_norm import global_norm
 from . import _devices, _release, _sharding
+from ._compiler import never_compiled, without_compiler
 from ._step import FUSED, is_dense
 
 if TYPE_CHECKING:
     from ._norm_plan import KeptNorm
 
 _LEAST_NORM = 1e-6
-_P = ParamSpec("_P")
 
 
 def clip_grad_norm_(
@@ -136,14 +134,16 @@ def _check_finite(norm: Tensor, norm_type: float, error_if_nonfinite: bool) -> N
 class Clipping:
     """A factor that the next step multiplies gradients by.
 
-    gradients: those that it was computed from, of `parameters`. versions: their versions then; None
-    if they contained a GradScaler's scale, which may be divided out before the step.
+    gradients: those that it was computed from, of `parameters`. versions: their versions then.
+    is_scaled: whether they contained the scale of a GradScaler, which looks at them, or divides it
+    out of them, once before the step.
     """
 
     factor: Tensor
     parameters: list[Tensor]
     gradients: list[Tensor]
-    versions: list[int] | None
+    versions: list[int]
+    is_scaled: bool
 
     def valid_factor(self, name: str, has_scale: bool) -> Tensor | None:
         """The factor, after checking that gradients are still what it was computed from.
@@ -155,8 +155,9 @@ class Clipping:
         same = list(map(is_, map(attrgetter("grad"), self.parameters), kept))
         if not any(same):
             return None
-        found = [gradient._version for gradient in kept]
-        if not all(same) or (self.versions is not None and (has_scale or found != self.versions)):
+        writes = {now - then for now, then in zip(_versions(kept), self.versions, strict=True)}
+        expected = {_scaler_writes() if self.is_scaled else 0}
+        if not all(same) or writes != expected or (has_scale and not self.is_scaled):
             raise RuntimeError(
                 f"{name}: gradients are not those that clip_grad_norm_ saw, whose factor the step "
                 "was to apply; call it last before the step, with scaler= if there is a GradScaler "
@@ -175,6 +176,7 @@ class ClippingOptimizer(Optimizer):
     # Plans whose tables graphs read whenever they run.
     _captured: list[Any]
 
+    @never_compiled
     def clip_grad_norm_(
         self,
         max_norm: float,
@@ -201,7 +203,7 @@ class ClippingOptimizer(Optimizer):
         if self._release is not None:
             self._release.refuse("clip_grad_norm_")
         self._clipping = None
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             parameters = [own for group in self.param_groups for own in group["params"]]
             having = [own for own in parameters if own.grad is not None]
             gradients = list(map(attrgetter("grad"), having))
@@ -217,8 +219,8 @@ class ClippingOptimizer(Optimizer):
                     norm = norm / scale.to(norm.device)
                 factor = clip_factor(max_norm, norm)
             _check_finite(norm, norm_type, error_if_nonfinite)
-            versions = None if is_scaled else [gradient._version for gradient in gradients]
-            self._clipping = Clipping(factor, having, gradients, versions)
+            versions = _versions(gradients)
+            self._clipping = Clipping(factor, having, gradients, versions, is_scaled)
             return norm.to(dtype)
 
     def _norm_of(self, parameters: list[Tensor], gradients: list[Tensor]) -> KeptNorm:
@@ -232,14 +234,16 @@ class ClippingOptimizer(Optimizer):
                 self._captured.append(before.plan)
         return self._kept_norm
 
+    @never_compiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; also ends a clipping that no step has applied."""
         self._clipping = None
-        _without_compiler(super().zero_grad)(set_to_none)
+        with torch._C.DisableTorchFunctionSubclass():
+            without_compiler(super().zero_grad)(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's."""
-        _without_compiler(super().add_param_group)(param_group)
+        without_compiler(super().add_param_group)(param_group)
 
     def _is_scaled_by(self, scaler: Any) -> bool:
         """Whether gradients still contain the scale of a GradScaler."""
@@ -247,6 +251,22 @@ class ClippingOptimizer(Optimizer):
             return False
         state = scaler._per_optimizer_states.get(id(self))
         return state is None or state["stage"].name != "UNSCALED"
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:  # type: ignore[override, unused-ignore]
+        """Whether a GradScaler leaves its scale, and what was not finite, to the step.
+
+        So it is where torch would refuse or a GPU would be waited for, and where this optimizer is
+        to clip or steps in backward. Else the scaler divides it out itself, as it does for torch's
+        classes, and Lightning may clip in between.
+        """
+        if self._clipping is not None or self._release is not None:
+            return True
+        return any(
+            parameter.dtype == torch.float16 or _devices.find(parameter.device) is not None
+            for group in self.param_groups
+            for parameter in group["params"]
+        )
 
     @contextmanager
     def _applied_clipping(self) -> Iterator[None]:
@@ -261,18 +281,17 @@ class ClippingOptimizer(Optimizer):
             self._clip_factor = None
 
 
-def _without_compiler(method: Callable[_P, None]) -> Callable[_P, None]:
-    """A method of torch's Optimizer without the wrapper that imports torch's compiler.
+@functools.cache
+def _scaler_writes() -> int:
+    """By how much a GradScaler raises the version of a gradient that it looks at."""
+    gradient = torch.zeros(1)
+    before = gradient._version
+    torch._amp_foreach_non_finite_check_and_unscale_([gradient], torch.zeros(1), torch.ones(1))
+    return gradient._version - before
 
-    The wrapper keeps the compiler out of the method, and importing it takes a second or more of a
-    program that never compiles. Where nobody has imported it, nothing can be compiling.
-    """
-    plain = getattr(method, "__wrapped__", None)
-    code = getattr(method, "__code__", None)
-    is_torchs = code is not None and code.co_filename == torch._compile.__file__
-    if plain is None or not is_torchs or "torch._dynamo" in sys.modules:
-        return method
-    return functools.partial(plain, getattr(method, "__self__"))  # noqa: B009
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [_sharding.peek(tensor)._version for tensor in tensors]
 
 
 def _norm(gradients: Sequence[Tensor], norm_type: float) -> tuple[Tensor, torch.dtype]:

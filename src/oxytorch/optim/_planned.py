@@ -53,10 +53,12 @@ class Record:
         self._changes = optimizer.state.changes.count
         planned = {id(whole) for part in parts for whole in part.wholes}
         rest = [own for own in self._parameters if id(own) not in planned]
-        self._watches = [
-            (_watch.watch(_kept(optimizer, part.wholes), part.wholes, part.plan.addresses), part)
-            for part in parts
-        ]
+        self._watches = []
+        for part in parts:
+            halves = [optimizer._kept_halves(own) for own in part.wholes]
+            kept = _kept(optimizer, part.wholes)
+            watch = _watch.watch(kept, part.wholes, part.plan.addresses, halves)
+            self._watches.append((watch, part))
         # They may get a gradient, or lose an empty one.
         addresses = torch.zeros(sum(own.grad is not None for own in rest), 1, dtype=torch.int64)
         self._rest = _watch.watch([], rest, addresses) if rest else None

@@ -135,7 +135,7 @@ def _write(kept: Tensor, bounds: Tensor, value: Tensor, stochastic: bool, key: i
         kept.copy_(codes)
         bounds.copy_(found)
     elif kept.dtype == torch.bfloat16 and stochastic:
-        kept.copy_(formats.round_at_random(value, key))
+        kept.copy_(formats.round_at_random(value.float(), key))
     else:
         kept.copy_(value)
 

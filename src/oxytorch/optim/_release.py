@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from . import _sharding
 
@@ -25,10 +26,11 @@ class Release:
 
     def __init__(self, optimizer: FusedOptimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
+        weakref.finalize(optimizer, self.remove).atexit = False
         self._name = type(optimizer).__name__
         # Where a parameter stands: the number of its group, and of its stream of random numbers.
         self._places: dict[Tensor, tuple[int, int]] = {}
-        self._hooked: set[Tensor] = set()
+        self._handles: dict[Tensor, RemovableHandle] = {}
         self._done: set[Tensor] = set()
 
     def watch(self, groups: Iterable[dict[str, Any]]) -> None:
@@ -38,9 +40,16 @@ class Release:
             for parameter in group["params"]:
                 self._places[parameter] = (number, stream)
                 stream += 1
-                if parameter.requires_grad and parameter not in self._hooked:
-                    parameter.register_post_accumulate_grad_hook(_Hook(self))
-                    self._hooked.add(parameter)
+                if parameter.requires_grad and parameter not in self._handles:
+                    handle = parameter.register_post_accumulate_grad_hook(_Hook(self))
+                    self._handles[parameter] = handle
+
+    def remove(self) -> None:
+        """Takes the hooks from the parameters."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+        self._places.clear()
 
     def update(self, parameter: Tensor) -> None:
         """Updates a parameter whose gradient is complete, and frees the gradient."""

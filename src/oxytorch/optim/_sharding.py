@@ -17,9 +17,13 @@ STREAM_SHIFT = 32
 """The number of a shard stands above these bits of a random stream's number."""
 
 
+PLAIN: set[type] = {Tensor, torch.nn.Parameter}
+"""Types of tensors that are never sharded."""
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Whether the tensor is a DTensor, one of a single process included."""
-    if type(tensor) in (Tensor, torch.nn.Parameter):
+    if type(tensor) in PLAIN:
         return False
     # Who has not imported the module has none, and importing it takes a while.
     module = sys.modules.get("torch.distributed.tensor")

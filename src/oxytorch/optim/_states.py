@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from . import _sharding, formats
+from . import _sharding, _split, formats
 from ._clip import ClippingOptimizer
 from ._groups import Group
+from ._split import Halves, SplitParameter
 from ._step import LOW_HALF, SCALES
 
 State = dict[str, Any]
 
 LEAST_CODED = 4096
 """Elements below which a state stays float32 where 8-bit codes are asked for: it weighs little."""
-
-IN_MODEL = "split in model"
-"""A value of master_weights that `oxytorch.optimize` sets: lower halves belong to the model, whose
-state dictionary shows whole weights, so that checkpoints of the optimizer leave them out."""
 
 UNSIGNED = frozenset({"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg", "variance"})
 """States that are never negative."""
@@ -31,9 +29,9 @@ class StatefulOptimizer(ClippingOptimizer):
     state_names: ClassVar[tuple[str, ...]]
     param_groups: list[Group]  # type: ignore[assignment]
     _options: dict[str, Any]
-    # Lower halves of parameters that have no state yet: a state that is not whole would tell
-    # torch.distributed.checkpoint that there is nothing left to make.
-    _given_halves: dict[Tensor, Tensor]
+    # Of parameters that are split here. What happens to states leaves them alone, and those that
+    # `oxytorch.optimize` splits keep their own.
+    _halves: dict[Tensor, Halves]
 
     def _names(self, group: Group) -> tuple[str, ...]:
         """The states that the group's options use, in the order of the rule's operands."""
@@ -44,8 +42,9 @@ class StatefulOptimizer(ClippingOptimizer):
         return torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def _is_split(self, parameter: Tensor, group: Group) -> bool:
-        is_split = group["master_weights"] in ("split", IN_MODEL)
-        return is_split and parameter.dtype == torch.bfloat16
+        if type(parameter) is SplitParameter:
+            return True
+        return group["master_weights"] == "split" and parameter.dtype == torch.bfloat16
 
     def _state_dtype(self, parameter: Tensor, group: Group, name: str) -> torch.dtype:
         wanted: torch.dtype | None = group["state_dtype"]
@@ -61,32 +60,67 @@ class StatefulOptimizer(ClippingOptimizer):
         if not state or not parameter.is_floating_point():
             return
         for name in self.state_names:
-            if isinstance(state.get(name), Tensor) and name + SCALES not in state:
-                self._store(parameter, group, name, state[name])
-        if self._is_split(parameter, group) and LOW_HALF not in state:
-            state[LOW_HALF] = self._first_half(parameter)
+            kept = state.get(name)
+            if isinstance(kept, Tensor) and kept.shape == parameter.shape:
+                self._store(parameter, group, name, self._value(state, name))
 
-    def _first_half(self, parameter: Tensor) -> Tensor:
-        """The lower half with which a split parameter begins."""
-        given = self._given_halves.pop(parameter, None)
-        return torch.zeros_like(parameter, dtype=torch.int16) if given is None else given
+    def _follow_layout(
+        self, parameter: Tensor, group: Group, state: State, names: Sequence[str]
+    ) -> None:
+        """Lays states out as the parameter, which may have been given other memory."""
+        if names and state[names[0]].stride() != parameter.stride():
+            self._conform(parameter, group)
+
+    def _kept_halves(self, parameter: Tensor) -> Halves | None:
+        """The halves of a parameter that has some, as they are at the moment."""
+        if type(parameter) is SplitParameter:
+            halves: Halves | None = parameter._halves
+        else:
+            halves = self._halves.get(parameter)
+        if halves is not None:
+            if halves.address != _sharding.peek(parameter).data_ptr():
+                return self._keep_halves(parameter, None)
+            halves.settle()
+        return halves
+
+    def _keep_halves(self, parameter: Tensor, low: Tensor | None) -> Halves:
+        """Begins anew with the parameter's values as upper half; low: zeros if None."""
+        halves = Halves(parameter, low)
+        if type(parameter) is SplitParameter:
+            parameter._halves = halves
+        else:
+            _split.watch(parameter)
+            self._halves[parameter] = halves
+        return halves
+
+    def _current_low(self, parameter: Tensor, group: Group) -> Tensor | None:
+        """The lower half that a step updates, where the parameter is split.
+
+        Values that were written to the parameter since the last step count as exact, and so do
+        those with which it begins.
+        """
+        if not self._is_split(parameter, group):
+            self._halves.pop(parameter, None)
+            return None
+        return (self._kept_halves(parameter) or self._keep_halves(parameter, None)).low
 
     def low_half(self, parameter: Tensor) -> Tensor | None:
         """The lower half of a split parameter, or None where it has none or only zeros."""
-        low: Tensor | None = self.state.get(parameter, {}).get(LOW_HALF)
-        return self._given_halves.get(parameter) if low is None else low
+        halves = self._kept_halves(parameter)
+        return None if halves is None else _sharding.placed_like(parameter, halves.low)
 
     def set_low_half(self, parameter: Tensor, low: Tensor) -> None:
         """Makes `low` (int16, placed as the parameter) the lower half that steps update."""
-        if self.state.get(parameter):
-            self.state[parameter][LOW_HALF] = low
-        else:
-            self._given_halves[parameter] = low
+        self._keep_halves(parameter, _sharding.local(low))
 
     def _store(self, parameter: Tensor, group: Group, name: str, value: Tensor) -> None:
         """Keeps `value` as the parameter's state `name`, in the group's format."""
         state = self.state[parameter]
         state.pop(name + SCALES, None)
+        if value.layout is not torch.strided:
+            # Of sparse gradients, which go torch's own way.
+            state[name] = value
+            return
         dtype = self._state_dtype(parameter, group, name)
         value = _aligned(parameter, value, name)
         if dtype == torch.int8:
@@ -117,11 +151,10 @@ class StatefulOptimizer(ClippingOptimizer):
     def master_weight(self, parameter: Tensor) -> Tensor:
         """The exact float32 weight: of a split parameter both halves together, else a copy."""
         self._group_of(parameter)
-        low = self.low_half(parameter)
-        if low is None:
+        halves = self._kept_halves(parameter)
+        if halves is None:
             return parameter.detach().float()
-        weight = formats.join(_sharding.local(parameter), _sharding.local(low))
-        return _sharding.placed_like(parameter, weight)
+        return _sharding.placed_like(parameter, halves.join())
 
     @torch.no_grad()
     def set_master_weight(self, parameter: Tensor, weight: Tensor) -> None:
@@ -136,12 +169,11 @@ class StatefulOptimizer(ClippingOptimizer):
                 f"got {list(weight.shape)}"
             )
         weight = _sharding.shard_like(parameter, weight, "weight")
-        if not self._is_split(parameter, group):
+        if type(parameter) is SplitParameter or not self._is_split(parameter, group):
             parameter.copy_(weight)
             return
-        upper, low = formats.split(_sharding.local(_aligned(parameter, weight.float(), "weight")))
-        _sharding.local(parameter).copy_(upper)
-        self.set_low_half(parameter, _sharding.placed_like(parameter, low))
+        halves = self._kept_halves(parameter) or self._keep_halves(parameter, None)
+        halves.set(_sharding.local(_aligned(parameter, weight.float(), "weight")))
 
     def memory_report(self) -> dict[str, float]:
         """Bytes per element of the parameters, by kind: parameters, low halves, each state.
@@ -155,6 +187,9 @@ class StatefulOptimizer(ClippingOptimizer):
                 shard = _sharding.local(parameter)
                 elements += shard.numel()
                 total["parameters"] = total.get("parameters", 0) + shard.nbytes
+                halves = self._kept_halves(parameter)
+                if halves is not None:
+                    total[LOW_HALF] = total.get(LOW_HALF, 0) + halves.low.nbytes
                 for key, value in self.state.get(parameter, {}).items():
                     if isinstance(value, Tensor) and key != "step":
                         total[key] = total.get(key, 0) + _sharding.local(value).nbytes
@@ -172,7 +207,7 @@ def _aligned(parameter: Tensor, value: Tensor, name: str) -> Tensor:
 
 def check_options(name: str, group: Group) -> None:
     """Refuses formats that do not exist."""
-    if group["master_weights"] not in (None, "split", IN_MODEL):
+    if group["master_weights"] not in (None, "split"):
         raise ValueError(
             f'{name}: expected master_weights None or "split", got {group["master_weights"]!r}'
         )

@@ -60,9 +60,17 @@ class Batch:
         return cls(states=[[] for _ in names], scales=[[] for _ in names])
 
     def add(
-        self, parameter: Tensor, state: dict[str, Tensor], names: Sequence[str], stream: int
+        self,
+        parameter: Tensor,
+        state: dict[str, Tensor],
+        names: Sequence[str],
+        stream: int,
+        low: Tensor | None,
     ) -> None:
-        """Adds a parameter that has a gradient, with its states in the formats they are in."""
+        """Adds a parameter that has a gradient, with its states in the formats they are in.
+
+        low: its lower half, of a sharded one that of the shard; None where it is not split.
+        """
         gradient = parameter.grad
         assert gradient is not None
         if _sharding.is_sharded(parameter):
@@ -80,12 +88,34 @@ class Batch:
         self.gradients.append(_aligned(gradient, parameter))
         self.has_copies |= self.gradients[-1] is not gradient
         self.streams.append(stream)
-        self.low_halves.append(state.get(LOW_HALF, _NONE))
+        self.low_halves.append(_NONE if low is None else low)
         for position, name in enumerate(names):
             self.states[position].append(state[name])
             self.scales[position].append(state.get(name + SCALES, _NONE))
         if "step" in state:
             self.steps.append(state["step"])
+
+    def make_last_contiguous(self) -> list[tuple[Tensor, Tensor]]:
+        """Puts copies in the place of the last parameter and its lower half if they are not so.
+
+        Returns each tensor with its copy, whose values are the tensor's once the step is done.
+        """
+        if self.parameters[-1].is_contiguous():
+            return []
+        self.has_copies = True
+        self.gradients[-1] = self.gradients[-1].contiguous()
+        copies = []
+        for tensors in (self.parameters, self.low_halves):
+            if tensors[-1] is not _NONE:
+                copies.append((tensors[-1], tensors[-1].contiguous()))
+                tensors[-1] = copies[-1][1]
+        return copies
+
+    def bump_versions(self) -> None:
+        """Tells autograd, and who keeps halves together, that the parameters were written to."""
+        low_halves = _given(self.low_halves)
+        written = [*self.parameters, *low_halves, *self.wholes.values()]
+        torch.autograd.graph.increment_version(written)
 
     def by_device(self) -> list[Batch]:
         """The batch in parts, each of tensors on one device."""
@@ -169,7 +199,7 @@ def run(
             *hyper,
         )
     if phase != MEASURE:
-        torch.autograd.graph.increment_version([*batch.parameters, *batch.wholes.values()])
+        batch.bump_versions()
 
 
 class Measured:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import _library
 from . import _sharding
+from ._split import Halves
 
 NEWEST_TORCH = (2, 13)
 """The newest torch in which the functions behind the native watch were looked at. They are no part
@@ -49,29 +50,46 @@ class Watch(Protocol):
         """Tells autograd that the parameters that have gradients are written to."""
 
 
-def watch(kept: Sequence[Tensor], parameters: Sequence[Tensor], addresses: Tensor) -> Watch:
+def watch(
+    kept: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    addresses: Tensor,
+    halves: Sequence[Halves | None] = (),
+) -> Watch:
     """Watches the memory of `kept` and the gradients of `parameters`; of sharded ones, the shards.
 
     A parameter without a gradient is watched for getting one. addresses: int64 [n, ...] on the CPU;
-    the first number of row i is the address of the i-th gradient of those that there are.
+    the first number of row i is the address of the i-th gradient of those that there are. halves:
+    of each parameter, all of which have gradients; watched for a write to the upper one alone.
     """
     may_swap = torch.__future__.get_swap_module_params_on_conversion()
     is_plain = not any(map(_sharding.is_sharded, (*kept, *parameters)))
     # Tensors that are held in two places cannot be swapped.
     if _functions() is not None and is_plain and not may_swap:
-        return _NativeWatch(kept, parameters, addresses)
-    return _PythonWatch(kept, parameters, addresses)
+        return _NativeWatch(kept, parameters, addresses, halves)
+    return _PythonWatch(kept, parameters, addresses, halves)
 
 
 class _NativeWatch:
     """core/watch.cpp: a few nanoseconds for each tensor."""
 
     def __init__(
-        self, kept: Sequence[Tensor], parameters: Sequence[Tensor], addresses: Tensor
+        self,
+        kept: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        addresses: Tensor,
+        halves: Sequence[Halves | None] = (),
     ) -> None:
         functions = _functions()
         assert functions is not None
-        self._address = torch.ops.oxytorch.watch(list(kept), list(parameters))
+        pairs = zip(parameters, halves, strict=False)
+        split = [(own, two) for own, two in pairs if two is not None]
+        self._address = torch.ops.oxytorch.watch(
+            [*kept, *(two.low for _, two in split)],
+            list(parameters),
+            [own for own, _ in split],
+            [two.low for _, two in split],
+        )
         self._table = addresses
         stride = addresses.stride(0) if len(addresses) else 0
         self._arguments = (self._address, addresses.data_ptr(), stride)
@@ -90,18 +108,26 @@ class _PythonWatch:
     """The same for shards, without the library, or where a torch lacks what that needs."""
 
     def __init__(
-        self, kept: Sequence[Tensor], parameters: Sequence[Tensor], addresses: Tensor
+        self,
+        kept: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        addresses: Tensor,
+        halves: Sequence[Halves | None] = (),
     ) -> None:
-        self._kept = list(kept)
+        self._halves = [two for two in halves if two is not None]
+        self._kept = [*kept, *(two.low for two in self._halves)]
         self._table = addresses
         self._parameters = list(parameters)
         updated = [own for own in parameters if own.grad is not None]
-        self._updated = [*updated, *(_sharding.peek(p) for p in updated if _sharding.is_sharded(p))]
-        self._addresses = [*map(_place, kept)]
+        shards = [_sharding.peek(own) for own in updated if _sharding.is_sharded(own)]
+        self._updated = [*updated, *shards, *(two.low for two in self._halves)]
+        self._addresses = [*map(_place, self._kept)]
         self._layouts = [_layout(parameter.grad) for parameter in parameters]
 
     def compare(self) -> Moved:
         if [*map(_place, self._kept)] != self._addresses:
+            return Moved.OTHER
+        if any(two.is_written() for two in self._halves):
             return Moved.OTHER
         gradients = list(map(_GRADIENT, self._parameters))
         if list(map(_layout, gradients)) != self._layouts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
     rule = "adafactor"
     state_names = (VARIANCE,)
 
-    def _goes_as_torch(self, group: Group) -> bool:
+    def _others(self, group: Group) -> list[Tensor]:
         for parameter in group["params"]:
             if parameter.grad is not None and parameter.is_complex():
                 raise RuntimeError("Adafactor does not support complex parameters")
@@ -38,25 +39,30 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
                     "Adafactor: expected plain parameters, got a DTensor: its rows and columns "
                     "lie in several processes"
                 )
-        return super()._goes_as_torch(group)
+        return super()._others(group)
 
-    def _step_group(self, group: Group, stream: int) -> None:
+    def _step_group(self, group: Group, stream: int, others: Set[int]) -> None:
         vectors, matrices = (_step.Batch.of(self.state_names) for _ in range(2))
+        copies: list[tuple[Tensor, Tensor]] = []
         for position, parameter in enumerate(group["params"]):
-            if parameter.grad is None or parameter.numel() == 0:
+            if parameter.grad is None or parameter.numel() == 0 or id(parameter) in others:
                 continue
             state = self.state[parameter]
+            low = self._current_low(parameter, group)
             if parameter.dim() > 1:
                 self._begin(parameter, group, state, ())
                 _begin_factors(parameter, state)
                 whole = {**state, VARIANCE: state[COLUMN], VARIANCE + SCALES: state[ROW]}
-                matrices.add(parameter, whole, self.state_names, stream + position)
+                matrices.add(parameter, whole, self.state_names, stream + position, low)
+                copies += matrices.make_last_contiguous()
             else:
                 self._begin(parameter, group, state, self.state_names)
-                vectors.add(parameter, state, self.state_names, stream + position)
+                vectors.add(parameter, state, self.state_names, stream + position, low)
         hyper = self._hyper(group)
         self._run_rule(self.rule, vectors, group, hyper, (False,))
         self._run_rule(self.rule, matrices, group, hyper, (True,))
+        for kept, copy in copies:
+            kept.copy_(copy)
 
     def _run_part(
         self, rule: str, batch: _step.Batch, group: Group, hyper: tuple[float, ...]
@@ -64,8 +70,7 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
         if not hyper[-1]:
             super()._run_part(rule, batch, group, hyper)
             return
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is None or not found_inf.item():
+        if not self._is_left_out():
             self._update_factors(batch, group, hyper)
             super()._run_part(rule, batch, group, hyper)
 
@@ -106,7 +111,7 @@ def _begin_factors(parameter: Tensor, state: State) -> None:
         shape[dim] = 1
         factor = state.get(name)
         if factor is None:
-            state[name] = torch.zeros(shape, device=parameter.device)
+            state[name] = torch.zeros(shape, dtype=torch.float32, device=parameter.device)
         elif factor.dtype != torch.float32 or not factor.is_contiguous():
             state[name] = factor.float().contiguous()
 

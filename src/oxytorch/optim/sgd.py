@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -31,18 +31,27 @@ class _Momentum(FusedOptimizer):
             state["step"] = self._first_step(parameter)
         if names and state.get(BUFFER) is None:
             self._store(parameter, group, BUFFER, self._initial(BUFFER, parameter, group))
-        self._begin_split(parameter, group, state)
+        elif names and state[BUFFER].layout is not torch.strided:
+            self._store(parameter, group, BUFFER, state[BUFFER].to_dense())
+        self._follow_layout(parameter, group, state, names)
 
-    def _step_group(self, group: Group, stream: int) -> None:
+    def _step_group(self, group: Group, stream: int, others: Set[int]) -> None:
         """Tensors without a buffer make their first step in a call of its own."""
         names = self._names(group)
         first, later = _step.Batch.of(names), _step.Batch.of(names)
         for position, parameter in enumerate(group["params"]):
-            if parameter.grad is not None:
-                state = self.state[parameter]
-                batch = first if names and state.get(BUFFER) is None else later
-                self._begin(parameter, group, state, names)
-                batch.add(parameter, state, names, stream + position)
+            if parameter.grad is None or id(parameter) in others:
+                continue
+            state = self.state[parameter]
+            is_first = bool(names) and state.get(BUFFER) is None
+            if is_first and self._is_left_out():
+                # The buffer would begin as zeros instead of as a gradient.
+                self._parts = None
+                continue
+            self._begin(parameter, group, state, names)
+            batch = first if is_first else later
+            low = self._current_low(parameter, group)
+            batch.add(parameter, state, names, stream + position, low)
         self._run(later, group)
         self._run(first, group, is_first=True)
 

@@ -181,15 +181,15 @@ def _check_kind(model: nn.Module) -> None:
         )
     if not isinstance(model, nn.Module):
         raise TypeError(f"optimize: expected model to be a torch.nn.Module, got {_kind(model)}")
+
+
+def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
+    _check_kind(model)
     if record_of(model) is not None:
         raise ValueError(
             "optimize: expected a model that is not optimized yet, got an optimized one; "
             "call oxytorch.undo(model) first"
         )
-
-
-def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
-    _check_kind(model)
     if model.training:
         raise ValueError(
             "optimize: expected model in evaluation mode, got one in training mode; "

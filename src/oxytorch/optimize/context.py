@@ -133,9 +133,7 @@ class Context:
     def set_parameter(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         """Replace a parameter in all modules that hold it."""
         owners = self.owners.get(id(module._parameters[name]), [(module, name)])
-        self.change(
-            ParameterSet(module, name, parameter, owners=owners, keeps_object=self.owns)
-        )
+        self.change(ParameterSet(module, name, parameter, owners=owners, keeps_object=self.owns))
 
     def add_hook(self, module: nn.Module, registry: str, handle: Any) -> None:
         self.change(HookAdded(module, registry, handle.id))

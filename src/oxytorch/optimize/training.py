@@ -1,8 +1,8 @@
 """`optimize` for training: bfloat16 weights beside their lower halves, and fused optimizer steps.
 
-A parameter of a listed layer becomes the upper half of its float32 weight, in place, so that who
-holds the parameter keeps it. The optimizer updates both halves together; state dictionaries show
-the float32 weight.
+A parameter of a listed layer becomes the upper half of its float32 weight, in place, once an
+optimizer of ours holds it; to all but layers it stays the float32 weight (optim/_split.py). What no
+such optimizer holds stays float32, and its layer computes in bfloat16 as under autocast.
 """
 
 from __future__ import annotations
@@ -10,21 +10,29 @@ from __future__ import annotations
 import copy
 import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from .. import optim
-from ..optim import _sharding, formats
+from ..optim import _split
 from ..optim._base import FusedOptimizer
-from ..optim._states import IN_MODEL
 from . import processes
-from .passes.cast import CastInput, dtypes
-from .record import ATTRIBUTE, Change, ForwardSet, HookAdded, Record
+from .passes.cast import dtypes
+from .record import ATTRIBUTE, Change, ForwardSet, HookAdded, Record, record_of
 from .report import Entry, Report
+from .training_modules import (
+    TAKE_ANY,
+    Bfloat16Forward,
+    Conversion,
+    Forward,
+    OwnDtypeForward,
+    Saving,
+    is_layer,
+)
 
 _FUSED: dict[type, type[FusedOptimizer]] = {
     getattr(torch.optim, name): getattr(optim, name)
@@ -40,104 +48,39 @@ _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """Hooks that the user registered; copying an optimizer loses them."""
 
 
-class Masters:
-    """The lower halves of a model's split parameters.
+class TrainingRecord(Record):
+    """Of a model that is trained, which more optimizers may join; dtype: what was asked for."""
 
-    The optimizer holds the same tensors, as the state `low_half`, for the parameters that it
-    updates.
-    """
-
-    def __init__(self) -> None:
-        self._low: dict[Tensor, Tensor] = {}
-
-    def __contains__(self, parameter: object) -> bool:
-        return parameter in self._low
-
-    def split(self, parameter: nn.Parameter) -> None:
-        """Make a float32 parameter the upper half of its weight and keep the lower one."""
-        upper, low = formats.split(parameter)
-        parameter.data = upper
-        self._low[parameter] = low
-
-    def join(self, parameter: nn.Parameter) -> None:
-        """Make a split parameter float32 again."""
-        if parameter in self._low:
-            weight = self.weight(parameter)
-            del self._low[parameter]
-            parameter.data = weight
-
-    def weight(self, parameter: Tensor) -> Tensor:
-        """The exact float32 weight, a new tensor."""
-        return formats.join(parameter, self._low[parameter])
-
-    @torch.no_grad()
-    def set(self, parameter: Tensor, weight: Tensor) -> None:
-        """Give a split parameter the float32 value `weight`, all bits of it."""
-        upper, low = formats.split(weight.detach().float())
-        parameter.copy_(upper)
-        self._low[parameter].copy_(low)
-
-    def follow(self, model: nn.Module, record: Record) -> None:
-        """Keep the halves together when DDP wraps the model."""
-        if self._low:
-            hook = model.register_forward_pre_hook(processes.BeforeForward(self._low))
-            record.changes.append(HookAdded(model, "_forward_pre_hooks", hook.id))
-
-    def hand_over(self, optimizer: FusedOptimizer) -> None:
-        """Let the optimizer update the halves that are kept here."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter in self._low:
-                    optimizer.set_low_half(parameter, self._low[parameter])
+    def __init__(self, report: Report, dtype: Any) -> None:
+        super().__init__(report)
+        self.dtype = dtype
 
 
 class _Split(Change):
-    """A parameter was split."""
+    """Parameters are split as soon as optimizers of ours hold them; of a group, all together."""
 
-    def __init__(self, masters: Masters, parameter: nn.Parameter) -> None:
-        self.masters = masters
-        self.parameter = parameter
-        masters.split(parameter)
+    def __init__(self, groups: list[list[nn.Parameter]]) -> None:
+        self.groups = groups
+        for group in groups:
+            _split.wish(group)
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        self.masters.join(self.parameter)
+        for group in self.groups:
+            _split.withdraw(group)
+            for parameter in group:
+                _split.join(parameter)
 
 
-class _ShowPlain:
-    """Shows a module's split parameters as float32 in its state dictionary."""
+class _MethodSet(Change):
+    """A method of a module is stood in for by one in its own dictionary."""
 
-    def __init__(self, masters: Masters) -> None:
-        self.masters = masters
+    def __init__(self, module: nn.Module, name: str, instead: Any) -> None:
+        self.module = module
+        self.name = name
+        module.__dict__[name] = instead
 
-    def __call__(
-        self, module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
-    ) -> None:
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            if _sharding.is_sharded(parameter):
-                raise RuntimeError(
-                    f"optimize: fully_shard was called after optimize and replaced {prefix}{name}, "
-                    f"whose lower half is left behind; {processes.ORDER}"
-                )
-            if parameter in self.masters and prefix + name in state:
-                state[prefix + name] = self.masters.weight(parameter)
-
-
-class _TakePlain:
-    """Takes float32 weights for a module's split parameters from a state dictionary."""
-
-    def __init__(self, masters: Masters) -> None:
-        self.masters = masters
-
-    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for name, parameter in module._parameters.items():
-            given = state.get(prefix + name)
-            if parameter is None or parameter not in self.masters or not isinstance(given, Tensor):
-                continue
-            if given.shape == parameter.shape:
-                self.masters.set(parameter, given)
-                state[prefix + name] = parameter.detach().clone()
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        self.module.__dict__.pop(self.name, None)
 
 
 def optimize_for_training(
@@ -147,32 +90,37 @@ def optimize_for_training(
     inplace: bool,
 ) -> tuple[nn.Module, Optimizer]:
     """See `oxytorch.optimize`."""
-    _check(model, optimizer, dtype)
+    record = _check(model, optimizer, dtype, inplace)
     began = time.perf_counter()
     hooks = {name: {**getattr(optimizer, name)} for name in _STEP_HOOKS}
     if not inplace:
         model, optimizer = _copied(model, optimizer)
-    wanted = {} if dtype is None else dtypes(model, dtype)
-    kinds = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
-    report = Report(type(model).__name__, "/".join(kinds) or "dtypes as they are", ["training"])
-    report.bytes_before = _nbytes(model)
-    record = Record(report)
     fused_class = _FUSED.get(type(optimizer))
-    if fused_class is None and not isinstance(optimizer, FusedOptimizer):
+    is_known = fused_class is not None or isinstance(optimizer, FusedOptimizer)
+    wanted = {} if dtype is None else dtypes(model, dtype)
+    layers: list[nn.Module] = []
+    if record is None:
+        kinds = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
+        kind = "/".join(kinds) or "dtypes as they are"
+        record = TrainingRecord(Report(type(model).__name__, kind, ["training"]), dtype)
+        record.report.bytes_before = _nbytes(model)
+        if is_known and dtype is not None:
+            layers = _prepare_layers(model, wanted, record)
+    report = record.report
+    if is_known:
+        optimizer = _fused(optimizer, fused_class)
+        for name, found in hooks.items():
+            getattr(optimizer, name).update(found)
+        _report_layers(model, layers, report)
+        held = (own for group in optimizer.param_groups for own in group["params"])
+        kept = " with split weights" if any(map(_is_split, held)) else ""
+        report.entries.append(
+            Entry("optimizer", "", True, f"{type(optimizer).__name__}, fused step{kept}")
+        )
+    else:
         name = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
         report.entries.append(
             Entry("optimizer", "", False, f"{name} is not known: it and all weights are as before")
-        )
-    else:
-        masters = Masters()
-        _split_weights(model, optimizer, wanted, record, masters)
-        masters.follow(model, record)
-        optimizer = _fused(optimizer, fused_class, masters)
-        for name, found in hooks.items():
-            getattr(optimizer, name).update(found)
-        kept = " with split weights" if len(record.changes) else ""
-        report.entries.append(
-            Entry("optimizer", "", True, f"{type(optimizer).__name__}, fused step{kept}")
         )
     model.__dict__[ATTRIBUTE] = record
     report.bytes_after = _nbytes(model)
@@ -180,7 +128,8 @@ def optimize_for_training(
     return model, optimizer
 
 
-def _check(model: nn.Module, optimizer: Any, dtype: Any) -> None:
+def _check(model: nn.Module, optimizer: Any, dtype: Any, inplace: bool) -> TrainingRecord | None:
+    """Refuses what cannot be done; returns the record of a model that is trained already."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             "optimize: expected optimizer to be a torch.optim.Optimizer, "
@@ -201,6 +150,21 @@ def _check(model: nn.Module, optimizer: Any, dtype: Any) -> None:
     own = {id(p) for p in model.parameters()}
     if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("optimize: expected optimizer to hold parameters of model, got none")
+    record = record_of(model)
+    if record is None:
+        return None
+    if not isinstance(record, TrainingRecord):
+        raise ValueError(
+            "optimize: expected a model that is not optimized yet, got one that is optimized for "
+            "inference; call oxytorch.undo(model) first"
+        )
+    if not inplace or dtype not in (None, record.dtype):
+        raise ValueError(
+            "optimize: expected inplace=True and the same dtype or None for one more optimizer of "
+            f"a model that is trained already, got inplace={inplace} and dtype={dtype}; "
+            "undo(model) begins anew"
+        )
+    return record
 
 
 def _copied(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
@@ -214,92 +178,102 @@ def _copied(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimize
     return copied
 
 
-def _split_weights(
-    model: nn.Module,
-    optimizer: Optimizer,
-    wanted: Mapping[nn.Module, torch.dtype],
-    record: Record,
-    masters: Masters,
-) -> None:
-    """Split the float32 parameters of the modules that are to be bfloat16."""
+def _prepare_layers(
+    model: nn.Module, wanted: Mapping[nn.Module, torch.dtype], record: Record
+) -> list[nn.Module]:
+    """Prepares modules for split weights; returns those that are to compute in bfloat16."""
+    refused = _refusals(model, wanted)
+    layers = [m for m, d in wanted.items() if d == torch.bfloat16 and m not in refused]
+    for path, module in model.named_modules():
+        if module in refused:
+            record.report.entries.append(Entry("cast", path, False, refused[module]))
+    if not layers:
+        return []
+    record.changes.append(_Split(_tied_together(layers)))
+    for module in model.modules():
+        own = _floats(module)
+        if module in layers:
+            record.changes.append(ForwardSet(module, Bfloat16Forward(module)))
+        elif own and is_layer(module) and type(module) not in TAKE_ANY:
+            # Amid others that return bfloat16 it is given its own dtype.
+            record.changes.append(ForwardSet(module, OwnDtypeForward(module)))
+        record.changes.append(_MethodSet(module, "_apply", Conversion(module)))
+    if "forward" not in model.__dict__:
+        record.changes.append(ForwardSet(model, Forward(model)))
+    if hasattr(type(model), "save_pretrained"):
+        record.changes.append(_MethodSet(model, "save_pretrained", Saving(model)))
+    hook = model.register_forward_pre_hook(processes.refuse_sharding)
+    record.changes.append(HookAdded(model, "_forward_pre_hooks", hook.id))
+    return layers
+
+
+def _refusals(model: nn.Module, wanted: Mapping[nn.Module, torch.dtype]) -> dict[nn.Module, str]:
+    """Why the parameters of modules that are to be bfloat16 are not split."""
     holders: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                holders.setdefault(parameter, []).append(module)
-    show, take = _ShowPlain(masters), _TakePlain(masters)
-    is_mixed = torch.bfloat16 in wanted.values()
-    for path, module in model.named_modules():
-        own = [p for p in module._parameters.values() if p is not None and p.is_floating_point()]
-        if not own:
-            continue
-        reason = _refusal(own, holders, wanted, masters) if module in wanted else "keeps its dtype"
-        if reason is None:
-            for parameter in own:
-                if parameter not in masters:
-                    record.changes.append(_Split(masters, parameter))
-            state = module.register_state_dict_post_hook(show)
-            record.changes.append(HookAdded(module, "_state_dict_hooks", state.id))
-            load = module.register_load_state_dict_pre_hook(take)
-            record.changes.append(HookAdded(module, "_load_state_dict_pre_hooks", load.id))
-            record.report.entries.append(
-                Entry("cast", path, True, f"{type(module).__name__} to bfloat16, split weights")
-            )
-        elif module in wanted and wanted[module] == torch.bfloat16:
-            record.report.entries.append(Entry("cast", path, False, reason))
-        _convert_inputs(
-            module, torch.bfloat16 if reason is None else own[0].dtype, is_mixed, record
-        )
+        for parameter in _floats(module):
+            holders.setdefault(parameter, []).append(module)
+    chosen = {module for module, dtype in wanted.items() if dtype == torch.bfloat16}
+    refused = {m: reason for m in chosen if (reason := _refusal(m)) is not None}
+    while True:
+        left = chosen - {*refused}
+        shared = {m for m in left if any(h not in left for p in _floats(m) for h in holders[p])}
+        if not shared:
+            return refused
+        refused |= dict.fromkeys(shared, "shares its weight with what stays as it is")
 
 
-def _refusal(
-    parameters: list[nn.Parameter],
-    holders: Mapping[nn.Parameter, list[nn.Module]],
-    wanted: Mapping[nn.Module, torch.dtype],
-    masters: Masters,
-) -> str | None:
-    """Why a module's parameters are not split, or None."""
-    for parameter in parameters:
+def _refusal(module: nn.Module) -> str | None:
+    """Why the module's own parameters are not split, or None."""
+    if getattr(module, "sparse", False):
+        return "its gradients are sparse, and go torch's way"
+    for parameter in _floats(module):
         if type(parameter) is not nn.Parameter or parameter.device.type not in _DEVICES:
             return f"holds a {type(parameter).__name__} on {parameter.device}"
-        if parameter.dtype != torch.float32 and parameter not in masters:
+        if parameter.dtype != torch.float32:
             return f"its parameters are {str(parameter.dtype).removeprefix('torch.')} already"
-        if any(wanted.get(holder) != torch.bfloat16 for holder in holders[parameter]):
-            return "is not to be bfloat16, or shares its weight with what is not"
     return None
 
 
-_TAKE_ANY = (
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-)
-"""Layers that take inputs of another dtype than their parameters'."""
+def _tied_together(modules: Iterable[nn.Module]) -> list[list[nn.Parameter]]:
+    """The modules' parameters, those of one module and of what shares any with it in one list."""
+    found: list[dict[nn.Parameter, None]] = []
+    for module in modules:
+        own = dict.fromkeys(_floats(module))
+        for other in [group for group in found if not own.keys().isdisjoint(group)]:
+            found.remove(other)
+            own = {**other, **own}
+        found.append(own)
+    return [[*group] for group in found]
 
 
-def _convert_inputs(module: nn.Module, own: torch.dtype, is_mixed: bool, record: Record) -> None:
-    """Give a layer of torch inputs of its own dtype where others flow around it."""
-    is_layer = type(module).__module__.startswith("torch.nn") and not [*module.children()]
-    if is_mixed and is_layer and type(module) not in _TAKE_ANY:
-        record.changes.append(ForwardSet(module, CastInput(module)))
+def _floats(module: nn.Module) -> list[nn.Parameter]:
+    """A module's own floating-point parameters."""
+    own = module._parameters.values()
+    return [p for p in own if p is not None and p.is_floating_point()]
 
 
-def _fused(
-    optimizer: Optimizer, fused_class: type[FusedOptimizer] | None, masters: Masters
-) -> FusedOptimizer:
+def _is_split(parameter: Any) -> bool:
+    return type(parameter) is _split.SplitParameter
+
+
+def _report_layers(model: nn.Module, layers: list[nn.Module], report: Report) -> None:
+    for path, module in model.named_modules():
+        if module in layers:
+            kind = f"{type(module).__name__} to bfloat16"
+            is_split = any(map(_is_split, _floats(module)))
+            how = "split weights" if is_split else "float32 weights, which optimizer does not hold"
+            report.entries.append(Entry("cast", path, True, f"{kind}, {how}"))
+
+
+def _fused(optimizer: Optimizer, fused_class: type[FusedOptimizer] | None) -> FusedOptimizer:
     """The optimizer as our class, with its groups, states and hooks."""
-    fused = optimizer if fused_class is None else _rebuilt(optimizer, fused_class)
-    assert isinstance(fused, FusedOptimizer)
-    for group in fused.param_groups:
-        if any(parameter in masters for parameter in group["params"]):
-            group["master_weights"] = IN_MODEL
-    masters.hand_over(fused)
-    return fused
+    if fused_class is not None:
+        return _rebuilt(optimizer, fused_class)
+    assert isinstance(optimizer, FusedOptimizer)
+    for group in optimizer.param_groups:
+        _split.hold(group["params"])
+    return optimizer
 
 
 def _rebuilt(optimizer: Optimizer, fused_class: type[FusedOptimizer]) -> FusedOptimizer:

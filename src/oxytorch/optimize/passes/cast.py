@@ -140,7 +140,11 @@ def convert(
             if before.dtype == dtype:  # shared with a module that has been cast already
                 continue
             converted = nn.Parameter(before.detach().to(dtype), before.requires_grad)
+            sharing = [owner for owner, _ in context.owners.get(id(before), ())]
             context.set_parameter(module, name, converted)
+            for owner in sharing:
+                if owner is not module:
+                    context.did("cast", owner, f"{type(owner).__name__} to {short_name(dtype)}")
         context.did("cast", module, f"{type(module).__name__} to {short_name(dtype)}")
         if type(module) not in (nn.Embedding, nn.EmbeddingBag) and _is_layer(module):
             context.set_forward(module, CastInput(module))
@@ -149,6 +153,8 @@ def convert(
         parameter = next(module.parameters(), None)
         if parameter is not None and _is_mixed(context, parameter.dtype):
             context.set_forward(module, CastInput(module))
+            detail = f"{type(module).__name__}: inputs to {short_name(parameter.dtype)}"
+            context.did("cast", module, detail)
 
 
 def _is_mixed(context: Context, own: torch.dtype) -> bool:
@@ -161,10 +167,12 @@ def _keep(context: Context, module: nn.Module, own: torch.dtype, packs: bool) ->
     given_others = _is_mixed(context, own) and _is_layer(module) and not takes_any
     if given_others and not (packs and _packed_later(context, module)):
         context.set_forward(module, CastInput(module))
+        context.did("cast", module, f"{type(module).__name__}: inputs to {short_name(own)}")
 
 
 def _is_layer(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn")
+    """Whether a module is one of torch's, or a kind of one (a convolution that norms its weight)."""
+    return type(module).__module__.startswith("torch.nn") or isinstance(module, CAST_TYPES)
 
 
 def _packed_later(context: Context, module: nn.Module) -> bool:

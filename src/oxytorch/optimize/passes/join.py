@@ -32,11 +32,11 @@ class Joined:
 
     def part(self, index: int) -> torch.Tensor:
         start, stop = self.bounds[index]
-        return self.weight.dense()[start:stop].clone()
+        return self.weight.values()[start:stop].clone()
 
     def set_part(self, index: int, values: torch.Tensor) -> None:
         start, stop = self.bounds[index]
-        everything = self.weight.dense()
+        everything = self.weight.values()
         everything[start:stop] = values
         self.weight.repack(everything)
 
@@ -131,6 +131,8 @@ class Group:
                 return None
             if weight.place != place or not weight.is_packed():
                 return None
+        if not joined.is_packed():
+            return None
         same_dtype = x.dtype == joined.dtype or (converts and x.is_floating_point())
         if not same_dtype or x.dim() == 0 or x.shape[-1] != joined.shape[1]:
             return None

@@ -13,6 +13,7 @@ from ...core.sources import Sources
 from ...graph.recognize import Norm
 from ...graph.recommendation import is_plain_bag
 from ...graph.forward import Forward
+from ...graph.fused import is_computed
 from ...ops._post_op import PostOp
 from ..context import Context
 
@@ -41,7 +42,7 @@ def run(context: Context) -> None:
 class NormForward(Forward):
     """A normalization over the last dimension in our kernel.
 
-    is_mixed: whether input and parameters may have different dtypes. sources: where the module's class is not torch's, what its formula was read off.
+    is_mixed: whether input and parameters may have different dtypes. sources: the module, whose attributes decide what it computes.
     """
 
     def __init__(self, module: nn.Module, norm: Norm, is_mixed: bool) -> None:
@@ -50,18 +51,17 @@ class NormForward(Forward):
         # LayerNorm of torch takes parameters in float32 with any input; else stock's result may be
         # of another dtype, and only a model that was given dtypes by us has such calls.
         self.is_mixed = is_mixed or type(module) is nn.LayerNorm
-        is_torchs = type(module).__module__.startswith("torch.nn")
-        self.sources = None if is_torchs else Sources([], owner=module, values=False)
+        self.sources = Sources([], owner=module, values=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if len(args) == 1 and not kwargs else None
-        if type(x) is torch.Tensor and x.dtype in _DTYPES and x.device.type == "cpu":
+        if type(x) is torch.Tensor and is_computed(x) and not x.is_nested:
             parameters = self.module._parameters
             weight, bias = parameters.get("weight"), parameters.get("bias")
             plain = must_run_plain(x, weight, bias) or not fits(x, weight)
             if not self.is_mixed and weight is not None and weight.dtype != x.dtype:
                 plain = True
-            if not plain and (self.sources is None or self.sources.are_current()):
+            if not plain and self.sources.are_current():
                 if self.norm.kind == "rms_norm":
                     return ops.rms_norm(x, weight, self.norm.eps)
                 return ops.layer_norm(x, weight, bias, self.norm.eps)
@@ -101,7 +101,10 @@ class EmbeddingBagForward(Forward):
         if (
             type(weight) is nn.Parameter
             and weight.dtype in _DTYPES
-            and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in (*tensors, weight.detach()))
+            and all(
+                type(t) is torch.Tensor and t.device.type == "cpu"
+                for t in (*tensors, weight.detach())
+            )
             and "input" in given
             and (factors is None or factors.dtype == weight.dtype)
             and is_plain_bag(module)

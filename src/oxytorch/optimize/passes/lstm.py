@@ -57,6 +57,16 @@ def run(context: Context) -> None:
         context.did("lstm", module, "LSTM with packed weights")
 
 
+def _fits(module: nn.LSTM, x: torch.Tensor, state: tuple[torch.Tensor, ...]) -> bool:
+    """Whether a state has the shape that goes with x; the kernel does not look."""
+    if not state:
+        return True
+    batch = [x.shape[0 if module.batch_first else 1]] if x.dim() == 3 else []
+    layers = module.num_layers * (2 if module.bidirectional else 1)
+    wanted = (layers, *batch, module.hidden_size)
+    return len(state) == 2 and all(tuple(s.shape) == wanted for s in state)
+
+
 def _parameter(values: torch.Tensor, requires_grad: bool) -> nn.Parameter:
     if isinstance(values, PackedLstmWeight):
         return values.as_parameter(requires_grad)
@@ -75,15 +85,20 @@ class LstmForward(Forward):
         return self.own(*args, **kwargs)
 
     def _packed(self, x: Any, hx: Any) -> Any:
+        if self._lost:
+            self._repack()
         module: Any = self.module
         parameters = module._parameters.values()
         state = () if hx is None else hx
         if (
             type(x) is not torch.Tensor
+            or x.is_nested
             or x.numel() == 0
             or x.dim() not in (2, 3)
             or x.shape[-1] != module.input_size
             or not isinstance(state, tuple)
+            or not _fits(module, x, state)
+            or type(module).forward is not self._class_forward
             or module.training
             or must_run_plain(x, *state, *parameters)
             or not all(p.is_packed() for p in parameters if isinstance(p, PackedLstmWeight))

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor, why_not_plain
+from ...core.sources import Sources
 from ...graph.formats import ModelForward, kept
 from ...graph.patterns import is_packable_convolution
 from ...graph.forward import Forward
@@ -100,13 +101,12 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     detail = "" if dtype == before else f" as {str(dtype).removeprefix('torch.')}"
     if beside:
         detail += f", beside the weight it shares: +{weight.nbytes / 2**20:.1f} MiB"
-    context.did("pack", module, f"{type(module).__name__}{detail}")
+    for owner in owners:
+        context.did("pack", owner, f"{type(owner).__name__}{detail}")
     return None
 
 
-def _pays(
-    context: Context, module: nn.Module, weight: torch.Tensor, packed: PackedTensor
-) -> bool:
+def _pays(context: Context, module: nn.Module, weight: torch.Tensor, packed: PackedTensor) -> bool:
     """Whether the packed layer is faster than torch's own on inputs like the sample's."""
     size = context.observed.input_sizes.get(module)
     kind = (type(packed), tuple(weight.shape), weight.dtype)
@@ -143,7 +143,9 @@ def _cast_plain(context: Context, module: nn.Module) -> None:
             converted = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
             context.set_parameter(module, name, converted)
     context.set_forward(module, CastInput(module))
-    context.did("cast", module, f"{type(module).__name__} to {short_name(context.dtype_of[module])}")
+    context.did(
+        "cast", module, f"{type(module).__name__} to {short_name(context.dtype_of[module])}"
+    )
 
 
 def _packed_weight(
@@ -188,12 +190,14 @@ class LinearForward(Forward):
         return self.own(*args, **kwargs)
 
     def _packed(self, x: Any) -> torch.Tensor | None:
+        if self._lost:
+            self._repack()
         parameters = self.module._parameters
         weight: Any = parameters.get("weight")
         if type(weight) is not PackedLinearWeight or type(x) is not torch.Tensor:
             return None
-        bias = parameters.get("bias")
-        if must_run_plain(x, weight, bias) or not weight.is_packed():
+        bias = self._bias()
+        if bias is False or must_run_plain(x, weight, bias) or not weight.is_packed():
             return None
         if x.dtype is not weight.dtype:
             if not self.converts or not x.is_floating_point():
@@ -203,12 +207,16 @@ class LinearForward(Forward):
             weight.fold(None)
         try:
             return linear(x, weight, bias)
-        except RuntimeError:  # the module's own code says what is wrong with x
+        except (RuntimeError, IndexError):  # the module's own code says what is wrong with x
             return None
 
 
 class ConvolutionForward(Forward):
     """The forward of a convolution with a packed weight."""
+
+    def __init__(self, module: nn.Module, converts: bool = False) -> None:
+        super().__init__(module, converts)
+        self.sources = Sources([], owner=module, values=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs:
@@ -218,11 +226,15 @@ class ConvolutionForward(Forward):
         return self.own(*args, **kwargs)
 
     def _packed(self, x: Any) -> torch.Tensor | None:
+        if self._lost:
+            self._repack()
         parameters = self.module._parameters
         weight: Any = parameters.get("weight")
         if type(weight) is not PackedConvolutionWeight or type(x) is not torch.Tensor:
             return None
-        bias = parameters.get("bias")
+        bias = self._bias()
+        if bias is False or not self.sources.are_current():
+            return None
         if must_run_plain(x, weight, bias) or not weight.is_packed() or not takes(x, weight):
             return None
         if x.dtype is not weight.dtype:
@@ -233,7 +245,7 @@ class ConvolutionForward(Forward):
             weight.fold(None)
         try:
             return kept(convolution(x, weight, bias), x)
-        except RuntimeError:  # the module's own code says what is wrong with x
+        except (RuntimeError, IndexError):  # the module's own code says what is wrong with x
             return None
 
 

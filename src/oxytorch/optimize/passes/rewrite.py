@@ -107,9 +107,7 @@ def _is_seen(record: Record, match: Match, around: list[int]) -> bool:
     return any(inner.intersection(values_in(record.calls[n].output)) for n in around)
 
 
-def _install(
-    context: Context, module: nn.Module, found: list[tuple[Program, _Home]]
-) -> None:
+def _install(context: Context, module: nn.Module, found: list[tuple[Program, _Home]]) -> None:
     forms = {(p.positional, p.keywords): p.source for p, _ in found}
     if any(forms[p.positional, p.keywords] != p.source for p, _ in found):
         context.left("fuse", module, "its calls differ though their form is the same")

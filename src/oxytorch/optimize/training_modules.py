@@ -1,0 +1,129 @@
+"""What stands in a module's own dictionary while its model is trained with split weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..optim import _split
+from ..optim._split import SplitParameter
+
+TAKE_ANY = (
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+)
+"""Layers that take inputs of another dtype than their parameters'."""
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether torch wrote the module, and not the model's author."""
+    return type(module).__module__.startswith("torch.nn")
+
+
+class Forward:
+    """A module's own forward, inside of which split parameters are their upper halves."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return functools.partial(type(self.module).forward, self.module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _computing():
+            return type(self.module).forward(self.module, *args, **kwargs)
+
+
+class Bfloat16Forward(Forward):
+    """The same of a module that is to compute in bfloat16.
+
+    While its parameters are plain float32, for no optimizer of ours holds them all, it runs under
+    autocast. Layers of torch are given bfloat16 and return it.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self.module
+        layer = is_layer(module)
+        parameters = [p for p in module._parameters.values() if p is not None]
+        is_split = any(type(own) is SplitParameter for own in parameters)
+        # Recurrent layers refuse inputs of another dtype than their weights', autocast or not.
+        is_whole = not is_split and isinstance(module, nn.RNNBase)
+        if layer and type(module) not in TAKE_ANY:
+            dtype = torch.float32 if is_whole else torch.bfloat16
+            args, kwargs = converted(args, dtype), converted(kwargs, dtype)
+        with _computing():
+            if is_split or is_whole:
+                result = type(module).forward(module, *args, **kwargs)
+            else:
+                kind = parameters[0].device.type if parameters else "cpu"
+                with torch.autocast(kind, torch.bfloat16):
+                    result = type(module).forward(module, *args, **kwargs)
+        return converted(result, torch.bfloat16) if layer and not is_split else result
+
+
+class OwnDtypeForward(Forward):
+    """The forward of a layer of torch that keeps its dtype amid others, which it is given."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = (p for p in self.module._parameters.values() if p is not None)
+        dtype = next((p.dtype for p in own if p.is_floating_point()), None)
+        if dtype is not None:
+            args, kwargs = converted(args, dtype), converted(kwargs, dtype)
+        return super().__call__(*args, **kwargs)
+
+
+def _computing() -> AbstractContextManager[None]:
+    return nullcontext() if torch.compiler.is_compiling() else _split.computing()
+
+
+def converted(value: Any, dtype: torch.dtype) -> Any:
+    """`value` with the floating-point tensors in it converted."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if type(value) is dict:
+        return {key: converted(item, dtype) for key, item in value.items()}
+    return tuple(converted(item, dtype) for item in value) if type(value) is tuple else value
+
+
+class Conversion:
+    """`Module._apply`, which refuses other dtypes for split weights before it converts anything."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        if any(type(own) is SplitParameter for own in self.module.parameters(recurse)):
+            dtype = function(torch.empty(0, dtype=torch.float32)).dtype
+            if dtype != torch.float32:
+                raise TypeError(
+                    f"{type(self.module).__name__}: expected no conversion to "
+                    f"{str(dtype).removeprefix('torch.')} of a model that is trained with split "
+                    "weights: its optimizer updates float32; oxytorch.undo(model) makes its "
+                    "weights plain float32, a copy.deepcopy has them so, and both convert"
+                )
+        kind: Any = type(self.module)
+        result: nn.Module = kind._apply(self.module, function, recurse)
+        return result
+
+
+class Saving:
+    """`save_pretrained` of a model, to which split weights say that they are float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kind: Any = type(self.model)
+        with _split.saving():
+            return kind.save_pretrained(self.model, *args, **kwargs)
