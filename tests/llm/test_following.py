@@ -291,3 +291,20 @@ def test_undo_keeps_what_was_written() -> None:
     oxytorch.undo(fast)
     assert bool((fast.model.layers[0].self_attn.q_proj.weight == 0.25).all())
     assert bool((fast.model.layers[0].mlp.up_proj.weight[2] == 0.5).all())
+
+
+@pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_a_tied_head_and_its_embedding_stay_one_weight(name: str, weights: str | None) -> None:
+    model: Any = build("gemma3")
+    fast: Any = llm.optimize(model, weights=weights)
+    given = prompt(1, 12)
+    usual = distance(logits(fast, given), logits(model, given))
+    llm.generate(fast, given["input_ids"], max_new_tokens=16)
+    for one in (model, copy.deepcopy(fast), fast):
+        with torch.no_grad():
+            dict(one.named_parameters(remove_duplicate=False))[name][20:60].mul_(-2)
+        if one is not model:
+            assert distance(logits(one, given), logits(model, given)) < 1.5 * usual + 0.02
+            found = llm.generate(one, given["input_ids"], max_new_tokens=10)[:, 12:]
+            assert torch.equal(found, tokens(one, given))

@@ -128,8 +128,8 @@ def test_state_dicts_stay_plain_and_load_again(small: Any, ids: torch.Tensor) ->
     assert list(state) == keys
     assert all(type(value) is torch.Tensor for value in state.values())
     assert torch.equal(state["up.weight"], small.up.weight.dense())
-    small.load_state_dict({name: value.clone() for name, value in state.items()})
-    del state  # which is the model's own memory, as in torch
+    state = {name: value.clone() for name, value in state.items()}  # no longer the model's own
+    small.load_state_dict(state)
     with torch.no_grad():
         assert torch.equal(small(ids), wanted)
     small.load_state_dict({**state, "up.weight": torch.randn(128, 256)})

@@ -155,7 +155,7 @@ class PackedTensor(Tensor):
 
     def _around(self: _Self, values: Tensor) -> _Self:
         """Return a tensor of this kind whose values are out: `values` themselves, not a copy."""
-        return _around(type(self), values, self.fields())
+        return packed_around(type(self), values, self.fields())
 
     def fields(self) -> dict[str, Any]:
         """What another tensor over the same weight has too, besides the cell."""
@@ -195,7 +195,7 @@ class PackedTensor(Tensor):
     def data(self: _Self, values: Tensor) -> None:
         other = values if isinstance(values, PackedTensor) else self._around(values)
         if type(other) is not type(self):
-            other = self._around(other.values())
+            self.__class__ = type(other)  # type: ignore[assignment]
         like = PackedTensor._wrap(type(self), other.shape, other.dtype, other.device)
         Tensor.data.__set__(self, like)  # type: ignore[attr-defined]
         for name in self._shared_fields:
@@ -254,7 +254,7 @@ class PackedTensor(Tensor):
     ) -> PackedTensor:
         kind, fields = context
         plain = inner["_plain_values"]
-        result: PackedTensor = _around(kind, plain, fields)
+        result: PackedTensor = packed_around(kind, plain, fields)
         result.cell.is_pinned = True
         return result
 
@@ -281,7 +281,7 @@ class PackedTensor(Tensor):
         plain = self.plain() if lives_on else self.values()
         if isinstance(self, nn.Parameter):
             return torch._utils._rebuild_parameter, (plain, self.requires_grad, OrderedDict())
-        return _around, (type(self), plain, self.fields())
+        return packed_around, (type(self), plain, self.fields())
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -396,7 +396,8 @@ def _uses(func: Any) -> tuple[frozenset[str], frozenset[str]]:
     return _USES[func]
 
 
-def _around(cls: type[_Self], values: Tensor, fields: dict[str, Any]) -> _Self:
+def packed_around(cls: type[_Self], values: Tensor, fields: dict[str, Any]) -> _Self:
+    """Return a packed tensor whose plain values are out: `values` themselves, packed when used."""
     cell = Cell(values.detach())
     result = PackedTensor._wrap(cls, values.shape, values.dtype, values.device, cell)
     for name, value in fields.items():
@@ -408,7 +409,7 @@ def packed_later(
     cls: type[PackedTensor], weight: nn.Parameter, fields: dict[str, Any]
 ) -> nn.Parameter:
     """Return a parameter over the memory of a plain one that is packed at its next use."""
-    return _around(cls, weight.detach(), fields).as_parameter(weight.requires_grad)
+    return packed_around(cls, weight.detach(), fields).as_parameter(weight.requires_grad)
 
 
 class ReorderedTensor(PackedTensor):

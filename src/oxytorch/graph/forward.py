@@ -52,7 +52,11 @@ class Forward:
         for name, (kind, fields) in lost.items():
             plain = self.module._parameters.get(name)
             if type(plain) is nn.Parameter and plain.device.type == "cpu":
-                setattr(self.module, name, packed_later(kind, plain, fields))
+                # Layers that share a weight find the one that was made of it.
+                made = plain.__dict__.get("_oxytorch_packed")
+                if made is None:
+                    made = plain._oxytorch_packed = packed_later(kind, plain, fields)  # type: ignore[attr-defined]
+                setattr(self.module, name, made)
 
     def __getstate__(self) -> dict[str, Any]:
         packed = {

@@ -31,6 +31,13 @@ def is_computed(x: Tensor) -> bool:
     return x.dtype in _COMPUTED and x.device.type == "cpu"
 
 
+def can_fold(norm: nn.Module) -> bool:
+    """Whether a batch normalization has statistics and is not trained."""
+    buffers = norm._buffers
+    kept = buffers.get("running_mean") is not None and buffers.get("running_var") is not None
+    return kept and not norm.training
+
+
 class Folded:
     """A batch normalization in evaluation mode as one factor and one shift per channel.
 
@@ -49,7 +56,7 @@ class Folded:
         self._layer_bias = layer_bias
         buffers, parameters = self.norm._buffers, self.norm._parameters
         variance, mean = buffers["running_var"], buffers["running_mean"]
-        assert variance is not None and mean is not None
+        assert variance is not None and mean is not None  # see can_fold
         with torch.inference_mode(False), torch.no_grad():
             scale = (variance.double() + self.norm.eps).rsqrt()  # type: ignore[operator]
             gamma, beta = parameters["weight"], parameters["bias"]
@@ -61,10 +68,13 @@ class Folded:
             assert weight is not None
             self.scale, self.bias = scale.float(), shift.to(weight.dtype)
 
-    def update(self, weight: PackedConvolutionWeight | PackedLinearWeight) -> Tensor:
-        """Bring a packed weight up to date; return the bias that goes with it."""
+    def update(self, weight: PackedConvolutionWeight | PackedLinearWeight) -> Tensor | None:
+        """Bring a packed weight up to date; return the bias that goes with it, or None where there
+        is nothing to fold any more."""
         same_bias = self.layer._parameters["bias"] is self._layer_bias
         if not (same_bias and self.bias.dtype == weight.dtype and self.sources.are_current()):
+            if not can_fold(self.norm):
+                return None
             self._compute()
         if weight.scale is not self.scale:
             weight.fold(self.scale)
@@ -115,6 +125,8 @@ class FusedLayer:
             x = x.to(weight.dtype)
         if self.folded is not None:
             bias: Tensor | None = self.folded.update(weight)
+            if bias is None:
+                return None
         else:
             bias = self.module._parameters["bias"]
             if weight.scale is not None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from ..ops._post_op import PostOp
-from .fused import BatchNorm, Folded, FusedAddNorm, FusedGate, FusedLayer
+from .fused import BatchNorm, Folded, FusedAddNorm, FusedGate, FusedLayer, can_fold
 from .recognize import Norm, Recognizer, activation_of_function
 from .recommendation import FusedEmbeddingBags, FusedInteraction, alike_bags, find_interaction
 from .record import Record, Value
@@ -260,10 +260,9 @@ class Patterns:
         return any(self.norm(user) is not None for user in users)
 
     def _can_fold(self, layer: nn.Module, norm: nn.Module, number: int | None) -> bool:
-        if type(norm) not in BatchNorm or norm.training or self._input(number) is None:  # type: ignore[arg-type]
+        if type(norm) not in BatchNorm or not can_fold(norm):
             return False
-        buffers = norm._buffers
-        if buffers.get("running_mean") is None or buffers.get("running_var") is None:
+        if number is None or self._input(number) is None:
             return False
         weight = layer._parameters["weight"]
         assert weight is not None

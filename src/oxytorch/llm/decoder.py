@@ -322,7 +322,7 @@ class _StateRun:
         elif before == 0:
             logits = self._call(tokens, 0, every)
         else:
-            parts = enumerate(tokens.split(1, dim=1), start=before)
+            parts = enumerate(torch.split(tokens, 1, dim=1), start=before)
             logits = torch.cat([self._call(part, place, True) for place, part in parts], 1)
         return logits if every else logits[:, -1:]
 

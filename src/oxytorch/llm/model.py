@@ -249,6 +249,14 @@ class ModelStanding(Standing):
         super().__init__(owner, record, skips_owner=True)
         self.layers = layers
 
+    def holds(self) -> bool:
+        # What was written to an embedding reaches a head that has its weight too, and back.
+        forward = self.record.head.module.__dict__.get("forward")
+        renew = getattr(forward, "renew", None)
+        if renew is not None:
+            renew()
+        return super().holds()
+
     def _follows_buffers(self) -> bool:
         return True  # tables of angles are made again, and layers look at theirs
 

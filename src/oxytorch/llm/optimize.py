@@ -34,7 +34,7 @@ from .layer import FusedLayer, Mlp
 from .matching import Unmatched
 from .model import FusedModel, fuse
 from .observing import LayerCalls, Rotations, decoder_layers, move, observe
-from .packing import Packer
+from .packing import Packer, TiedHeadForward
 from .parts import improve_parts, set_norm_forward, stored_transposed
 from .plan import Plan
 from .report import LanguageModelReport
@@ -265,6 +265,9 @@ class _Work:
         for change in self.record.changes:
             if isinstance(change, ForwardSet):
                 standings.append(getattr(change.forward, "standing", None))
+                if isinstance(change.forward, TiedHeadForward):
+                    change.forward.plain = change.forward.owner._parameters["weight"]
+                    change.forward.renew()
         for standing in standings:
             if standing is not None:
                 standing.note()

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from ..core.packed import PackedTensor
+from ..graph.forward import Forward
 from ..ops._panels import PanelWeight
 from ..ops._panels.layout import OUTPUTS
 from ..optimize.passes.pack import plain_state
@@ -79,6 +81,81 @@ class HeadSet(Change):
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
         self.module._parameters["weight"] = self.owner._parameters["weight"]
+
+
+class TiedHeadForward(PanelForward):
+    """The forward of a packed head whose weight an embedding has too, as a plain parameter.
+
+    The two are one weight to the user: what is written to one of them reaches the other.
+    """
+
+    def __init__(self, module: nn.Module, owner: nn.Module) -> None:
+        super().__init__(module)
+        self.owner = owner
+        self.plain = owner._parameters["weight"]
+        self.seen: tuple[Any, Any] | None = None
+        self.sums: tuple[tuple[float, float], tuple[float, float]] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.renew()
+        return super().__call__(*args, **kwargs)
+
+    def renew(self) -> None:
+        """Brings head and embedding together after a write to one of them."""
+        if is_dynamo_compiling():
+            return
+        head = self.module._parameters.get("weight")
+        plain = self.plain
+        if not isinstance(head, PackedTensor) or plain is None:
+            return
+        if self.seen is not None:
+            found = _written(plain), _written(head)
+            if found == self.seen:
+                return
+            was_written = [now != then for now, then in zip(found, self.seen, strict=True)]
+        else:
+            now = [_sums(plain), _sums(head.values())] if self.sums is not None else []
+            was_written = [a != b for a, b in zip(now, self.sums or (), strict=True)]
+        with torch.no_grad():
+            if was_written[:1] == [True]:
+                head.copy_(plain)
+            elif was_written[1:] == [True]:
+                plain.copy_(head.values())
+        head.is_packed()
+        self.seen = _written(plain), _written(head)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy finds out at its first use whether it was written to before.
+        self.renew()
+        head: Any = self.module._parameters["weight"]
+        sums = None
+        if isinstance(head, PackedTensor) and self.plain is not None:
+            sums = _sums(self.plain), _sums(head.values())
+        return {**self.__dict__, "seen": None, "sums": sums}
+
+
+def _written(weight: Tensor) -> tuple[int, ...]:
+    """What a write to a weight changes."""
+    if isinstance(weight, PackedTensor):
+        return id(weight.cell), weight.cell.clock._version
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
+def _sums(values: Tensor) -> tuple[float, float]:
+    wide = values.detach().double()
+    return float(wide.sum()), float(wide.square().sum())
+
+
+class TiedEmbeddingForward(Forward):
+    """The forward of an embedding whose weight a packed head has too."""
+
+    def __init__(self, module: nn.Module, head: TiedHeadForward) -> None:
+        super().__init__(module)
+        self.head = head
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.head.renew()
+        return self.own(*args, **kwargs)
 
 
 class TiedState:
@@ -247,7 +324,10 @@ class Packer(Products):
         for hook in (plain_state, TiedState(others[0])):
             handle = module.register_state_dict_post_hook(hook)  # type: ignore[no-untyped-call]
             changes.append(HookAdded(module, "_state_dict_hooks", handle.id))
-        changes.append(ForwardSet(module, PanelForward(module)))
+        forward = TiedHeadForward(module, others[0])
+        changes.append(ForwardSet(module, forward))
+        if "forward" not in others[0].__dict__:
+            changes.append(ForwardSet(others[0], TiedEmbeddingForward(others[0], forward)))
         bias = module._parameters.get("bias")
         if bias is not None:
             self.set_weight(module, "bias", self.own(bias))

@@ -98,9 +98,9 @@ class Standing:
         if not self._is_as_before():
             self._refused = self._noted()
             return False
-        parameters = (p for m in self.owner.modules() for p in m._parameters.values())
-        packed = [p for p in parameters if isinstance(p, PackedTensor)]
-        if not all(weight.is_packed() for weight in packed):
+        tables = [module._parameters.values() for module in self.owner.modules()]
+        weights: list[Any] = [p for table in tables for p in table if isinstance(p, PackedTensor)]
+        if not all(weight.is_packed() for weight in weights):
             return False  # until nobody holds the plain values any more
         for part in parts_of(self.record):
             part.renew()
@@ -179,7 +179,7 @@ def tensors_of(record: Any) -> Iterator[Tensor]:
 def _memory(tensor: Tensor) -> int:
     """Where the memory begins in which a weight is stored."""
     stored: Any = stored_form(tensor)
-    plain: Tensor = stored.packed if isinstance(stored, PackedTensor) else stored
+    plain: Tensor = getattr(stored, "packed", stored)
     return plain.untyped_storage().data_ptr()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -91,8 +90,6 @@ def _replace(
     for module in recurrent:
         module._flat_weight_refs = []  # a weak reference keeps a tensor from being swapped
     swapped = keeps_object and _swapped(before, parameter)
-    for module in recurrent:
-        module._flat_weight_refs = [weakref.ref(w) for w in module._flat_weights if w is not None]
     if swapped:
         return
     for module, name in owners:

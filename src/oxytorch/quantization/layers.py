@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..core.modes import must_run_plain
 from ..core.packed import PackedTensor, why_not_plain
-from ..graph.recognize import Recognizer
 from ..graph.forward import Forward
+from ..graph.recognize import Recognizer
 from ..ops._panels import PanelWeight, linear
 from ..optimize.context import CLOSED
 from ..optimize.passes.pack import plain_state

@@ -33,6 +33,7 @@ class PanelWeight(PackedTensor):
     multiplied to 255 steps a row.
     """
 
+    packed: Tensor
     format: str
     group_size: int | None
     is_gated: bool

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ...core.modes import is_plain_inference
-from ...core.packed import PackedTensor
+from ...core.packed import PackedTensor, packed_around
 from ...graph.forward import Forward
 from ...ops.linear import PackedLinearWeight, linear
 from ..context import Context
@@ -62,6 +62,10 @@ class JoinedPart(PackedTensor):
 
     def copy(self) -> PackedLinearWeight:  # type: ignore[override]
         return PackedLinearWeight(self.values())
+
+    def _around(self, values: torch.Tensor) -> Any:
+        # Other values than those of the product belong to one layer alone.
+        return packed_around(PackedLinearWeight, values, {"transposed": False})
 
     def nbytes_packed(self) -> int:
         return self.numel() * self.element_size()
@@ -138,7 +142,9 @@ class Group:
             return None
         waiting = self._waiting.__dict__
         ticks = [weight.cell.clock._version for weight in weights]
-        biases = [m._parameters["bias"] for m in self.modules]
+        biases = [m._parameters.get("bias", False) for m in self.modules]
+        if any(bias is False for bias in biases):
+            return None
         key = [x._version, *ticks, *(-1 if b is None else b._version for b in biases)]
         if waiting.get("x") is x and waiting["key"] == key and index in waiting["parts"]:
             part: torch.Tensor = waiting["parts"].pop(index)
