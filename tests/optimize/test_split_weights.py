@@ -7,7 +7,7 @@ import gc
 import io
 import itertools
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from multiprocessing.context import get_spawning_popen
 from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any, ClassVar, TypeVar
 
 import torch

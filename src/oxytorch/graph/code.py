@@ -25,7 +25,7 @@ _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 _PURE_MODULES = frozenset(
-    "abc collections copy dataclasses enum functools inspect math operator types typing".split()
+    ["abc", "collections", "copy", "dataclasses", "enum", "functools", "inspect", "math", "operator", "types", "typing"]
 )
 """Modules of Python's library whose functions only compute."""
 
@@ -47,11 +47,7 @@ _REFUSED = {
 """Instructions of which each has an effect, or depends on one, that a record does not show."""
 
 _PURE = frozenset(
-    "abs all any bool callable divmod enumerate filter float format hash id int "
-    "isinstance issubclass iter len list map max min next pow range repr reversed round sorted str "
-    "sum tuple type zip append extend insert items keys values get copy count index join split "
-    "startswith endswith strip lower upper replace isdigit sqrt floor ceil prod exp log pi partial "
-    "update setdefault add pop".split()
+    ["abs", "all", "any", "bool", "callable", "divmod", "enumerate", "filter", "float", "format", "hash", "id", "int", "isinstance", "issubclass", "iter", "len", "list", "map", "max", "min", "next", "pow", "range", "repr", "reversed", "round", "sorted", "str", "sum", "tuple", "type", "zip", "append", "extend", "insert", "items", "keys", "values", "get", "copy", "count", "index", "join", "split", "startswith", "endswith", "strip", "lower", "upper", "replace", "isdigit", "sqrt", "floor", "ceil", "prod", "exp", "log", "pi", "partial", "update", "setdefault", "add", "pop"]
 )
 """Built-in functions and methods that only compute, or change what the code itself has made."""
 

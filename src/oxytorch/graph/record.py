@@ -22,17 +22,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .code import CodeWatch, is_constant
 
-_SHAPE_READS = frozenset("shape size dim ndim numel nelement __len__ ndimension".split())
+_SHAPE_READS = frozenset(["shape", "size", "dim", "ndim", "numel", "nelement", "__len__", "ndimension"])
 KIND_READS = frozenset(
-    "dtype device is_floating_point is_complex layout requires_grad is_cuda is_sparse is_quantized "
-    "is_mkldnn is_meta itemsize element_size is_leaf".split()
+    ["dtype", "device", "is_floating_point", "is_complex", "layout", "requires_grad", "is_cuda", "is_sparse", "is_quantized", "is_mkldnn", "is_meta", "itemsize", "element_size", "is_leaf"]
 )
 """What tells the form of a tensor, which a region is only used for."""
 
 
 _STRIDE_READS = frozenset(
-    "as_strided as_strided_ stride is_contiguous storage_offset data_ptr numpy untyped_storage "
-    "storage tolist".split()
+    ["as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset", "data_ptr", "numpy", "untyped_storage", "storage", "tolist"]
 )
 
 

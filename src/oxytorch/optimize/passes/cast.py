@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...graph.recognize import Recognizer
 from ...graph.forward import Forward
+from ...graph.recognize import Recognizer
 from ..context import Context
 
 CAST_TYPES = (

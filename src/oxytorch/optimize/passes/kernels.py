@@ -10,10 +10,10 @@ from torch import nn
 from ... import ops
 from ...core.modes import must_run_plain
 from ...core.sources import Sources
-from ...graph.recognize import Norm
-from ...graph.recommendation import is_plain_bag
 from ...graph.forward import Forward
 from ...graph.fused import is_computed
+from ...graph.recognize import Norm
+from ...graph.recommendation import is_plain_bag
 from ...ops._post_op import PostOp
 from ..context import Context
 
