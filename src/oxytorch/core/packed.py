@@ -54,9 +54,10 @@ class PackedTensor(Tensor):
 
     It is the weight: what writes to it, under whatever name, changes what the next call uses.
     Operators that only read see the plain values, restored for them. What writes, and what returns
-    an alias of the memory (a view, NumPy, an address), takes the plain values out: from then on they
-    are the truth, and the packed form is not used. Once nobody holds an alias of them any more,
-    `is_packed` packs them again. Subclasses say how to pack (`repack`) and how to restore (`dense`).
+    an alias of the memory (a view, NumPy, an address), takes the plain values out: from then on
+    they are the truth, and the packed form is not used. Once nobody holds an alias of them any
+    more, `is_packed` packs them again. Subclasses say how to pack (`repack`) and how to restore
+    (`dense`).
     """
 
     cell: Cell
@@ -206,7 +207,8 @@ class PackedTensor(Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         if self.requires_grad and not force:
             raise RuntimeError(
-                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+                "Can't call numpy() on Tensor that requires grad. "
+                "Use tensor.detach().numpy() instead."
             )
         return self.plain().numpy(force=force)
 
@@ -223,7 +225,7 @@ class PackedTensor(Tensor):
         return self.pin().data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        # Who makes a fake tensor of this one asks for its own memory, apart from that of the values.
+        # Who makes a fake tensor of this one asks for its own memory, apart from the values'.
         if sys._getframe(1).f_globals.get("__name__") == "torch._subclasses.meta_utils":
             return super().untyped_storage()
         return self.plain().untyped_storage()

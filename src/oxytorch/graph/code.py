@@ -25,8 +25,9 @@ _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 _PURE_MODULES = frozenset(
-    ["abc", "collections", "copy", "dataclasses", "enum", "functools", "inspect", "math", "operator", "types", "typing"]
-)
+    ["abc", "collections", "copy", "dataclasses", "enum", "functools", "inspect", "math",
+     "operator", "types", "typing"]
+)  # fmt: skip
 """Modules of Python's library whose functions only compute."""
 
 _REFUSED = {
@@ -47,8 +48,14 @@ _REFUSED = {
 """Instructions of which each has an effect, or depends on one, that a record does not show."""
 
 _PURE = frozenset(
-    ["abs", "all", "any", "bool", "callable", "divmod", "enumerate", "filter", "float", "format", "hash", "id", "int", "isinstance", "issubclass", "iter", "len", "list", "map", "max", "min", "next", "pow", "range", "repr", "reversed", "round", "sorted", "str", "sum", "tuple", "type", "zip", "append", "extend", "insert", "items", "keys", "values", "get", "copy", "count", "index", "join", "split", "startswith", "endswith", "strip", "lower", "upper", "replace", "isdigit", "sqrt", "floor", "ceil", "prod", "exp", "log", "pi", "partial", "update", "setdefault", "add", "pop"]
-)
+    ["abs", "all", "any", "bool", "callable", "divmod", "enumerate", "filter", "float", "format",
+     "hash", "id", "int", "isinstance", "issubclass", "iter", "len", "list", "map", "max", "min",
+     "next", "pow", "range", "repr", "reversed", "round", "sorted", "str", "sum", "tuple", "type",
+     "zip", "append", "extend", "insert", "items", "keys", "values", "get", "copy", "count",
+     "index", "join", "split", "startswith", "endswith", "strip", "lower", "upper", "replace",
+     "isdigit", "sqrt", "floor", "ceil", "prod", "exp", "log", "pi", "partial", "update",
+     "setdefault", "add", "pop"]
+)  # fmt: skip
 """Built-in functions and methods that only compute, or change what the code itself has made."""
 
 _SIMPLE = (
@@ -196,7 +203,7 @@ def _is_library_or_pythons(filename: str) -> bool:
 
 
 def _is_library(filename: str) -> bool:
-    return filename.startswith((_TORCH, _OURS)) or filename.startswith("<frozen")
+    return filename.startswith((_TORCH, _OURS, "<frozen"))
 
 
 def _is_torchs(function: Any) -> bool:

@@ -171,7 +171,7 @@ def _keep(context: Context, module: nn.Module, own: torch.dtype, packs: bool) ->
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether a module is one of torch's, or a kind of one (a convolution that norms its weight)."""
+    """Whether a module is one of torch's, or a kind of one (a convolution of a normed weight)."""
     return type(module).__module__.startswith("torch.nn") or isinstance(module, CAST_TYPES)
 
 
