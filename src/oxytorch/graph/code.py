@@ -149,12 +149,13 @@ class CodeWatch:
             if name != "__class__" and not callable(value):
                 self._refuse(f"its code reads {name} of an enclosing function")
         own = self._module()
+        kind: Any = type(own)
         for name in attributes:
             if name in own.__dict__:
                 value = own.__dict__[name]
                 if not (is_constant(value) or isinstance(value, (*_CALLABLE, nn.Module))):
                     self._refuse(f"its code reads the attribute {name}, which may change")
-            elif name not in _attributes_of(type(own)) and not _holds(own, name):
+            elif name not in _attributes_of(kind) and not _holds(own, name):
                 self._refuse(f"its code reads {name} of another object")
 
 
