@@ -7,7 +7,7 @@ import gc
 import io
 import itertools
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -433,7 +433,7 @@ def test_a_second_optimizer_joins(joins: str) -> None:
 
 
 def test_one_more_optimizer_has_to_be_inplace() -> None:
-    model, optimizer = _pair()
+    model, _optimizer = _pair()
     second = torch.optim.SGD(model.head.parameters(), lr=0.1)
     for options in ({}, {"inplace": True, "dtype": {"": torch.bfloat16}}):
         with pytest.raises(ValueError, match="expected inplace=True and the same dtype or None"):
@@ -539,7 +539,7 @@ def test_sparse_embeddings_are_left_and_trained() -> None:
 @pytest.mark.parametrize("convert", ["half", "double", "bfloat16"])
 @pytest.mark.parametrize("part", ["", "body", "head"])
 def test_other_dtypes_are_refused_before_anything_is_converted(convert: str, part: str) -> None:
-    model, optimizer = _pair()
+    model, _optimizer = _pair()
     wanted, kinds = _weights(model), [p.dtype for p in model.parameters()]
     with pytest.raises(TypeError, match=r"undo\(model\) makes its weights plain float32"):
         getattr(model.get_submodule(part), convert)()

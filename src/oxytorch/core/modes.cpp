@@ -22,8 +22,8 @@ struct KeySets {
 
 // c10::impl::raw_local_dispatch_key_set, kept so that it is zero where nothing is active.
 const KeySets* local_keys() {
-  static thread_local const auto found = static_cast<const KeySets*>(
-      dlsym(RTLD_DEFAULT, "_ZN3c104impl26raw_local_dispatch_key_setE"));
+  static thread_local const auto found =
+      static_cast<const KeySets*>(dlsym(RTLD_DEFAULT, "_ZN3c104impl26raw_local_dispatch_key_setE"));
   return found;
 }
 

@@ -52,10 +52,10 @@ class OwnFunctionMode(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         _count_own(1)
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         _count_own(-1)
 
 

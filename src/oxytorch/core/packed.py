@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from multiprocessing.context import get_spawning_popen
 from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 _Self = TypeVar("_Self", bound="PackedTensor")
 _aten = torch.ops.aten
+_torch: Any = torch._C  # its stubs lack functions
 
 _ALIASES = (_aten.detach.default, _aten.alias.default)
 
@@ -54,9 +55,10 @@ class PackedTensor(Tensor):
 
     It is the weight: what writes to it, under whatever name, changes what the next call uses.
     Operators that only read see the plain values, restored for them. What writes, and what returns
-    an alias of the memory (a view, NumPy, an address), takes the plain values out: from then on they
-    are the truth, and the packed form is not used. Once nobody holds an alias of them any more,
-    `is_packed` packs them again. Subclasses say how to pack (`repack`) and how to restore (`dense`).
+    an alias of the memory (a view, NumPy, an address), takes the plain values out: from then on
+    they are the truth, and the packed form is not used. Once nobody holds an alias of them any
+    more, `is_packed` packs them again. Subclasses say how to pack (`repack`) and how to restore
+    (`dense`).
     """
 
     cell: Cell
@@ -75,7 +77,12 @@ class PackedTensor(Tensor):
         cell: Cell | None = None,
     ) -> _Self:
         result: _Self = torch.Tensor._make_wrapper_subclass(
-            cls, tuple(shape), dtype=dtype, device=device, requires_grad=False, storage_size=0
+            cls,
+            tuple(shape),
+            dtype=dtype,
+            device=torch.device(device),
+            requires_grad=False,
+            storage_size=0,
         )
         result.cell = Cell() if cell is None else cell
         return result
@@ -206,12 +213,14 @@ class PackedTensor(Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         if self.requires_grad and not force:
             raise RuntimeError(
-                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+                "Can't call numpy() on Tensor that requires grad. "
+                "Use tensor.detach().numpy() instead."
             )
         return self.plain().numpy(force=force)
 
     def __array__(self, dtype: Any = None) -> Any:
-        return self.plain().__array__() if dtype is None else self.plain().__array__(dtype)
+        plain: Any = self.plain()
+        return plain.__array__() if dtype is None else plain.__array__(dtype)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self.plain().__dlpack__(**kwargs)
@@ -223,22 +232,22 @@ class PackedTensor(Tensor):
         return self.pin().data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        # Who makes a fake tensor of this one asks for its own memory, apart from that of the values.
+        # Who makes a fake tensor of this one asks for its own memory, apart from the values'.
         if sys._getframe(1).f_globals.get("__name__") == "torch._subclasses.meta_utils":
             return super().untyped_storage()
         return self.plain().untyped_storage()
 
     def share_memory_(self: _Self) -> _Self:
-        self.pin().share_memory_()
+        self.pin().share_memory_()  # type: ignore[no-untyped-call]
         return self
 
     def is_shared(self) -> bool:
         plain = self.cell.plain
-        return plain is not None and plain.is_shared()
+        return plain is not None and bool(plain.is_shared())  # type: ignore[no-untyped-call]
 
     def expose(self) -> None:
         """Give this object memory that holds the plain values, for code below Python."""
-        exposed = torch.Tensor._make_subclass(type(self), self.pin())  # type: ignore[attr-defined]
+        exposed = torch.Tensor._make_subclass(type(self), self.pin())
         Tensor.data.__set__(self, exposed)  # type: ignore[attr-defined]
 
     @property
@@ -358,19 +367,19 @@ def _is_aliased(plain: Tensor) -> bool:
     """Whether somebody else holds the memory of a cell's plain values."""
     storage = plain.untyped_storage()
     # One is the tensor's own, one that of the object just made.
-    return torch._C._storage_Use_Count(storage._cdata) > 2  # type: ignore[attr-defined]
+    return torch._C._storage_Use_Count(storage._cdata) > 2
 
 
 class _no_modes:
     """Leaves tensor modes for the time of a restoration, which is nobody else's operator."""
 
     def __enter__(self) -> None:
-        self._tracing = torch._C._get_tracing_state()
+        self._tracing: Any = torch._C._get_tracing_state()
         if self._tracing is not None and torch._C._dispatch_tls_is_dispatch_key_excluded("Tracer"):
             self._tracing = None  # within an operator, which is traced as a whole
         if self._tracing is not None:
-            torch._C._set_tracing_state(None)
-        self._guard = torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
+            _torch._set_tracing_state(None)
+        self._guard = torch._C._DisableTorchDispatch()
         self._functions = torch._C.DisableTorchFunction()
 
         self._functions.__enter__()
@@ -379,7 +388,7 @@ class _no_modes:
         self._functions.__exit__(*error)
         del self._guard
         if self._tracing is not None:
-            torch._C._set_tracing_state(self._tracing)
+            _torch._set_tracing_state(self._tracing)
 
 
 _USES: dict[Any, tuple[frozenset[str], frozenset[str]]] = {}

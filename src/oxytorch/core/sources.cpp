@@ -22,7 +22,8 @@ using DictGet = PyObject* (*)(PyObject*, PyObject*);
 using DictSize = std::intptr_t (*)(PyObject*);
 
 DictGet dict_get() {
-  static const auto found = reinterpret_cast<DictGet>(dlsym(RTLD_DEFAULT, "PyDict_GetItemWithError"));
+  static const auto found =
+      reinterpret_cast<DictGet>(dlsym(RTLD_DEFAULT, "PyDict_GetItemWithError"));
   return found;
 }
 
@@ -42,8 +43,7 @@ TypeOf type_of() {
 }
 
 GetAttribute get_attribute() {
-  static const auto found =
-      reinterpret_cast<GetAttribute>(dlsym(RTLD_DEFAULT, "PyObject_GetAttr"));
+  static const auto found = reinterpret_cast<GetAttribute>(dlsym(RTLD_DEFAULT, "PyObject_GetAttr"));
   return found;
 }
 
@@ -176,8 +176,8 @@ STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
 
 OXY_EXPORT int oxytorch_can_compare_sources() {
   using namespace oxytorch;
-  return dict_get() && dict_size() && type_of() && get_attribute() && clear_error() &&
-         release() && version_function();
+  return dict_get() && dict_size() && type_of() && get_attribute() && clear_error() && release() &&
+         version_function();
 }
 
 // Objects belong to the caller, who keeps them alive.
@@ -195,8 +195,8 @@ OXY_EXPORT void oxytorch_add_sizes(void* made, void** dicts, const std::int64_t*
                                    std::int64_t count) {
   using namespace oxytorch;
   for (std::int64_t i = 0; i < count; ++i) {
-    static_cast<Sources*>(made)->sizes.push_back({static_cast<PyObject*>(dicts[i]),
-                                                  static_cast<std::intptr_t>(counts[i])});
+    static_cast<Sources*>(made)->sizes.push_back(
+        {static_cast<PyObject*>(dicts[i]), static_cast<std::intptr_t>(counts[i])});
   }
 }
 

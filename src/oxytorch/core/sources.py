@@ -139,7 +139,7 @@ class Sources:
         found.sizes += [(m.__dict__[t], count) for m, t, count in self._sizes]
         found.types = [*self._types]
         found.attributes = [(kind, "forward", forward) for kind, forward in self._forwards]
-        tensors = [*self._tensors]
+        tensors: list[Tensor | None] = [*self._tensors]
         if self._values:
             owned = (*self._modules, *([] if self._owner is None else [self._owner]))
             tensors += [t for m in owned for t in (*m._parameters.values(), *m._buffers.values())]

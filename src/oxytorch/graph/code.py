@@ -25,8 +25,9 @@ _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 _PURE_MODULES = frozenset(
-    "abc collections copy dataclasses enum functools inspect math operator types typing".split()
-)
+    ["abc", "collections", "copy", "dataclasses", "enum", "functools", "inspect", "math",
+     "operator", "types", "typing"]
+)  # fmt: skip
 """Modules of Python's library whose functions only compute."""
 
 _REFUSED = {
@@ -47,12 +48,14 @@ _REFUSED = {
 """Instructions of which each has an effect, or depends on one, that a record does not show."""
 
 _PURE = frozenset(
-    "abs all any bool callable divmod enumerate filter float format hash id int "
-    "isinstance issubclass iter len list map max min next pow range repr reversed round sorted str "
-    "sum tuple type zip append extend insert items keys values get copy count index join split "
-    "startswith endswith strip lower upper replace isdigit sqrt floor ceil prod exp log pi partial "
-    "update setdefault add pop".split()
-)
+    ["abs", "all", "any", "bool", "callable", "divmod", "enumerate", "filter", "float", "format",
+     "hash", "id", "int", "isinstance", "issubclass", "iter", "len", "list", "map", "max", "min",
+     "next", "pow", "range", "repr", "reversed", "round", "sorted", "str", "sum", "tuple", "type",
+     "zip", "append", "extend", "insert", "items", "keys", "values", "get", "copy", "count",
+     "index", "join", "split", "startswith", "endswith", "strip", "lower", "upper", "replace",
+     "isdigit", "sqrt", "floor", "ceil", "prod", "exp", "log", "pi", "partial", "update",
+     "setdefault", "add", "pop"]
+)  # fmt: skip
 """Built-in functions and methods that only compute, or change what the code itself has made."""
 
 _SIMPLE = (
@@ -146,12 +149,13 @@ class CodeWatch:
             if name != "__class__" and not callable(value):
                 self._refuse(f"its code reads {name} of an enclosing function")
         own = self._module()
+        kind: Any = type(own)
         for name in attributes:
             if name in own.__dict__:
                 value = own.__dict__[name]
                 if not (is_constant(value) or isinstance(value, (*_CALLABLE, nn.Module))):
                     self._refuse(f"its code reads the attribute {name}, which may change")
-            elif name not in _attributes_of(type(own)) and not _holds(own, name):
+            elif name not in _attributes_of(kind) and not _holds(own, name):
                 self._refuse(f"its code reads {name} of another object")
 
 
@@ -200,7 +204,7 @@ def _is_library_or_pythons(filename: str) -> bool:
 
 
 def _is_library(filename: str) -> bool:
-    return filename.startswith((_TORCH, _OURS)) or filename.startswith("<frozen")
+    return filename.startswith((_TORCH, _OURS, "<frozen"))
 
 
 def _is_torchs(function: Any) -> bool:

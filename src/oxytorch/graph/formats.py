@@ -1,9 +1,9 @@
 """The order in memory of what convolutions return.
 
-oneDNN's kernels give channels-last order, and from one to the next nothing else should be made of it.
-Torch's own convolutions keep the order of their input, and code may rely on that (`view`). So the
-channels-last order stays within a call of the whole model, whose outputs are put in torch's order;
-a model whose code does not bear it gets torch's order from every convolution.
+oneDNN's kernels give channels-last order, and from one to the next nothing else should be made of
+it. Torch's own convolutions keep the order of their input, and code may rely on that (`view`). So
+the channels-last order stays within a call of the whole model, whose outputs are put in torch's
+order; a model whose code does not bear it gets torch's order from every convolution.
 """
 
 from __future__ import annotations

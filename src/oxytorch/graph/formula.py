@@ -29,7 +29,7 @@ class _Unknown(Exception):
     """The run is no formula of what went in."""
 
 
-class _Reader(TorchDispatchMode):  # type: ignore[misc]
+class _Reader(TorchDispatchMode):
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._found: dict[int, Expression] = dict(names)
@@ -169,7 +169,8 @@ def _product(factors: list[Expression]) -> Expression:
 def _flat(
     name: str, items: list[Expression], neutral: float, joined: Callable[[float, float], float]
 ) -> Expression:
-    constant, rest = neutral, []
+    constant = neutral
+    rest: list[Expression] = []
     for item in items:
         if isinstance(item, (int, float)):
             constant = joined(constant, item)

@@ -12,6 +12,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..core.packed import PackedTensor, ReorderedTensor, packed_later
 
+_torch: Any = torch._C  # its stubs lack functions
+_jit: Any = torch.jit
+
 
 class Forward:
     """Stands in for a module's own forward where it may; else that runs, on plain values.
@@ -30,7 +33,7 @@ class Forward:
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
         module = self.module
-        if torch.jit.is_tracing():
+        if _jit.is_tracing():
             expose_weights(module)
         if self.converts and not torch.is_autocast_enabled("cpu"):
             dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
@@ -59,9 +62,10 @@ class Forward:
                 setattr(self.module, name, made)
 
     def __getstate__(self) -> dict[str, Any]:
+        held: dict[str, Any] = self.module._parameters
         packed = {
             name: (type(weight), weight.fields())
-            for name, weight in self.module._parameters.items()
+            for name, weight in held.items()
             if isinstance(weight, ReorderedTensor) and not weight.cell.keeps_plain
         }
         return {**self.__dict__, "_lost": {**self._lost, **packed}}
@@ -105,11 +109,11 @@ def expose_weights(module: nn.Module) -> None:
     """Give packed weights of a module the memory of their plain values: a trace keeps them."""
     tracing = torch._C._get_tracing_state()
     if tracing is not None:
-        torch._C._set_tracing_state(None)
+        _torch._set_tracing_state(None)
     try:
         for parameter in module.parameters():
             if isinstance(parameter, PackedTensor) and not parameter.cell.is_pinned:
                 parameter.expose()
     finally:
         if tracing is not None:
-            torch._C._set_tracing_state(tracing)
+            _torch._set_tracing_state(tracing)

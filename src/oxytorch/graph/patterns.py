@@ -25,6 +25,7 @@ ADD = (Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_
 MULTIPLY = (Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul)
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity)
 _CONVOLUTION: dict[type, int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+_BATCH_NORM: dict[type, int] = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,7 @@ class Patterns:
             return False
         weight = layer._parameters["weight"]
         assert weight is not None
-        dims = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}[type(norm)]
+        dims = _BATCH_NORM[type(norm)]
         if type(layer) is nn.Linear:
             fits = dims == 1 and len(self.shape(self._input(number)) or ()) == 2
         else:

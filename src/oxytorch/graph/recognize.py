@@ -243,18 +243,22 @@ def linear_of_module(module: nn.Module) -> LinearForm | None:
 def _linear_formulas(transposed: bool) -> list[Any]:
     """The expressions of a linear layer, as models spell it."""
     weight, bias, x = torch.zeros(2, 2), torch.zeros(2), torch.zeros(2, 2)
-    right = weight if transposed else weight.t()
-    spelled: list[Callable[[torch.Tensor], torch.Tensor]] = [
-        lambda x: F.linear(x, weight if transposed else weight),
-        lambda x: x @ (weight if transposed else weight.t()),
-        lambda x: x @ (weight if transposed else weight.t()) + bias,
-        lambda x: torch.addmm(bias, x, weight if transposed else weight.t()),
-    ]
-    del right
+    spelled: list[Callable[[torch.Tensor], torch.Tensor]]
     if transposed:
-        spelled[0] = lambda x: F.linear(x, weight.t())
+        spelled = [
+            lambda x: F.linear(x, weight.t()),
+            lambda x: x @ weight,
+            lambda x: x @ weight + bias,
+            lambda x: torch.addmm(bias, x, weight),
+        ]
     else:
-        spelled.append(lambda x: F.linear(x, weight, bias))
+        spelled = [
+            lambda x: F.linear(x, weight),
+            lambda x: F.linear(x, weight, bias),
+            lambda x: x @ weight.t(),
+            lambda x: x @ weight.t() + bias,
+            lambda x: torch.addmm(bias, x, weight.t()),
+        ]
     tensors = {"weight": weight, "bias": bias}
     return [e for run in spelled if (e := expression(run, x, tensors)) is not None]
 

@@ -53,8 +53,8 @@ def find_interaction(
 ) -> tuple[Any, list[Any], list[int], tuple[Tensor, ...]] | None:
     """Match cat([dense, lower triangle of bmm(v, v^T)]) with v = stack([dense, *sparse], 1).
 
-    patterns: the `Patterns` of the record. Returns the dense value, the sparse values, the steps that
-    the match replaces and the tensors whose values it depends on, or None.
+    patterns: the `Patterns` of the record. Returns the dense value, the sparse values, the steps
+    that the match replaces and the tensors whose values it depends on, or None.
     """
     steps = patterns.steps
     parts = _joined(steps[number], torch.cat, (1, -1))

@@ -1,9 +1,9 @@
 """The record of a real run: which functions and modules it called, on which values.
 
 The model runs as it is, with real tensors, under modes of this thread: nothing is replaced by a
-stand-in and nothing is patched for other threads. What the record cannot vouch for (a value that was
-read, a write to an input, state that was kept) is noted as the reason why a call must not be passed
-over.
+stand-in and nothing is patched for other threads. What the record cannot vouch for (a value that
+was read, a write to an input, state that was kept) is noted as the reason why a call must not be
+passed over.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .code import CodeWatch, is_constant
 
-_SHAPE_READS = frozenset("shape size dim ndim numel nelement __len__ ndimension".split())
-KIND_READS = frozenset(
-    "dtype device is_floating_point is_complex layout requires_grad is_cuda is_sparse is_quantized "
-    "is_mkldnn is_meta itemsize element_size is_leaf".split()
+_SHAPE_READS = frozenset(
+    ["shape", "size", "dim", "ndim", "numel", "nelement", "__len__", "ndimension"]
 )
+KIND_READS = frozenset(
+    ["dtype", "device", "is_floating_point", "is_complex", "layout", "requires_grad", "is_cuda",
+     "is_sparse", "is_quantized", "is_mkldnn", "is_meta", "itemsize", "element_size", "is_leaf"]
+)  # fmt: skip
 """What tells the form of a tensor, which a region is only used for."""
 
-
 _STRIDE_READS = frozenset(
-    "as_strided as_strided_ stride is_contiguous storage_offset data_ptr numpy untyped_storage "
-    "storage tolist".split()
-)
+    ["as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset", "data_ptr", "numpy",
+     "untyped_storage", "storage", "tolist"]
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,12 @@ class Call:
     globals: dict[tuple[str, str], None] = field(default_factory=dict)
 
 
-class Record(TorchDispatchMode):  # type: ignore[misc]
+class Record(TorchDispatchMode):
     """Steps and module calls of one run; see `recorded`."""
 
     def __init__(self, model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.modes: tuple[Any, ...] = ()  # under which the run began
         self.steps: list[Step] = []
         self.calls: list[Call] = []
         self.tensors: list[Tensor] = []  # by the number of their Value
@@ -205,7 +207,7 @@ class Record(TorchDispatchMode):  # type: ignore[misc]
         if self._whole or not self._running:
             return func(*args, **kwargs)
         call = self.calls[self._running[-1]]
-        if _modes() != self._modes:
+        if _modes() != self.modes:
             self.refuse("its code changes grad mode or autocast")
         arguments = self.named((args, kwargs))
         storages = {
@@ -248,7 +250,7 @@ class Record(TorchDispatchMode):  # type: ignore[misc]
             self._whole.append(module)
             return
         parent = self._running[-1] if self._running else -1
-        if parent >= 0 and _modes() != self._modes:
+        if parent >= 0 and _modes() != self.modes:
             self.refuse("its code changes grad mode or autocast")
         arguments = self.named((args, kwargs)) if self._running else self.given((args, kwargs))
         call = Call(module, parent, arguments, len(self.steps), given=(args, kwargs))
@@ -332,7 +334,7 @@ def recorded(
     record = Record(model, is_leaf)
     attributes = _Attributes(model)
     with torch.no_grad():
-        record._modes = _modes()
+        record.modes = _modes()
         with _calls_noted(model, record), record.watch.watching(), _Functions(record), record:
             output = model(*args, **kwargs)
     for call in record.calls:

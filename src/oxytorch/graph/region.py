@@ -129,7 +129,8 @@ def program(
     """Write the program of one call of a module.
 
     home: the number of the call; inlined: those below it whose code is gone past. matches: those
-    made in it. dropped: the steps that do nothing, with the module called. args, kwargs: what it was called with. Raises CaptureError with the reason.
+    made in it. dropped: the steps that do nothing, with the module called. args, kwargs: what it
+    was called with. Raises CaptureError with the reason.
     """
     call = record.calls[home]
     passed = [call, *(record.calls[number] for number in sorted(inlined))]
@@ -215,9 +216,8 @@ class _Writer:
         elif isinstance(nested, dict):
             for key, item in nested.items():
                 self._unpack(item, f"{expression}[{self._object(key)}]")
-        elif not is_constant(nested) and type(nested) is not Held:
-            if [*values_in(nested)]:
-                raise CaptureError(f"a call in it returns a {type(nested).__name__}")
+        elif not is_constant(nested) and type(nested) is not Held and [*values_in(nested)]:
+            raise CaptureError(f"a call in it returns a {type(nested).__name__}")
 
     def call(self, target: Any, arguments: Any, result: Any) -> None:
         args, kwargs = arguments

@@ -112,7 +112,7 @@ class Context:
         """Note what regions go past, now that all passes have changed it."""
         for module in self.paths:
             forward = module.__dict__.get("forward")
-            inner = forward
+            inner: Any = forward
             while hasattr(inner, "inner"):
                 inner = inner.inner
             for made in getattr(inner, "programs", ()):

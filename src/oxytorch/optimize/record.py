@@ -87,8 +87,8 @@ def _replace(
     keeps_object: bool,
 ) -> None:
     recurrent = [module for module, _ in owners if isinstance(module, nn.RNNBase)]
-    for module in recurrent:
-        module._flat_weight_refs = []  # a weak reference keeps a tensor from being swapped
+    for layer in recurrent:
+        layer._flat_weight_refs = []  # a weak reference keeps a tensor from being swapped
     swapped = keeps_object and _swapped(before, parameter)
     if swapped:
         return
@@ -102,7 +102,7 @@ def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
         return True
     gradient = object_.grad
     try:
-        torch.utils.swap_tensors(object_, other)
+        torch.utils.swap_tensors(object_, other)  # type: ignore[no-untyped-call]
     except RuntimeError:  # held by an autograd graph or a weak reference
         return False
     if gradient is not None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.packed import PackedTensor
-from ..ops._panels import PanelWeight
 from ..optimize.record import QUANTIZED, Record, record_of
 from .errors import CheckpointError
 from .layers import install_at
 from .report import QuantizationReport, QuantizedLayer
+from .weights import ReorderedPanelWeight
 
 
 @dataclass
@@ -139,7 +140,7 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _format(weight: PackedTensor) -> str:
-    inner = weight if isinstance(weight, PanelWeight) else weight.packed
+    inner: Any = weight.packed if isinstance(weight, ReorderedPanelWeight) else weight
     return str(inner.format)
 
 

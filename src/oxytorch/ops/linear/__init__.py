@@ -5,8 +5,6 @@ The product runs in oneDNN inside torch: it already chooses among AVX2, AVX-512,
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ...core.packed import ReorderedTensor
@@ -83,9 +81,9 @@ def linear(
 ) -> torch.Tensor:
     """Compute post_op(x @ weight.T + bias), with the weight's scale, if any, applied.
 
-    x: [..., in_features], of the weight's dtype. weight: one that `is_packed`. bias: [out_features].
-    other: the second operand of `post_op.binary`, [..., out_features]; one that the product cannot
-    take in its own sweep (another shape or dtype) is combined afterwards.
+    x: [..., in_features], of the weight's dtype. weight: one that `is_packed`. bias:
+    [out_features]. other: the second operand of `post_op.binary`, [..., out_features]; one that the
+    product cannot take in its own sweep (another shape or dtype) is combined afterwards.
     Returns [..., out_features] in the weight's dtype. Products are accumulated in float32.
     For inference: autograd does not follow it.
     """

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...graph.recognize import Recognizer
 from ...graph.forward import Forward
+from ...graph.recognize import Recognizer
 from ..context import Context
 
 CAST_TYPES = (
@@ -171,7 +171,7 @@ def _keep(context: Context, module: nn.Module, own: torch.dtype, packs: bool) ->
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether a module is one of torch's, or a kind of one (a convolution that norms its weight)."""
+    """Whether a module is one of torch's, or a kind of one (a convolution of a normed weight)."""
     return type(module).__module__.startswith("torch.nn") or isinstance(module, CAST_TYPES)
 
 

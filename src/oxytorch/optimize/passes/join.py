@@ -142,7 +142,7 @@ class Group:
             return None
         waiting = self._waiting.__dict__
         ticks = [weight.cell.clock._version for weight in weights]
-        biases = [m._parameters.get("bias", False) for m in self.modules]
+        biases: list[Any] = [m._parameters.get("bias", False) for m in self.modules]
         if any(bias is False for bias in biases):
             return None
         key = [x._version, *ticks, *(-1 if b is None else b._version for b in biases)]
@@ -151,7 +151,7 @@ class Group:
             if not waiting["parts"]:
                 waiting.clear()
             return part
-        bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
+        bias = None if biases[0] is None else torch.cat(biases)
         result = linear(x.to(joined.dtype), joined, bias)
         sizes = [stop - start for start, stop in self.joined.bounds]
         parts = dict(enumerate(torch.split(result, sizes, -1)))

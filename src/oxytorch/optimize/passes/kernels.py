@@ -10,10 +10,10 @@ from torch import nn
 from ... import ops
 from ...core.modes import must_run_plain
 from ...core.sources import Sources
-from ...graph.recognize import Norm
-from ...graph.recommendation import is_plain_bag
 from ...graph.forward import Forward
 from ...graph.fused import is_computed
+from ...graph.recognize import Norm
+from ...graph.recommendation import is_plain_bag
 from ...ops._post_op import PostOp
 from ..context import Context
 
@@ -42,7 +42,8 @@ def run(context: Context) -> None:
 class NormForward(Forward):
     """A normalization over the last dimension in our kernel.
 
-    is_mixed: whether input and parameters may have different dtypes. sources: the module, whose attributes decide what it computes.
+    is_mixed: whether input and parameters may have different dtypes. sources: the module, whose
+    attributes decide what it computes.
     """
 
     def __init__(self, module: nn.Module, norm: Norm, is_mixed: bool) -> None:

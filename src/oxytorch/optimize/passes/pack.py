@@ -17,8 +17,8 @@ from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor, why_not_plain
 from ...core.sources import Sources
 from ...graph.formats import ModelForward, kept
-from ...graph.patterns import is_packable_convolution
 from ...graph.forward import Forward
+from ...graph.patterns import is_packable_convolution
 from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, linear, supports
 from ..context import Context
