@@ -48,6 +48,9 @@ Counts function_modes() {
 // Function modes of ours that are active on this thread: they leave derived values as they are.
 thread_local std::int64_t own_modes = 0;
 
+// Recordings of ours that are active on this thread: they want to see the derived values.
+thread_local std::int64_t recordings = 0;
+
 KeySets inference_mode{0, 0};
 
 }  // namespace
@@ -66,6 +69,7 @@ OXY_EXPORT int oxytorch_learn_inference_mode() {
 
 OXY_EXPORT int oxytorch_mode() {
   using namespace oxytorch;
+  if (recordings > 0) return gradients_enabled()() ? kGradients : kPlain;
   const KeySets keys = *local_keys();
   if (keys.included != 0 || keys.excluded != 0) {
     const bool is_inference =
@@ -77,3 +81,5 @@ OXY_EXPORT int oxytorch_mode() {
 }
 
 OXY_EXPORT void oxytorch_enter_own_mode(int count) { oxytorch::own_modes += count; }
+
+OXY_EXPORT void oxytorch_record(int count) { oxytorch::recordings += count; }

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,13 +60,21 @@ class OwnFunctionMode(TorchFunctionMode):
         _count_own(-1)
 
 
-class PlainMode(TorchFunctionMode):
-    """Has everything below run its own code on plain values."""
+@contextmanager
+def recording() -> Iterator[None]:
+    """While a run is recorded that is to use derived values, under modes that only look on."""
+    _count_recordings(1)
+    try:
+        yield
+    finally:
+        _count_recordings(-1)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return func(*args, **(kwargs or {}))
+
+def _count_recordings(count: int) -> None:
+    library = functions()
+    if library is not None:
+        library.oxytorch_record(count)
+    _own.recordings = getattr(_own, "recordings", 0) + count
 
 
 _own = threading.local()
@@ -80,6 +89,8 @@ def _count_own(count: int) -> None:
 
 def _asked() -> int:
     """The mode, by asking torch in Python."""
+    if getattr(_own, "recordings", 0):
+        return GRADIENTS if torch.is_grad_enabled() else PLAIN
     if (
         torch._C._is_any_autocast_enabled()
         or torch._C._len_torch_dispatch_stack()

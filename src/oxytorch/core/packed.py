@@ -76,14 +76,15 @@ class PackedTensor(Tensor):
         device: torch.device | str = "cpu",
         cell: Cell | None = None,
     ) -> _Self:
-        result: _Self = torch.Tensor._make_wrapper_subclass(
-            cls,
-            tuple(shape),
-            dtype=dtype,
-            device=torch.device(device),
-            requires_grad=False,
-            storage_size=0,
-        )
+        with torch.inference_mode(False):  # a weight's tensors count writes, wherever they are made
+            result: _Self = torch.Tensor._make_wrapper_subclass(
+                cls,
+                tuple(shape),
+                dtype=dtype,
+                device=torch.device(device),
+                requires_grad=False,
+                storage_size=0,
+            )
         result.cell = Cell() if cell is None else cell
         return result
 

@@ -43,7 +43,8 @@ class Sources:
     owner: the module in whose place the derived value stands; its hooks are called by torch.
     values: whether parameters and buffers of the modules are sources too; else they are read anew
     at each use, and only their number is noted.
-    names: global variables that code reads: (name of the Python module, name).
+    names: global variables that code reads: (name of the Python module, name). methods: what code
+    finds in a module's class: (module, name).
 
     A copy (deepcopy, pickle) is compared with what it is a copy of; one with values or tensors is
     not current until `note` is called.
@@ -57,12 +58,14 @@ class Sources:
         owner: nn.Module | None = None,
         values: bool = True,
         names: Iterable[tuple[str, str]] = (),
+        methods: Iterable[tuple[nn.Module, str]] = (),
     ) -> None:
         self._modules = [*modules]
         self._tensors = [*tensors]
         self._owner = owner
         self._values = values
         self._names = [*names]
+        self._methods = [*methods]
         self._lock = threading.Lock()
         self.note()
 
@@ -87,6 +90,7 @@ class Sources:
         # Code may ask whether a module below it is being trained.
         children = [c for m in (*modules, *owner) for c in m.children()]
         entries += [(child, None, "training", child.training) for child in children]
+        entries += [(m, None, name, m.__dict__.get(name, _MISSING)) for m, name in self._methods]
         self._entries = entries
         self._sizes = [(m, t, len(m.__dict__[t])) for m, t in tables]
         if not self._values:
@@ -94,7 +98,9 @@ class Sources:
             self._sizes += [(m, name, len(m.__dict__[name])) for m, name in own]
         self._types = [(m, type(m)) for m in (*modules, *owner)]
         kinds = dict.fromkeys(type(m) for m in (*modules, *owner))
-        self._forwards = [(kind, kind.forward) for kind in kinds]
+        found = {(kind, "forward"): None for kind in kinds}
+        found |= {(type(m), name): None for m, name in self._methods}
+        self._found = [(kind, name, getattr(kind, name, _MISSING)) for kind, name in found]
         self._globals = [(owner, name, _global(owner, name)) for owner, name in self._names]
         self._hook_counts = [*map(len, _GLOBAL_HOOKS)]
         self._is_lost = False
@@ -121,7 +127,7 @@ class Sources:
             all(len(m.__dict__[t]) == count for m, t, count in self._sizes)
             and all(_same(_table(m, t).get(k, _MISSING), v) for m, t, k, v in self._entries)
             and all(type(m) is kind for m, kind in self._types)
-            and all(kind.forward is forward for kind, forward in self._forwards)
+            and all(getattr(k, name, _MISSING) is value for k, name, value in self._found)
         )
 
     def _compare(self) -> _Compared:
@@ -138,7 +144,7 @@ class Sources:
                 found.entries.append((sys.modules[owner].__dict__, name, value))
         found.sizes += [(m.__dict__[t], count) for m, t, count in self._sizes]
         found.types = [*self._types]
-        found.attributes = [(kind, "forward", forward) for kind, forward in self._forwards]
+        found.attributes = [*self._found]
         tensors: list[Tensor | None] = [*self._tensors]
         if self._values:
             owned = (*self._modules, *([] if self._owner is None else [self._owner]))

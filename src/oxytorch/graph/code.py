@@ -76,7 +76,8 @@ class CodeWatch:
     """Looks at the Python that runs on this thread, and reports what must not be passed over.
 
     refuse: told the reason at the time. reads: told of the global variables that are read, by the
-    name of their Python module and their own. module: the one whose code is running.
+    name of their Python module and their own. module: the one whose code is running. finds: told of
+    the names that it finds in the module's class.
     """
 
     def __init__(
@@ -84,10 +85,12 @@ class CodeWatch:
         refuse: Callable[[str], None],
         reads: Callable[[str, str], None],
         module: Callable[[], nn.Module],
+        finds: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._refuse = refuse
         self._reads = reads
         self._module = module
+        self._finds = finds
         self.is_looking = True
         self.branches = False  # whether code was seen that decides something
 
@@ -155,6 +158,8 @@ class CodeWatch:
                 value = own.__dict__[name]
                 if not (is_constant(value) or isinstance(value, (*_CALLABLE, nn.Module))):
                     self._refuse(f"its code reads the attribute {name}, which may change")
+            elif name in _own_names(type(own)):
+                self._finds(name)
             elif name not in _attributes_of(kind) and not _holds(own, name):
                 self._refuse(f"its code reads {name} of another object")
 
@@ -189,6 +194,18 @@ def _attributes_of(kind: type) -> frozenset[str]:
     found = {name for owner in known for name in dir(owner)}
     own = (name for name in dir(kind) if callable(getattr(kind, name, None)))
     return frozenset(found.union(own))
+
+
+@functools.lru_cache(maxsize=4096)
+def _own_names(kind: type) -> frozenset[str]:
+    """The methods that a class of the user's has of its own."""
+    return frozenset(
+        name
+        for owner in kind.__mro__
+        if not owner.__module__.startswith(("torch.", "builtins"))
+        for name, value in owner.__dict__.items()
+        if callable(value) and name != "forward" and not name.startswith("__")
+    )
 
 
 def _holds(module: nn.Module, name: str) -> bool:

@@ -86,7 +86,7 @@ class Call:
     parent: the number of the call that it happened in, -1 for the first. refusal: why the module's
     own code must not be passed over, if so. reads_shapes, reads_kinds: whether its code looks at
     sizes, or at dtypes and the like. given: the arguments themselves. globals: the names of the
-    global variables that its code reads.
+    global variables that its code reads; methods: (module, name) of what it finds in a class.
     """
 
     module: nn.Module
@@ -100,6 +100,7 @@ class Call:
     reads_kinds: bool = False
     given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     globals: dict[tuple[str, str], None] = field(default_factory=dict)
+    methods: dict[tuple[nn.Module, str], None] = field(default_factory=dict)
 
 
 class Record(TorchDispatchMode):
@@ -127,7 +128,7 @@ class Record(TorchDispatchMode):
                         self._held.setdefault(id(tensor), Held(module, name))
                         self._keep(tensor)
         self.reads_strides = False  # whether code looks at the order of values in memory
-        self.watch = CodeWatch(self.refuse, self._reads, self._running_module)
+        self.watch = CodeWatch(self.refuse, self._reads, self._running_module, self._finds)
 
     # What the code does that must not be passed over.
 
@@ -138,6 +139,11 @@ class Record(TorchDispatchMode):
     def _reads(self, owner: str, name: str) -> None:
         if self._running and not self._whole:
             self.calls[self._running[-1]].globals[owner, name] = None
+
+    def _finds(self, name: str) -> None:
+        if self._running and not self._whole:
+            call = self.calls[self._running[-1]]
+            call.methods[call.module, name] = None
 
     def _running_module(self) -> nn.Module:
         return self.calls[self._running[-1]].module if self._running else nn.Module()

@@ -35,7 +35,8 @@ class Slot:
     def of(argument: Any, shapes: bool, dtypes: bool) -> Slot:
         if isinstance(argument, Tensor):
             shape = argument.shape if shapes else None
-            return Slot("tensor", shape, argument.dtype if dtypes else None, argument.dim())
+            fixed = dtypes or not argument.is_floating_point()
+            return Slot("tensor", shape, argument.dtype if fixed else None, argument.dim())
         if type(argument) in (tuple, list):
             inner = tuple(Slot.of(a, shapes, dtypes) for a in argument)
             return Slot("sequence", (type(argument), inner))
@@ -166,6 +167,7 @@ def program(
         owner=call.module,
         values=False,
         names=[*dict.fromkeys(name for own in passed for name in own.globals)],
+        methods=[*dict.fromkeys(name for own in passed for name in own.methods)],
     )
     return Program(positional, keywords, source, writer.scope, sources)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..core.modes import recording
 from .errors import CaptureError
 
 _aten = torch.ops.aten
@@ -198,7 +199,7 @@ def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tenso
     recordings = []
     for _ in range(2):
         recorder = Recorder(inputs)
-        with _NoEscape(), recorder:
+        with recording(), _NoEscape(), recorder:
             output, found = run()
         tensors = [*found]
         outputs = [recorder.value(t) for t in tensors]

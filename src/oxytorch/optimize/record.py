@@ -88,7 +88,8 @@ def _replace(
 ) -> None:
     recurrent = [module for module, _ in owners if isinstance(module, nn.RNNBase)]
     for layer in recurrent:
-        layer._flat_weight_refs = []  # a weak reference keeps a tensor from being swapped
+        # A weak reference keeps a tensor from being swapped.
+        layer._flat_weight_refs = [None] * len(layer._flat_weights_names)
     swapped = keeps_object and _swapped(before, parameter)
     if swapped:
         return
