@@ -158,7 +158,7 @@ class CodeWatch:
                 value = own.__dict__[name]
                 if not (is_constant(value) or isinstance(value, (*_CALLABLE, nn.Module))):
                     self._refuse(f"its code reads the attribute {name}, which may change")
-            elif name in _own_names(type(own)):
+            elif name in _own_names(kind):
                 self._finds(name)
             elif name not in _attributes_of(kind) and not _holds(own, name):
                 self._refuse(f"its code reads {name} of another object")
