@@ -7,7 +7,7 @@ import gc
 import io
 import itertools
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -433,7 +433,7 @@ def test_a_second_optimizer_joins(joins: str) -> None:
 
 
 def test_one_more_optimizer_has_to_be_inplace() -> None:
-    model, optimizer = _pair()
+    model, _optimizer = _pair()
     second = torch.optim.SGD(model.head.parameters(), lr=0.1)
     for options in ({}, {"inplace": True, "dtype": {"": torch.bfloat16}}):
         with pytest.raises(ValueError, match="expected inplace=True and the same dtype or None"):
@@ -539,7 +539,7 @@ def test_sparse_embeddings_are_left_and_trained() -> None:
 @pytest.mark.parametrize("convert", ["half", "double", "bfloat16"])
 @pytest.mark.parametrize("part", ["", "body", "head"])
 def test_other_dtypes_are_refused_before_anything_is_converted(convert: str, part: str) -> None:
-    model, optimizer = _pair()
+    model, _optimizer = _pair()
     wanted, kinds = _weights(model), [p.dtype for p in model.parameters()]
     with pytest.raises(TypeError, match=r"undo\(model\) makes its weights plain float32"):
         getattr(model.get_submodule(part), convert)()
@@ -600,3 +600,18 @@ def test_parameters_and_optimizers_are_given_up() -> None:
     del model, optimizer
     gc.collect()
     assert all(reference() is None for reference in held)
+
+
+def test_save_pretrained_names_the_dtype_that_it_writes(tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=20, num_hidden_layers=1, **sizes)
+    model = transformers.BertModel(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model, _ = oxytorch.optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    wanted = _weights(model)
+    model.save_pretrained(tmp_path)
+    assert '"float32"' in (tmp_path / "config.json").read_text()
+    loaded = transformers.BertModel.from_pretrained(tmp_path)
+    _assert_weights(loaded, wanted)
+    assert model.dtype == torch.bfloat16

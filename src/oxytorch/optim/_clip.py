@@ -252,8 +252,7 @@ class ClippingOptimizer(Optimizer):
         state = scaler._per_optimizer_states.get(id(self))
         return state is None or state["stage"].name != "UNSCALED"
 
-    @property
-    def _step_supports_amp_scaling(self) -> bool:  # type: ignore[override, unused-ignore]
+    def _takes_scale(self) -> bool:
         """Whether a GradScaler leaves its scale, and what was not finite, to the step.
 
         So it is where torch would refuse or a GPU would be waited for, and where this optimizer is
@@ -267,6 +266,9 @@ class ClippingOptimizer(Optimizer):
             for group in self.param_groups
             for parameter in group["params"]
         )
+
+    _step_supports_amp_scaling: Any = property(_takes_scale)
+    """What a GradScaler asks; torch's classes declare it as an attribute."""
 
     @contextmanager
     def _applied_clipping(self) -> Iterator[None]:

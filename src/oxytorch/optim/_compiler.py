@@ -27,7 +27,8 @@ def never_compiled(method: Callable[_P, _R]) -> Callable[_P, _R]:
         if "torch._dynamo" not in sys.modules:
             return method(*args, **kwargs)
         if method not in _disabled:
-            _disabled[method] = torch._dynamo.disable(method)
+            disable: Callable[..., Any] = torch._dynamo.disable
+            _disabled[method] = disable(method)
         result: _R = _disabled[method](*args, **kwargs)
         return result
 
