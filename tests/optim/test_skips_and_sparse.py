@@ -1,4 +1,4 @@
-"""First steps that are left out, checkpoints of every layout of gradients, and hooks of the dead."""
+"""First steps that are left out, checkpoints after gradients of every layout, hooks that end."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ from oxytorch import optim
 
 
 def _left_out(optimizer: Any) -> None:
-    """A step as a GradScaler makes it that leaves it to the optimizer, with an infinite gradient."""
+    """A step as a GradScaler makes it, which leaves it to the optimizer to do nothing."""
     optimizer.grad_scale, optimizer.found_inf = torch.tensor(4.0), torch.tensor(1.0)
     give_gradients(optimizer, 99)
     optimizer.step()
     del optimizer.grad_scale, optimizer.found_inf
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"state_dtype": torch.bfloat16}, {"state_dtype": torch.int8}]
-)
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(("name", "own"), CASES, ids=IDS)
 def test_first_steps_that_are_left_out_change_nothing(
-    name: str, own: dict[str, Any], split: bool, options: dict[str, Any]
+    name: str, own: dict[str, Any], split: bool, state_dtype: Any
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     starts = [torch.randn(70, 66, generator=generator), torch.randn(9, generator=generator)]
     starts = [start.bfloat16() if split else start for start in starts]
-    options = {**own, **options, "master_weights": "split" if split else None}
+    options = {**own, "state_dtype": state_dtype, "master_weights": "split" if split else None}
     found, wanted = (make(name, [s.clone() for s in starts], **options) for _ in range(2))
     for _ in range(2):
         _left_out(found)
@@ -91,6 +89,8 @@ def test_own_checkpoints_load_after_gradients_of_every_layout(
             optimizer.step()
         assert torch.equal(parameter, start)
         return
+    if own.get("nesterov") and first != later and "sparse" in (first, later):
+        pytest.skip("torch adds no dense momentum to a sparse gradient")
     pair = [make(name, [start.clone()], **own) for _ in range(2)]
     parameters = [optimizer.param_groups[0]["params"][0] for optimizer in pair]
     for layout in (first, later, first):
