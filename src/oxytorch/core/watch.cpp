@@ -1,5 +1,5 @@
-// Notices that tensors have moved or were written, for launches that keep addresses from one step to
-// the next.
+// Notices that tensors have moved or were written, for launches that keep addresses from one step
+// to the next.
 //
 // A step over a thousand tensors has no time to ask each of them in Python. The tensors are handed
 // over once (op `watch`); afterwards one call compares addresses and layouts.
