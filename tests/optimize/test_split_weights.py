@@ -600,3 +600,18 @@ def test_parameters_and_optimizers_are_given_up() -> None:
     del model, optimizer
     gc.collect()
     assert all(reference() is None for reference in held)
+
+
+def test_save_pretrained_names_the_dtype_that_it_writes(tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=20, num_hidden_layers=1, **sizes)
+    model = transformers.BertModel(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model, _ = oxytorch.optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    wanted = _weights(model)
+    model.save_pretrained(tmp_path)
+    assert '"float32"' in (tmp_path / "config.json").read_text()
+    loaded = transformers.BertModel.from_pretrained(tmp_path)
+    _assert_weights(loaded, wanted)
+    assert model.dtype == torch.bfloat16

@@ -270,7 +270,9 @@ class FusedOptimizer(CheckpointedOptimizer):
         for name in names:
             if name not in state:
                 self._store(parameter, group, name, self._initial(name, parameter, group))
-        self._follow_layout(parameter, group, state, names)
+        if names and state[names[0]].stride() != parameter.stride():
+            # The parameter was given memory of another layout.
+            self._conform(parameter, group)
 
     def _first_step(self, parameter: Tensor) -> Tensor:
         """The number of steps that were done, none; where kernels count, beside others."""

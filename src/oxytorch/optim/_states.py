@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -64,13 +63,6 @@ class StatefulOptimizer(ClippingOptimizer):
             if isinstance(kept, Tensor) and kept.shape == parameter.shape:
                 self._store(parameter, group, name, self._value(state, name))
 
-    def _follow_layout(
-        self, parameter: Tensor, group: Group, state: State, names: Sequence[str]
-    ) -> None:
-        """Lays states out as the parameter, which may have been given other memory."""
-        if names and state[names[0]].stride() != parameter.stride():
-            self._conform(parameter, group)
-
     def _kept_halves(self, parameter: Tensor) -> Halves | None:
         """The halves of a parameter that has some, as they are at the moment."""
         if type(parameter) is SplitParameter:
@@ -99,8 +91,22 @@ class StatefulOptimizer(ClippingOptimizer):
         Values that were written to the parameter since the last step count as exact, and so do
         those with which it begins.
         """
+        # Every parameter comes here in every step: what is as it was is told in few words.
+        if type(parameter) is SplitParameter:
+            halves: Halves | None = parameter._halves
+        elif group.options["master_weights"] is None:
+            if self._halves:
+                self._halves.pop(parameter, None)
+            return None
+        else:
+            halves = self._halves.get(parameter)
+        if (
+            halves is not None
+            and halves.upper._version - halves.low._version == halves.lead
+            and parameter.data_ptr() == halves.address
+        ):
+            return halves.low
         if not self._is_split(parameter, group):
-            self._halves.pop(parameter, None)
             return None
         return (self._kept_halves(parameter) or self._keep_halves(parameter, None)).low
 

@@ -33,7 +33,9 @@ class _Momentum(FusedOptimizer):
             self._store(parameter, group, BUFFER, self._initial(BUFFER, parameter, group))
         elif names and state[BUFFER].layout is not torch.strided:
             self._store(parameter, group, BUFFER, state[BUFFER].to_dense())
-        self._follow_layout(parameter, group, state, names)
+        if names and state[BUFFER].stride() != parameter.stride():
+            # The parameter was given memory of another layout.
+            self._conform(parameter, group)
 
     def _step_group(self, group: Group, stream: int, others: Set[int]) -> None:
         """Tensors without a buffer make their first step in a call of its own."""

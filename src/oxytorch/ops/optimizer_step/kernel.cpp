@@ -88,7 +88,9 @@ static void update_block(const Update& update, std::int64_t offset, double* sums
   for (int i = 2; i < kMaxOperands; ++i) {
     has_codes |= ((traffic.reads | traffic.writes) >> i & 1) && is_codes(update.operands[i].format);
   }
-  const std::int64_t most = loops && !has_codes ? kBlock : kCodeBlock;
+  // Norms of a split weight have the bits of a float32 one's: they are summed over as many
+  // elements.
+  const std::int64_t most = kFusesFormats && loops && !has_codes ? kBlock : kCodeBlock;
   for (std::int64_t i = offset; i < end; i += most) {
     const std::int64_t count = end - i < most ? end - i : most;
     if (loops) {
