@@ -44,7 +44,8 @@ class Sources:
     values: whether parameters and buffers of the modules are sources too; else they are read anew
     at each use, and only their number is noted.
     names: global variables that code reads: (name of the Python module, name). methods: what code
-    finds in a module's class: (module, name).
+    finds in a module's class: (module, name). settings: what it reads in another object, such as a
+    configuration: (object, name).
 
     A copy (deepcopy, pickle) is compared with what it is a copy of; one with values or tensors is
     not current until `note` is called.
@@ -59,6 +60,7 @@ class Sources:
         values: bool = True,
         names: Iterable[tuple[str, str]] = (),
         methods: Iterable[tuple[nn.Module, str]] = (),
+        settings: Iterable[tuple[Any, str]] = (),
     ) -> None:
         self._modules = [*modules]
         self._tensors = [*tensors]
@@ -66,6 +68,7 @@ class Sources:
         self._values = values
         self._names = [*names]
         self._methods = [*methods]
+        self._settings = [*settings]
         self._lock = threading.Lock()
         self.note()
 
@@ -91,6 +94,7 @@ class Sources:
         children = [c for m in (*modules, *owner) for c in m.children()]
         entries += [(child, None, "training", child.training) for child in children]
         entries += [(m, None, name, m.__dict__.get(name, _MISSING)) for m, name in self._methods]
+        entries += [(o, None, name, o.__dict__.get(name, _MISSING)) for o, name in self._settings]
         self._entries = entries
         self._sizes = [(m, t, len(m.__dict__[t])) for m, t in tables]
         if not self._values:
@@ -168,7 +172,7 @@ class Sources:
         self._compared = None
 
 
-_Entry = tuple[nn.Module, str | None, Any, Any]
+_Entry = tuple[Any, str | None, Any, Any]
 
 
 class _Missing:
@@ -181,7 +185,7 @@ class _Missing:
 _MISSING = _Missing()
 
 
-def _table(module: nn.Module, name: str | None) -> dict[Any, Any]:
+def _table(module: Any, name: str | None) -> dict[Any, Any]:
     table: dict[Any, Any] = module.__dict__ if name is None else module.__dict__[name]
     return table
 

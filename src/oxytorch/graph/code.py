@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import logging
 import math
 import os
 import sys
@@ -35,9 +36,6 @@ _REFUSED = {
     "DELETE_ATTR": "deletes an attribute",
     "STORE_GLOBAL": "sets a global variable",
     "DELETE_GLOBAL": "deletes a global variable",
-    "STORE_SUBSCR": "writes to an element",
-    "DELETE_SUBSCR": "deletes an element",
-    "STORE_SLICE": "writes to a slice",
     "BEFORE_WITH": "opens a context",
     "SETUP_WITH": "opens a context",
     "LOAD_SPECIAL": "opens a context",
@@ -45,7 +43,8 @@ _REFUSED = {
     "SETUP_FINALLY": "catches errors",
     "IMPORT_NAME": "imports a module",
 }
-"""Instructions of which each has an effect, or depends on one, that a record does not show."""
+"""Instructions of which each has an effect, or depends on one, that a record does not show. Elements
+are written to in containers that the code has made itself: it is given none, and reads none."""
 
 _PURE = frozenset(
     ["abs", "all", "any", "bool", "callable", "divmod", "enumerate", "filter", "float", "format",
@@ -62,7 +61,9 @@ _SIMPLE = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout,
     torch.memory_format, torch.Size,
 )  # fmt: skip
-_CALLABLE = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
+_CALLABLE = (
+    types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType, logging.Logger,
+)  # fmt: skip
 
 
 def is_constant(value: Any) -> bool:
@@ -77,7 +78,8 @@ class CodeWatch:
 
     refuse: told the reason at the time. reads: told of the global variables that are read, by the
     name of their Python module and their own. module: the one whose code is running. finds: told of
-    the names that it finds in the module's class.
+    the names that it finds in the module's class. looks_into: told of (object, name) that it reads
+    in an attribute of the module's (a configuration).
     """
 
     def __init__(
@@ -86,11 +88,13 @@ class CodeWatch:
         reads: Callable[[str, str], None],
         module: Callable[[], nn.Module],
         finds: Callable[[str], None] = lambda name: None,
+        looks_into: Callable[[Any, str], None] = lambda value, name: None,
     ) -> None:
         self._refuse = refuse
         self._reads = reads
         self._module = module
         self._finds = finds
+        self._looks_into = looks_into
         self.is_looking = True
         self.branches = False  # whether code was seen that decides something
 
@@ -149,19 +153,54 @@ class CodeWatch:
             self._reads(owner, name)
         for name in free_names:
             value = frame.f_locals.get(name)
-            if name != "__class__" and not callable(value):
+            if name != "__class__" and not callable(value) and not _is_of_caller(frame, name):
                 self._refuse(f"its code reads {name} of an enclosing function")
         own = self._module()
         kind: Any = type(own)
+        known: set[str] = set()
+        for name in global_names:
+            value = frame.f_globals.get(name)
+            known.update(dir(value) if isinstance(value, types.ModuleType) else ())
+        this = frame.f_locals.get("self")
+        if this is not own and any(this is value for value in own.__dict__.values()):
+            known.update(dir(this))  # a configuration's own code
         for name in attributes:
             if name in own.__dict__:
-                value = own.__dict__[name]
-                if not (is_constant(value) or isinstance(value, (*_CALLABLE, nn.Module))):
-                    self._refuse(f"its code reads the attribute {name}, which may change")
-            elif name in _own_names(kind):
+                known |= self._look_into(own.__dict__[name], name, attributes)
+        for name in attributes:
+            if name in own.__dict__ or name in known:
+                continue
+            if name in _own_names(kind):
                 self._finds(name)
             elif name not in _attributes_of(kind) and not _holds(own, name):
                 self._refuse(f"its code reads {name} of another object")
+
+
+    def _look_into(self, value: Any, name: str, attributes: tuple[str, ...]) -> set[str]:
+        """Look at an attribute of the module; of a configuration, return the names that it has."""
+        if is_constant(value) or isinstance(value, (*_CALLABLE, nn.Module)):
+            return set()
+        inside = getattr(value, "__dict__", None)
+        if inside is None or isinstance(value, (torch.Tensor, dict, list, set)):
+            self._refuse(f"its code reads the attribute {name}, which may change")
+            return set()
+        found = {own for own in attributes if own in inside}
+        for own in found:
+            if not is_constant(inside[own]):
+                self._refuse(f"its code reads {name}.{own}, which may change")
+            self._looks_into(value, own)
+        return found
+
+
+def _is_of_caller(frame: types.FrameType, name: str) -> bool:
+    """Whether a variable of an enclosing function is one of the running forward's own: of a
+    comprehension or a function that it defines."""
+    caller = frame.f_back
+    while caller is not None and not _is_library(caller.f_code.co_filename):
+        if name in caller.f_code.co_cellvars:
+            return True
+        caller = caller.f_back
+    return False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -198,13 +237,13 @@ def _attributes_of(kind: type) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _own_names(kind: type) -> frozenset[str]:
-    """The methods that a class of the user's has of its own."""
+    """The methods and constants that a class of the user's has of its own."""
     return frozenset(
         name
         for owner in kind.__mro__
         if not owner.__module__.startswith(("torch.", "builtins"))
         for name, value in owner.__dict__.items()
-        if callable(value) and name != "forward" and not name.startswith("__")
+        if (callable(value) or is_constant(value)) and name != "forward" and name[:2] != "__"
     )
 
 

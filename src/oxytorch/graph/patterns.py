@@ -161,6 +161,8 @@ class Patterns:
 
     def is_sound(self, steps: list[int]) -> bool:
         """Whether the steps may be computed together at the place of the last one."""
+        if not self._may_join(steps):
+            return False
         inner = {self.steps[n].storages.get(r.number) for n in steps for r in self._results(n)}
         read = {s for n in steps for s in self.steps[n].storages.values()}
         for number in range(steps[0], steps[-1] + 1):
@@ -169,6 +171,15 @@ class Patterns:
             if writes and not (number in steps and writes <= inner):
                 return False
         return True
+
+    def _may_join(self, steps: list[int]) -> bool:
+        """Whether the code that the steps lie in may be gone past, up to what they share."""
+        paths = [self.record.path(self.steps[number].call) for number in steps]
+        shared = 0
+        while all(len(path) > shared for path in paths) and len({p[shared] for p in paths}) == 1:
+            shared += 1
+        calls = {number for path in paths for number in path[max(shared - 1, 0) :]}
+        return shared > 0 and all(self.record.calls[n].refusal is None for n in calls)
 
     def _results(self, number: int) -> list[Value]:
         return [*values_in(self.steps[number].result)]
@@ -258,7 +269,7 @@ class Patterns:
     def _feeds_norm(self, number: int) -> bool:
         value = self.result(number)
         users = [] if value is None else self._users.get(value.number, [])
-        return any(self.norm(user) is not None for user in users)
+        return any(self.norm(user) is not None and self._may_join([number, user]) for user in users)
 
     def _can_fold(self, layer: nn.Module, norm: nn.Module, number: int | None) -> bool:
         if type(norm) not in BatchNorm or not can_fold(norm):

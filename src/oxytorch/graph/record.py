@@ -86,7 +86,8 @@ class Call:
     parent: the number of the call that it happened in, -1 for the first. refusal: why the module's
     own code must not be passed over, if so. reads_shapes, reads_kinds: whether its code looks at
     sizes, or at dtypes and the like. given: the arguments themselves. globals: the names of the
-    global variables that its code reads; methods: (module, name) of what it finds in a class.
+    global variables that its code reads; methods: (module, name) of what it finds in a class;
+    settings: (object, name) of what it reads in attributes of modules.
     """
 
     module: nn.Module
@@ -101,6 +102,7 @@ class Call:
     given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     globals: dict[tuple[str, str], None] = field(default_factory=dict)
     methods: dict[tuple[nn.Module, str], None] = field(default_factory=dict)
+    settings: list[tuple[Any, str]] = field(default_factory=list)
 
 
 class Record(TorchDispatchMode):
@@ -128,7 +130,7 @@ class Record(TorchDispatchMode):
                         self._held.setdefault(id(tensor), Held(module, name))
                         self._keep(tensor)
         self.reads_strides = False  # whether code looks at the order of values in memory
-        self.watch = CodeWatch(self.refuse, self._reads, self._running_module, self._finds)
+        self.watch = CodeWatch(self.refuse, self._reads, self._running_module, self._finds, self._looks_into)
 
     # What the code does that must not be passed over.
 
@@ -144,6 +146,10 @@ class Record(TorchDispatchMode):
         if self._running and not self._whole:
             call = self.calls[self._running[-1]]
             call.methods[call.module, name] = None
+
+    def _looks_into(self, value: Any, name: str) -> None:
+        if self._running and not self._whole:
+            self.calls[self._running[-1]].settings.append((value, name))
 
     def _running_module(self) -> nn.Module:
         return self.calls[self._running[-1]].module if self._running else nn.Module()
@@ -290,6 +296,14 @@ class Record(TorchDispatchMode):
         call = self.calls[self._running[-1]]
         call.output, call.end = self.named(output), len(self.steps)
         self._running.pop()
+
+    def path(self, call: int) -> list[int]:
+        """The calls around a step, outermost first."""
+        path: list[int] = []
+        while call >= 0:
+            path.insert(0, call)
+            call = self.calls[call].parent
+        return path
 
     def is_step(self, call: Call) -> bool:
         """Whether a call stands in the record as a step: the module was called as a whole."""

@@ -37,7 +37,7 @@ class Slot:
             shape = argument.shape if shapes else None
             fixed = dtypes or not argument.is_floating_point()
             return Slot("tensor", shape, argument.dtype if fixed else None, argument.dim())
-        if type(argument) in (tuple, list):
+        if type(argument) is tuple:
             inner = tuple(Slot.of(a, shapes, dtypes) for a in argument)
             return Slot("sequence", (type(argument), inner))
         if is_constant(argument):
@@ -168,6 +168,7 @@ def program(
         values=False,
         names=[*dict.fromkeys(name for own in passed for name in own.globals)],
         methods=[*dict.fromkeys(name for own in passed for name in own.methods)],
+        settings=[setting for own in passed for setting in own.settings],
     )
     return Program(positional, keywords, source, writer.scope, sources)
 

@@ -232,6 +232,8 @@ def _optimize_in_place(
     model.__dict__[ATTRIBUTE] = record
     given = wanted if "cast" in names else {}
     context = Context(model, given, record, names, separate, owns=separate is _keeps_all)
+    if "cast" in names:
+        context.dtype = dtype.get("") if isinstance(dtype, Mapping) else dtype
     try:
         if sample_input is not None:
             context.sample = normalized_sample(sample_input)

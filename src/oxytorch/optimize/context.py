@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ..graph.fused import Folded
 from ..graph.recognize import Recognizer
 from ..graph.record import Record, Value, recorded, refuse_differences
-from .record import Change, ForwardSet, HookAdded, ParameterSet
+from .record import BufferSet, Change, ForwardSet, HookAdded, ParameterSet
 from .record import Record as Changes
 from .report import Entry
 
@@ -47,6 +47,7 @@ class Context:
     original's; what notes tensors by identity calls it first.
     owns: whether the parameter objects are the model's alone: they stay the same objects then.
     sample: the sample input as positional and keyword arguments.
+    dtype: the one asked for all modules, if one was.
     run: the record of the model's run on it; why_no_run: why there is none.
     compiled: modules that run as a graph of oneDNN's, with all below; they are closed too.
     """
@@ -57,6 +58,7 @@ class Context:
     passes: tuple[str, ...]
     separate: Callable[[nn.Module], None]
     owns: bool = False
+    dtype: torch.dtype | None = None
     run: Record | None = None
     why_no_run: str = "needs sample_input to see what the model's code does"
     sample: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -134,6 +136,9 @@ class Context:
         """Replace a parameter in all modules that hold it."""
         owners = self.owners.get(id(module._parameters[name]), [(module, name)])
         self.change(ParameterSet(module, name, parameter, owners=owners, keeps_object=self.owns))
+
+    def set_buffer(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
+        self.change(BufferSet(module, name, buffer))
 
     def add_hook(self, module: nn.Module, registry: str, handle: Any) -> None:
         self.change(HookAdded(module, registry, handle.id))

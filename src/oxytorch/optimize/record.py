@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,13 +89,16 @@ def _replace(
 ) -> None:
     recurrent = [module for module, _ in owners if isinstance(module, nn.RNNBase)]
     for layer in recurrent:
-        # A weak reference keeps a tensor from being swapped.
-        layer._flat_weight_refs = [None] * len(layer._flat_weights_names)
-    swapped = keeps_object and _swapped(before, parameter)
-    if swapped:
-        return
-    for module, name in owners:
-        setattr(module, name, parameter)
+        layer._flat_weight_refs = []  # a weak reference keeps a tensor from being swapped
+    if not (keeps_object and _swapped(before, parameter)):
+        for module, name in owners:
+            setattr(module, name, parameter)
+    for layer in recurrent:
+        layer._flat_weight_refs = [partial(_itself, w) for w in layer._flat_weights]
+
+
+def _itself(tensor: Any) -> Any:
+    return tensor
 
 
 def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
@@ -109,6 +113,21 @@ def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
     if gradient is not None:
         object_.grad = gradient.to(object_.dtype)
     return True
+
+
+class BufferSet(Change):
+    """A buffer was replaced by one of the same values in another dtype."""
+
+    def __init__(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
+        self.module = module
+        self.name = name
+        self.before = module._buffers[name]
+        self.buffer = buffer
+        module._buffers[name] = buffer
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        if self.module._buffers.get(self.name) is self.buffer:
+            self.module._buffers[self.name] = self.before
 
 
 class HookAdded(Change):

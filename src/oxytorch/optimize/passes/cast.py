@@ -114,6 +114,7 @@ def convert(
     see these modules later.
     """
     for module in modules:
+        _convert_buffers(context, module)
         names = [
             name
             for name, parameter in module._parameters.items()
@@ -155,6 +156,21 @@ def convert(
             context.set_forward(module, CastInput(module))
             detail = f"{type(module).__name__}: inputs to {short_name(parameter.dtype)}"
             context.did("cast", module, detail)
+
+
+def _convert_buffers(context: Context, module: nn.Module) -> None:
+    """Convert the tables (masks, positions) of a model's own class, which meet converted values.
+
+    Vectors keep their dtype: frequencies and statistics are computed with before they do.
+    """
+    dtype = context.dtype_of.get(module, context.dtype)
+    if dtype is None or _is_layer(module) or getattr(module, "running_mean", None) is not None:
+        return
+    for name, buffer in module._buffers.items():
+        if buffer is not None and buffer.is_floating_point() and buffer.dim() > 1:
+            if buffer.dtype != dtype:
+                context.set_buffer(module, name, buffer.to(dtype))
+                context.did("cast", module, f"{type(module).__name__}.{name} to {short_name(dtype)}")
 
 
 def _is_mixed(context: Context, own: torch.dtype) -> bool:

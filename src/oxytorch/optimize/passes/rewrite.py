@@ -60,7 +60,7 @@ def _homes(context: Context, record: Record, matches: list[Match]) -> dict[int, 
     """The calls that get a region, by number."""
     homes: dict[int, _Home] = {}
     for match in matches:
-        paths = [_path(record, record.steps[number].call) for number in match.steps]
+        paths = [record.path(record.steps[number].call) for number in match.steps]
         common = [*_common(paths)]
         if not common:
             continue
@@ -82,15 +82,6 @@ def _homes(context: Context, record: Record, matches: list[Match]) -> dict[int, 
             homes[outer].matches += moved.matches
             homes[outer].inlined |= moved.inlined
     return homes
-
-
-def _path(record: Record, call: int) -> list[int]:
-    """The calls around a step, outermost first."""
-    path: list[int] = []
-    while call >= 0:
-        path.insert(0, call)
-        call = record.calls[call].parent
-    return path
 
 
 def _common(paths: list[list[int]]) -> Iterator[int]:
