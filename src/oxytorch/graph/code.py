@@ -43,8 +43,8 @@ _REFUSED = {
     "SETUP_FINALLY": "catches errors",
     "IMPORT_NAME": "imports a module",
 }
-"""Instructions of which each has an effect, or depends on one, that a record does not show. Elements
-are written to in containers that the code has made itself: it is given none, and reads none."""
+"""Instructions of which each has an effect, or depends on one, that a record does not show.
+Elements are written to in containers that the code has made: those that it is given are compared."""
 
 _PURE = frozenset(
     ["abs", "all", "any", "bool", "callable", "divmod", "enumerate", "filter", "float", "format",
@@ -160,7 +160,8 @@ class CodeWatch:
         known: set[str] = set()
         for name in global_names:
             value = frame.f_globals.get(name)
-            known.update(dir(value) if isinstance(value, types.ModuleType) else ())
+            is_library = isinstance(value, (types.ModuleType, logging.Logger))
+            known.update(dir(value) if is_library else ())
         this = frame.f_locals.get("self")
         if this is not own and any(this is value for value in own.__dict__.values()):
             known.update(dir(this))  # a configuration's own code
@@ -172,9 +173,17 @@ class CodeWatch:
                 continue
             if name in _own_names(kind):
                 self._finds(name)
+            elif name in _own_attributes(code) and not hasattr(kind, name):
+                self._finds(name)  # not there, so that what reads it did not run
+            elif holders := [
+                m for m in own._modules.values() if m is not None and name in m.__dict__
+            ]:
+                for holder in holders:
+                    if not is_constant(holder.__dict__[name]):
+                        self._refuse(f"its code reads {name} of a module below it")
+                    self._looks_into(holder, name)
             elif name not in _attributes_of(kind) and not _holds(own, name):
                 self._refuse(f"its code reads {name} of another object")
-
 
     def _look_into(self, value: Any, name: str, attributes: tuple[str, ...]) -> set[str]:
         """Look at an attribute of the module; of a configuration, return the names that it has."""
@@ -223,6 +232,23 @@ def _instructions(
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.add(instruction.argval)
     return reason, branches, tuple(global_names), code.co_freevars, tuple(attributes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _own_attributes(code: types.CodeType) -> frozenset[str]:
+    """The attributes that code reads of its first argument alone."""
+    if not code.co_argcount:
+        return frozenset()
+    own: set[str] = set()
+    others: set[str] = set()
+    before: Any = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            is_first = before is not None and before.opname.startswith("LOAD_FAST")
+            is_own = is_first and before.argval == code.co_varnames[0]
+            (own if is_own else others).add(instruction.argval)
+        before = instruction
+    return frozenset(own - others)
 
 
 @functools.lru_cache(maxsize=4096)

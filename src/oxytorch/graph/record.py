@@ -119,6 +119,7 @@ class Record(TorchDispatchMode):
         self._numbers: dict[int, int] = {}
         self._others: dict[int, int] = {}
         self._running: list[int] = []
+        self._lists: dict[int, Any] = {}  # what lists among the arguments held, by call
         self._whole: list[nn.Module] = []  # modules being called as a whole, innermost last
         self._writes: set[int] = set()
         self._held: dict[int, Held] = {}
@@ -130,7 +131,9 @@ class Record(TorchDispatchMode):
                         self._held.setdefault(id(tensor), Held(module, name))
                         self._keep(tensor)
         self.reads_strides = False  # whether code looks at the order of values in memory
-        self.watch = CodeWatch(self.refuse, self._reads, self._running_module, self._finds, self._looks_into)
+        self.watch = CodeWatch(
+            self.refuse, self._reads, self._running_module, self._finds, self._looks_into
+        )
 
     # What the code does that must not be passed over.
 
@@ -266,6 +269,11 @@ class Record(TorchDispatchMode):
             self.refuse("its code changes grad mode or autocast")
         arguments = self.named((args, kwargs)) if self._running else self.given((args, kwargs))
         call = Call(module, parent, arguments, len(self.steps), given=(args, kwargs))
+        given = pytree.tree_leaves((args, kwargs))
+        strange = [leaf for leaf in given if not (isinstance(leaf, Tensor) or is_constant(leaf))]
+        if strange:
+            call.refusal = f"it is given a {type(strange[0]).__name__}"
+        self._lists[len(self.calls)] = _inside_lists(args, kwargs)
         self.calls.append(call)
         if self._is_leaf(module):
             self._whole.append(module)
@@ -294,6 +302,8 @@ class Record(TorchDispatchMode):
             call.output, call.end = made, len(self.steps)
             return
         call = self.calls[self._running[-1]]
+        if _inside_lists(*call.given) != self._lists[self._running[-1]]:
+            self.refuse("its code writes to a list or a dictionary that it is given")
         call.output, call.end = self.named(output), len(self.steps)
         self._running.pop()
 
@@ -442,6 +452,11 @@ def _inside(value: Any) -> Any:
         return None
     found = getattr(value, "__dict__", None)
     return None if found is None else [(k, id(v)) for k, v in found.items()]
+
+
+def _inside_lists(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What the containers among arguments hold."""
+    return [[*map(id, pytree.tree_leaves(value))] for value in (*args, *kwargs.values())]
 
 
 def _modes() -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ class Slot:
             shape = argument.shape if shapes else None
             fixed = dtypes or not argument.is_floating_point()
             return Slot("tensor", shape, argument.dtype if fixed else None, argument.dim())
-        if type(argument) is tuple:
+        if type(argument) in (tuple, list):
             inner = tuple(Slot.of(a, shapes, dtypes) for a in argument)
             return Slot("sequence", (type(argument), inner))
         if is_constant(argument):

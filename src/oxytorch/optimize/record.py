@@ -94,7 +94,8 @@ def _replace(
         for module, name in owners:
             setattr(module, name, parameter)
     for layer in recurrent:
-        layer._flat_weight_refs = [partial(_itself, w) for w in layer._flat_weights]
+        refs: list[Any] = [partial(_itself, w) for w in layer._flat_weights]
+        layer._flat_weight_refs = refs
 
 
 def _itself(tensor: Any) -> Any:

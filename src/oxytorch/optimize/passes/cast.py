@@ -167,10 +167,12 @@ def _convert_buffers(context: Context, module: nn.Module) -> None:
     if dtype is None or _is_layer(module) or getattr(module, "running_mean", None) is not None:
         return
     for name, buffer in module._buffers.items():
-        if buffer is not None and buffer.is_floating_point() and buffer.dim() > 1:
-            if buffer.dtype != dtype:
-                context.set_buffer(module, name, buffer.to(dtype))
-                context.did("cast", module, f"{type(module).__name__}.{name} to {short_name(dtype)}")
+        if buffer is None or not buffer.is_floating_point() or buffer.dim() < 2:
+            continue
+        if buffer.dtype != dtype:
+            context.set_buffer(module, name, buffer.to(dtype))
+            detail = f"{type(module).__name__}.{name} to {short_name(dtype)}"
+            context.did("cast", module, detail)
 
 
 def _is_mixed(context: Context, own: torch.dtype) -> bool:
