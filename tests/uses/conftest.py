@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from .compare import Verdict, compare
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from known import mark_known
+
+    mark_known(Path(__file__).parent, items)
 
 
 @pytest.fixture(autouse=True)

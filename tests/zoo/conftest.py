@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from known import mark_known
+
+    mark_known(Path(__file__).parent, items)
 
 
 @pytest.fixture(autouse=True)

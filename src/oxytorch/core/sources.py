@@ -148,7 +148,7 @@ class Sources:
                 found.entries.append((sys.modules[owner].__dict__, name, value))
         found.sizes += [(m.__dict__[t], count) for m, t, count in self._sizes]
         found.types = [*self._types]
-        found.attributes = [*self._found]
+        found.attributes = [own for own in self._found if own[2] is not _MISSING]
         tensors: list[Tensor | None] = [*self._tensors]
         if self._values:
             owned = (*self._modules, *([] if self._owner is None else [self._owner]))

@@ -44,7 +44,7 @@ _REFUSED = {
     "IMPORT_NAME": "imports a module",
 }
 """Instructions of which each has an effect, or depends on one, that a record does not show.
-Elements are written to in containers that the code has made: those that it is given are compared."""
+Elements are written to in containers that the code has made; those given to it are compared."""
 
 _PURE = frozenset(
     ["abs", "all", "any", "bool", "callable", "divmod", "enumerate", "filter", "float", "format",
@@ -169,7 +169,7 @@ class CodeWatch:
             if name in own.__dict__:
                 known |= self._look_into(own.__dict__[name], name, attributes)
         for name in attributes:
-            if name in own.__dict__ or name in known:
+            if name in own.__dict__ or name in known or _holds(own, name):
                 continue
             if name in _own_names(kind):
                 self._finds(name)
@@ -182,7 +182,7 @@ class CodeWatch:
                     if not is_constant(holder.__dict__[name]):
                         self._refuse(f"its code reads {name} of a module below it")
                     self._looks_into(holder, name)
-            elif name not in _attributes_of(kind) and not _holds(own, name):
+            elif name not in _attributes_of(kind):
                 self._refuse(f"its code reads {name} of another object")
 
     def _look_into(self, value: Any, name: str, attributes: tuple[str, ...]) -> set[str]:
