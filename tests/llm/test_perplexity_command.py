@@ -98,7 +98,7 @@ def test_a_folder_that_is_quantized_is_measured_as_it_is(folder, tmp_path, capsy
     [
         (["--weights", ","], "at least one format"),
         (["--window", "65"], "window of at most 64"),
-        (["--window", "32", "--stride", "33"], "stride from 1 to window 32"),
+        (["--window", "32", "--stride", "33"], "stride 1 to 32"),
         (["--group-size", "48", "--weights", "int4"], "group_size"),
     ],
 )

@@ -110,6 +110,11 @@ class Context:
             for p in module._parameters.values()
         )
 
+    def is_converted(self, module: nn.Module) -> bool:
+        """Whether a module's parameters are given another dtype, or were by a pass before."""
+        forward = module.__dict__.get("forward")
+        return self.converts(module) or bool(getattr(forward, "converts", False))
+
     def finish(self) -> None:
         """Note what regions go past, now that all passes have changed it."""
         for module in self.paths:

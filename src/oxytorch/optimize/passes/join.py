@@ -176,7 +176,7 @@ def run(context: Context) -> None:
         for index, module in enumerate(modules):
             weight, bias = module._parameters["weight"], module._parameters["bias"]
             assert weight is not None
-            converts = context.converts(module)
+            converts = context.is_converted(module)
             part = JoinedPart(weight, joined, index).as_parameter(weight.requires_grad)
             context.set_parameter(module, "weight", part)
             if bias is not None and bias.dtype != dtype:
