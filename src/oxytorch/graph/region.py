@@ -275,9 +275,4 @@ def _is_value(leaf: Any) -> bool:
     return leaf is None or type(leaf) in (Value, Held)
 
 
-def tensors_of(nested: Any) -> list[Tensor]:
-    """All tensors in a structure, in order."""
-    return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, Tensor)]
-
-
 __all__ = ["Forward", "Program", "Region", "Slot", "Step", "program"]

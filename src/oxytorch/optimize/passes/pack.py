@@ -7,14 +7,14 @@ everything but the kernel. A weight that an embedding shares keeps its plain val
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ...core.modes import must_run_plain
-from ...core.packed import PackedTensor, why_not_plain
+from ...core.packed import PackedTensor, ReorderedTensor, why_not_plain
 from ...core.sources import Sources
 from ...graph.formats import ModelForward, kept
 from ...graph.forward import Forward
@@ -179,8 +179,10 @@ def plain_state(
             state[prefix + name] = parameter.plain()
 
 
-class LinearForward(Forward):
-    """The forward of a linear layer with a packed weight."""
+class _PackedForward(Forward):
+    """The forward of a layer with a packed weight: of a class `kind`, for one tensor."""
+
+    kind: ClassVar[type[ReorderedTensor]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs:
@@ -192,12 +194,13 @@ class LinearForward(Forward):
     def _packed(self, x: Any) -> torch.Tensor | None:
         if self._lost:
             self._repack()
-        parameters = self.module._parameters
-        weight: Any = parameters.get("weight")
-        if type(weight) is not PackedLinearWeight or type(x) is not torch.Tensor:
+        weight: Any = self.module._parameters.get("weight")
+        if type(weight) is not self.kind or type(x) is not torch.Tensor:
             return None
         bias = self._bias()
-        if bias is False or must_run_plain(x, weight, bias) or not weight.is_packed():
+        if bias is False or must_run_plain(x, weight, bias):
+            return None
+        if not self._takes(x, weight) or not weight.is_packed():
             return None
         if x.dtype is not weight.dtype:
             if not self.converts or not x.is_floating_point():
@@ -206,47 +209,40 @@ class LinearForward(Forward):
         if weight.scale is not None:
             weight.fold(None)
         try:
-            return linear(x, weight, bias)
+            return self._computed(x, weight, bias)
         except (RuntimeError, IndexError):  # the module's own code says what is wrong with x
             return None
 
+    def _takes(self, x: torch.Tensor, weight: Any) -> bool:
+        return True
 
-class ConvolutionForward(Forward):
+    def _computed(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not say how to compute")
+
+
+class LinearForward(_PackedForward):
+    """The forward of a linear layer with a packed weight."""
+
+    kind = PackedLinearWeight
+
+    def _computed(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
+        return linear(x, weight, bias)
+
+
+class ConvolutionForward(_PackedForward):
     """The forward of a convolution with a packed weight."""
+
+    kind = PackedConvolutionWeight
 
     def __init__(self, module: nn.Module, converts: bool = False) -> None:
         super().__init__(module, converts)
         self.sources = Sources([], owner=module, values=False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs:
-            found = self._packed(args[0])
-            if found is not None:
-                return found
-        return self.own(*args, **kwargs)
+    def _takes(self, x: torch.Tensor, weight: Any) -> bool:
+        return self.sources.are_current() and takes(x, weight)
 
-    def _packed(self, x: Any) -> torch.Tensor | None:
-        if self._lost:
-            self._repack()
-        parameters = self.module._parameters
-        weight: Any = parameters.get("weight")
-        if type(weight) is not PackedConvolutionWeight or type(x) is not torch.Tensor:
-            return None
-        bias = self._bias()
-        if bias is False or not self.sources.are_current():
-            return None
-        if must_run_plain(x, weight, bias) or not weight.is_packed() or not takes(x, weight):
-            return None
-        if x.dtype is not weight.dtype:
-            if not self.converts or not x.is_floating_point():
-                return None
-            x = x.to(weight.dtype)
-        if weight.scale is not None:
-            weight.fold(None)
-        try:
-            return kept(convolution(x, weight, bias), x)
-        except (RuntimeError, IndexError):  # the module's own code says what is wrong with x
-            return None
+    def _computed(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
+        return kept(convolution(x, weight, bias), x)
 
 
 def can_pack_beside(context: Context, module: nn.Module) -> bool:
