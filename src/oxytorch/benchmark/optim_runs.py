@@ -131,14 +131,22 @@ def check(entrant: Entrant, expected: Tensor, device: torch.device = CPU) -> dic
 
 
 def kept_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
-    """Bytes of parameters and states; the numbers of steps are left out."""
+    """Bytes of parameters, lower halves and states; the numbers of steps are left out."""
     states = sum(
         value.nbytes
         for state in optimizer.state.values()
         for key, value in state.items()
         if isinstance(value, Tensor) and key != "step"
     )
-    return states + sum(parameter.nbytes for parameter in parameters)
+    weights = sum(parameter.nbytes for parameter in parameters)
+    return states + weights + low_half_bytes(optimizer, parameters)
+
+
+def low_half_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
+    """Bytes of the lower halves of split weights, which oxytorch's optimizers keep."""
+    low_half = getattr(optimizer, "low_half", None)
+    lows = [None if low_half is None else low_half(parameter) for parameter in parameters]
+    return sum(low.nbytes for low in lows if low is not None)
 
 
 def _enter(

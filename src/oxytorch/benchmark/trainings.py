@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim import Optimizer
 
+from oxytorch.benchmark.optim_runs import low_half_bytes
 from oxytorch.benchmark.results import spread_record
 from oxytorch.benchmark.rounds import paired_ratio, spread
 
@@ -162,5 +163,8 @@ def bytes_per_parameter(optimizer: Optimizer) -> dict[str, float]:
         for name, state in optimizer.state[parameter].items():
             if name != "step":
                 total[name] = total.get(name, 0) + state.nbytes
+    lows = low_half_bytes(optimizer, parameters)
+    if lows:
+        total["low_half"] = lows
     count = sum(parameter.numel() for parameter in parameters)
     return {name: amount / count for name, amount in total.items()}

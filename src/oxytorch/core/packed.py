@@ -28,9 +28,20 @@ class Cell:
     is_pinned: whether they stay it for good: what was handed out cannot be followed.
     keeps_plain: whether the plain values stay in memory beside the packed ones.
     clock: a tensor whose version counts the writes and the times that `is_out` changed.
+    relatives: weights that are out, of all whose packed forms share memory with this one; None
+        where there are no such weights.
     """
 
-    __slots__ = ("clock", "is_out", "is_pinned", "keeps_plain", "lock", "plain", "stored")
+    __slots__ = (
+        "clock",
+        "is_out",
+        "is_pinned",
+        "keeps_plain",
+        "lock",
+        "plain",
+        "relatives",
+        "stored",
+    )
 
     def __init__(self, plain: Tensor | None = None) -> None:
         self.plain = plain
@@ -38,6 +49,7 @@ class Cell:
         self.is_pinned = False
         self.keeps_plain = False
         self.stored: Any = None
+        self.relatives: list[PackedTensor] | None = None
         self.lock = threading.RLock()
         self.clock = _new_clock()
 
@@ -58,7 +70,7 @@ class PackedTensor(Tensor):
     an alias of the memory (a view, NumPy, an address), takes the plain values out: from then on
     they are the truth, and the packed form is not used. Once nobody holds an alias of them any
     more, `is_packed` packs them again. Subclasses say how to pack (`repack`) and how to restore
-    (`dense`).
+    (`restore`).
     """
 
     cell: Cell
@@ -92,7 +104,7 @@ class PackedTensor(Tensor):
         """Replace the stored values by `values`, a plain floating tensor of this shape."""
         raise NotImplementedError(f"{type(self).__name__} does not say how to pack values")
 
-    def dense(self) -> Tensor:
+    def restore(self) -> Tensor:
         """Return the plain values that the packed form stands for, a new contiguous tensor."""
         raise NotImplementedError(f"{type(self).__name__} does not say how to restore its values")
 
@@ -106,10 +118,17 @@ class PackedTensor(Tensor):
 
     def is_packed(self) -> bool:
         """Whether the packed form is the weight; packs again first where that is possible."""
-        return not self.cell.is_out or self._pack_again()
+        are_relatives_packed = self._settle_relatives()
+        return (not self.cell.is_out or self._pack_again()) and are_relatives_packed
+
+    def dense(self) -> Tensor:
+        """Return the plain values, a new contiguous tensor of this shape and dtype."""
+        self.is_packed()  # rounded to the format after a write
+        return self.values().clone() if self.cell.plain is not None else self.values()
 
     def values(self) -> Tensor:
         """Return the plain values; a write to them is not seen."""
+        self._settle_relatives()
         plain = self.cell.plain
         return self._restored() if plain is None else plain.detach()
 
@@ -125,15 +144,18 @@ class PackedTensor(Tensor):
 
     def _restored(self) -> Tensor:
         with torch.inference_mode(False), torch.no_grad(), _no_modes():
-            return self.dense()
+            return self.restore()
 
     def _taken_out(self) -> Tensor:
+        self._settle_relatives()
         cell = self.cell
         with cell.lock:
             if cell.plain is None:
                 cell.plain = self._restored()
             if not cell.is_out:
                 cell.is_out = True
+                if cell.relatives is not None:
+                    cell.relatives.append(self.share())
                 cell.tick()
             return cell.plain
 
@@ -151,8 +173,25 @@ class PackedTensor(Tensor):
             if not cell.keeps_plain:
                 cell.plain = None
             cell.is_out = False
+            if cell.relatives is not None:
+                cell.relatives[:] = [other for other in cell.relatives if other.cell is not cell]
             cell.tick()
             return True
+
+    def relate(self, other: PackedTensor) -> None:
+        """Tell that the packed form of `other` is over memory of this one's."""
+        if self.cell.relatives is None:
+            self.cell.relatives = []
+        other.cell.relatives = self.cell.relatives
+
+    def _settle_relatives(self) -> bool:
+        """Bring the values of relatives to the memory; whether they all are packed again."""
+        are_packed = True
+        for other in list(self.cell.relatives or ()):
+            if other.cell is not self.cell and not other._pack_again():
+                other.sync()
+                are_packed = False
+        return are_packed
 
     def share(self: _Self) -> _Self:
         """Return another tensor object over the same weight."""
@@ -478,7 +517,7 @@ class ReorderedTensor(PackedTensor):
             return _Stored(self._pack(stored), scale, steps.to(torch.int8))
         return _Stored(self._pack(stored), scale, None, values.clone())
 
-    def dense(self) -> Tensor:
+    def restore(self) -> Tensor:
         """Return the plain values, a new contiguous tensor of this shape and dtype."""
         own: _Stored = self.cell.stored
         if own.kept is not None:

@@ -42,7 +42,7 @@ class RowsWeight(PackedTensor):
         packed = self.packed
         return packed.nbytes_packed() if isinstance(packed, PackedTensor) else packed.nbytes
 
-    def dense(self) -> Tensor:
+    def restore(self) -> Tensor:
         packed = self.packed
         values = packed.dense() if isinstance(packed, PackedTensor) else packed
         return values[self.places]
@@ -96,7 +96,7 @@ class StackedWeight(PackedTensor):
     def nbytes_packed(self) -> int:
         return sum(weight.nbytes_packed() for weight in self.packed)
 
-    def dense(self) -> Tensor:
+    def restore(self) -> Tensor:
         return torch.stack([weight.dense() for weight in self.packed])
 
     def repack(self, values: Tensor) -> None:

@@ -75,7 +75,7 @@ class ReorderedPanelWeight(PackedTensor):
         plain = values.detach().t() if self.transposed else values.detach()
         self.packed.repack(plain if self.order is None else plain[:, self.order])
 
-    def dense(self) -> Tensor:
+    def restore(self) -> Tensor:
         """Return the plain values, a new contiguous tensor of this shape and dtype."""
         values = self.packed.dense()
         if self.order is not None:

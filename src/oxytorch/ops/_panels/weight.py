@@ -23,8 +23,8 @@ class PanelWeight(PackedTensor):
     """A weight [out_features, in_features] in panels (see `layout`), for few rows and for many.
 
     It has the shape and dtype of the plain weight and its values, which are the dequantized ones
-    rounded to that dtype. A write quantizes again: with the scales that are there where these give
-    the written values exactly, else with new ones, as `quantize_weight` finds them.
+    rounded to that dtype. A write quantizes again: an output with the scales that are there where
+    these give the written values exactly, else with new ones, as `quantize_weight` finds them.
 
     packed: uint8 [panels, bytes of a panel]. channel_scales: float32 [panels, 16], times
     group_scales float16 [panels, groups, 16] if there are groups. zero_points: uint8
@@ -163,12 +163,18 @@ class PanelWeight(PackedTensor):
                 )
             panels = slice(begin // layout.OUTPUTS, -(-end // layout.OUTPUTS))
         tensors = {name: getattr(self, name)[panels] for name in self._present()}
-        return self._like(tensors, (end - begin, self.shape[1]))
+        result = self._like(tensors, (end - begin, self.shape[1]))
+        self.relate(result)
+        return result
 
     def codes(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns codes uint8 [out, in], scales float32 [out, groups] and zero points or None."""
         if self.format == "bf16":
             raise ValueError("codes: expected a weight of int8, int4 or nf4, got bf16; use dense()")
+        self.sync()
+        return self._codes()
+
+    def _codes(self) -> tuple[Tensor, Tensor, Tensor | None]:
         assert self.channel_scales is not None
         scales = layout.joined_scales(self.channel_scales.flatten(), self.group_scales)
         zero_points = self.zero_points
@@ -189,11 +195,11 @@ class PanelWeight(PackedTensor):
         """Bytes of panels, scales and zero points."""
         return sum(getattr(self, name).nbytes for name in self._present())
 
-    def dense(self) -> Tensor:
+    def restore(self) -> Tensor:
         """Returns the plain values, a new contiguous tensor of this shape and dtype."""
         if self.format == "bf16":
             return self._unpacked()
-        return layout.values_of(self.format, *self.codes()).to(self.dtype)
+        return layout.values_of(self.format, *self._codes()).to(self.dtype)
 
     def repack(self, values: Tensor) -> None:
         """Replaces the stored values by `values`, a plain floating tensor of this shape."""
@@ -204,15 +210,19 @@ class PanelWeight(PackedTensor):
             self._write(values.to(torch.bfloat16).contiguous())
             return
         values = values.to(self.dtype)
-        if torch.equal(self.dense(), values):
+        if torch.equal(self.restore(), values):
             return
-        _, scales, zero_points = self.codes()
+        _, scales, zero_points = self._codes()
         codes = codes_with(self.format, values, scales, zero_points)
         kept = layout.values_of(self.format, codes, scales, zero_points).to(self.dtype)
-        if not torch.equal(kept, values):
-            codes, scales, zero_points = quantize_weight(
-                values, self.format, self.group_size, zero_points is None
+        rows = (kept != values).any(1)
+        if rows.any():
+            own_codes, own_scales, own_zero_points = quantize_weight(
+                values[rows], self.format, self.group_size, zero_points is None
             )
+            codes[rows], scales[rows] = own_codes, own_scales
+            if zero_points is not None and own_zero_points is not None:
+                zero_points[rows] = own_zero_points
             for name, tensor in _scale_tensors(scales, zero_points, self.is_gated).items():
                 getattr(self, name).copy_(tensor)
         self._write(codes)

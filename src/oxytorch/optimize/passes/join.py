@@ -56,7 +56,7 @@ class JoinedPart(PackedTensor):
     def repack(self, values: torch.Tensor) -> None:
         self.joined.set_part(self.place, values.detach().to(self.dtype))
 
-    def dense(self) -> torch.Tensor:
+    def restore(self) -> torch.Tensor:
         part: torch.Tensor = self.joined.part(self.place)
         return part
 
