@@ -107,7 +107,8 @@ def test_other_forms_are_recorded_when_seen_again() -> None:
         for rows in (5, 5, 5, 5):
             x = torch.randn(rows, 8)
             torch.testing.assert_close(optimized(x), model(x))
-        assert 1 <= len(calls) <= 5
+        # One that is new, and those that are looked at and recorded.
+        assert 1 <= len(calls) <= 7
         before = len(calls)
         torch.testing.assert_close(optimized(x), model(x))
         assert len(calls) == before
@@ -257,7 +258,7 @@ class Refused(nn.Module):
         ("sizes", "depends on values"),
         ("buffer", "writes to"),
         ("input", "writes to"),
-        ("attribute", "sets attributes"),
+        ("attribute", "keeps a state"),
         ("counter", "two runs"),
         ("random", "other results"),
         ("object", "holds a object"),

@@ -512,6 +512,10 @@ def _distributed_data_parallel(model: Any, x: torch.Tensor, log: Log) -> None:
                     dist.broadcast(p.data, 0)
                     dist.all_reduce(p.data.mul_(0.5))
                 log(parallel(x))
+            # A thread of Gloo's that still holds a tensor waits for the GIL, and the end of the
+            # group, which holds the GIL, waits for the thread.
+            dist.barrier()
+            del parallel
         finally:
             dist.destroy_process_group()
 

@@ -14,7 +14,7 @@ namespace oxytorch {
 namespace {
 
 // The numbers of core/modes.py.
-enum Mode : int { kPlain, kGradients, kOther };
+enum Mode : int { kPlain, kGradients, kOther, kLayers };
 
 struct KeySets {
   std::uint64_t included, excluded;
@@ -51,7 +51,21 @@ thread_local std::int64_t own_modes = 0;
 // Recordings of ours that are active on this thread: they want to see the derived values.
 thread_local std::int64_t recordings = 0;
 
+// Times that this thread was asked for the own code of all but single layers.
+thread_local std::int64_t own_code = 0;
+
 KeySets inference_mode{0, 0};
+
+// What a dispatch mode, under which recordings run, adds.
+KeySets dispatch_mode{0, 0};
+
+bool is_nothing_but(const KeySets& keys, const KeySets& known) {
+  return keys.included == known.included && keys.excluded == known.excluded;
+}
+
+KeySets without(const KeySets& keys, const KeySets& known) {
+  return {keys.included & ~known.included, keys.excluded & ~known.excluded};
+}
 
 }  // namespace
 
@@ -67,19 +81,31 @@ OXY_EXPORT int oxytorch_learn_inference_mode() {
   return 1;
 }
 
+// Called with 0, and with 1 once a dispatch mode is entered, to learn how that looks.
+OXY_EXPORT void oxytorch_learn_dispatch_mode(int is_entered) {
+  using namespace oxytorch;
+  static thread_local KeySets before{0, 0};
+  if (is_entered) {
+    dispatch_mode = without(*local_keys(), before);
+  } else {
+    before = *local_keys();
+  }
+}
+
 OXY_EXPORT int oxytorch_mode() {
   using namespace oxytorch;
-  if (recordings > 0) return gradients_enabled()() ? kGradients : kPlain;
-  const KeySets keys = *local_keys();
+  KeySets keys = *local_keys();
+  if (recordings > 0) keys = without(keys, dispatch_mode);
   if (keys.included != 0 || keys.excluded != 0) {
-    const bool is_inference =
-        keys.included == inference_mode.included && keys.excluded == inference_mode.excluded;
-    if (!is_inference) return kOther;
+    if (!is_nothing_but(keys, inference_mode)) return kOther;
   }
-  if (function_modes()() != own_modes) return kOther;
-  return gradients_enabled()() ? kGradients : kPlain;
+  if (recordings == 0 && function_modes()() != own_modes) return kOther;
+  if (gradients_enabled()()) return kGradients;
+  return own_code > 0 ? kLayers : kPlain;
 }
 
 OXY_EXPORT void oxytorch_enter_own_mode(int count) { oxytorch::own_modes += count; }
+
+OXY_EXPORT void oxytorch_ask_for_own_code(int count) { oxytorch::own_code += count; }
 
 OXY_EXPORT void oxytorch_record(int count) { oxytorch::recordings += count; }

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _library
 
@@ -25,9 +26,9 @@ NEWEST_TORCH = (2, 13)
 """The newest torch in which the names that core/modes.cpp and core/sources.cpp look up were looked
 at. They are no part of its stable ABI: a newer one may have changed them under the same names."""
 
-PLAIN, GRADIENTS, OTHER = range(3)
-"""What `_mode` returns: plain inference, plain with gradients enabled, or anything else. The
-numbers are those of core/modes.cpp."""
+PLAIN, GRADIENTS, OTHER, LAYERS = range(4)
+"""What `_mode` returns: plain inference, plain with gradients enabled, anything else, or plain
+inference under `own_code`. The numbers are those of core/modes.cpp."""
 
 
 def must_run_plain(*tensors: Tensor | None) -> bool:
@@ -40,7 +41,9 @@ def must_run_plain(*tensors: Tensor | None) -> bool:
     mode = _mode()
     if mode == PLAIN:
         return False
-    return mode == OTHER or any(t is not None and t.requires_grad for t in tensors)
+    if mode == GRADIENTS:
+        return any(t is not None and t.requires_grad for t in tensors)
+    return mode == OTHER
 
 
 def is_plain_inference() -> bool:
@@ -63,11 +66,51 @@ class OwnFunctionMode(TorchFunctionMode):
 @contextmanager
 def recording() -> Iterator[None]:
     """While a run is recorded that is to use derived values, under modes that only look on."""
+    _learn_dispatch_mode()
+    _own.runs = runs_recorded() + 1
     _count_recordings(1)
     try:
         yield
     finally:
         _count_recordings(-1)
+
+
+@contextmanager
+def own_code() -> Iterator[None]:
+    """While all but single layers are to run their own code, so that it can be looked at."""
+    _ask_for_own_code(1)
+    try:
+        yield
+    finally:
+        _ask_for_own_code(-1)
+
+
+def _ask_for_own_code(count: int) -> None:
+    library = functions()
+    if library is not None:
+        library.oxytorch_ask_for_own_code(count)
+    _own.code = getattr(_own, "code", 0) + count
+
+
+def runs_recorded() -> int:
+    """How many runs were recorded on this thread: what one left must not serve the next."""
+    found: int = getattr(_own, "runs", 0)
+    return found
+
+
+@functools.cache
+def _learn_dispatch_mode() -> None:
+    library = functions()
+    if library is not None:
+        library.oxytorch_learn_dispatch_mode(0)
+        with _DispatchMode():  # type: ignore[no-untyped-call]
+            library.oxytorch_learn_dispatch_mode(1)
+
+
+class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler
 
 
 def _count_recordings(count: int) -> None:
@@ -89,18 +132,21 @@ def _count_own(count: int) -> None:
 
 def _asked() -> int:
     """The mode, by asking torch in Python."""
-    if getattr(_own, "recordings", 0):
-        return GRADIENTS if torch.is_grad_enabled() else PLAIN
-    if (
-        torch._C._is_any_autocast_enabled()
-        or torch._C._len_torch_dispatch_stack()
+    is_looked_on = getattr(_own, "recordings", 0) or not (
+        torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack() != getattr(_own, "count", 0)
+    )
+    if (
+        not is_looked_on
+        or torch._C._is_any_autocast_enabled()
         or torch._C._is_tracing()
         or torch.compiler.is_compiling()
         or torch._C._functorch.maybe_current_level() is not None
     ):
         return OTHER
-    return GRADIENTS if torch.is_grad_enabled() else PLAIN
+    if torch.is_grad_enabled():
+        return GRADIENTS
+    return LAYERS if getattr(_own, "code", 0) else PLAIN
 
 
 @functools.cache

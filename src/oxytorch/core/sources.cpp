@@ -32,6 +32,31 @@ DictSize dict_size() {
   return found;
 }
 
+using ListSize = std::intptr_t (*)(PyObject*);
+using ListGet = PyObject* (*)(PyObject*, std::intptr_t);
+using SetSize = std::intptr_t (*)(PyObject*);
+using SetContains = int (*)(PyObject*, PyObject*);
+
+ListSize list_size() {
+  static const auto found = reinterpret_cast<ListSize>(dlsym(RTLD_DEFAULT, "PyList_Size"));
+  return found;
+}
+
+ListGet list_get() {
+  static const auto found = reinterpret_cast<ListGet>(dlsym(RTLD_DEFAULT, "PyList_GetItem"));
+  return found;
+}
+
+SetSize set_size() {
+  static const auto found = reinterpret_cast<SetSize>(dlsym(RTLD_DEFAULT, "PySet_Size"));
+  return found;
+}
+
+SetContains set_contains() {
+  static const auto found = reinterpret_cast<SetContains>(dlsym(RTLD_DEFAULT, "PySet_Contains"));
+  return found;
+}
+
 using TypeOf = PyObject* (*)(PyObject*);
 using GetAttribute = PyObject* (*)(PyObject*, PyObject*);
 using Clear = void (*)();
@@ -79,6 +104,11 @@ struct Type {
   PyObject *object, *type;
 };
 
+struct Container {
+  PyObject* object;
+  std::vector<PyObject*> items;
+};
+
 struct Version {
   Tensor tensor;
   std::int64_t number;
@@ -104,6 +134,8 @@ struct Sources {
   std::vector<Size> sizes;
   std::vector<Type> types;
   std::vector<Entry> attributes;  // of objects that keep no dictionary
+  std::vector<Container> lists;
+  std::vector<Container> sets;
   std::vector<Version> versions;
   std::vector<Values> values;
 
@@ -127,6 +159,22 @@ struct Sources {
       }
       release()(found);
       if (found != own.value) return false;
+    }
+    for (const Container& own : lists) {
+      const auto count = static_cast<std::intptr_t>(own.items.size());
+      if (list_size()(own.object) != count) return false;
+      for (std::intptr_t i = 0; i < count; ++i) {
+        if (list_get()(own.object, i) != own.items[i]) return false;
+      }
+    }
+    for (const Container& own : sets) {
+      if (set_size()(own.object) != static_cast<std::intptr_t>(own.items.size())) return false;
+      for (PyObject* item : own.items) {
+        if (set_contains()(own.object, item) != 1) {
+          clear_error()();
+          return false;
+        }
+      }
     }
     for (const Version& own : versions) {
       if (version_function()(own.tensor.handle()) != own.number) return false;
@@ -177,7 +225,7 @@ STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
 OXY_EXPORT int oxytorch_can_compare_sources() {
   using namespace oxytorch;
   return dict_get() && dict_size() && type_of() && get_attribute() && clear_error() && release() &&
-         version_function();
+         list_size() && list_get() && set_size() && set_contains() && version_function();
 }
 
 // Objects belong to the caller, who keeps them alive.
@@ -216,6 +264,26 @@ OXY_EXPORT void oxytorch_add_attributes(void* made, void** objects, void** names
                                                        static_cast<PyObject*>(names[i]),
                                                        static_cast<PyObject*>(values[i])});
   }
+}
+
+namespace {
+
+oxytorch::Container container_of(void* object, void** items, std::int64_t count) {
+  oxytorch::Container made{static_cast<oxytorch::PyObject*>(object), {}};
+  for (std::int64_t i = 0; i < count; ++i) {
+    made.items.push_back(static_cast<oxytorch::PyObject*>(items[i]));
+  }
+  return made;
+}
+
+}  // namespace
+
+OXY_EXPORT void oxytorch_add_lists(void* made, void* list, void** items, std::int64_t count) {
+  static_cast<oxytorch::Sources*>(made)->lists.push_back(container_of(list, items, count));
+}
+
+OXY_EXPORT void oxytorch_add_sets(void* made, void* set, void** items, std::int64_t count) {
+  static_cast<oxytorch::Sources*>(made)->sets.push_back(container_of(set, items, count));
 }
 
 OXY_EXPORT int oxytorch_sources_are_current(const void* made) {

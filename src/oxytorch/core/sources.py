@@ -12,11 +12,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .modes import functions
 from .packed import PackedTensor
@@ -26,7 +27,7 @@ SMALL = 64 << 10
 is compared by its address and version: `.data` and NumPy write past the version."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = tuple(
+GLOBAL_HOOKS = tuple(
     getattr(torch.nn.modules.module, f"_global{name}") for name in (*_HOOKS[:2], *_HOOKS[2:])
 )
 _TABLES = ("_modules", "_parameters", "_buffers")
@@ -77,7 +78,7 @@ class Sources:
         modules, owner = self._modules, [] if self._owner is None else [self._owner]
         tables = [(m, name) for m in modules for name in _HOOKS]
         entries: list[_Entry] = [
-            (m, None, "forward", m.__dict__.get("forward", _MISSING)) for m in modules
+            (m, None, "forward", m.__dict__.get("forward", MISSING)) for m in modules
         ]
         for module in (*modules, *owner):
             tables.append((module, "_modules"))
@@ -93,8 +94,8 @@ class Sources:
         # Code may ask whether a module below it is being trained.
         children = [c for m in (*modules, *owner) for c in m.children()]
         entries += [(child, None, "training", child.training) for child in children]
-        entries += [(m, None, name, m.__dict__.get(name, _MISSING)) for m, name in self._methods]
-        entries += [(o, None, name, o.__dict__.get(name, _MISSING)) for o, name in self._settings]
+        entries += [(m, None, name, m.__dict__.get(name, MISSING)) for m, name in self._methods]
+        entries += [(o, None, name, o.__dict__.get(name, MISSING)) for o, name in self._settings]
         self._entries = entries
         self._sizes = [(m, t, len(m.__dict__[t])) for m, t in tables]
         if not self._values:
@@ -102,13 +103,14 @@ class Sources:
             self._sizes += [(m, name, len(m.__dict__[name])) for m, name in own]
         self._types = [(m, type(m)) for m in (*modules, *owner)]
         kinds = dict.fromkeys(type(m) for m in (*modules, *owner))
-        found = {(kind, "forward"): None for kind in kinds}
+        found = {(kind, name): None for kind in kinds for name in ("forward", "__call__")}
         found |= {(type(m), name): None for m, name in self._methods}
-        self._found = [(kind, name, getattr(kind, name, _MISSING)) for kind, name in found]
-        self._globals = [(owner, name, _global(owner, name)) for owner, name in self._names]
-        self._hook_counts = [*map(len, _GLOBAL_HOOKS)]
+        self._found = [(kind, name, getattr(kind, name, MISSING)) for kind, name in found]
+        names = dict.fromkeys((*self._names, *(name for k in kinds for name in functions_of(k))))
+        self._globals = [(owner, name, _global(owner, name)) for owner, name in names]
+        self._hook_counts = [*map(len, GLOBAL_HOOKS)]
         self._is_lost = False
-        self._compared: _Compared | None = None
+        self._compared: Places | None = None
         self._made()
 
     def are_current(self) -> bool:
@@ -118,7 +120,7 @@ class Sources:
             compared = self._made()
         return compared.are_current()
 
-    def _made(self) -> _Compared:
+    def _made(self) -> Places:
         with self._lock:
             if self._compared is None:
                 is_lost = self._is_lost or not self._is_unchanged()
@@ -129,26 +131,26 @@ class Sources:
         """Whether a copy's structure is still that of what it is a copy of."""
         return (
             all(len(m.__dict__[t]) == count for m, t, count in self._sizes)
-            and all(_same(_table(m, t).get(k, _MISSING), v) for m, t, k, v in self._entries)
+            and all(_same(_table(m, t).get(k, MISSING), v) for m, t, k, v in self._entries)
             and all(type(m) is kind for m, kind in self._types)
-            and all(getattr(k, name, _MISSING) is value for k, name, value in self._found)
+            and all(getattr(k, name, MISSING) is value for k, name, value in self._found)
         )
 
-    def _compare(self) -> _Compared:
-        found = _Compared()
-        for hooks, count in zip(_GLOBAL_HOOKS, self._hook_counts, strict=True):
+    def _compare(self) -> Places:
+        found = Places()
+        for hooks, count in zip(GLOBAL_HOOKS, self._hook_counts, strict=True):
             found.sizes.append((hooks, count))
         for module, table, key, value in self._entries:
             places = _table(module, table)
             # A constant of a copy is equal, and need not be the same object.
-            now = places.get(key, _MISSING) if value is not _MISSING else _MISSING
+            now = places.get(key, MISSING) if value is not MISSING else MISSING
             found.entries.append((places, key, now))
         for owner, name, value in self._globals:
             if owner in sys.modules:
                 found.entries.append((sys.modules[owner].__dict__, name, value))
         found.sizes += [(m.__dict__[t], count) for m, t, count in self._sizes]
         found.types = [*self._types]
-        found.attributes = [own for own in self._found if own[2] is not _MISSING]
+        found.attributes = [own for own in self._found if own[2] is not MISSING]
         tensors: list[Tensor | None] = [*self._tensors]
         if self._values:
             owned = (*self._modules, *([] if self._owner is None else [self._owner]))
@@ -179,10 +181,10 @@ class _Missing:
     """Stands for an entry that is not there; one object, also in copies."""
 
     def __reduce__(self) -> str:
-        return "_MISSING"
+        return "MISSING"
 
 
-_MISSING = _Missing()
+MISSING = _Missing()
 
 
 def _table(module: Any, name: str | None) -> dict[Any, Any]:
@@ -191,24 +193,48 @@ def _table(module: Any, name: str | None) -> dict[Any, Any]:
 
 
 def _global(owner: str, name: str) -> Any:
-    return sys.modules[owner].__dict__.get(name, _MISSING) if owner in sys.modules else _MISSING
+    return sys.modules[owner].__dict__.get(name, MISSING) if owner in sys.modules else MISSING
+
+
+_FUNCTIONS_OF: dict[type, tuple[tuple[str, str], ...]] = {}
+
+
+def functions_of(kind: type[nn.Module]) -> tuple[tuple[str, str], ...]:
+    """The functions of torch.nn.functional that a class of torch's layers calls: (module, name)."""
+    if kind in _FUNCTIONS_OF or not kind.__module__.startswith("torch.nn."):
+        return _FUNCTIONS_OF.get(kind, ())
+    codes = [getattr(found, "__code__", None) for found in vars(kind).values()]
+    names = {name for code in codes if code is not None for name in code.co_names}
+    found = sorted(name for name in names if name in vars(functional))
+    _FUNCTIONS_OF[kind] = tuple((functional.__name__, name) for name in found)
+    return _FUNCTIONS_OF[kind]
 
 
 def _same(now: Any, then: Any) -> bool:
     return now is then or (isinstance(then, _CONSTANTS) and type(now) is type(then) and now == then)
 
 
-class _Compared:
-    """The places to look at, and what was found there; compared by core/sources.cpp."""
+class Places:
+    """The places to look at, and what was found there; compared by core/sources.cpp.
+
+    entries: (dictionary, key, value). sizes: (dictionary, how many). types: (object, its type).
+    attributes: (object, name, value). lists and sets: (it, what it holds).
+    """
 
     def __init__(self) -> None:
         self.entries: list[tuple[dict[Any, Any], Any, Any]] = []
         self.sizes: list[tuple[dict[Any, Any], int]] = []
         self.types: list[tuple[Any, type]] = []
         self.attributes: list[tuple[Any, str, Any]] = []
+        self.lists: list[tuple[list[Any], list[Any]]] = []
+        self.sets: list[tuple[set[Any], list[Any]]] = []
         self.versioned: list[Tensor] = []
         self.small: list[Tensor] = []
         self._native: _Native | None = None
+
+    def __len__(self) -> int:
+        found = len(self.entries) + len(self.sizes) + len(self.types) + len(self.attributes)
+        return found + len(self.lists) + len(self.sets) + len(self.versioned) + len(self.small)
 
     def add_tensor(self, tensor: Tensor) -> None:
         if isinstance(tensor, PackedTensor):
@@ -235,18 +261,20 @@ class _Compared:
         return (
             self._is_watchable
             and all(len(table) == count for table, count in self.sizes)
-            and all(table.get(key, _MISSING) is value for table, key, value in self.entries)
+            and all(table.get(key, MISSING) is value for table, key, value in self.entries)
             and all(type(module) is kind for module, kind in self.types)
             and all(getattr(own, name, None) is value for own, name, value in self.attributes)
+            and all(_same_items(own, items) for own, items in self.lists)
+            and all(len(own) == len(items) and own.issuperset(items) for own, items in self.sets)
             and [(t.data_ptr(), _version(t)) for t in self.versioned] == self._versions
             and all(map(_same_bits, self.small, self._copies))
         )
 
 
 class _Native:
-    """The comparison in C++. Objects are handed over by address; `_Compared` keeps them."""
+    """The comparison in C++. Objects are handed over by address; `Places` keeps them."""
 
-    def __init__(self, library: ctypes.PyDLL, places: _Compared) -> None:
+    def __init__(self, library: ctypes.PyDLL, places: Places) -> None:
         self._address = torch.ops.oxytorch.sources(places.versioned, places.small)
         weakref.finalize(self, library.oxytorch_forget_sources, ctypes.c_void_p(self._address))
         address = ctypes.c_void_p(self._address)
@@ -256,7 +284,7 @@ class _Native:
             _addresses([e[0] for e in entries]),
             _addresses([e[1] for e in entries]),
             (ctypes.c_void_p * len(entries))(
-                *(None if e[2] is _MISSING else id(e[2]) for e in entries)
+                *(None if e[2] is MISSING else id(e[2]) for e in entries)
             ),
             ctypes.c_int64(len(entries)),
         )
@@ -280,6 +308,11 @@ class _Native:
             _addresses([a[2] for a in attributes]),
             ctypes.c_int64(len(attributes)),
         )
+        for held, kind in ((places.lists, "lists"), (places.sets, "sets")):
+            add = getattr(library, f"oxytorch_add_{kind}")
+            for container, items in held:
+                count = ctypes.c_int64(len(items))
+                add(address, ctypes.c_void_p(id(container)), _addresses(items), count)
         self._ask = library.oxytorch_sources_are_current
         self._argument = address
 
@@ -289,6 +322,10 @@ class _Native:
 
 def _addresses(objects: list[Any]) -> Any:
     return (ctypes.c_void_p * len(objects))(*map(id, objects))
+
+
+def _same_items(now: list[Any], then: list[Any]) -> bool:
+    return len(now) == len(then) and all(map(is_, now, then))
 
 
 def _is_small(tensor: Tensor) -> bool:
@@ -307,7 +344,7 @@ def _same_bits(now: Tensor, then: Tensor) -> bool:
     return torch.equal(now.detach().view(torch.uint8), then.view(torch.uint8))
 
 
-class _Nothing(_Compared):
+class _Nothing(Places):
     """What a stale value is compared with."""
 
     def are_current(self) -> bool:

@@ -151,6 +151,10 @@ class CodeWatch:
             if getattr(sys.modules.get(owner), "__dict__", None) is not table:
                 self._refuse(f"its code reads {name} of a module that is not imported")
             self._reads(owner, name)
+            if isinstance(value, types.ModuleType):
+                for inner in attributes:
+                    if inner in value.__dict__:
+                        self._reads(value.__name__, inner)
         for name in free_names:
             value = frame.f_locals.get(name)
             if name != "__class__" and not callable(value) and not _is_of_caller(frame, name):
@@ -278,7 +282,8 @@ def _holds(module: nn.Module, name: str) -> bool:
 
 
 def _is_pythons(filename: str) -> bool:
-    return filename.startswith(_PYTHON) and "-packages" not in filename
+    is_installed = filename.startswith(_PYTHON) and "-packages" not in filename
+    return is_installed or filename.startswith("<frozen")
 
 
 def _is_library_or_pythons(filename: str) -> bool:
@@ -286,7 +291,7 @@ def _is_library_or_pythons(filename: str) -> bool:
 
 
 def _is_library(filename: str) -> bool:
-    return filename.startswith((_TORCH, _OURS, "<frozen"))
+    return filename.startswith((_TORCH, _OURS))
 
 
 def _is_torchs(function: Any) -> bool:

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from ..core.packed import PackedTensor, ReorderedTensor, packed_later
+from ..core.sources import functions_of
 
 _torch: Any = torch._C  # its stubs lack functions
 _jit: Any = torch.jit
@@ -27,6 +29,7 @@ class Forward:
         self.module = module
         self.converts = converts
         self._class_forward = type(module).forward
+        self._functions = _functions(module)
         self._has_bias = "bias" in module._parameters
         self._lost: dict[str, Any] = {}  # weights that were packed before a file was written
 
@@ -44,9 +47,12 @@ class Forward:
 
     def _bias(self) -> Any:
         """The bias parameter, None where there is none, or False where it is no parameter any more
-        or where the class has another forward."""
+        or where the class has another forward, or a function that it calls was replaced."""
         if type(self.module).forward is not self._class_forward:
             return False
+        for name, function in self._functions:
+            if _FUNCTIONAL[name] is not function:
+                return False
         return self.module._parameters.get("bias", False) if self._has_bias else None
 
     def _repack(self) -> None:
@@ -68,7 +74,11 @@ class Forward:
             for name, weight in held.items()
             if isinstance(weight, ReorderedTensor) and not weight.cell.keeps_plain
         }
-        return {**self.__dict__, "_lost": {**self._lost, **packed}}
+        return {**self.__dict__, "_functions": (), "_lost": {**self._lost, **packed}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._functions = _functions(self.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not say how to compute")
@@ -95,6 +105,14 @@ class Forward:
     @property
     def __name__(self) -> str:
         return "forward"
+
+
+_FUNCTIONAL = vars(functional)
+
+
+def _functions(module: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """The functions of torch.nn.functional that a layer calls, as they are now."""
+    return tuple((name, _FUNCTIONAL[name]) for _, name in functions_of(type(module)))
 
 
 def _converted(value: Any, dtype: torch.dtype) -> Any:

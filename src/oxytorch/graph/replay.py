@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from operator import attrgetter, is_
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..core.packed import PackedTensor
+from ..core.modes import is_plain_inference, own_code
+from ..core.sources import GLOBAL_HOOKS
 from .errors import CaptureError
+from .reachable import Codes, Reachable
 
-_GLOBAL_HOOKS = (
-    torch.nn.modules.module._global_forward_hooks,
-    torch.nn.modules.module._global_forward_pre_hooks,
-)
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
-_is_training = attrgetter("training")
-_version = attrgetter("_version")
 
 MOST_FORMS = 16
 """Forms of call that are captured unless another number is given."""
@@ -51,10 +46,10 @@ class _Foreign(Exception):
 class Replay:
     """Stands in for `module.forward`: runs a program where its guards hold, else the forward.
 
-    The guards: the module and all below are in evaluation mode, without hooks and unchanged, no
-    gradient can be asked for, no autocast, tracing or tensor mode is active, and the call has the
-    form (shapes, dtypes, strides, constants) of a program. A new form is captured when it is seen
-    for the second time.
+    The guards: nothing that the module's Python can have read is another than it was (see
+    `Reachable`), the call is plain inference (no gradient can be asked for, no autocast, tracing or
+    tensor mode is active) and has the form (shapes, dtypes, strides, constants) of a program. A new
+    form is captured when it is seen for the second time.
 
     most_forms: forms of call that are captured; calls of further forms run the module's own code.
     """
@@ -71,7 +66,8 @@ class Replay:
         self._programs: dict[Hashable, list[tuple[Program, _Output]]] = {}
         self._refused: dict[Hashable, str] = {}
         self._seen: set[Hashable] = set()
-        self._state: _State | None = None
+        self._state: Reachable | None = None
+        self._codes = Codes()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward without programs."""
@@ -85,6 +81,8 @@ class Replay:
             form, _ = _form(args, kwargs)
         except _Foreign as error:
             raise CaptureError(str(error)) from None
+        if self._is_special():
+            raise CaptureError("a module has a hook or is in training mode")
         with torch.no_grad():
             self._capture(form, args, kwargs)
         if form in self._refused:
@@ -95,21 +93,20 @@ class Replay:
         return [program for known in self._programs.values() for program, _ in known]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not _is_plain():
+        if not is_plain_inference() or self.module.training:
             return self.forward(*args, **kwargs)
         try:
             form, tensors = _form(args, kwargs)
         except _Foreign:
             return self.forward(*args, **kwargs)
         state = self._state
-        if state is None or not state.is_current():
+        if state is not None and not state.is_current():
             with self._lock:
-                self._programs.clear()
-                self._refused.clear()
-                self._seen.clear()  # what changes at every call is not captured at every call
-                self._state = state = _State(self.module)
-        if state.is_special():
-            return self.forward(*args, **kwargs)
+                if self._state is state:
+                    self._programs.clear()
+                    self._refused.clear()
+                    self._seen.clear()  # what changes at every call is not captured at every call
+                    self._state, self._codes = None, Codes()
         programs = self._programs.get(form, ())
         for position, (program, output) in enumerate(programs):
             results = program(tensors)
@@ -122,7 +119,7 @@ class Replay:
 
     def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = len(self._programs.get(form, ()))
-        wanted = form not in self._refused and known < MOST_PROGRAMS
+        wanted = form not in self._refused and known < MOST_PROGRAMS and not self._is_special()
         if not known and (form not in self._seen or len(self._programs) >= self.most_forms):
             wanted = False
         if len(self._seen) < 64 * MOST_FORMS:
@@ -142,17 +139,39 @@ class Replay:
         None, and the reason noted, where there can be no program.
         """
         with self._lock:
-            attributes = _Attributes(self.module)
             try:
+                state = self._watched(args, kwargs)
                 program, value = self.build(self.forward, args, kwargs)
-                attributes.check()
                 output = _Output(value)
+                if not state.is_current():
+                    raise CaptureError("its code keeps a state")
             except CaptureError as error:
                 self._refused[form] = str(error)
                 return None
-            self._state = _State(self.module)
+            if self._state is None or not self._state.is_current():
+                self._programs.clear()
+            self._state = state
             self._programs[form] = [(program, output), *self._programs.get(form, ())]
             return (value,)
+
+    def _is_special(self) -> bool:
+        """Whether a module has a hook or is in training mode, for now."""
+        return any(GLOBAL_HOOKS) or any(
+            m.training or m._forward_hooks or m._forward_pre_hooks for m in self.module.modules()
+        )
+
+    def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reachable:
+        """What the module's code can read, seen in a run of it and of what stands in for parts."""
+        codes = self._codes  # of all programs, which one look serves
+        codes.refusal = None
+        self.forward(*args, **kwargs)  # what is made at the first call is not looked at
+        with codes.watching():
+            with own_code():
+                self.forward(*args, **kwargs)
+            self.forward(*args, **kwargs)
+        if codes.refusal is not None:
+            raise CaptureError(codes.refusal)
+        return Reachable(self.module, codes)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("module", "build", "most_forms", "inner")
@@ -165,19 +184,6 @@ class Replay:
 
 def _moved_to_front(items: Any, position: int) -> list[Any]:
     return [items[position], *items[:position], *items[position + 1 :]]
-
-
-def _is_plain() -> bool:
-    """Whether operators do what they say: no gradients, autocast, tracing or tensor modes."""
-    return not (
-        torch.is_grad_enabled()
-        or torch.is_autocast_enabled("cpu")
-        or torch._C._is_torch_function_mode_enabled()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or torch.compiler.is_compiling()
-    )
 
 
 def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list[Tensor]]:
@@ -238,74 +244,6 @@ def output_tensors(value: Any) -> list[Tensor]:
 
 
 def _check_output(value: Any) -> None:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            _check_output(item)
-    elif type(value) is not Tensor and not isinstance(value, _CONSTANTS):
-        raise CaptureError(f"its output holds a {type(value).__name__}")
-
-
-class _State:
-    """What a program took from its module: modules, parameters and buffers, at one moment."""
-
-    def __init__(self, module: nn.Module) -> None:
-        modules = [*module.modules()]
-        self._modules = modules
-        self._children = [(m._modules, [*m._modules.values()]) for m in modules if m._modules]
-        self._hooks = (
-            *_GLOBAL_HOOKS,
-            *(m._forward_hooks for m in modules),
-            *(m._forward_pre_hooks for m in modules),
-        )
-        self._packed: list[tuple[PackedTensor, int]] = []
-        # Lists side by side, for loops without byte code: between two calls of a large model all of
-        # this has left the caches.
-        self._owners: list[dict[str, Any]] = []
-        self._names: list[str] = []
-        self._tensors: list[Tensor | None] = []
-        self._versioned: list[Tensor] = []
-        for m in modules:
-            for tensors in (m._parameters, m._buffers):
-                for name, tensor in tensors.items():
-                    self._note(tensors, name, tensor)
-        self._versions = [*map(_version, self._versioned)]
-
-    def _note(self, tensors: dict[str, Any], name: str, tensor: Any) -> None:
-        self._owners.append(tensors)
-        self._names.append(name)
-        self._tensors.append(tensor)
-        if isinstance(tensor, PackedTensor):
-            self._packed.append((tensor, tensor.cell.clock._version))
-        elif tensor is not None and not tensor.is_inference():
-            self._versioned.append(tensor)
-
-    def is_special(self) -> bool:
-        """Whether a module has a hook or is in training mode."""
-        return any(self._hooks) or any(map(_is_training, self._modules))
-
-    def is_current(self) -> bool:
-        """Whether no module, parameter or buffer was replaced or written to since."""
-        for children, then in self._children:
-            if [*children.values()] != then:
-                return False
-        if not all(map(is_, map(dict.get, self._owners, self._names), self._tensors)):
-            return False
-        if [*map(_version, self._versioned)] != self._versions:
-            return False
-        return all(p.is_packed() and p.cell.clock._version == then for p, then in self._packed)
-
-
-class _Attributes:
-    """The attributes of all modules, to see whether a forward sets one."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._before = [(m, {**m.__dict__}) for m in module.modules()]
-
-    def check(self) -> None:
-        """Raise CaptureError if an attribute is another object now."""
-        for module, before in self._before:
-            now = module.__dict__
-            if len(now) != len(before) or any(now.get(k) is not v for k, v in before.items()):
-                raise CaptureError(f"{type(module).__name__}.forward sets attributes")
+    for leaf in pytree.tree_leaves(value):
+        if type(leaf) is not Tensor and not isinstance(leaf, _CONSTANTS):
+            raise CaptureError(f"its output holds a {type(leaf).__name__}")

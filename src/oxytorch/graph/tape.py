@@ -160,6 +160,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return value
         if isinstance(result, (list, tuple)):
             return [self._result(item) for item in result]
+        if result is not None:
+            raise CaptureError(f"an operator returns a {type(result).__name__}")
         return None
 
     def _refuse_write(self, func: Any, value: Any) -> None:
@@ -222,8 +224,11 @@ def record(
     """
     recording = recorded(run, inputs)
     tape = Tape(recording.steps, recording.externals, recording.outputs)
-    for _ in range(WARM_UP):
-        again = tape(inputs)
+    try:
+        for _ in range(WARM_UP):
+            again = tape(inputs)
+    except RuntimeError as error:  # TorchScript knows no such form of an operator
+        raise CaptureError("the recorded operators do not run by themselves") from error
     if again is None or not all(
         torch.equal(a.nan_to_num(), b.nan_to_num())
         for a, b in zip(again, recording.tensors, strict=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.modes import is_plain_inference
+from ...core.modes import is_plain_inference, runs_recorded
 from ...core.packed import PackedTensor, packed_around
 from ...graph.forward import Forward
 from ...ops.linear import PackedLinearWeight, linear
@@ -145,7 +145,12 @@ class Group:
         biases: list[Any] = [m._parameters.get("bias", False) for m in self.modules]
         if any(bias is False for bias in biases):
             return None
-        key = [x._version, *ticks, *(-1 if b is None else b._version for b in biases)]
+        key = [
+            runs_recorded(),
+            x._version,
+            *ticks,
+            *(-1 if b is None else b._version for b in biases),
+        ]
         if waiting.get("x") is x and waiting["key"] == key and index in waiting["parts"]:
             part: torch.Tensor = waiting["parts"].pop(index)
             if not waiting["parts"]:

@@ -1,0 +1,352 @@
+"""The Python state that a run of a module's code can have read, and whether it is what it was.
+
+A recording of a whole module holds what its Python decided. It decided by the attributes of the
+modules, by what these hold (configurations, lists, dictionaries), by global variables, by what
+closures and classes hold, and by tensors. All of that can be reached from the modules and from the
+code that ran, and is compared by identity before each use of the recording. What cannot be reached
+(files, the clock, the environment) is only read through functions of Python's library, and code
+that calls those is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import types
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..core.packed import PackedTensor
+from ..core.sources import GLOBAL_HOOKS, MISSING, Places, functions_of
+from .errors import CaptureError
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_LAYERS = os.path.join(_TORCH, "nn") + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_REGION = "<oxytorch region>"
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+
+_PURE_LIBRARY = frozenset(
+    ["abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "importlib",
+     "inspect", "itertools", "logging", "math", "operator", "re", "types", "typing", "warnings",
+     "weakref"]
+)  # fmt: skip
+"""Modules of Python's library whose functions give the same for the same arguments."""
+
+_PURE_C = frozenset(
+    ["builtins", "math", "_operator", "operator", "itertools", "_functools", "functools",
+     "_collections", "collections", "_abc", "_contextvars", "_warnings",
+     "_weakref", "_struct", "_sre", "re"]
+)  # fmt: skip
+_REFUSED_C = frozenset(["print", "input", "open", "breakpoint", "exec", "eval"])
+
+_IMPORT, _IMPORTER = "_find_and_load", "<frozen importlib._bootstrap>"
+
+_READS_OF_ENVIRONMENT = frozenset(
+    ["__getitem__", "__contains__", "get", "getenv", "encode", "decode", "check_str", "encodekey"]
+)
+
+_LOOK_UPS = frozenset(["getattr", "hasattr", "vars", "dir", "globals", "locals"])
+
+_OPAQUE = (
+    type(None), bool, int, float, complex, str, bytes, range, slice, torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.Size, types.BuiltinFunctionType, types.CodeType,
+    logging.Logger, weakref.ref, type(NotImplemented), type(...), property, staticmethod,
+)  # fmt: skip
+"""What holds nothing that a module's code reads through it, or holds it for good."""
+
+_IMPURE = frozenset(
+    ["asyncio", "datetime", "fcntl", "glob", "io", "json", "multiprocessing", "os",
+     "pathlib", "pickle", "posixpath", "queue", "random", "secrets", "select", "shutil", "signal",
+     "socket", "subprocess", "sys", "tempfile", "time", "urllib", "uuid"]
+)  # fmt: skip
+"""Modules of Python's library whose functions read or change what lies outside of the program."""
+
+_LIBRARIES = frozenset(["torch", "oxytorch", "builtins", "threading", "_thread", "_abc"])
+
+_MOST = 50_000
+"""Places to look at, above which looking would cost what a recording saves."""
+
+_UNREAD = nn.Module().__dict__.keys() - {
+    "training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"
+}  # fmt: skip
+"""Torch's own tables that a call in plain inference does not look at."""
+
+_CALLS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
+
+
+class Codes:
+    """The code that runs on this thread, apart from Python's library and this package."""
+
+    def __init__(self) -> None:
+        self.seen: dict[types.CodeType, dict[str, Any]] = {}  # with its global variables
+        self.refusal: str | None = None
+        self._imports = 0  # under way: what is imported belongs to no module's code
+        self.reads_environment = False
+        self.looks_up_names = False  # by names that the code itself does not show
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        before = sys.getprofile()
+        sys.setprofile(self._note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if code.co_name == _IMPORT and code.co_filename == _IMPORTER:
+            self._imports += (event == "call") - (event == "return")
+        elif self._imports:
+            return
+        elif event == "call":
+            if _is_pythons(code.co_filename):
+                name = str(frame.f_globals.get("__name__"))
+                kind = name.split(".")[0]
+                if name == "os" and code.co_name in _READS_OF_ENVIRONMENT:
+                    self.reads_environment = True
+                    return
+                is_impure = kind not in _PURE_LIBRARY and _is_theirs(frame.f_back)
+                if (is_impure or kind in _IMPURE) and _is_theirs(_caller_of_library(frame)):
+                    self._refuse(f"{name}.{code.co_name}")
+            elif _is_watched(code.co_filename):
+                self.seen.setdefault(code, frame.f_globals)
+        elif event == "c_call" and _is_theirs(frame):
+            name = getattr(argument, "__name__", "?")
+            owner = getattr(argument, "__module__", None) or _module_of_method(argument, name)
+            self.looks_up_names |= name in _LOOK_UPS
+            is_pure = owner in _PURE_C or str(owner).split(".")[0] == "torch"
+            if not is_pure or (owner == "builtins" and name in _REFUSED_C):
+                self._refuse(f"{owner}.{name}")
+
+    def _refuse(self, name: str) -> None:
+        if self.refusal is None:
+            self.refusal = f"its code calls {name}"
+
+
+def _module_of_method(method: Any, name: str) -> str:
+    """The module of the class that has a built-in method."""
+    own = getattr(method, "__self__", None)
+    kinds = own.__mro__ if isinstance(own, type) else type(own).__mro__
+    found = ((kind.__module__, vars(kind).get(name)) for kind in kinds)
+    is_python = types.FunctionType
+    return next((m for m, value in found if value and not isinstance(value, is_python)), "?")
+
+
+def _is_pythons(filename: str) -> bool:
+    is_installed = filename.startswith(_PYTHON) and "-packages" not in filename
+    return is_installed or filename.startswith("<frozen")
+
+
+def _is_watched(filename: str) -> bool:
+    return filename.startswith(_LAYERS) or not filename.startswith((_TORCH, _OURS, _REGION))
+
+
+def _caller_of_library(frame: types.FrameType | None) -> types.FrameType | None:
+    while frame is not None and _is_pythons(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _is_theirs(frame: types.FrameType | None) -> bool:
+    """Whether a frame is of the model's code, and not of a library's."""
+    if frame is None:
+        return False
+    filename = frame.f_code.co_filename
+    return not (_is_pythons(filename) or filename.startswith((_TORCH, _OURS, _REGION)))
+
+
+class Reachable:
+    """What can be reached from a module and from the code that it ran, as it is now.
+
+    Raises CaptureError where something of it cannot be compared.
+    """
+
+    def __init__(self, module: nn.Module, codes: Codes) -> None:
+        self._home = module
+        self._places = Places()
+        self._packed: list[PackedTensor] = []
+        self._variables: list[tuple[ContextVar[Any], Any]] = []
+        self._seen: dict[int, Any] = {}
+        self._names = {name for code in codes.seen for name in code.co_names}.union(_CALLS)
+        self._all_names = codes.looks_up_names
+        self._todo: list[Any] = [module]
+        for code, table in codes.seen.items():
+            reads_table = self._all_names and "globals" in code.co_names
+            for name in [*table] if reads_table else code.co_names:
+                if name in table:
+                    self._entry(table, name)
+        if codes.reads_environment:
+            self._todo.append(vars(os.environ)["_data"])
+        while self._todo:
+            self._visit(self._todo.pop())
+            if len(self._places) > _MOST:
+                raise CaptureError("its code can read too many objects")
+        self._places.sizes += [(hooks, len(hooks)) for hooks in GLOBAL_HOOKS]
+        self._places.close()
+
+    def is_current(self) -> bool:
+        """Whether nothing was replaced, added, removed or written to."""
+        return (
+            self._places.are_current()
+            and all(variable.get(MISSING) is value for variable, value in self._variables)
+            and all(map(PackedTensor.is_packed, self._packed))
+        )
+
+    def _entry(self, table: dict[Any, Any], key: Any) -> None:
+        self._places.entries.append((table, key, table[key]))
+        self._todo.append(table[key])
+
+    def _attribute(self, owner: Any, name: str, value: Any) -> None:
+        self._places.attributes.append((owner, name, value))
+        self._todo.append(value)
+
+    def _visit(self, value: Any) -> None:
+        if isinstance(value, _OPAQUE) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value  # which keeps the id valid
+        kind = type(value)
+        if isinstance(value, Tensor):
+            self._tensor(value)
+        elif isinstance(value, nn.Module):
+            self._module(value)
+        elif isinstance(value, (tuple, frozenset)):
+            self._todo += value
+            self._object(value)
+        elif isinstance(value, (dict, types.MappingProxyType)):
+            self._dictionary(value)
+            self._object(value)
+        elif isinstance(value, list):
+            self._places.lists.append((value, [*value]))
+            self._todo += value
+            self._object(value)
+        elif isinstance(value, set):
+            self._places.sets.append((value, [*value]))
+            self._object(value)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, ContextVar):
+            self._variables.append((value, value.get(MISSING)))
+            self._todo.append(value.get(None))
+        elif isinstance(value, types.MethodType):
+            self._todo += [value.__self__, value.__func__]
+        elif isinstance(value, functools.partial):
+            self._todo += [value.func, value.args, value.keywords]
+        elif isinstance(value, types.ModuleType):
+            for name in self._names & value.__dict__.keys():
+                if isinstance(value.__dict__[name], _OPAQUE) or _is_of_torch(value):
+                    self._places.entries.append((value.__dict__, name, value.__dict__[name]))
+                else:
+                    self._entry(value.__dict__, name)
+        elif isinstance(value, type):
+            self._class(value)
+        elif kind.__module__.split(".")[0] not in _LIBRARIES:
+            self._object(value)
+            if not (hasattr(value, "__dict__") or hasattr(kind, "__slots__") or callable(value)):
+                raise CaptureError(f"its code can read a {kind.__name__}, which cannot be compared")
+
+    def _tensor(self, tensor: Tensor) -> None:
+        self._places.add_tensor(tensor)
+        if isinstance(tensor, PackedTensor):
+            self._packed.append(tensor)
+        elif type(tensor) not in (Tensor, nn.Parameter):
+            raise CaptureError(f"its code can read a {type(tensor).__name__}")
+
+    def _module(self, module: nn.Module) -> None:
+        for name, value in module.__dict__.items():
+            if name.startswith("_oxytorch"):
+                continue
+            if name == "forward":
+                # Whose own the recording's is to be; other ones of ours look after themselves.
+                if module is not self._home:
+                    self._places.entries.append((module.__dict__, name, value))
+                    self._todo += [] if _is_ours(value) else [value]
+            elif name not in _UNREAD:
+                self._entry(module.__dict__, name)
+        # What is found in the class may be hidden by an attribute.
+        for name in self._in_class(type(module)) - module.__dict__.keys() - {"forward"}:
+            self._places.entries.append((module.__dict__, name, MISSING))
+        for _, name in functions_of(type(module)):
+            self._places.entries.append((vars(functional), name, vars(functional)[name]))
+        self._places.types.append((module, type(module)))
+        self._class(type(module))
+
+    def _dictionary(self, found: Any) -> None:
+        if not isinstance(found, dict):
+            raise CaptureError("its code can read a view of a dictionary, which cannot be compared")
+        self._places.sizes.append((found, len(found)))
+        for key in [*found]:
+            self._places.entries.append((found, key, dict.__getitem__(found, key)))
+            self._todo.append(dict.__getitem__(found, key))
+
+    def _function(self, function: types.FunctionType) -> None:
+        if _is_of_torch(function):
+            return
+        self._places.attributes.append((function, "__code__", function.__code__))
+        self._todo += [function.__defaults__, function.__kwdefaults__]
+        if function.__dict__:
+            self._todo.append(function.__dict__)
+        for cell in function.__closure__ or ():
+            try:
+                self._attribute(cell, "cell_contents", cell.cell_contents)
+            except ValueError:  # empty as yet
+                continue
+
+    def _object(self, value: Any) -> None:
+        """The attributes of an object."""
+        own = getattr(value, "__dict__", None)
+        if isinstance(own, dict):
+            self._seen[id(own)] = own
+            self._dictionary(own)
+        kind = type(value)
+        if kind.__module__ == "builtins":
+            return
+        for slots in (vars(owner).get("__slots__", ()) for owner in kind.__mro__):
+            for name in (slots,) if isinstance(slots, str) else tuple(slots):
+                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                    self._attribute(value, name, getattr(value, name))
+        self._class(kind)
+
+    def _class(self, kind: type) -> None:
+        """What the code can find in a class."""
+        if id(kind) in self._seen and self._seen[id(kind)] is _DONE:
+            return
+        self._seen[id(kind)] = _DONE
+        is_library = _is_of_torch(kind) or kind.__module__.split(".")[0] in sys.stdlib_module_names
+        for name in _CALLS if is_library else self._in_class(kind):
+            found = getattr(kind, name, None)
+            if found is None or found is not getattr(kind, name):  # made anew at each look
+                continue
+            if is_library:
+                self._places.attributes.append((kind, name, found))
+            else:
+                self._attribute(kind, name, found)
+
+    def _in_class(self, kind: type) -> set[str]:
+        """The names that the code can find in a class."""
+        names = {name for owner in kind.__mro__ if not _is_of_torch(owner) for name in vars(owner)}
+        if self._all_names:
+            return {name for name in names if not name.startswith("__")}.union(_CALLS)
+        return names & self._names
+
+
+_DONE = object()
+
+
+def _is_of_torch(value: Any) -> bool:
+    name = getattr(value, "__module__", None) or getattr(value, "__name__", "")
+    return str(name).split(".")[0] in ("torch", "oxytorch")
+
+
+def _is_ours(value: Any) -> bool:
+    return type(value).__module__.split(".")[0] == "oxytorch"
