@@ -72,7 +72,8 @@ class Forward:
         packed = {
             name: (type(weight), weight.fields())
             for name, weight in held.items()
-            if isinstance(weight, ReorderedTensor) and not weight.cell.keeps_plain
+            if isinstance(weight, ReorderedTensor)
+            and (not weight.cell.keeps_plain or getattr(weight, "least_rows", 0))
         }
         return {**self.__dict__, "_functions": (), "_lost": {**self._lost, **packed}}
 

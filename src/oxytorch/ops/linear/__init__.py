@@ -6,6 +6,7 @@ The product runs in oneDNN inside torch: it already chooses among AVX2, AVX-512,
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 from ...core.packed import ReorderedTensor
 from .._post_op import NO_POST_OP, PostOp
@@ -16,14 +17,14 @@ _MKLDNN = torch.ops.mkldnn
 class PackedLinearWeight(ReorderedTensor):
     """A weight in oneDNN's blocked order: [out_features, in_features], or transposed.
 
-    The order suits every number of rows (measured from 1 to 512), so one copy is enough.
-
     weight: the values; dtype: that of the stored values, by default the weight's.
     transposed: the weight is [in_features, out_features], as in GPT-2's Conv1D.
+    least_rows: with fewer rows the plain values are multiplied, which the weight then keeps.
     """
 
     transposed: bool = False
-    _shared_fields = ("transposed",)
+    least_rows: int = 0
+    _shared_fields = ("transposed", "least_rows")
 
     def __new__(
         cls,
@@ -36,6 +37,15 @@ class PackedLinearWeight(ReorderedTensor):
         result.transposed = transposed
         result.repack(weight)
         return result
+
+    def repack(self, values: torch.Tensor) -> None:
+        super().repack(values)
+        self.cell.keeps_plain |= self.least_rows > 0
+
+    def leave_few_rows(self, least_rows: int, plain: torch.Tensor) -> None:
+        """Have products with fewer rows take `plain`, the plain values, from now on."""
+        self.least_rows = least_rows
+        self.cell.keeps_plain, self.cell.plain = True, plain
 
     def why_not_packed(self) -> str | None:
         return "it is no matrix" if self.dim() != 2 else supports(self.dtype)
@@ -88,6 +98,10 @@ def linear(
     For inference: autograd does not follow it.
     """
     result: torch.Tensor
+    if weight.least_rows and x.numel() < weight.least_rows * x.shape[-1] and weight.scale is None:
+        plain = weight.values()
+        result = F.linear(x, plain.t() if weight.transposed else plain, bias)
+        return post_op.after_(result, other)
     packed = weight.packed
     if post_op.binary is None and post_op.is_fused:
         result = _MKLDNN._linear_pointwise.default(

@@ -22,14 +22,14 @@ from ...graph.patterns import is_packable_convolution
 from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, linear, supports
 from ..context import Context
-from ..measure import wins
+from ..measure import Calls, first_win
 from .cast import CastInput, short_name
 
 SMALLEST_LINEAR = 32 << 10
 """Elements of a float32 linear weight below which a call of oneDNN costs more than it saves. With 0
 every weight is packed, also where it does not pay."""
-USUAL_ROWS, MOST_ROWS = 64, 512
-"""Rows of a product that is timed: where no sample tells, and at most."""
+USUAL_ROWS, MOST_ROWS = (1, 16, 64, 256), 512
+"""Rows of the products that are timed: where no sample tells, and at most."""
 
 
 def refusal(context: Context, module: nn.Module) -> str | None:
@@ -98,16 +98,21 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
             _cast_bias(context, owner, dtype)
         kind = ConvolutionForward if is_packable_convolution(module) else LinearForward
         context.set_forward(owner, kind(owner, owner in converts))
+    is_beside = packed.cell.keeps_plain
     detail = "" if dtype == before else f" as {str(dtype).removeprefix('torch.')}"
-    if beside:
-        detail += f", beside the weight it shares: +{weight.nbytes / 2**20:.1f} MiB"
+    if is_beside:
+        why = "the weight it shares" if beside else "the plain weight, for few rows"
+        detail += f", beside {why}: +{weight.nbytes / 2**20:.1f} MiB"
     for owner in owners:
         context.did("pack", owner, f"{type(owner).__name__}{detail}")
     return None
 
 
 def _pays(context: Context, module: nn.Module, weight: torch.Tensor, packed: PackedTensor) -> bool:
-    """Whether the packed layer is faster than torch's own on inputs like the sample's."""
+    """Whether the packed layer is faster than torch's own on inputs like the sample's.
+
+    Without a sample it may be so for larger inputs alone: the plain values then stay beside it.
+    """
     size = context.observed.input_sizes.get(module)
     kind = (type(packed), tuple(weight.shape), weight.dtype)
     if isinstance(packed, PackedConvolutionWeight):
@@ -121,16 +126,22 @@ def _pays(context: Context, module: nn.Module, weight: torch.Tensor, packed: Pac
         g = packed.geometry
         convolve: Any = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
         arguments = None, g.stride, g.padding, g.dilation, g.groups
-        return wins(
-            (*kind, g, size),
-            lambda: convolve(x, weight, *arguments),
-            lambda: convolution(last, packed),
-        )
+        both: Calls = (lambda: convolve(x, weight, *arguments), lambda: convolution(last, packed))
+        return first_win((*kind, g, size), [both]) is not None
     assert isinstance(packed, PackedLinearWeight)
-    rows = USUAL_ROWS if not size else max(1, math.prod(size[:-1]))
+    rows = USUAL_ROWS if not size else (min(max(1, math.prod(size[:-1])), MOST_ROWS),)
     plain = weight.t() if packed.transposed else weight
-    x = torch.rand(min(rows, MOST_ROWS), plain.shape[1]).to(weight.dtype)
-    return wins((*kind, len(x)), lambda: F.linear(x, plain), lambda: linear(x, packed))
+
+    def calls(count: int) -> Calls:
+        x = torch.rand(count, plain.shape[1]).to(weight.dtype)
+        return lambda: F.linear(x, plain), lambda: linear(x, packed)
+
+    first = first_win((*kind, rows), [calls(count) for count in rows])
+    if first is None:
+        return False
+    if first:
+        packed.leave_few_rows(rows[first], weight)
+    return True
 
 
 def _cast_plain(context: Context, module: nn.Module) -> None:

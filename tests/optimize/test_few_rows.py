@@ -1,0 +1,71 @@
+"""Layers that are packed for many rows alone: with few, their plain values are multiplied."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import oxytorch
+from oxytorch.ops.linear import PackedLinearWeight, linear
+from oxytorch.optimize.passes import pack
+
+
+@pytest.fixture
+def layer(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """A layer packed for 16 rows and more, without a look at the clock."""
+    monkeypatch.setattr(pack, "SMALLEST_LINEAR", 1)
+    monkeypatch.setattr(pack, "first_win", lambda key, sizes: 1)
+    model = oxytorch.optimize(nn.Sequential(nn.Linear(24, 40)).eval())
+    weight = model[0].weight
+    assert isinstance(weight, PackedLinearWeight) and weight.least_rows == pack.USUAL_ROWS[1]
+    return model
+
+
+def _saved(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "itself": lambda model: model,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "file": _saved,
+}
+
+
+@pytest.mark.parametrize("made", [*COPIES])
+@pytest.mark.parametrize("rows", [1, 15, 16, 100])
+def test_answers_follow_writes(layer: nn.Module, made: str, rows: int) -> None:
+    model = COPIES[made](layer)
+    x = torch.randn(rows, 24)
+    with torch.no_grad():
+        for _ in range(2):
+            for _ in range(2):
+                plain = nn.functional.linear(x, model[0].weight.clone(), model[0].bias)
+                torch.testing.assert_close(model(x), plain)
+            model[0].weight.mul_(-2.0)
+        assert model[0].weight.is_packed()
+        assert model[0].weight.least_rows == 16 and model[0].weight.cell.keeps_plain
+
+
+def test_few_rows_take_the_plain_values(layer: nn.Module) -> None:
+    weight = layer[0].weight  # type: ignore[index]
+    weight.cell.plain.fill_(1.0)  # behind its back, so that it shows which values are used
+    for rows, is_plain in ((15, True), (16, False)):
+        found = linear(torch.ones(rows, 24), weight)
+        assert bool((found == 24).all()) is is_plain
+
+
+def test_report_says_what_stays_in_memory(layer: nn.Module) -> None:
+    details = [e.detail for e in oxytorch.explain(layer).entries if e.pass_name == "pack"]
+    assert any("plain weight, for few rows" in detail for detail in details)
