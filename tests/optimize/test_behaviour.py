@@ -291,14 +291,16 @@ def test_the_plain_weight_is_dropped() -> None:
 import json, torch
 import oxytorch
 torch.manual_seed(0)
-model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(40))).eval()
+widths = [1024, 2048] * 10
+model = torch.nn.Sequential(*map(torch.nn.Linear, widths[:-1], widths[1:])).eval()
 size = sum(p.nbytes for p in model.parameters())
 
 def resident(name):
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
 
-oxytorch.optimize(torch.nn.Sequential(torch.nn.Linear(1024, 1024)).eval())
+for layer in model[:2]:
+    oxytorch.optimize(torch.nn.Sequential(layer).eval())
 before = resident("VmRSS")
 oxytorch.optimize(model, inplace=True)
 print(json.dumps([(resident(name) - before) / size for name in ("VmRSS", "VmHWM")]))
@@ -606,7 +608,7 @@ def test_small_linear_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     from oxytorch.optimize.passes import pack
 
     monkeypatch.setattr(pack, "SMALLEST_LINEAR", 1 << 12)
-    monkeypatch.setattr(pack, "wins", lambda *_: True)
+    monkeypatch.setattr(pack, "first_win", lambda *_: 0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 600)).eval()
     optimized = oxytorch.optimize(model)
     assert not isinstance(optimized[0].weight, PackedTensor)

@@ -13,6 +13,7 @@ from torch import nn
 
 import oxytorch
 from oxytorch.ops.linear import PackedLinearWeight, linear
+from oxytorch.optimize import measure
 from oxytorch.optimize.passes import pack
 
 
@@ -23,7 +24,7 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     monkeypatch.setattr(pack, "first_win", lambda key, sizes: 1)
     model = oxytorch.optimize(nn.Sequential(nn.Linear(24, 40)).eval())
     weight = model[0].weight
-    assert isinstance(weight, PackedLinearWeight) and weight.least_rows == pack.USUAL_ROWS[1]
+    assert isinstance(weight, PackedLinearWeight) and weight.least_rows == measure.USUAL_ROWS[1]
     return model
 
 

@@ -7,6 +7,8 @@ import importlib
 _SETTINGS = (
     # Layers of any size are packed.
     ("oxytorch.optimize.passes.pack", "SMALLEST_LINEAR", 0),
+    # Whether that pays or not.
+    ("oxytorch.optimize.measure", "TIMED", False),
     # Which pass wins is chance with models this small: one round decides as well as nine.
     ("oxytorch.optimize.tune", "ROUNDS", 1),
 )

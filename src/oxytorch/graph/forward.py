@@ -73,7 +73,7 @@ class Forward:
             name: (type(weight), weight.fields())
             for name, weight in held.items()
             if isinstance(weight, ReorderedTensor)
-            and (not weight.cell.keeps_plain or getattr(weight, "least_rows", 0))
+            and (not weight.cell.keeps_plain or getattr(weight, "least_rows", False))
         }
         return {**self.__dict__, "_functions": (), "_lost": {**self._lost, **packed}}
 

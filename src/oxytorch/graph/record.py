@@ -307,6 +307,16 @@ class Record(TorchDispatchMode):
         call.output, call.end = self.named(output), len(self.steps)
         self._running.pop()
 
+    def values_of(self, named: Any) -> Any:
+        """The tensors themselves in place of what stands for them."""
+
+        def value(leaf: Any) -> Any:
+            if type(leaf) is Value:
+                return self.tensors[leaf.number]
+            return leaf.read() if type(leaf) is Held else leaf
+
+        return pytree.tree_map(value, named)
+
     def path(self, call: int) -> list[int]:
         """The calls around a step, outermost first."""
         path: list[int] = []

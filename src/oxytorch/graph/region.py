@@ -18,6 +18,9 @@ from .forward import Forward
 from .patterns import Match, values_in
 from .record import Call, Held, Other, Record, Step, Value
 
+_REGION = "<oxytorch region>"
+"""The file name of generated code."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -77,26 +80,53 @@ class Program:
     scope: dict[str, Any]
     sources: Sources
     run: Any = field(init=False)
+    matches: Any = field(init=False)
 
     def __post_init__(self) -> None:
         scope = dict(self.scope)
-        exec(compile(self.source, "<oxytorch region>", "exec"), scope)
+        exec(compile(self.source, _REGION, "exec"), scope)
         self.run = scope["run"]
-
-    def matches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if len(args) != len(self.positional) or len(kwargs) != len(self.keywords):
-            return False
-        for slot, argument in zip(self.positional, args, strict=True):
-            if not slot.accepts(argument):
-                return False
-        return all(name in kwargs and slot.accepts(kwargs[name]) for name, slot in self.keywords)
+        self.matches = _guard(self.positional, self.keywords)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "run"}
+        made = ("run", "matches")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__post_init__()
+
+
+def _guard(positional: tuple[Slot, ...], keywords: tuple[tuple[str, Slot], ...]) -> Any:
+    """Write the function that tells whether a call has the form: `matches(args, kwargs)`."""
+    scope: dict[str, Any] = {"Tensor": Tensor, "Parameter": nn.Parameter, "strided": torch.strided}
+    lines = [
+        "def matches(args, kwargs):",
+        f"    if len(args) != {len(positional)} or len(kwargs) != {len(keywords)}: return False",
+    ]
+    given = [(f"args[{number}]", slot) for number, slot in enumerate(positional)]
+    given += [(f"kwargs.get({name!r}, Tensor)", slot) for name, slot in keywords]
+    for number, (expression, slot) in enumerate(given):
+        lines.append(f"    x = {expression}")
+        if slot.kind != "tensor":
+            scope[f"accepts{number}"] = slot.accepts
+            lines.append(f"    if not accepts{number}(x): return False")
+            continue
+        lines += [
+            "    if type(x) is not Tensor and type(x) is not Parameter: return False",
+            f"    if x.dim() != {slot.dim} or x.layout is not strided: return False",
+        ]
+        if slot.dtype is None:
+            lines.append("    if not x.is_floating_point(): return False")
+        else:
+            scope[f"dtype{number}"] = slot.dtype
+            lines.append(f"    if x.dtype is not dtype{number}: return False")
+        if slot.value is not None:
+            scope[f"shape{number}"] = slot.value
+            lines.append(f"    if x.shape != shape{number}: return False")
+    lines.append("    return True")
+    exec(compile("\n".join(lines), _REGION, "exec"), scope)
+    return scope["matches"]
 
 
 class Region(Forward):

@@ -25,6 +25,17 @@ CLOSED = (
 """Modules of torch that read their children's weights themselves: left alone as a whole."""
 
 
+@dataclass(frozen=True)
+class AttentionCall:
+    """A call of scaled_dot_product_attention: (args, kwargs).
+
+    others: the calls of other functions in the module that makes it.
+    """
+
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    others: int
+
+
 @dataclass
 class Observed:
     """What one run of the model on the sample input showed.
@@ -36,7 +47,7 @@ class Observed:
 
     input_sizes: dict[nn.Module, tuple[int, ...]] = field(default_factory=dict)
     shared_inputs: list[tuple[nn.Module, ...]] = field(default_factory=list)
-    attention: list[nn.Module] = field(default_factory=list)
+    attention: dict[nn.Module, AttentionCall] = field(default_factory=dict)
 
 
 @dataclass
@@ -215,7 +226,9 @@ def _note(context: Context, run: Record) -> None:
     inputs: dict[tuple[nn.Module | None, Value], list[nn.Module]] = {}
     for step in run.steps:
         if step.target is F.scaled_dot_product_attention:
-            observed.attention.append(run.calls[step.call].module)
+            call = run.calls[step.call]
+            found = AttentionCall(run.values_of(step.arguments), 2 * (call.end - call.begin))
+            observed.attention.setdefault(call.module, found)
         args = step.arguments[0]
         if not isinstance(step.target, nn.Module) or not args or type(args[0]) is not Value:
             continue
@@ -223,7 +236,6 @@ def _note(context: Context, run: Record) -> None:
         if context.recognizer.linear(step.target) is not None:
             inputs.setdefault((parents.get(step.target), args[0]), []).append(step.target)
     observed.input_sizes = {m: next(iter(found)) for m, found in sizes.items() if len(found) == 1}
-    observed.attention = [*dict.fromkeys(observed.attention)]
     observed.shared_inputs = [
         tuple(group)
         for group in inputs.values()

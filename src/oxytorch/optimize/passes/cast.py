@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...graph.forward import Forward
 from ...graph.recognize import Recognizer
@@ -224,4 +224,13 @@ class CastInput(Forward):
         super().__init__(module, converts=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
+            weight = self.module._parameters.get("weight")
+            # The usual call: nothing to convert, or something that shows at once.
+            if (
+                weight is not None
+                and weight.dtype is args[0].dtype
+                and torch._C._get_tracing_state() is None
+            ):
+                return type(self.module).forward(self.module, args[0])
         return self.own(*args, **kwargs)

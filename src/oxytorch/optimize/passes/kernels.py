@@ -16,6 +16,7 @@ from ...graph.recognize import Norm
 from ...graph.recommendation import is_plain_bag
 from ...ops._post_op import PostOp
 from ..context import Context
+from ..measure import USUAL_ROWS, Calls, first_win, rows_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -26,7 +27,11 @@ def run(context: Context) -> None:
             continue
         norm = context.recognizer.norm(module)
         if norm is not None:
-            context.set_forward(module, NormForward(module, norm, bool(context.dtype_of)))
+            forward = NormForward(module, norm, bool(context.dtype_of))
+            if not _norm_pays(context, module, forward):
+                context.left("kernels", module, "torch's own is as fast here")
+                continue
+            context.set_forward(module, forward)
             context.did("kernels", module, f"{type(module).__name__} -> ops.{norm.kind}")
             continue
         if type(module) is nn.EmbeddingBag and is_plain_bag(module):
@@ -35,7 +40,10 @@ def run(context: Context) -> None:
             continue
         post_op = context.recognizer.activation(module)
         if post_op is not None and not type(module).__module__.startswith("torch.nn"):
-            context.set_forward(module, ActivationForward(module, post_op))
+            activation = ActivationForward(module, post_op)
+            if not _activation_pays(module, activation):
+                continue
+            context.set_forward(module, activation)
             context.did("kernels", module, f"{type(module).__name__} -> torch {post_op}")
 
 
@@ -52,11 +60,12 @@ class NormForward(Forward):
         # LayerNorm of torch takes parameters in float32 with any input; else stock's result may be
         # of another dtype, and only a model that was given dtypes by us has such calls.
         self.is_mixed = is_mixed or type(module) is nn.LayerNorm
+        self.least_rows = 0  # with fewer the module's own code is as fast
         self.sources = Sources([], owner=module, values=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        x = args[0] if len(args) == 1 and not kwargs else None
-        if type(x) is torch.Tensor and is_computed(x) and not x.is_nested:
+        if len(args) == 1 and not kwargs and self._takes(args[0]):
+            x = args[0]
             parameters = self.module._parameters
             weight, bias = parameters.get("weight"), parameters.get("bias")
             plain = must_run_plain(x, weight, bias) or not fits(x, weight)
@@ -67,6 +76,38 @@ class NormForward(Forward):
                     return ops.rms_norm(x, weight, self.norm.eps)
                 return ops.layer_norm(x, weight, bias, self.norm.eps)
         return self.own(*args, **kwargs)
+
+    def _takes(self, x: Any) -> bool:
+        is_plain = type(x) is torch.Tensor and is_computed(x) and not x.is_nested
+        return is_plain and x.dim() > 0 and x.numel() >= self.least_rows * x.shape[-1]
+
+
+def _norm_pays(context: Context, module: nn.Module, forward: NormForward) -> bool:
+    """Whether our kernel is faster than the module's own code, if for many rows alone."""
+    weight = module._parameters.get("weight")
+    size = context.observed.input_sizes.get(module)
+    if weight is None and not size:
+        return True
+    width = size[-1] if size else len(weight)  # type: ignore[arg-type]
+    dtype = torch.float32 if weight is None else context.target_dtype(module, weight)
+    rows = rows_of(size)
+
+    def calls(count: int) -> Calls:
+        x = torch.rand(count, width).to(dtype)
+        return lambda: forward.own(x), lambda: forward(x)
+
+    kind = type(module), width, dtype, bool(weight is None), rows
+    first = first_win(kind, [calls(count) for count in rows])
+    if first:
+        forward.least_rows = rows[first]
+    return first is not None
+
+
+def _activation_pays(module: nn.Module, forward: ActivationForward) -> bool:
+    """Whether one function of torch's is faster than the functions that the module calls."""
+    x = torch.rand(USUAL_ROWS[1], 1024)
+    both: Calls = (lambda: forward.own(x), lambda: forward(x))
+    return first_win((type(module), str(forward.post_op)), [both]) is not None
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor | None) -> bool:

@@ -6,7 +6,6 @@ everything but the kernel. A weight that an embedding shares keeps its plain val
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -22,14 +21,16 @@ from ...graph.patterns import is_packable_convolution
 from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, linear, supports
 from ..context import Context
-from ..measure import Calls, first_win
+from ..measure import Calls, first_win, rows_of
 from .cast import CastInput, short_name
 
 SMALLEST_LINEAR = 32 << 10
 """Elements of a float32 linear weight below which a call of oneDNN costs more than it saves. With 0
 every weight is packed, also where it does not pay."""
-USUAL_ROWS, MOST_ROWS = (1, 16, 64, 256), 512
-"""Rows of the products that are timed: where no sample tells, and at most."""
+
+
+MOST_BESIDE = 4 << 20
+"""Bytes of a weight that is kept plain beside the packed one."""
 
 
 def refusal(context: Context, module: nn.Module) -> str | None:
@@ -83,7 +84,7 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     assert weight is not None
     dtype, before = context.target_dtype(module, weight), weight.dtype
     packed = _packed_weight(context, module, weight.detach(), dtype)
-    if SMALLEST_LINEAR and not _pays(context, module, weight.detach().to(dtype), packed):
+    if not _pays(context, module, weight.detach().to(dtype), packed):
         return "torch's own is as fast here"
     if beside:
         packed.cell.keeps_plain, packed.cell.plain = True, weight.detach()
@@ -111,7 +112,8 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
 def _pays(context: Context, module: nn.Module, weight: torch.Tensor, packed: PackedTensor) -> bool:
     """Whether the packed layer is faster than torch's own on inputs like the sample's.
 
-    Without a sample it may be so for larger inputs alone: the plain values then stay beside it.
+    Without a sample it may be so for all but single rows: the plain values of a small layer then
+    stay beside it.
     """
     size = context.observed.input_sizes.get(module)
     kind = (type(packed), tuple(weight.shape), weight.dtype)
@@ -129,7 +131,7 @@ def _pays(context: Context, module: nn.Module, weight: torch.Tensor, packed: Pac
         both: Calls = (lambda: convolve(x, weight, *arguments), lambda: convolution(last, packed))
         return first_win((*kind, g, size), [both]) is not None
     assert isinstance(packed, PackedLinearWeight)
-    rows = USUAL_ROWS if not size else (min(max(1, math.prod(size[:-1])), MOST_ROWS),)
+    rows = rows_of(size)
     plain = weight.t() if packed.transposed else weight
 
     def calls(count: int) -> Calls:
@@ -137,7 +139,7 @@ def _pays(context: Context, module: nn.Module, weight: torch.Tensor, packed: Pac
         return lambda: F.linear(x, plain), lambda: linear(x, packed)
 
     first = first_win((*kind, rows), [calls(count) for count in rows])
-    if first is None:
+    if first is None or (first and (first > 1 or weight.nbytes > MOST_BESIDE)):
         return False
     if first:
         packed.leave_few_rows(rows[first], weight)
