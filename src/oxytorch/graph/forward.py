@@ -43,7 +43,11 @@ class Forward:
             if dtype is not None:
                 args = tuple(_converted(a, dtype) for a in args)
                 kwargs = {name: _converted(value, dtype) for name, value in kwargs.items()}
-        return type(module).forward(module, *args, **kwargs)
+        return type(module).forward(self._home(), *args, **kwargs)
+
+    def _home(self) -> nn.Module:
+        """What the module's own forward is called on."""
+        return self.module
 
     def _bias(self) -> Any:
         """The bias parameter, None where there is none, or False where it is no parameter any more

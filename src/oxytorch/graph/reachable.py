@@ -274,7 +274,10 @@ class Reachable:
             elif name not in _UNREAD:
                 self._entry(module.__dict__, name)
         # What is found in the class may be hidden by an attribute.
-        for name in self._in_class(type(module)) - module.__dict__.keys() - {"forward"}:
+        hidden = self._in_class(type(module)) | {"forward"}
+        for name in (
+            hidden - module.__dict__.keys() - ({"forward"} if module is self._home else set())
+        ):
             self._places.entries.append((module.__dict__, name, MISSING))
         for _, name in functions_of(type(module)):
             self._places.entries.append((vars(functional), name, vars(functional)[name]))

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from ...core.modes import must_run_plain
+from ...core.packed import PackedTensor
 from ...graph.forward import Forward
 from ...ops.linear import supports
 from ...ops.lstm import PackedLstmWeight, lstm
@@ -83,6 +85,21 @@ class LstmForward(Forward):
             if found is not None:
                 return found
         return self.own(*args, **kwargs)
+
+    def _home(self) -> nn.Module:
+        # torch chooses another way of computing for weights of a class of their own, and with it
+        # other dtypes under autocast.
+        if torch.is_grad_enabled() or is_dynamo_compiling() or torch._C._get_tracing_state():
+            return self.module
+        module = self.module
+        plain = {
+            name: p.values() if isinstance(p, PackedTensor) else p
+            for name, p in module._parameters.items()
+        }
+        home: Any = object.__new__(type(module))
+        home.__dict__.update(module.__dict__, _parameters=plain)
+        home.__dict__["_flat_weights"] = [plain[name] for name in home._flat_weights_names]
+        return home  # type: ignore[no-any-return]
 
     def _packed(self, x: Any, hx: Any) -> Any:
         if self._lost:

@@ -1,0 +1,82 @@
+"""What is decided from times: from which size on a faster layer is used, if at all."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxytorch
+from oxytorch.optimize import measure
+from oxytorch.optimize.passes import kernels
+
+
+@pytest.fixture(autouse=True)
+def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "TIMED", True)
+    monkeypatch.setattr(measure, "_known", {})
+
+
+@pytest.mark.parametrize(
+    ("ratios", "first"),
+    [
+        ([0.5, 0.5], 0),
+        ([1.0, 0.9], 0),
+        ([2.0, 0.5, 0.5], 1),
+        ([1.2, 1.5, 1.0, 0.9], 2),
+        ([0.5, 1.2], None),
+        ([1.0, 1.0], None),
+        ([0.96], None),
+    ],
+)
+def test_a_layer_is_used_from_where_it_never_loses(
+    monkeypatch: pytest.MonkeyPatch, ratios: list[float], first: int | None
+) -> None:
+    given = iter(ratios)
+    monkeypatch.setattr(measure, "_ratio", lambda plain, ours: next(given))
+    sizes: list[measure.Calls] = [(torch.Tensor, torch.Tensor)] * len(ratios)
+    assert measure.first_win("a layer", sizes) == first
+    # Known from now on: nothing more is timed.
+    assert measure.first_win("a layer", sizes) == first
+
+
+def test_times_are_compared() -> None:
+    def slow() -> Tensor:
+        time.sleep(2e-3)
+        return torch.empty(0)
+
+    def fast() -> Tensor:
+        return torch.empty(0)
+
+    assert measure.first_win("slower", [(fast, slow)]) is None
+    assert measure.first_win("faster", [(slow, fast)]) == 0
+
+
+def test_rows_are_the_samples_or_the_usual_ones() -> None:
+    assert measure.rows_of((2, 3, 8)) == (6,)
+    assert measure.rows_of((8,)) == (1,)
+    assert measure.rows_of((4096, 4, 8)) == (measure.MOST_ROWS,)
+    assert measure.rows_of(None) == measure.USUAL_ROWS
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16])
+def test_norms_with_few_rows_run_their_own_code(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    monkeypatch.setattr(kernels, "first_win", lambda key, sizes: 1)
+    model = oxytorch.optimize(nn.Sequential(nn.LayerNorm(24)).eval())
+    calls: list[str] = []
+    forward = model[0].__dict__["forward"]  # type: ignore[index]
+    own = forward.own
+    monkeypatch.setattr(forward, "own", lambda *args: calls.append("own") or own(*args))
+    x = torch.randn(rows, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), nn.functional.layer_norm(x, (24,)))
+    assert bool(calls) == (rows < measure.USUAL_ROWS[1])
+
+
+def test_what_is_as_fast_is_left_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "first_win", lambda key, sizes: None)
+    model = oxytorch.optimize(nn.Sequential(nn.LayerNorm(24)).eval())
+    left = {e.module: e.detail for e in oxytorch.explain(model).left}
+    assert "as fast" in left["0"] and "forward" not in model[0].__dict__  # type: ignore[index]

@@ -1,0 +1,199 @@
+"""The Python state that a module's code can read is found, and changes of it are seen."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oxytorch.graph.errors import CaptureError
+from oxytorch.graph.reachable import Codes, Reachable
+
+NUMBER = 1.0
+TABLE = {"scale": 1.0, "inner": {"flag": False}}
+NAMES = {"a", "b"}
+VARIABLE: ContextVar[float] = ContextVar("VARIABLE", default=1.0)
+
+
+@dataclass
+class Settings:
+    scale: float = 1.0
+
+
+class Slots:
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+def scaled(x: Tensor, factors: list[float] = [1.0]) -> Tensor:  # noqa: B006
+    return x * factors[0]
+
+
+def with_closure() -> tuple[Callable[[Tensor], Tensor], Callable[[float], None]]:
+    scale = 1.0
+
+    def apply(x: Tensor) -> Tensor:
+        return x * scale
+
+    def change(value: float) -> None:
+        nonlocal scale
+        scale = value
+
+    return apply, change
+
+
+class Base(nn.Module):
+    KIND = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.settings, self.slots = Settings(), Slots()
+        self.items, self.nested = [1.0, 2.0], [{"scale": [1.0]}]
+        self.ordered = OrderedDict(scale=1.0)
+        self.apply_, self.change_ = with_closure()
+        self.partial = functools.partial(scaled, factors=[1.0])
+        self.constant = torch.ones(4)
+        self.word = "relu"
+
+    @property
+    def hidden(self) -> float:
+        return self.settings.scale
+
+
+def _module(read: Callable[[Any, Tensor], Any]) -> nn.Module:
+    kind = type("Reading", (Base,), {"forward": lambda self, x: read(self, self.layer(x))})
+    made: nn.Module = kind().eval()
+    return made
+
+
+def _looked_at(module: nn.Module) -> Reachable:
+    codes = Codes()
+    with torch.no_grad(), codes.watching():
+        module(torch.ones(2, 4))
+    if codes.refusal is not None:
+        raise CaptureError(codes.refusal)
+    return Reachable(module, codes)
+
+
+def _set(target: Any, key: Any, value: Any) -> None:
+    if isinstance(target, (dict, list)):
+        target[key] = value
+    else:
+        setattr(target, key, value)
+
+
+CHANGES: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]] = {
+    "attribute": (lambda m, x: getattr(torch, m.word)(x), lambda m: _set(m, "word", "tanh")),
+    "dataclass": (lambda m, x: x * m.settings.scale, lambda m: _set(m.settings, "scale", 2.0)),
+    "property": (lambda m, x: x * m.hidden, lambda m: _set(m, "settings", Settings(2.0))),
+    "slots": (lambda m, x: x * m.slots.scale, lambda m: _set(m.slots, "scale", 2.0)),
+    "list": (lambda m, x: x * m.items[0], lambda m: _set(m.items, 0, 2.0)),
+    "list_grown": (lambda m, x: x * len(m.items), lambda m: m.items.append(3.0)),
+    "nested": (lambda m, x: x * m.nested[0]["scale"][0], lambda m: _set(m.nested[0], "scale", [2])),
+    "ordered": (lambda m, x: x * m.ordered["scale"], lambda m: _set(m.ordered, "scale", 2.0)),
+    "closure": (lambda m, x: m.apply_(x), lambda m: m.change_(2.0)),
+    "partial": (lambda m, x: m.partial(x), lambda m: m.partial.keywords["factors"].append(1.0)),
+    "default": (lambda m, x: scaled(x), lambda m: _set(scaled.__defaults__[0], 0, 2.0)),  # type: ignore[index]
+    "global": (lambda m, x: x * NUMBER, lambda m: globals().update(NUMBER=2.0)),
+    "table": (lambda m, x: x * TABLE["scale"], lambda m: _set(TABLE["inner"], "flag", True)),
+    "set": (lambda m, x: x * ("a" in NAMES), lambda m: (NAMES.remove("a"), NAMES.add("c"))),
+    "class": (lambda m, x: x * m.KIND, lambda m: _set(type(m), "KIND", 2.0)),
+    "class_by_name": (lambda m, x: x * getattr(m, "KI" + "ND"), lambda m: _set(m, "KIND", 2.0)),
+    "over_the_class": (lambda m, x: x * m.KIND, lambda m: _set(m, "KIND", 2.0)),
+    "forward": (lambda m, x: x, lambda m: _set(type(m), "forward", lambda self, x: -x)),
+    "forward_of_a_layer": (lambda m, x: x, lambda m: _set(m.layer, "forward", lambda x: -x)),
+    "variable": (lambda m, x: x * VARIABLE.get(), lambda m: VARIABLE.set(2.0)),
+    "environment": (
+        lambda m, x: x * (2 if os.environ.get("REACHABLE") else 1),
+        lambda m: os.environ.update(REACHABLE="1"),
+    ),
+    "constant": (lambda m, x: x * m.constant, lambda m: m.constant.data.mul_(2)),
+    "weight": (lambda m, x: x, lambda m: m.layer.weight.data.mul_(2)),
+    "mode": (lambda m, x: x, lambda m: m.layer.train()),
+    "hook": (lambda m, x: x, lambda m: m.layer.register_forward_hook(lambda *call: None)),
+    "layer": (lambda m, x: x, lambda m: _set(m, "layer", nn.Linear(4, 4))),
+    "function_of_torch": (
+        lambda m, x: nn.functional.relu(x),
+        lambda m: _set(nn.functional, "relu", torch.tanh),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _everything_back() -> Any:
+    relu = nn.functional.relu
+    yield
+    nn.functional.relu = relu
+    globals().update(NUMBER=1.0)
+    TABLE.update(scale=1.0, inner={"flag": False})
+    NAMES.clear()
+    NAMES.update("ab")
+    VARIABLE.set(1.0)
+    os.environ.pop("REACHABLE", None)
+    scaled.__defaults__[0][:] = [1.0]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", [*CHANGES])
+def test_changes_are_seen(name: str) -> None:
+    read, change = CHANGES[name]
+    module = _module(read)
+    state = _looked_at(module)
+    assert state.is_current()
+    with torch.no_grad():
+        module(torch.ones(2, 4))
+    assert state.is_current(), "a call changes nothing"
+    change(module)
+    assert not state.is_current()
+
+
+def test_all_global_variables_are_looked_at_where_the_code_asks_for_them() -> None:
+    table = {"NUMBER": 1.0, "__name__": "elsewhere", "__builtins__": __builtins__}
+    code = "def forward(self, x):\n    return self.layer(x) * globals()['NUMBER']\n"
+    exec(code, table)
+    module = _module(lambda m, x: x)
+    type(module).forward = table["forward"]  # type: ignore[method-assign, assignment]
+    state = _looked_at(module)
+    assert state.is_current()
+    table["NUMBER"] = 2.0
+    assert not state.is_current()
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "print": (lambda m, x: print("called") or x, "print"),
+    "time": (lambda m, x: x * (1 if time.time() else 2), "time"),
+    "random": (lambda m, x: x * random.random(), "random"),
+    "file": (lambda m, x: x * (1 if os.path.exists("a") else 2), "exists"),
+    "array": (lambda m, x: x * float(m.array[0]), "ndarray"),
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED])
+def test_what_cannot_be_compared_is_refused(name: str) -> None:
+    read, reason = REFUSED[name]
+    module = _module(read)
+    if name == "array":
+        module.array = np.ones(3)
+    with pytest.raises(CaptureError, match=reason):
+        _looked_at(module)
+
+
+def test_too_many_places_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oxytorch.graph import reachable
+
+    monkeypatch.setattr(reachable, "_MOST", 50)
+    with pytest.raises(CaptureError, match="too many"):
+        _looked_at(_module(lambda m, x: x))
