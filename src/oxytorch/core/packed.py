@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections import OrderedDict
@@ -341,6 +342,8 @@ class PackedTensor(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if _DYNAMO in sys.modules:
+            _leave_alone()
         if func in _ALIASES and isinstance(args[0], PackedTensor):
             return args[0].share()
         if func is _aten.clone.default and not kwargs.get("memory_format"):
@@ -419,6 +422,7 @@ class _no_modes:
             self._tracing = None  # within an operator, which is traced as a whole
         if self._tracing is not None:
             _torch._set_tracing_state(None)
+        self._compiler: Any = _set_compiler(None) if _DYNAMO in sys.modules else None
         self._guard = torch._C._DisableTorchDispatch()
         self._functions = torch._C.DisableTorchFunction()
 
@@ -427,8 +431,20 @@ class _no_modes:
     def __exit__(self, *error: Any) -> None:
         self._functions.__exit__(*error)
         del self._guard
+        if self._compiler is not None:
+            _set_compiler(self._compiler)
         if self._tracing is not None:
             _torch._set_tracing_state(self._tracing)
+
+
+_set_compiler: Any = _torch._dynamo.eval_frame.set_eval_frame
+_DYNAMO = "torch._dynamo.trace_rules"
+
+
+@functools.cache
+def _leave_alone() -> None:
+    """Tell the compiler not to compile this file: it would, where a layer is not compiled whole."""
+    sys.modules[_DYNAMO].add(__name__)
 
 
 _USES: dict[Any, tuple[frozenset[str], frozenset[str]]] = {}

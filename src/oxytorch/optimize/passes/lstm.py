@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling
 
 from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor
@@ -87,9 +87,9 @@ class LstmForward(Forward):
         return self.own(*args, **kwargs)
 
     def _home(self) -> nn.Module:
-        # torch chooses another way of computing for weights of a class of their own, and with it
-        # other dtypes under autocast.
-        if torch.is_grad_enabled() or is_dynamo_compiling() or torch._C._get_tracing_state():
+        # For weights of a class of their own torch computes in another way, which under autocast
+        # gives other dtypes.
+        if not torch.is_autocast_enabled("cpu") or torch.is_grad_enabled() or is_compiling():
             return self.module
         module = self.module
         plain = {
