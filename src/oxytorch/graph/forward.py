@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 from typing import Any
 
@@ -99,7 +100,11 @@ class Forward:
 
     @property
     def __globals__(self) -> Any:
-        # TorchScript asks for them when it compiles the module's own code.
+        if sys._getframe(1).f_code.co_name == "get_closure":  # of torch.jit
+            raise RuntimeError(
+                f"torch.jit.script cannot compile an optimized {type(self.module).__name__}; script "
+                "the stock model, which oxytorch.undo(model) gives back, or use torch.jit.trace"
+            )
         expose_weights(self.module)
         return inspect.unwrap(self.__wrapped__).__globals__
 

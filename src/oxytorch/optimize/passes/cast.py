@@ -147,7 +147,7 @@ def convert(
                 if owner is not module:
                     context.did("cast", owner, f"{type(owner).__name__} to {short_name(dtype)}")
         context.did("cast", module, f"{type(module).__name__} to {short_name(dtype)}")
-        if type(module) not in (nn.Embedding, nn.EmbeddingBag) and _is_layer(module):
+        if type(module) not in (nn.Embedding, nn.EmbeddingBag) and _is_layer(context, module):
             context.set_forward(module, CastInput(module))
 
     for module in closed:
@@ -164,7 +164,11 @@ def _convert_buffers(context: Context, module: nn.Module) -> None:
     Vectors keep their dtype: frequencies and statistics are computed with before they do.
     """
     dtype = context.dtype_of.get(module, context.dtype)
-    if dtype is None or _is_layer(module) or getattr(module, "running_mean", None) is not None:
+    if (
+        dtype is None
+        or _is_layer(context, module)
+        or getattr(module, "running_mean", None) is not None
+    ):
         return
     for name, buffer in module._buffers.items():
         if buffer is None or not buffer.is_floating_point() or buffer.dim() < 2:
@@ -182,15 +186,16 @@ def _is_mixed(context: Context, own: torch.dtype) -> bool:
 def _keep(context: Context, module: nn.Module, own: torch.dtype, packs: bool) -> None:
     """A layer that keeps its dtype amid cast ones has to be given inputs of that dtype."""
     takes_any = type(module) in (*_NORMS, nn.Embedding, nn.EmbeddingBag)
-    given_others = _is_mixed(context, own) and _is_layer(module) and not takes_any
+    given_others = _is_mixed(context, own) and _is_layer(context, module) and not takes_any
     if given_others and not (packs and _packed_later(context, module)):
         context.set_forward(module, CastInput(module))
         context.did("cast", module, f"{type(module).__name__}: inputs to {short_name(own)}")
 
 
-def _is_layer(module: nn.Module) -> bool:
+def _is_layer(context: Context, module: nn.Module) -> bool:
     """Whether a module is one of torch's, or a kind of one (a convolution of a normed weight)."""
-    return type(module).__module__.startswith("torch.nn") or isinstance(module, CAST_TYPES)
+    is_torchs = type(module).__module__.startswith("torch.nn") or isinstance(module, CAST_TYPES)
+    return is_torchs or context.recognizer.linear(module) is not None
 
 
 def _packed_later(context: Context, module: nn.Module) -> bool:

@@ -89,7 +89,8 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     if beside:
         packed.cell.keeps_plain, packed.cell.plain = True, weight.detach()
     owners = [owner for owner, _ in context.owners[id(weight)]]
-    converts = {owner for owner in owners if context.is_converted(owner) or beside}
+    is_met_by_others = beside and bool(context.dtype_of)
+    converts = {owner for owner in owners if context.is_converted(owner) or is_met_by_others}
     context.set_parameter(module, "weight", packed.as_parameter(weight.requires_grad))
     for owner in owners:
         _keep_plain_state(context, owner)
