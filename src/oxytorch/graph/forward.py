@@ -102,8 +102,8 @@ class Forward:
     def __globals__(self) -> Any:
         if sys._getframe(1).f_code.co_name == "get_closure":  # of torch.jit
             raise RuntimeError(
-                f"torch.jit.script cannot compile an optimized {type(self.module).__name__}; script "
-                "the stock model, which oxytorch.undo(model) gives back, or use torch.jit.trace"
+                f"torch.jit.script cannot compile an optimized {type(self.module).__name__}; use "
+                "torch.jit.trace, or script the stock model, which oxytorch.undo(model) gives back"
             )
         expose_weights(self.module)
         return inspect.unwrap(self.__wrapped__).__globals__
