@@ -618,3 +618,37 @@ def test_small_linear_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     x = torch.randn(3, 8)
     with torch.no_grad():
         assert torch.allclose(optimized(x), model(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_parametrized_layers_are_cast_too(has_bias: bool) -> None:
+    """Else what follows them computes with float32, and code that reads weights itself fails."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            made = nn.Conv1d(8, 8, 3, padding=1, bias=has_bias)
+            self.first, self.positions = (
+                nn.Linear(8, 8),
+                nn.utils.parametrizations.weight_norm(made),
+            )
+            self.last = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            x = x + self.positions(x.mT).mT
+            return nn.functional.linear(x, self.last.weight, self.last.bias)
+
+    torch.manual_seed(0)
+    model, x = Reader().eval(), torch.randn(2, 5, 8)
+    for sample in (None, x):
+        optimized = oxytorch.optimize(model, dtype=torch.bfloat16, sample_input=sample)
+        with torch.no_grad():
+            found = optimized(x)
+            assert found.dtype == torch.bfloat16
+            assert (found.float() - model(x)).abs().max() < 0.03
+        assert {p.dtype for p in optimized.parameters()} == {torch.bfloat16}
+        oxytorch.undo(optimized)
+        assert {p.dtype for p in optimized.parameters()} == {torch.float32}
+        with torch.no_grad():  # the values stay those that were used
+            assert (optimized(x) - model(x)).abs().max() < 0.03

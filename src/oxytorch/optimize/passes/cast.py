@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from ...graph.forward import Forward
 from ...graph.recognize import Recognizer
@@ -54,6 +55,7 @@ def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
     """
     rules: Mapping[Any, torch.dtype] = dtype if isinstance(dtype, Mapping) else {"": dtype}
     recognizer = Recognizer()
+    made_from = {part for module in model.modules() for part in _parametrizations(module)}
     wanted = {}
     for path, module in model.named_modules():
         if not any(p is not None and p.is_floating_point() for p in module._parameters.values()):
@@ -69,7 +71,7 @@ def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
             wanted[module] = rules[by_path]
         elif type(module) in rules:
             wanted[module] = rules[type(module)]
-        elif "" in rules and _listed(module, recognizer):
+        elif "" in rules and (module in made_from or _listed(module, recognizer)):
             wanted[module] = rules[""]
     return wanted
 
@@ -96,9 +98,17 @@ def _below(path: str, key: str) -> bool:
 
 
 def _listed(module: nn.Module, recognizer: Recognizer) -> bool:
-    if type(module) in CAST_TYPES:
+    if type(module) in CAST_TYPES or _parametrizations(module):
         return True
     return not type(module).__module__.startswith("torch.nn") and recognizer.norm(module) is None
+
+
+def _parametrizations(module: nn.Module) -> list[nn.Module]:
+    """What holds the parameters that a layer's weight is made of at each call (weight norm)."""
+    found = module._modules.get("parametrizations")
+    if isinstance(module, CAST_TYPES) and isinstance(found, nn.ModuleDict):
+        return [*found.values()]
+    return []
 
 
 def run(context: Context) -> None:
@@ -147,7 +157,8 @@ def convert(
                 if owner is not module:
                     context.did("cast", owner, f"{type(owner).__name__} to {short_name(dtype)}")
         context.did("cast", module, f"{type(module).__name__} to {short_name(dtype)}")
-        if type(module) not in (nn.Embedding, nn.EmbeddingBag) and _is_layer(context, module):
+        takes_input = type(module) not in (nn.Embedding, nn.EmbeddingBag, ParametrizationList)
+        if takes_input and _is_layer(context, module):
             context.set_forward(module, CastInput(module))
 
     for module in closed:
