@@ -6,6 +6,7 @@ everything but the kernel. A weight that an embedding shares keeps its plain val
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -121,15 +122,11 @@ def _pays(context: Context, module: nn.Module, weight: torch.Tensor, packed: Pac
     if isinstance(packed, PackedConvolutionWeight):
         assert size is not None
         x = torch.rand(size).to(weight.dtype)
-        last = x.unsqueeze(2) if x.dim() == 3 else x
-        five = last.dim() == 5
-        last = last.contiguous(
-            memory_format=torch.channels_last_3d if five else torch.channels_last
-        ).reshape(x.shape)
         g = packed.geometry
         convolve: Any = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
         arguments = None, g.stride, g.padding, g.dilation, g.groups
-        both: Calls = (lambda: convolve(x, weight, *arguments), lambda: convolution(last, packed))
+        packed_call = _in_last_order(x, packed)
+        both: Calls = (lambda: convolve(x, weight, *arguments), packed_call)
         return first_win((*kind, g, size), [both]) is not None
     assert isinstance(packed, PackedLinearWeight)
     rows = rows_of(size)
@@ -145,6 +142,16 @@ def _pays(context: Context, module: nn.Module, weight: torch.Tensor, packed: Pac
     if first:
         packed.leave_few_rows(rows[first], weight)
     return True
+
+
+def _in_last_order(x: torch.Tensor, packed: PackedConvolutionWeight) -> Callable[[], torch.Tensor]:
+    """The packed convolution of x as most calls find it: in two dimensions and more from one in
+    channels-last order to the next, in one dimension with torch's order before and after."""
+    if x.dim() == 3:
+        return lambda: convolution(x, packed).contiguous()
+    order = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
+    last = x.contiguous(memory_format=order)
+    return lambda: convolution(last, packed)
 
 
 def _cast_plain(context: Context, module: nn.Module) -> None:
