@@ -73,6 +73,8 @@ class Config:
 
 
 current = Config.read(os.environ)
+# What os.environ holds, for those who watch what a user's code reads there.
+environment: dict[Any, Any] = vars(os.environ)["_data"]
 
 
 def cache_folder(name: str) -> Path | None:

@@ -205,7 +205,7 @@ def functions_of(kind: type[nn.Module]) -> tuple[tuple[str, str], ...]:
         return _FUNCTIONS_OF.get(kind, ())
     codes = [getattr(found, "__code__", None) for found in vars(kind).values()]
     names = {name for code in codes if code is not None for name in code.co_names}
-    found = sorted(name for name in names if name in vars(functional))
+    found = sorted(name for name in names if callable(vars(functional).get(name)))
     _FUNCTIONS_OF[kind] = tuple((functional.__name__, name) for name in found)
     return _FUNCTIONS_OF[kind]
 

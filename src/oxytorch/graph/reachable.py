@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .. import config
 from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places, functions_of
 from .errors import CaptureError
@@ -187,7 +188,7 @@ class Reachable:
                 if name in table:
                     self._entry(table, name)
         if codes.reads_environment:
-            self._todo.append(vars(os.environ)["_data"])
+            self._todo.append(config.environment)
         while self._todo:
             self._visit(self._todo.pop())
             if len(self._places) > _MOST:

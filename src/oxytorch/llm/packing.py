@@ -131,7 +131,7 @@ class TiedHeadForward(PanelForward):
         sums = None
         if isinstance(head, PackedTensor) and self.plain is not None:
             sums = _sums(self.plain), _sums(head.values())
-        return {**self.__dict__, "seen": None, "sums": sums}
+        return {**super().__getstate__(), "seen": None, "sums": sums}
 
 
 def _written(weight: Tensor) -> tuple[int, ...]:
