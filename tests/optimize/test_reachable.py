@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import random
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -17,8 +19,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from oxytorch.graph.code import CodeWatch
 from oxytorch.graph.errors import CaptureError
 from oxytorch.graph.reachable import Codes, Reachable
+from oxytorch.graph.record import recorded
 
 NUMBER = 1.0
 TABLE = {"scale": 1.0, "inner": {"flag": False}}
@@ -197,3 +201,54 @@ def test_too_many_places_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachable, "_MOST", 50)
     with pytest.raises(CaptureError, match="too many"):
         _looked_at(_module(lambda m, x: x))
+
+
+class Cycle:
+    """Garbage that only the collector finds, and whose end runs code of Python's library."""
+
+    def __init__(self, table: weakref.WeakKeyDictionary[Any, int]) -> None:
+        self.itself = self
+        table[self] = 1
+
+
+@pytest.mark.parametrize("watch", ["replay", "region", "formula"])
+def test_what_the_garbage_collector_runs_belongs_to_no_module(watch: str) -> None:
+    class Busy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = [[] for _ in range(3000)]  # enough to set off a collection
+            return self.layer(x) + len(made)
+
+    table: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    model, x, refusals = Busy(), torch.ones(1, 2), [""]
+    gc.collect()
+    before = gc.get_threshold()
+    gc.disable()
+    for _ in range(30):
+        Cycle(table)
+    gc.set_threshold(2500, 1, 1)
+    gc.enable()
+    try:
+        if watch == "replay":
+            codes = Codes()
+            with codes.watching():
+                model(x)
+            refusals = [codes.refusal]
+        elif watch == "region":
+            run, _ = recorded(model, lambda m: type(m) is nn.Linear, (x,), {})
+            refusals = [call.refusal for call in run.calls]
+        else:
+            found = []
+            code = CodeWatch(found.append, lambda *_: None, lambda: model)
+            with code.watching():
+                model(x)
+            refusals = found
+    finally:
+        gc.set_threshold(*before)
+    assert not any("weakref" in str(reason) for reason in refusals)
+    assert gc.isenabled()
+    gc.collect()
+    assert not table

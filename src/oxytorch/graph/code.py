@@ -15,11 +15,13 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+from .. import _garbage
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -73,6 +75,21 @@ def is_constant(value: Any) -> bool:
     return isinstance(value, _SIMPLE)
 
 
+@contextmanager
+def watched(note: Callable[[types.FrameType, str, Any], None]) -> Iterator[None]:
+    """Tell `note` of the calls on this thread, as `sys.setprofile` does.
+
+    Python's garbage collector is paused: what it runs belongs to objects of others.
+    """
+    before = sys.getprofile()
+    with _garbage.paused():
+        sys.setprofile(note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+
 class CodeWatch:
     """Looks at the Python that runs on this thread, and reports what must not be passed over.
 
@@ -98,14 +115,8 @@ class CodeWatch:
         self.is_looking = True
         self.branches = False  # whether code was seen that decides something
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        before = sys.getprofile()
-        sys.setprofile(self._note)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
+    def watching(self) -> AbstractContextManager[None]:
+        return watched(self._note)
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:

@@ -16,8 +16,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -28,6 +27,7 @@ from torch.nn import functional
 from .. import config
 from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places, functions_of
+from .code import watched
 from .errors import CaptureError
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -95,14 +95,8 @@ class Codes:
         self.reads_environment = False
         self.looks_up_names = False  # by names that the code itself does not show
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        before = sys.getprofile()
-        sys.setprofile(self._note)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
+    def watching(self) -> AbstractContextManager[None]:
+        return watched(self._note)
 
     def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
         code = frame.f_code

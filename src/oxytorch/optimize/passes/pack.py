@@ -121,9 +121,9 @@ def _pays(context: Context, module: nn.Module, weight: torch.Tensor, packed: Pac
     kind = (type(packed), tuple(weight.shape), weight.dtype)
     if isinstance(packed, PackedConvolutionWeight):
         assert size is not None
-        x = torch.rand(size).to(weight.dtype)
+        x = torch.rand(size).to(weight.dtype).reshape(-1, *size[1 - weight.dim() :])
         g = packed.geometry
-        convolve: Any = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
+        convolve: Any = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[weight.dim()]
         arguments = None, g.stride, g.padding, g.dilation, g.groups
         packed_call = _in_last_order(x, packed)
         both: Calls = (lambda: convolve(x, weight, *arguments), packed_call)
