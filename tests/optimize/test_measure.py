@@ -54,6 +54,18 @@ def test_times_are_compared() -> None:
     assert measure.first_win("faster", [(slow, fast)]) == 0
 
 
+def test_what_stays_of_torchs_own_may_cost_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ratio, stays in ((1.0, True), (measure.MOST_BESIDE_LOSS + 0.01, False)):
+        monkeypatch.setattr(measure, "_ratio", lambda plain, ours, ratio=ratio: ratio)
+        assert measure.may_stay_beside(("layer", ratio), (torch.Tensor, torch.Tensor)) is stays
+
+
+def test_inputs_have_as_many_dimensions_as_the_samples() -> None:
+    shapes = {None: (1, 4, 8), (9,): (8,), (9, 8): (4, 8), (2, 3, 5, 8): (1, 1, 4, 8)}
+    for size, shape in shapes.items():
+        assert measure.input_of(4, 8, size).shape == shape
+
+
 def test_rows_are_the_samples_or_the_usual_ones() -> None:
     assert measure.rows_of((2, 3, 8)) == (6,)
     assert measure.rows_of((8,)) == (1,)
@@ -64,6 +76,7 @@ def test_rows_are_the_samples_or_the_usual_ones() -> None:
 @pytest.mark.parametrize("rows", [1, 15, 16])
 def test_norms_with_few_rows_run_their_own_code(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     monkeypatch.setattr(kernels, "first_win", lambda key, sizes: 1)
+    monkeypatch.setattr(kernels, "may_stay_beside", lambda key, both: True)
     model = oxytorch.optimize(nn.Sequential(nn.LayerNorm(24)).eval())
     calls: list[str] = []
     forward = model[0].__dict__["forward"]  # type: ignore[index]

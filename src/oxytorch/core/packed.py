@@ -119,8 +119,9 @@ class PackedTensor(Tensor):
 
     def is_packed(self) -> bool:
         """Whether the packed form is the weight; packs again first where that is possible."""
-        are_relatives_packed = self._settle_relatives()
-        return (not self.cell.is_out or self._pack_again()) and are_relatives_packed
+        cell = self.cell
+        are_relatives_packed = cell.relatives is None or self._settle_relatives()
+        return (not cell.is_out or self._pack_again()) and are_relatives_packed
 
     def dense(self) -> Tensor:
         """Return the plain values, a new contiguous tensor of this shape and dtype."""
@@ -188,7 +189,7 @@ class PackedTensor(Tensor):
     def _settle_relatives(self) -> bool:
         """Bring the values of relatives to the memory; whether they all are packed again."""
         are_packed = True
-        for other in list(self.cell.relatives or ()):
+        for other in list(self.cell.relatives or ()):  # packing again takes it from the list
             if other.cell is not self.cell and not other._pack_again():
                 other.sync()
                 are_packed = False

@@ -16,7 +16,6 @@ from ..core.packed import PackedTensor, ReorderedTensor, packed_later
 from ..core.sources import functions_of
 
 _torch: Any = torch._C  # its stubs lack functions
-_jit: Any = torch.jit
 
 
 class Forward:
@@ -37,7 +36,7 @@ class Forward:
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
         module = self.module
-        if _jit.is_tracing():
+        if _torch._is_tracing():
             expose_weights(module)
         if self.converts and not torch.is_autocast_enabled("cpu"):
             dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)

@@ -12,13 +12,15 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 TIMED = True
-"""Whether layers are timed; else every one is packed that can be, which tests want."""
+"""Whether layers are timed; else every one is packed that can be, which tests want: times are taken
+as good, whatever they are."""
 USUAL_ROWS, MOST_ROWS = (1, 16, 64, 256), 512
 """Rows of the inputs that are timed: where no sample tells, and at most."""
 ROUNDS = 11
@@ -28,11 +30,17 @@ GAIN = 0.95
 """A layer is packed where it takes at most this part of torch's time."""
 NO_LOSS = 1.04
 """And at most this part of it for each larger input, where its size is not known."""
+MOST_BESIDE_LOSS = 1.25
+"""And with few rows, where torch's own layer runs behind a look at the rows: products are a part of
+a model's time there, and single rows a part of its calls."""
+COLD = 2e-6
+"""Seconds that the Python around a packed layer takes longer amid a model than here, where it has
+just run."""
 LONGEST = 0.25
 """Seconds after which no further round begins."""
 
 Calls = tuple[Callable[[], Tensor], Callable[[], Tensor]]
-"""Torch's own layer, and the packed one."""
+"""Torch's own layer, and the packed one, each with the Python around its operator."""
 
 
 def rows_of(size: Sequence[int] | None) -> tuple[int, ...]:
@@ -40,30 +48,46 @@ def rows_of(size: Sequence[int] | None) -> tuple[int, ...]:
     return (min(max(1, math.prod(size[:-1])), MOST_ROWS),) if size else USUAL_ROWS
 
 
-_known: dict[Hashable, int | None] = {}
+def input_of(rows: int, width: int, size: Sequence[int] | None) -> Tensor:
+    """An input of so many rows, with the dimensions that one of `size` has, or three."""
+    dims = 3 if size is None else len(size)
+    return torch.rand(width) if dims == 1 else torch.rand(*[1] * (dims - 2), rows, width)
+
+
+_known: dict[Hashable, list[float]] = {}
 _lock = threading.Lock()
 
 
-def first_win(key: Hashable, sizes: Iterable[Calls]) -> int | None:
+def first_win(key: Hashable, sizes: Sequence[Calls]) -> int | None:
     """The number of the size from which on a packed layer is faster than torch's own, or None.
 
     key: what the times depend on, besides threads. sizes: both layers, on larger and larger inputs.
     """
-    if not TIMED:
-        with torch.inference_mode():
+    ratios = _ratios(key, sizes)
+    begin = len(ratios)
+    while begin and ratios[begin - 1] <= NO_LOSS:
+        begin -= 1
+    return begin if any(ratio <= GAIN for ratio in ratios[begin:]) else None
+
+
+def may_stay_beside(key: Hashable, both: Calls) -> bool:
+    """Whether torch's own layer beside a packed one, for few rows, is about as fast as alone.
+
+    key: what the times depend on, besides threads.
+    """
+    return _ratios(("beside", key), [both])[0] <= MOST_BESIDE_LOSS
+
+
+def _ratios(key: Hashable, sizes: Sequence[Calls]) -> list[float]:
+    """The packed layer's time divided by torch's, for each size."""
+    key = (key, torch.get_num_threads())
+    with _lock, torch.inference_mode():
+        if not TIMED:
             for plain, packed in sizes:
                 plain(), packed()
-        return 0
-    key = (key, torch.get_num_threads())
-    with _lock:
+            return [0.0] * len(sizes)
         if key not in _known:
-            with torch.inference_mode():
-                ratios = [_ratio(plain, packed) for plain, packed in sizes]
-            begin = len(ratios)
-            while begin and ratios[begin - 1] <= NO_LOSS:
-                begin -= 1
-            is_gain = any(ratio <= GAIN for ratio in ratios[begin:])
-            _known[key] = begin if is_gain else None
+            _known[key] = [_ratio(plain, packed) for plain, packed in sizes]
         return _known[key]
 
 
@@ -73,18 +97,23 @@ def _ratio(plain: Callable[[], Tensor], packed: Callable[[], Tensor]) -> float:
     ratios = []
     began = time.perf_counter()
     for turn in range(ROUNDS + 1):
-        times = [_seconds(run, between) for run in (packed, plain)]
+        nothing, ours, own = (_seconds(run, between) for run in (_nothing, packed, plain))
         if turn:  # the first turn fills caches
-            ratios.append(times[0] / times[1])
+            ratios.append((ours - nothing + COLD) / max(own - nothing, 1e-7))
         if turn and time.perf_counter() - began > LONGEST:
             break
     return statistics.median(ratios)
 
 
-def _seconds(run: Callable[[], Tensor], between: Tensor) -> float:
+def _nothing() -> None:
+    return None
+
+
+def _seconds(run: Callable[[], Any], between: Tensor) -> float:
+    """Of a call and the operator after it, which finds the threads that the call left."""
     between.add_(1)
     began = time.perf_counter()
     for _ in range(3):
         run()
         between.add_(1)
-    return time.perf_counter() - began
+    return (time.perf_counter() - began) / 3

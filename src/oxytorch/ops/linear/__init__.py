@@ -99,9 +99,10 @@ def linear(
     """
     result: torch.Tensor
     if weight.least_rows and x.numel() < weight.least_rows * x.shape[-1] and weight.scale is None:
-        plain = weight.values()
+        plain = weight.cell.plain
+        assert plain is not None  # see leave_few_rows
         result = F.linear(x, plain.t() if weight.transposed else plain, bias)
-        return post_op.after_(result, other)
+        return result if post_op is NO_POST_OP else post_op.after_(result, other)
     packed = weight.packed
     if post_op.binary is None and post_op.is_fused:
         result = _MKLDNN._linear_pointwise.default(

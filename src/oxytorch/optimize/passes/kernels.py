@@ -16,7 +16,7 @@ from ...graph.recognize import Norm
 from ...graph.recommendation import is_plain_bag
 from ...ops._post_op import PostOp
 from ..context import Context
-from ..measure import USUAL_ROWS, Calls, first_win, rows_of
+from ..measure import USUAL_ROWS, Calls, first_win, input_of, may_stay_beside, rows_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -60,7 +60,7 @@ class NormForward(Forward):
         # LayerNorm of torch takes parameters in float32 with any input; else stock's result may be
         # of another dtype, and only a model that was given dtypes by us has such calls.
         self.is_mixed = is_mixed or type(module) is nn.LayerNorm
-        self.least_rows = 0  # with fewer the module's own code is as fast
+        self.least_numel = 0  # with fewer values the module's own code is as fast
         self.sources = Sources([], owner=module, values=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -78,8 +78,9 @@ class NormForward(Forward):
         return self.own(*args, **kwargs)
 
     def _takes(self, x: Any) -> bool:
-        is_plain = type(x) is torch.Tensor and is_computed(x) and not x.is_nested
-        return is_plain and x.dim() > 0 and x.numel() >= self.least_rows * x.shape[-1]
+        if type(x) is not torch.Tensor or x.is_nested or x.numel() < self.least_numel:
+            return False
+        return is_computed(x) and x.dim() > 0
 
 
 def _norm_pays(context: Context, module: nn.Module, forward: NormForward) -> bool:
@@ -93,20 +94,30 @@ def _norm_pays(context: Context, module: nn.Module, forward: NormForward) -> boo
     rows = rows_of(size)
 
     def calls(count: int) -> Calls:
-        x = torch.rand(count, width).to(dtype)
-        return lambda: forward.own(x), lambda: forward(x)
+        x = input_of(count, width, size).to(dtype)
+        return lambda: own(module, x), lambda: forward(x)
 
-    kind = type(module), width, dtype, bool(weight is None), rows
+    own: Any = type(module).forward
+    kind = (
+        type(module),
+        width,
+        dtype,
+        bool(weight is None),
+        size if size is None else len(size),
+        rows,
+    )
     first = first_win(kind, [calls(count) for count in rows])
     if first:
-        forward.least_rows = rows[first]
+        forward.least_numel = rows[first] * width
+        return may_stay_beside((*kind, first), calls(rows[0]))
     return first is not None
 
 
 def _activation_pays(module: nn.Module, forward: ActivationForward) -> bool:
     """Whether one function of torch's is faster than the functions that the module calls."""
     x = torch.rand(USUAL_ROWS[1], 1024)
-    both: Calls = (lambda: forward.own(x), lambda: forward(x))
+    own: Any = type(module).forward
+    both: Calls = (lambda: own(module, x), lambda: forward(x))
     return first_win((type(module), str(forward.post_op)), [both]) is not None
 
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor, ReorderedTensor, why_not_plain
@@ -22,7 +21,7 @@ from ...graph.patterns import is_packable_convolution
 from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, linear, supports
 from ..context import Context
-from ..measure import Calls, first_win, rows_of
+from ..measure import Calls, first_win, input_of, may_stay_beside, rows_of
 from .cast import CastInput, short_name
 
 SMALLEST_LINEAR = 32 << 10
@@ -85,7 +84,8 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     assert weight is not None
     dtype, before = context.target_dtype(module, weight), weight.dtype
     packed = _packed_weight(context, module, weight.detach(), dtype)
-    if not _pays(context, module, weight.detach().to(dtype), packed):
+    kind = ConvolutionForward if is_packable_convolution(module) else LinearForward
+    if not _pays(context, module, weight.detach().to(dtype), packed, kind):
         return "torch's own is as fast here"
     if beside:
         packed.cell.keeps_plain, packed.cell.plain = True, weight.detach()
@@ -99,7 +99,6 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
             continue
         if bias is not None and owner._parameters["bias"].dtype != dtype:  # type: ignore[union-attr]
             _cast_bias(context, owner, dtype)
-        kind = ConvolutionForward if is_packable_convolution(module) else LinearForward
         context.set_forward(owner, kind(owner, owner in converts))
     is_beside = packed.cell.keeps_plain
     detail = "" if dtype == before else f" as {str(dtype).removeprefix('torch.')}"
@@ -111,47 +110,66 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     return None
 
 
-def _pays(context: Context, module: nn.Module, weight: torch.Tensor, packed: PackedTensor) -> bool:
+def _pays(
+    context: Context,
+    module: nn.Module,
+    weight: torch.Tensor,
+    packed: PackedTensor,
+    kind: type[_PackedForward],
+) -> bool:
     """Whether the packed layer is faster than torch's own on inputs like the sample's.
 
-    Without a sample it may be so for all but single rows: the plain values of a small layer then
-    stay beside it.
+    Without a sample it may be so for all but few rows: the plain values of a small layer then stay
+    beside it.
     """
     size = context.observed.input_sizes.get(module)
-    kind = (type(packed), tuple(weight.shape), weight.dtype)
+    stock, ours = _stand_in(module, weight), _stand_in(module, packed)
+    own, forward = type(module).forward, kind(ours)
+    key: tuple[Any, ...] = (type(module), type(packed), tuple(weight.shape), weight.dtype)
     if isinstance(packed, PackedConvolutionWeight):
         assert size is not None
-        x = torch.rand(size).to(weight.dtype).reshape(-1, *size[1 - weight.dim() :])
-        g = packed.geometry
-        convolve: Any = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[weight.dim()]
-        arguments = None, g.stride, g.padding, g.dilation, g.groups
-        packed_call = _in_last_order(x, packed)
-        both: Calls = (lambda: convolve(x, weight, *arguments), packed_call)
-        return first_win((*kind, g, size), [both]) is not None
+        x = torch.rand(size).to(weight.dtype)
+        both: Calls = (lambda: own(stock, x), _in_last_order(x, forward))
+        return first_win((*key, packed.geometry, size), [both]) is not None
     assert isinstance(packed, PackedLinearWeight)
     rows = rows_of(size)
-    plain = weight.t() if packed.transposed else weight
 
     def calls(count: int) -> Calls:
-        x = torch.rand(count, plain.shape[1]).to(weight.dtype)
-        return lambda: F.linear(x, plain), lambda: linear(x, packed)
+        width = weight.shape[0 if packed.transposed else 1]
+        x = input_of(count, width, size).to(weight.dtype)
+        return lambda: own(stock, x), lambda: forward(x)
 
-    first = first_win((*kind, rows), [calls(count) for count in rows])
+    key = (*key, size if size is None else len(size), rows)
+    first = first_win(key, [calls(count) for count in rows])
     if first is None or (first and (first > 1 or weight.nbytes > MOST_BESIDE)):
         return False
     if first:
         packed.leave_few_rows(rows[first], weight)
+        return may_stay_beside((*key, first), calls(rows[0]))
     return True
 
 
-def _in_last_order(x: torch.Tensor, packed: PackedConvolutionWeight) -> Callable[[], torch.Tensor]:
-    """The packed convolution of x as most calls find it: in two dimensions and more from one in
+def _stand_in(module: nn.Module, weight: torch.Tensor) -> nn.Module:
+    """A module like a layer, with other values of its weight's dtype, to be timed."""
+    made = object.__new__(type(module))
+    bias = module._parameters.get("bias")
+    made.__dict__.update(module.__dict__)
+    made._parameters = {**module._parameters, "weight": weight}  # type: ignore[dict-item]
+    if bias is not None:
+        made._parameters["bias"] = bias.detach().to(weight.dtype)  # type: ignore[assignment]
+    return made
+
+
+def _in_last_order(
+    x: torch.Tensor, forward: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[], torch.Tensor]:
+    """A packed convolution of x as most calls find it: in two dimensions and more from one in
     channels-last order to the next, in one dimension with torch's order before and after."""
-    if x.dim() == 3:
-        return lambda: convolution(x, packed).contiguous()
-    order = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
+    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if order is None:
+        return lambda: forward(x).contiguous()
     last = x.contiguous(memory_format=order)
-    return lambda: convolution(last, packed)
+    return lambda: forward(last)
 
 
 def _cast_plain(context: Context, module: nn.Module) -> None:
