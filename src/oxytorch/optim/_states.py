@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -26,11 +27,26 @@ class StatefulOptimizer(ClippingOptimizer):
     """An optimizer whose groups say in which formats states and weights are kept."""
 
     state_names: ClassVar[tuple[str, ...]]
-    param_groups: list[Group]  # type: ignore[assignment]
     _options: dict[str, Any]
+    # Of groups that were given options, by parameter: who copies a group as a plain dictionary
+    # keeps its parameters and loses the options.
+    _options_given: dict[Tensor, dict[str, Any]]
     # Of parameters that are split here. What happens to states leaves them alone, and those that
     # `oxytorch.optimize` splits keep their own.
     _halves: dict[Tensor, Halves]
+
+    def _groups(self) -> list[Group]:
+        """`param_groups` with their options; what is a plain dictionary there stands as a copy."""
+        return [
+            group if type(group) is Group else Group(group, self._options_of(group["params"]))
+            for group in self.param_groups
+        ]
+
+    def _options_of(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
+        """The options of a group that says nothing of them."""
+        if not self._options_given or not parameters:
+            return self._options
+        return self._options_given.get(parameters[0], self._options)
 
     def _names(self, group: Group) -> tuple[str, ...]:
         """The states that the group's options use, in the order of the rule's operands."""
@@ -146,7 +162,7 @@ class StatefulOptimizer(ClippingOptimizer):
         return _sharding.placed_like(kept, formats.decode(_sharding.local(kept), scales))
 
     def _group_of(self, parameter: Tensor) -> Group:
-        for group in self.param_groups:
+        for group in self._groups():
             if any(own is parameter for own in group["params"]):
                 return group
         raise ValueError(
