@@ -11,7 +11,8 @@ from torch import Tensor
 from . import _sharding, _split, formats
 from ._clip import ClippingOptimizer
 from ._groups import Group
-from ._split import Halves, SplitParameter
+from ._halves import Halves
+from ._split import SplitParameter
 from ._step import LOW_HALF, SCALES
 
 State = dict[str, Any]
@@ -93,6 +94,8 @@ class StatefulOptimizer(ClippingOptimizer):
 
     def _keep_halves(self, parameter: Tensor, low: Tensor | None) -> Halves:
         """Begins anew with the parameter's values as upper half; low: zeros if None."""
+        if type(parameter) is SplitParameter:
+            parameter._halves.leave()
         halves = Halves(parameter, low)
         if type(parameter) is SplitParameter:
             parameter._halves = halves
@@ -133,7 +136,12 @@ class StatefulOptimizer(ClippingOptimizer):
 
     def set_low_half(self, parameter: Tensor, low: Tensor) -> None:
         """Makes `low` (int16, placed as the parameter) the lower half that steps update."""
-        self._keep_halves(parameter, _sharding.local(low))
+        halves = self._kept_halves(parameter)
+        if halves is None:
+            self._keep_halves(parameter, _sharding.local(low))
+        else:
+            halves.low.copy_(_sharding.local(low))
+            halves.begin()
 
     def _store(self, parameter: Tensor, group: Group, name: str, value: Tensor) -> None:
         """Keeps `value` as the parameter's state `name`, in the group's format."""
