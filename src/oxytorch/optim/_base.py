@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from .. import _garbage
-from . import _planned, _reference, _release, _split, _step, rules
+from . import _planned, _reference, _release, _split, _step, _wishes, rules
 from ._checkpoint import CheckpointedOptimizer
 from ._compiler import never_compiled
 from ._groups import OPTIONS, Group, hold_list
@@ -145,7 +145,7 @@ class FusedOptimizer(CheckpointedOptimizer):
             if isinstance(param_group, Group):
                 self._options_given[parameter] = param_group.options
         group = self._groups()[-1]
-        _split.hold(group["params"])
+        _wishes.hold(group["params"], self)
         _planned.load(group["params"])
         if self._release is not None:
             self._release.watch(self.param_groups)

@@ -40,17 +40,32 @@ REFUSED = {
         """.split(),  # noqa: SIM905
         _RESHAPED,
     ),
+    **dict.fromkeys(("data", "set_"), "what stands for it keeps its memory; set p.data itself"),
     "__dlpack__": "nobody could see that its memory is written; pass p.detach().clone()",
 }
 """What cannot be done with a split weight, and what to do instead."""
 
 SAME_DTYPES = frozenset(
     """
-    __setitem__ lerp_ _foreach_lerp_ addmm_ addmv_ addr_ addbmm_ baddbmm_ index_add_ index_copy_
-    index_put_ index_reduce_ scatter_ scatter_add_ scatter_reduce_ masked_scatter_ put_
+    __setitem__ lerp lerp_ _foreach_lerp _foreach_lerp_ addmm_ addmv_ addr_ addbmm_ baddbmm_
+    index_add_ index_copy_ index_put_ index_reduce_ scatter_ scatter_add_ scatter_reduce_
+    masked_scatter_ put_
     """.split()  # noqa: SIM905
 )
-"""Those whose operands have to be of the dtype that they write to."""
+"""Those whose operands have to be of one dtype, that of the first."""
+
+PROMOTES = frozenset(
+    """
+    add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow
+    float_power maximum minimum max min fmax fmin atan2 arctan2 hypot copysign addcmul addcdiv lerp
+    where cat concat concatenate stack hstack vstack eq ne lt le gt ge
+    __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__
+    __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
+    _foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_pow _foreach_maximum
+    _foreach_minimum _foreach_addcmul _foreach_addcdiv _foreach_lerp
+    """.split()  # noqa: SIM905
+)
+"""Those in which operands of 16 bits meet float32 in float32."""
 
 DETACHED = frozenset({"detach", "detach_", "numpy", "__array__", "tolist", "item", "__deepcopy__"})
 """What gives values without gradients."""

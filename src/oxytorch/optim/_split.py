@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import _pytree
-from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _functions, _sharding, formats
 from ._halves import Halves, as_plain, plainly
@@ -89,6 +87,10 @@ class SplitParameter(WatchedParameter):
         if is_upper_half():
             with as_plain():
                 return super().detach()
+        if sys._getframe(1).f_code is nn.Parameter.__new__.__code__:
+            raise TypeError(
+                "Parameter: expected a tensor, got a split weight; pass p.detach().clone()"
+            )
         return _shown(self._halves, self._halves.show())
 
     def set_(self, source: Tensor) -> Any:  # type: ignore[override]
@@ -134,20 +136,13 @@ class ShownWeight(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        """Other values, as in torch: the tensor is the weight no more."""
-        value = value.detach()
-        with plainly():
-            _set_memory(self, value.as_subclass(Tensor))
-        if isinstance(value, ShownWeight):
-            self._halves, self._whole, self._plain = value._halves, value._whole, value._plain
-        else:
-            del self._halves, self._whole, self._plain
-            self.__class__ = Tensor  # type: ignore[assignment]
+        _refuse("data", (self,))
+        _set_memory(self, value)
 
-    def set_(self, source: Tensor) -> Any:  # type: ignore[override]
-        """Becomes `source`; the weight stays as it is."""
-        self.data = source
-        return self
+    def set_(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Refused: who stands for the weight keeps its memory."""
+        _refuse("set_", (self,))
+        return super().set_(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _is_whole(self) -> bool:
         """Whether it has all values of the weight, in their order."""
@@ -191,6 +186,16 @@ def computing() -> Iterator[None]:
         yield
     finally:
         _place.computing -= 1
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """Split parameters are whole weights inside, though a forward of a model is running."""
+    before, _place.computing = _place.computing, 0
+    try:
+        yield
+    finally:
+        _place.computing = before
 
 
 @contextmanager
@@ -243,7 +248,7 @@ def _call_on_values(
     function: Any, name: str, types: Any, args: Any, kwargs: dict[str, Any], writes: bool
 ) -> Any:
     """On whole weights or, beside what layers compute with, on the upper halves."""
-    joins = writes or not (_place.computing or _meets_narrow(args, kwargs))
+    joins = writes or not (_place.computing or _is_of_layer(name, args, kwargs))
     if not joins and ShownWeight not in types:
         return _call_plainly(function, args, kwargs)
     return _Call(name, joins, writes).run(function, args, kwargs)
@@ -262,9 +267,14 @@ def _is_narrow(value: Any) -> bool:
     )
 
 
-def _meets_narrow(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an argument beside split weights has 16 bits: then a layer computes with them."""
-    return any(map(_is_narrow, _pytree.tree_leaves((args, kwargs))))
+def _is_of_layer(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an argument beside split weights has 16 bits: then a layer computes with them.
+
+    Functions that torch computes in float32 then, as sums and products of elements, do so here.
+    """
+    return name not in _functions.PROMOTES and any(
+        map(_is_narrow, _pytree.tree_leaves((args, kwargs)))
+    )
 
 
 def _asks_for_node(name: str, args: Any) -> bool:
@@ -313,9 +323,8 @@ class _Call:
     def run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with as_plain():
             new_args, new_kwargs = _pytree.tree_map(self._weight_of, (args, kwargs))
-            if self._writes and args:
-                written = args[0]
-                new_args = (new_args[0], *self._of_same_dtypes(written, new_args[1:]))
+            if args and (self._writes or self._name in _functions.SAME_DTYPES):
+                new_args = (new_args[0], *self._of_same_dtypes(args[0], new_args[1:]))
             result = function(*new_args, **new_kwargs)
             if self._name in _functions.UNCOUNTED:
                 torch.autograd.graph.increment_version(new_args[0])
@@ -352,9 +361,9 @@ class _Call:
         self._given[id(values)] = value
         return values
 
-    def _of_same_dtypes(self, written: Any, others: Any) -> Any:
-        """What is written together with `written`, with gradients of 16 bits as float32."""
-        targets = [own for own in _pytree.tree_leaves(written) if isinstance(own, Tensor)]
+    def _of_same_dtypes(self, first: Any, others: Any) -> Any:
+        """The arguments after the first, a weight's gradients of 16 bits as float32."""
+        targets = [own for own in _pytree.tree_leaves(first) if isinstance(own, Tensor)]
         if any(isinstance(own, SplitParameter | ShownWeight) for own in targets):
             return _pytree.tree_map(lambda own: own.float() if _is_narrow(own) else own, others)
         if self._name in _functions.SAME_DTYPES and targets and all(map(_is_narrow, targets)):
@@ -450,44 +459,3 @@ def join(parameter: Any) -> None:
         del parameter._halves
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
         _set_memory(parameter, weight)
-
-
-class _Together:
-    """Parameters that are split together, as soon as optimizers of ours hold them all."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = [weakref.ref(own) for own in parameters]
-        self._free = {id(own) for own in parameters}
-
-    def hold(self, parameter: Tensor) -> None:
-        self._free.discard(id(parameter))
-        if not self._free:
-            for own in (reference() for reference in self._parameters):
-                if own is not None:
-                    split(own)
-                    _wishes.pop(own, None)
-
-
-_wishes: Any = WeakIdKeyDictionary()
-"""Plain parameters that are to be split once an optimizer holds them."""
-
-
-def wish(parameters: Sequence[nn.Parameter]) -> None:
-    """Lets float32 parameters be split, all together, when optimizers of ours hold them all."""
-    together = _Together(parameters)
-    for parameter in parameters:
-        _wishes[parameter] = together
-
-
-def withdraw(parameters: Iterable[Tensor]) -> None:
-    """Ends a wish."""
-    for parameter in parameters:
-        _wishes.pop(parameter, None)
-
-
-def hold(parameters: Iterable[Tensor]) -> None:
-    """Tells that an optimizer of ours steps the parameters."""
-    for parameter in parameters:
-        together = _wishes.get(parameter)
-        if together is not None:
-            together.hold(parameter)
