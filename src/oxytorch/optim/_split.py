@@ -139,10 +139,10 @@ class ShownWeight(Tensor):
         _refuse("data", (self,))
         _set_memory(self, value)
 
-    def set_(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: who stands for the weight keeps its memory."""
         _refuse("set_", (self,))
-        return super().set_(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return super().set_(*args, **kwargs)
 
     def _is_whole(self) -> bool:
         """Whether it has all values of the weight, in their order."""

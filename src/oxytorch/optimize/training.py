@@ -201,8 +201,11 @@ def _prepare_layers(
     if not layers and not record.changes:
         return []
     record.changes.append(_Split(_tied_together(layers)))
+    lists = [module for module in modules if isinstance(module, ParametrizationList)]
+    # They run in float32, with what is in them.
+    inner = {below for own in lists for below in own.modules()} - {*lists}
     for module in modules:
-        forward = _forward(module, layers)
+        forward = None if module in inner else _forward(module, layers)
         if forward is not None:
             record.changes.append(ForwardSet(module, forward))
         record.changes.append(_MethodSet(module, "_apply", Conversion(module)))

@@ -50,7 +50,8 @@ class Bfloat16Forward(Forward):
     """The same of a module that is to compute in bfloat16.
 
     While its parameters are plain float32, for no optimizer of ours holds them all, or one of them
-    was replaced since, it runs under autocast. Layers of torch are given bfloat16 and return it.
+    was replaced since or is made of others, it runs under autocast. Layers of torch are given
+    bfloat16 and return it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -60,7 +61,8 @@ class Bfloat16Forward(Forward):
 
     def _is_split(self) -> bool:
         own = self.module._parameters
-        return bool(self.names) and all(type(own.get(n)) is SplitParameter for n in self.names)
+        is_split = bool(self.names) and all(type(own.get(n)) is SplitParameter for n in self.names)
+        return is_split and "parametrizations" not in self.module._modules
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
@@ -83,7 +85,7 @@ class Bfloat16Forward(Forward):
 class ParametrizationForward(Forward):
     """What makes a layer's weight of others (torch.nn.utils.parametrize): in float32.
 
-    Forwards are given the result in bfloat16.
+    Forwards are given the result in bfloat16, as any weight.
     """
 
     @never_compiled
