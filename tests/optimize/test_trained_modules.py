@@ -209,16 +209,48 @@ def test_parametrizations_of_split_weights_are_refused_before_anything_changes(
 def test_weights_that_hooks_make_are_used() -> None:
     model, optimizer = pair()
     twin = copy.deepcopy(model)
-    wanted = twin(torch.ones(4, 6))
-    nn.utils.weight_norm(model.head)
-    own = [p for p in model.head.parameters() if type(p) is not SplitParameter]
-    assert len(own) == 2
-    optimizer.add_param_group({"params": own})
-    torch.testing.assert_close(model(torch.ones(4, 6)), wanted, rtol=0.05, atol=0.02)
+    for own in (model, twin):
+        nn.utils.weight_norm(own.head)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    optimizer.add_param_group({"params": [p for p in model.parameters() if id(p) not in held]})
     before = weights(model)
+    x = torch.ones(4, 6)
+    torch.testing.assert_close(model(x), twin(x), rtol=0.05, atol=0.02)
     step(model, optimizer)
-    for name, value in model.state_dict().items():
-        assert not torch.equal(value, before[name]), name
+    for name, parameter in model.named_parameters():
+        assert not torch.equal(parameter.detach(), before[name]), name
+
+
+class ByHand(nn.Module):
+    """Multiplies float32 inputs with its own weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(6, 8) / 2)
+        self.second = nn.Parameter(torch.randn(8, 8) / 2)
+        self.bias = nn.Parameter(torch.randn(8))
+        self.kernel = nn.Parameter(torch.randn(8, 1, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.linear(x @ self.first, self.second, bias=self.bias)
+        x = nn.functional.conv1d(x.unsqueeze(0).mT, self.kernel, padding=1, groups=8).mT
+        return torch.einsum("bsi,ij->bsj", x, self.second) * self.bias
+
+
+def test_weights_that_the_author_multiplies_by_hand_meet_float32_inputs() -> None:
+    torch.manual_seed(0)
+    model: Any = ByHand()
+    twin = copy.deepcopy(model)
+    optimizer: Any = optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = oxytorch.optimize(
+        model, optimizer=optimizer, dtype=torch.bfloat16, inplace=True
+    )
+    x = torch.randn(5, 6)
+    for own in (model, twin):
+        own(x).float().square().mean().backward()
+    torch.testing.assert_close(model(x).float(), twin(x), rtol=0.02, atol=0.02)
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own.grad.float(), other.grad, rtol=0.05, atol=0.05)
 
 
 def test_pruned_weights_keep_every_bit() -> None:

@@ -67,6 +67,15 @@ PROMOTES = frozenset(
 )
 """Those in which operands of 16 bits meet float32 in float32."""
 
+ONE_DTYPE = frozenset(
+    """
+    matmul __matmul__ __rmatmul__ mm bmm mv dot vdot inner addmm addmv addr addbmm baddbmm einsum
+    tensordot linear bilinear prelu cdist conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d layer_norm group_norm rms_norm scaled_dot_product_attention
+    """.split()  # noqa: SIM905
+)
+"""Those of layers that take floating-point tensors of one dtype only."""
+
 DETACHED = frozenset({"detach", "detach_", "numpy", "__array__", "tolist", "item", "__deepcopy__"})
 """What gives values without gradients."""
 

@@ -248,7 +248,10 @@ def _call_on_values(
     function: Any, name: str, types: Any, args: Any, kwargs: dict[str, Any], writes: bool
 ) -> Any:
     """On whole weights or, beside what layers compute with, on the upper halves."""
-    joins = writes or not (_place.computing or _is_of_layer(name, args, kwargs))
+    if _place.computing:
+        joins = writes or _meets_float32(name, args, kwargs)
+    else:
+        joins = writes or not _is_of_layer(name, args, kwargs)
     if not joins and ShownWeight not in types:
         return _call_plainly(function, args, kwargs)
     return _Call(name, joins, writes).run(function, args, kwargs)
@@ -274,6 +277,17 @@ def _is_of_layer(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     """
     return name not in _functions.PROMOTES and any(
         map(_is_narrow, _pytree.tree_leaves((args, kwargs)))
+    )
+
+
+def _meets_float32(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a function that takes one dtype only is given a float32 tensor in a forward.
+
+    So are weights that an author multiplies inputs with; layers of torch are given bfloat16.
+    """
+    return name in _functions.ONE_DTYPE and any(
+        type(value) is Tensor and value.dtype == torch.float32
+        for value in (*args, *kwargs.values())
     )
 
 
