@@ -185,7 +185,6 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "as_strided_": lambda w: w.as_strided_((2,), (1,)),
     "storage fill": lambda w: w.untyped_storage().fill_(0),
     "storage copy": lambda w: w.untyped_storage().copy_(torch.ones(1).untyped_storage()),
-    "storage item": lambda w: w.untyped_storage().__setitem__(0, 1),
     "storage resize": lambda w: w.untyped_storage().resize_(0),
     "typed storage": lambda w: w.storage().__setitem__(0, 1.0),
     "typed fill": lambda w: w.storage().fill_(1.0),
@@ -226,9 +225,29 @@ def test_storages_can_be_asked() -> None:
     storage = model.head.weight.untyped_storage()
     assert storage.data_ptr() == model.head.weight.data_ptr()
     assert storage.nbytes() == len(storage) == 2 * 24
-    assert storage == model.head.weight.untyped_storage()
-    assert storage != model.head.bias.untyped_storage()
-    assert len({storage, model.head.weight.untyped_storage()}) == 1
+    assert type(storage) is torch.UntypedStorage
+    assert storage is model.head.weight.untyped_storage()
+    model.head.weight.data.untyped_storage()
+    kept = model.head.weight.data
+    assert kept.untyped_storage().nbytes() == 4 * 24
+    oxytorch.undo(model)
+    assert model.head.weight.data_ptr() == kept.data_ptr()
+    model.head.weight.untyped_storage().fill_(0)
+    assert not model.head.weight.any()
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_checkpoints_that_look_at_storages_are_written(tmp_path: Any) -> None:
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    if not torch.distributed.is_available():
+        pytest.skip("torch was built without torch.distributed")
+    model, _ = pair()
+    wanted = weights(model)
+    for write in (checkpoint.save, lambda *args, **kw: checkpoint.async_save(*args, **kw).result()):
+        write(model.state_dict(), checkpoint_id=tmp_path / str(write))
+        loaded = {name: torch.zeros_like(value) for name, value in wanted.items()}
+        checkpoint.load(loaded, checkpoint_id=tmp_path / str(write))
+        assert all(torch.equal(loaded[name], value) for name, value in wanted.items())
 
 
 def test_every_method_that_writes_is_known() -> None:
@@ -372,15 +391,17 @@ def test_weights_are_exchanged() -> None:
     assert torch.equal(second.detach(), before)
 
 
-@pytest.mark.parametrize("of", ["model", "parameter"])
+@pytest.mark.parametrize("of", ["model", "parameter", "storage"])
 def test_shared_memory_keeps_every_bit(of: str) -> None:
     model, optimizer = pair()
     _steps(model, optimizer)
     wanted = weights(model)
     if of == "model":
         model.share_memory()
-    else:
+    elif of == "parameter":
         model.head.weight.share_memory_()
+    else:
+        model.head.weight.untyped_storage().share_memory_()
     assert model.head.weight.is_shared()
     assert_weights(model, wanted)
     assert torch.equal(optimizer.master_weight(model.head.weight), wanted["head.weight"])

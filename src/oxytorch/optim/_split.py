@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import _pytree
 
-from . import _functions, _sharding, formats
+from . import _functions, _sharding, _storage, formats
 from ._halves import Halves, as_plain, plainly
-from ._storage import WeightStorage
 
 
 class WatchedParameter(nn.Parameter):
@@ -232,7 +231,7 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name in _functions.REFUSED:
         _refuse(name, args)
     if name in _functions.STORAGES and not is_upper_half():
-        return WeightStorage(_call_plainly(function, args, kwargs))
+        return _storage.guarded(_call_plainly(function, args, kwargs))
     writes = _functions.writes_first(name) or _has_weight(kwargs.get("out"))
     writes |= kwargs.get("inplace") is True
     return _call_on_values(function, name, types, args, kwargs, writes)
@@ -469,6 +468,7 @@ def join(parameter: Any) -> None:
     if type(parameter) is SplitParameter:
         # The same memory as that of whoever holds the weight.
         weight = parameter._halves.show()
+        _storage.free(weight.untyped_storage())
         parameter._halves.leave()
         del parameter._halves
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]

@@ -87,8 +87,10 @@ class StatefulOptimizer(ClippingOptimizer):
         else:
             halves = self._halves.get(parameter)
         if halves is not None:
-            if halves.address != _sharding.peek(parameter).data_ptr():
+            if halves.upper.data_ptr() != _sharding.peek(parameter).data_ptr():
                 return self._keep_halves(parameter, None)
+            # The memory may have moved with the parameter, to where processes share it.
+            halves.address = halves.upper.data_ptr()
             halves.settle()
         return halves
 
