@@ -184,8 +184,7 @@ class PlainDecoder:
             )
         self.model = model
         self.vocabulary = int(vocabulary)
-        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-        self.positions = positions if isinstance(positions, int) and positions > 0 else None
+        self.positions = _positions(config.get_text_config())
         from .transformers_cache import caches_keys, forward_arguments
 
         self.accepted = forward_arguments(model)
@@ -219,6 +218,21 @@ class PlainDecoder:
         if "logits_to_keep" in self.accepted:
             options["logits_to_keep"] = 0 if every else 1
         return self.model(input_ids=tokens, **options)
+
+
+def _positions(config: Any) -> int | None:
+    """How many tokens a model was made for; None where its angles are made for longer texts."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:
+        return None
+    rotary = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    kinds: set[Any] = set()
+    while rotary:
+        found = rotary.pop()
+        if isinstance(found, dict):
+            kinds.update(found.get(name) for name in ("rope_type", "type"))
+            rotary += found.values()
+    return None if kinds - {None, "default"} else positions
 
 
 class _KeysRun:
