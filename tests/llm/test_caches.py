@@ -228,3 +228,34 @@ def test_what_is_written_to_the_cache_of_a_window_counts(edit: str, length: int)
             parts = (ids[:, :1], ids[:, :5], ids[:, 2:3])
             found.append(torch.cat([one(p, past_key_values=cache).logits for p in parts], 1))
     assert distance(found[1], found[0]) < 1e-5
+
+
+MODES = [torch.no_grad, torch.inference_mode, torch.enable_grad]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("after", MODES)
+@pytest.mark.parametrize("before", MODES)
+def test_a_cache_goes_from_one_mode_to_another(
+    before: Any, after: Any, family: str, own: bool
+) -> None:
+    model: Any = build(family)
+    fast: Any = llm.optimize(model, dtype=torch.float32)
+    ids = torch.randint(3, VOCABULARY, (2, 9))
+    found, gradients = [], []
+    for one in (model, fast):
+        if own:
+            _hooked(1)(one)
+        with before():
+            cache = one(ids, use_cache=True).past_key_values
+            cache.reorder_cache(torch.tensor([1, 0]))
+        with after():
+            parts = [one(ids[:, i : i + 1], past_key_values=cache).logits for i in range(3)]
+            if after is torch.enable_grad:
+                torch.cat(parts).square().sum().backward()
+                gradients.append(_layers(one)[0].self_attn.k_proj.weight.grad)
+        found.append(torch.cat(parts, 1).detach())
+    assert distance(found[1], found[0]) < 1e-5
+    if gradients:
+        assert distance(gradients[1], gradients[0]) < 1e-4

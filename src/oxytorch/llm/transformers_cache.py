@@ -89,8 +89,8 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     of a cache alike. dtype: of the tensors in the cache. window: of the layer that it replaces, or
     None; all tokens are kept, and those are shown which that layer would still have.
 
-    Who assigns to `keys` or `values` gets a layer of transformers with these tensors, which is
-    taken over at the next step.
+    Who assigns to `keys` or `values`, or adds keys that have a gradient, gets a layer of
+    transformers with these tensors, which is taken over at the next fused step.
     """
 
     is_compileable = False
@@ -126,6 +126,11 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def _assign(self, name: str, value: Tensor | None) -> None:
         if self.__dict__.get("stored") is None and value is None:
             return  # what a new layer begins with
+        self._become_plain()
+        setattr(self, name, value)
+
+    def _become_plain(self) -> None:
+        """Turns into the layer of transformers that this one replaces."""
         kind: Any = DynamicLayer if self.window is None else DynamicSlidingWindowLayer
         plain = kind() if self.window is None else kind(self.window)
         if self.stored is not None:
@@ -133,7 +138,6 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             plain.update(*self.stored.plain(self.length, self.beams, self.dtype))
         self.__dict__ = plain.__dict__
         self.__class__ = type(plain)
-        setattr(self, name, value)
 
     def _plain(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """What is shown of keys and values: where they are stored, or copies for `_settle`."""
@@ -154,6 +158,7 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def _settle(self) -> None:
         """Takes over what was written to copies that were shown."""
+        self._leave_inference_mode()
         shown, self._shown = self._shown, None
         if shown is None or self.stored is None:
             return
@@ -167,6 +172,15 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             for all_, part in zip(whole, shown, strict=True)
         )
         self.stored.write(keys, values, 0)
+
+    def _leave_inference_mode(self) -> None:
+        """Copies what torch lets nobody write to outside of inference mode."""
+        if self.stored is None or torch.is_inference_mode_enabled():
+            return
+        if self.stored.keys.is_inference():
+            self.stored = self.stored.grown(self.stored.capacity, self.length)
+        if self.beams is not None and self.beams.is_inference():
+            self.beams = self.beams.clone()
 
     def hidden(self, new: int) -> int:
         """How many of the first tokens the layer that this replaces does not have any more.
@@ -209,6 +223,9 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            self._become_plain()
+            return self.update(key_states, value_states)
         stored = self.room(key_states.shape, key_states.dtype)
         stored.write(key_states, value_states, self.length)
         self.length += key_states.shape[-2]
