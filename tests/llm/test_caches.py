@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -184,6 +186,18 @@ def test_to_read_a_cache_changes_nothing() -> None:
                 assert next(iter(cache))[0].shape == (1, 2, 12, 16)
             found.append(fast(ids[:, :1], past_key_values=cache).logits)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_copies_of_a_cache_go_on_by_themselves(family: str) -> None:
+    fast: Any = llm.optimize(build(family), kv_cache="int8")
+    ids = torch.randint(3, VOCABULARY, (1, 12))
+    with torch.no_grad():
+        cache = fast(ids, use_cache=True).past_key_values
+        copies = [copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
+        expected = fast(ids[:, :1], past_key_values=cache).logits
+        for one in copies:
+            assert torch.equal(fast(ids[:, :1], past_key_values=one).logits, expected)
 
 
 class Shifted(transformers.DynamicCache):

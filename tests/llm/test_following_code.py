@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +106,27 @@ def test_code_put_in_place_of_other_code_is_followed(
         with torch.no_grad():
             assert layer.__dict__["forward"].standing.allows()
     assert torch.equal(logits(fast, given), before)
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+def test_code_replaced_before_the_first_use_of_a_copy_is_followed(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = build("llama")
+    fast: Any = llm.optimize(model, dtype=torch.float32)
+    given = prompt(1, 12)
+    before = logits(fast, given)
+    copied = copy.deepcopy(fast) if way == "deepcopy" else pickle.loads(pickle.dumps(fast))
+    if way == "pickle":
+        assert distance(logits(copied, given), before) < 1e-5
+    CHANGES["RMSNorm"](monkeypatch)
+    expected = logits(model, given)
+    assert distance(before, expected) > 1e-3
+    assert distance(logits(copied, given), expected) < 1e-5
+    found = llm.generate(copied, given["input_ids"], max_new_tokens=8)[:, 12:]
+    assert torch.equal(found, tokens(model, given, max_new_tokens=8))
+    monkeypatch.undo()
+    assert distance(logits(copied, given), before) < 1e-5
 
 
 def _twice(x: torch.Tensor) -> torch.Tensor:

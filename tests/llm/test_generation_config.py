@@ -138,6 +138,14 @@ def test_an_end_token_that_was_taken_away_does_not_end(configured: list[Any]) ->
             model.config.eos_token_id = before
 
 
+def test_a_model_without_a_generation_config_runs() -> None:
+    model: Any = build("llama")
+    given = _prompts()
+    expected = model.generate(**given, max_new_tokens=12, do_sample=False)
+    model.generation_config = None
+    assert torch.equal(llm.generate(model, **given, max_new_tokens=12), expected)
+
+
 class Letters:
     """A tokenizer of one letter a token."""
 

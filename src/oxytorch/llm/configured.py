@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,9 @@ _SEARCHES: dict[str, tuple[Any, ...]] = {
 
 
 def setting(model: nn.Module, name: str) -> Any:
-    """A setting of the model's generation_config, or None."""
-    return getattr(getattr(model, "generation_config", None), name, None)
+    """A setting of the model's generation_config, or of its config where it has none, or None."""
+    owner: Any = getattr(model, "generation_config", None)
+    return getattr(getattr(model, "config", None) if owner is None else owner, name, None)
 
 
 def check_search(model: nn.Module) -> None:
@@ -77,7 +79,10 @@ def processor_of(
     Raises ValueError for what transformers does not take.
     """
     length = tokens.shape[1]
-    config = copy.deepcopy(model.generation_config)
+    import transformers
+
+    library: Any = transformers
+    config = copy.deepcopy(model.generation_config) or library.GenerationConfig()
     if repetition_penalty is not None:
         config.repetition_penalty = checked_penalty(repetition_penalty)
     config.do_sample = False
@@ -86,7 +91,8 @@ def processor_of(
     if config.min_new_tokens is not None:
         config.min_length = length + config.min_new_tokens
     config._eos_token_tensor = torch.tensor(ends) if ends else None
-    found = model._get_logits_processor(
+    own = getattr(model, "_get_logits_processor", None)
+    found = (own or partial(library.GenerationMixin._get_logits_processor, model))(
         generation_config=config,
         input_ids_seq_length=length,
         encoder_input_ids=tokens,

@@ -21,25 +21,45 @@ class SkippedCode:
     That are the methods of their classes which a call gets to, the functions of the classes' Python
     modules and of torch.nn.functional which these name, and the attention function that the
     configuration of transformers chooses. All are compared by identity.
+    before: what was found for modules that these are a copy of, and counts for them too, or None.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        found: dict[tuple[int, str], tuple[Any, str, Any]] = {}
-        entries: dict[tuple[int, str], tuple[dict[Any, Any], str, Any]] = {}
+    def __init__(self, modules: Iterable[nn.Module], before: Found | None = None) -> None:
+        self.found = found = Found()
         for module in modules:
             code = _code_of(type(module))
             for kind, name in code.methods:
-                found[id(kind), name] = (kind, name, getattr(kind, name))
+                found.attributes[id(kind), name] = (kind, name, getattr(kind, name))
             for table, name in (*code.names, *_chosen(module, code.interfaces)):
-                entries[id(table), name] = (table, name, table.get(name, MISSING))
+                found.entries[id(table), name] = (table, name, table.get(name, MISSING))
+        if before is not None:
+            found.attributes.update(before.attributes)
+            found.entries.update(before.entries)
         self._places = Places()
-        self._places.attributes = [*found.values()]
-        self._places.entries = [*entries.values()]
+        self._places.attributes = [*found.attributes.values()]
+        self._places.entries = [*found.entries.values()]
         self._places.close()
 
     def is_current(self) -> bool:
         """Whether none of it was replaced."""
         return self._places.are_current()
+
+
+class Found:
+    """What stood in classes and tables of variables. Copies share it; in a file it is empty.
+
+    attributes, entries: (where, name, what), by the first two.
+    """
+
+    def __init__(self) -> None:
+        self.attributes: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self.entries: dict[tuple[int, str], tuple[dict[Any, Any], str, Any]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Found:
+        return self
+
+    def __reduce__(self) -> Any:
+        return Found, ()
 
 
 @dataclass

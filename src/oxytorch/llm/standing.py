@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ..core.modes import is_plain_inference, must_run_plain
 from ..core.packed import PackedTensor
 from ..core.sources import Sources
-from .skipped import SkippedCode, methods_of
+from .skipped import Found, SkippedCode, methods_of
 from .weights import stored_form
 
 _TABLES = ("_modules", "_parameters", "_buffers")
@@ -42,6 +42,7 @@ class Standing:
         self.renewals = 0
         self._structure: dict[tuple[str, str], Any] | None = None
         self._is_copy = False
+        self._code_before: Found | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -88,7 +89,7 @@ class Standing:
         ]
         self._buffers = _places(self.owner)
         if self._code is None:
-            self._code = SkippedCode(self.owner.modules())
+            self._code = SkippedCode(self.owner.modules(), self._code_before)
         self._sources = self._noted()
         self._refused = None
 
@@ -150,6 +151,7 @@ class Standing:
             "renewals": self.renewals,
             "_structure": self._structure if held else None,
             "_is_copy": True,
+            "_code_before": self._code_before if self._code is None else self._code.found,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
