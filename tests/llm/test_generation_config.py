@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def configured(models: list[Any], request: pytest.FixtureRequest) -> list[Any]:
     """The models, whose settings may be changed."""
     for model in models:
         before = model.generation_config
-        model.generation_config = transformers.GenerationConfig(**before.to_diff_dict())
+        model.generation_config = copy.deepcopy(before)
         request.addfinalizer(lambda m=model, b=before: setattr(m, "generation_config", b))
     return models
 

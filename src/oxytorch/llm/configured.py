@@ -78,9 +78,9 @@ def processor_of(
     repetition_penalty: in place of the generation_config's, or None.
     Raises ValueError for what transformers does not take.
     """
-    length = tokens.shape[1]
     import transformers
 
+    length = tokens.shape[1]
     library: Any = transformers
     config = copy.deepcopy(model.generation_config) or library.GenerationConfig()
     if repetition_penalty is not None:
