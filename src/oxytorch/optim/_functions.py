@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import FunctionType
+from typing import Any
+
 PROPERTY = ("__get__", "__set__", "__delete__")
 
 VIEWS = ("T", "mT", "H", "mH", "real")
@@ -81,6 +84,14 @@ DETACHED = frozenset({"detach", "detach_", "numpy", "__array__", "tolist", "item
 
 ARRAYS = frozenset({"numpy", "__array__"})
 """What gives values to numpy."""
+
+
+def is_collective(function: Any) -> bool:
+    """Whether it is one of torch.distributed, which write without raising the version."""
+    return (
+        type(function) is FunctionType
+        and function.__module__ == "torch.distributed.distributed_c10d"
+    )
 
 
 def writes_first(name: str) -> bool:

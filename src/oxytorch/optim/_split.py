@@ -228,6 +228,8 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return _call_plainly(function, args, kwargs)
     if _asks_for_node(name, args):
         return _call_plainly(function, args, kwargs)
+    if _functions.is_collective(function):
+        return _Call(name, joins=True, writes=False).run_collective(function, args, kwargs)
     if name in _functions.REFUSED:
         _refuse(name, args)
     if name in _functions.STORAGES and not is_upper_half():
@@ -346,6 +348,17 @@ class _Call:
                 result.flags.writeable = False
                 return result
             return _pytree.tree_map(self._shown, result)
+
+    def run_collective(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The same of torch.distributed; what it starts is done when this returns."""
+        with plainly():
+            new_args, new_kwargs = _pytree.tree_map(self._weight_of, (args, kwargs))
+            result = function(*new_args, **new_kwargs)
+            if hasattr(result, "wait"):
+                result.wait()
+            torch.autograd.graph.increment_version([whole for _, whole in self._wholes.values()])
+            self._take()
+            return result
 
     def _weight_of(self, value: Any) -> Any:
         """The float32 values of an argument."""
