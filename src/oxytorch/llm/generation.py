@@ -190,7 +190,7 @@ def _started(
             f"{type(model).__name__} keeps a running state; use prompt_lookup=0"
         )
     processor = processor_of(
-        model, prompt.shown, prompt.mask(), max_new_tokens, ends, repetition_penalty
+        model, prompt.tokens, prompt.mask(), max_new_tokens, ends, repetition_penalty
     )
     if pad is None:
         pad = ends[0] if ends else 0
@@ -201,14 +201,10 @@ def _started(
 
 @dataclass
 class _Prompt:
-    """tokens: int64 [batch, length], padding first. padding: int64 [batch], or None for none.
-
-    shown: the same with the padding tokens that were given, as processors of scores see them.
-    """
+    """tokens: int64 [batch, length], padding first. padding: int64 [batch], or None for none."""
 
     tokens: Tensor
     padding: Tensor | None
-    shown: Tensor
 
     def mask(self) -> Tensor | None:
         """int64 [batch, length], 0 where padding is; None where there is none."""
@@ -236,7 +232,7 @@ class _Loop:
     _seen: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self._seen = self.prompt.shown
+        self._seen = self.prompt.tokens
 
     @torch.inference_mode()
     def tokens(self, capacity: int, lookup: int) -> Iterator[Tensor]:
@@ -312,11 +308,8 @@ def _checked_prompt(ids: Tensor, mask: Tensor | None, vocabulary: int, pad: int 
             f"generate: input_ids has the token {int(real[wrong][0])}, the model knows 0 to "
             f"{vocabulary - 1}; is the tokenizer that of the model?"
         )
-    if padding is None:
-        return _Prompt(ids, None, ids)
     # Padding may be any number; the model reads it all the same.
-    known = ids.masked_fill((ids < 0) | (ids >= vocabulary), 0)
-    return _Prompt(ids.masked_fill(places < padding[:, None], 0), padding, known)
+    return _Prompt(ids.masked_fill((ids < 0) | (ids >= vocabulary), 0), padding)
 
 
 def _padded_first(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
