@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ..core.packed import PackedTensor
 from ..ops._post_op import PostOp
 from .formula import expression
+from .state import unchanged
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ def _try(module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     """Return the module's result on x, or None where it is no function of one such tensor."""
     forward: Callable[..., Any] = module.forward
     try:
-        with torch.no_grad():
+        with unchanged(module), torch.no_grad():
             result = forward(x)
     except Exception:  # any refusal by a user's module only means that it is something else
         return None

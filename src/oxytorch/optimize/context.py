@@ -16,6 +16,7 @@ from ..graph.record import Record, Value, recorded, refuse_differences
 from .record import BufferSet, Change, ForwardSet, HookAdded, ParameterSet
 from .record import Record as Changes
 from .report import Entry
+from .sample import Sample
 
 CLOSED = (
     nn.MultiheadAttention,
@@ -56,8 +57,7 @@ class Context:
 
     separate: gives a part of the model tensors of its own, where it is a copy that still shares the
     original's; what notes tensors by identity calls it first.
-    owns: whether the parameter objects are the model's alone: they stay the same objects then.
-    sample: the sample input as positional and keyword arguments.
+    sample: what the model is called with, if that is known.
     dtype: the one asked for all modules, if one was.
     run: the record of the model's run on it; why_no_run: why there is none.
     compiled: modules that run as a graph of oneDNN's, with all below; they are closed too.
@@ -68,11 +68,10 @@ class Context:
     record: Changes
     passes: tuple[str, ...]
     separate: Callable[[nn.Module], None]
-    owns: bool = False
     dtype: torch.dtype | None = None
     run: Record | None = None
     why_no_run: str = "needs sample_input to see what the model's code does"
-    sample: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    sample: Sample | None = None
     observed: Observed = field(default_factory=Observed)
     recognizer: Recognizer = field(default_factory=Recognizer)
     folds: dict[nn.Module, Folded] = field(default_factory=dict)
@@ -149,9 +148,9 @@ class Context:
         self.change(ForwardSet(module, forward))
 
     def set_parameter(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        """Replace a parameter in all modules that hold it."""
+        """Make a parameter another one, in all modules that hold it."""
         owners = self.owners.get(id(module._parameters[name]), [(module, name)])
-        self.change(ParameterSet(module, name, parameter, owners=owners, keeps_object=self.owns))
+        self.change(ParameterSet(module, name, parameter, owners=owners, keeps_object=True))
 
     def set_buffer(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
         self.change(BufferSet(module, name, buffer))
@@ -164,38 +163,15 @@ class Context:
         return self.dtype_of.get(module, parameter.dtype)
 
 
-def normalized_sample(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a sample input as positional and keyword arguments.
-
-    A tensor is the only argument, a tuple or list the positional ones, a mapping the keyword ones.
-    """
-    if isinstance(sample_input, Mapping):
-        return (), dict(sample_input)
-    if isinstance(sample_input, (tuple, list)):
-        return tuple(sample_input), {}
-    return (sample_input,), {}
-
-
-def run_sample(model: nn.Module, sample_input: Any) -> Any:
-    """Run a model on a sample input; what does not fit is named as such."""
-    args, kwargs = normalized_sample(sample_input)
-    try:
-        with torch.no_grad():
-            return model(*args, **kwargs)
-    except Exception as error:
-        raise ValueError(
-            f"optimize: sample_input does not fit {type(model).__name__}.forward "
-            f"({type(error).__name__}: {error}); give a tensor, a tuple of positional arguments "
-            "or a mapping of keyword arguments that the model can be called with"
-        ) from error
-
-
 def _has_own(module: nn.Module) -> bool:
     return "forward" in module.__dict__
 
 
 def observe(context: Context) -> None:
-    """Run the model twice on the sample input and note what it does."""
+    """Run the model on the sample input, if there is one, and note what it does."""
+    sample = context.sample
+    if sample is None:
+        return
 
     def is_leaf(module: nn.Module) -> bool:
         if module in context.closed or _has_own(module):
@@ -204,12 +180,14 @@ def observe(context: Context) -> None:
         is_container = isinstance(module, nn.Sequential) and is_torchs
         return not is_container and (is_torchs or context.recognizer.keeps_whole(module))
 
-    assert context.sample is not None
     for module in context.paths:  # before a run notes its hooks, which would look like the user's
         is_leaf(module)
     try:
-        run, _ = recorded(context.model, is_leaf, *context.sample)
-        again, _ = recorded(context.model, is_leaf, *context.sample)
+        with sample.running(context.model):
+            with torch.no_grad():  # what is made at the first call is not recorded
+                context.model(*sample.args, **sample.kwargs)
+            run, _ = recorded(context.model, is_leaf, *sample.call)
+            again, _ = recorded(context.model, is_leaf, *sample.call)
     except Exception as error:  # the model runs, but not under modes: then it keeps its own code
         first = str(error).splitlines()[0] if str(error) else ""
         context.why_no_run = f"its run cannot be recorded ({type(error).__name__}: {first})"

@@ -37,9 +37,10 @@ def run(context: Context) -> None:
     if not available():
         context.left("onednn_graph", context.model, "this torch has no oneDNN graph compiler")
         return
-    if _compiled(context, context.model, context.sample):
+    if _compiled(context, context.model, context.sample.call):
         return
-    calls = _observed(context, *context.sample)
+    with context.sample.running(context.model):
+        calls = _observed(context, *context.sample.call)
     for child in context.model.children():
         _visit(context, child, calls)
 
@@ -85,6 +86,8 @@ def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
         context.left("onednn_graph", module, reason)
         return False
     parts = {*module.modules()}
+    sample = context.sample
+    assert sample is not None
     try:
         with _all_or_nothing(context):
             if "cast" in context.passes:
@@ -93,7 +96,8 @@ def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
                 cast.convert(context, inner, closed, packs=False)
             context.separate(module)
             replay = Replay(module, build, MOST_FORMS)
-            replay.prepare(*call)
+            with sample.running(context.model):
+                replay.prepare(*call)
     except CaptureError as error:
         context.left("onednn_graph", module, str(error))
         return False
@@ -133,6 +137,7 @@ def _all_or_nothing(context: Context) -> Iterator[None]:
     before = [
         (m, {**m._parameters}, {**m._buffers}, m.__dict__.get("forward")) for m in context.paths
     ]
+    values = [(p, p.data, p.grad) for p in context.model.parameters() if type(p) is nn.Parameter]
     changes, entries = len(context.record.changes), len(context.record.report.entries)
     dtype_of = context.dtype_of
     try:
@@ -145,6 +150,9 @@ def _all_or_nothing(context: Context) -> Iterator[None]:
                 module.__dict__.pop("forward", None)
             else:
                 module.__dict__["forward"] = forward
+        for parameter, data, gradient in values:
+            parameter.data = data
+            parameter.grad = gradient
         del context.record.changes[changes:]
         del context.record.report.entries[entries:]
         context.dtype_of = dtype_of

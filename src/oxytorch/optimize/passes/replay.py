@@ -38,7 +38,8 @@ def run(context: Context) -> None:
     context.separate(context.model)
     replay = Replay(context.model, build)
     try:
-        replay.prepare(*sample)
+        with sample.running(context.model):
+            replay.prepare(*sample.call)
     except CaptureError as error:
         context.left("replay", context.model, f"not recorded: {error}")
         return
