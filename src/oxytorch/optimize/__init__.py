@@ -14,8 +14,8 @@ from ..core.packed import PackedTensor
 from ..graph.state import random_unmoved
 from .context import Context, observe
 from .copies import Separation, copied
-from .passes import DEFAULT, PASSES
-from .passes.cast import dtypes
+from .passes import DEFAULT, PASSES, boundaries, replay
+from .passes.cast import dtypes, made_for
 from .record import ATTRIBUTE, QUANTIZED, Record, record_of
 from .report import Entry, Report
 from .sample import Sample
@@ -254,14 +254,19 @@ def _optimize_in_place(
     model.__dict__[ATTRIBUTE] = record
     given = wanted if "cast" in names else {}
     context = Context(model, given, record, names, separate, sample=sample)
-    if "cast" in names:
-        context.dtype = dtype.get("") if isinstance(dtype, Mapping) else dtype
+    if "cast" in names and dtype is not None:
+        context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
+        context.dtype, context.made_for = context.rules.get(""), made_for(model)
     try:
+        boundaries.prepare(context)
         observe(context)
         for run in dict.fromkeys(PASSES[name][1] or PASSES["fuse"][1] for name in _ordered(names)):
             assert run is not None
             context.index()
+            if run is replay.run:  # which records what stands around all modules
+                boundaries.settle(context, [*context.paths])
             run(context)
+        boundaries.settle(context, [*context.paths])
     except BaseException:
         undo(model)
         raise

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..graph.boundary import Boundary
 from ..graph.fused import Folded
 from ..graph.recognize import Recognizer
 from ..graph.record import Record, Value, recorded, refuse_differences
@@ -61,6 +62,10 @@ class Context:
     dtype: the one asked for all modules, if one was.
     run: the record of the model's run on it; why_no_run: why there is none.
     compiled: modules that run as a graph of oneDNN's, with all below; they are closed too.
+    rules: the dtypes asked for, by "", path or type. boundaries: what modules are given and give
+    where some are converted. kept: modules that keep their dtype since their code needs it;
+    kept_parts: these with all below. converts_vectors: whether vectors of the model's own classes
+    are converted too. made_for: modules that make a weight at each call, and for which module.
     """
 
     model: nn.Module
@@ -80,6 +85,12 @@ class Context:
     closed: set[nn.Module] = field(default_factory=set)
     closed_roots: list[nn.Module] = field(default_factory=list)
     compiled: set[nn.Module] = field(default_factory=set)
+    rules: Mapping[Any, torch.dtype] = field(default_factory=dict)
+    boundaries: dict[nn.Module, Boundary] = field(default_factory=dict)
+    kept: set[nn.Module] = field(default_factory=set)
+    kept_parts: set[nn.Module] = field(default_factory=set)
+    converts_vectors: bool = False
+    made_for: dict[nn.Module, nn.Module] = field(default_factory=dict)
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,9 +132,34 @@ class Context:
         )
 
     def is_converted(self, module: nn.Module) -> bool:
-        """Whether a module's parameters are given another dtype, or were by a pass before."""
+        """Whether a module's parameters are given another dtype, or were by a pass before, or stay
+        amid others that are, so that its inputs have to be converted."""
         forward = module.__dict__.get("forward")
-        return self.converts(module) or bool(getattr(forward, "converts", False))
+        converts = self.converts(module) or bool(getattr(forward, "converts", False))
+        return converts or self.rule(module) is not None
+
+    def rule(self, module: nn.Module) -> torch.dtype | None:
+        """The dtype that is asked for by a key that names the module or its type; for the model
+        also the one asked for everything."""
+        path = self.paths[module]
+        for key in (path, type(module)):
+            if key in self.rules:
+                return self.rules[key]
+        return None
+
+    def is_mixed(self, own: torch.dtype) -> bool:
+        """Whether modules are to have another dtype than this one."""
+        return any(dtype != own for dtype in self.dtype_of.values())
+
+    def leave_dtype(self, modules: set[nn.Module]) -> None:
+        """Leave the parameters of modules in their dtype."""
+        self.dtype_of = {m: dtype for m, dtype in self.dtype_of.items() if m not in modules}
+
+    def keep_dtype(self, module: nn.Module) -> None:
+        """Leave a module and all below in their dtype, in which it is given its input."""
+        self.kept.add(module)
+        self.kept_parts.update(module.modules())
+        self.leave_dtype(self.kept_parts)
 
     def finish(self) -> None:
         """Note what regions go past, now that all passes have changed it."""

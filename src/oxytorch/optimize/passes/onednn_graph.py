@@ -18,7 +18,7 @@ from ...graph.errors import CaptureError
 from ...graph.onednn_graph import OneDnnProgram, available, build
 from ...graph.replay import Replay
 from ..context import Context
-from . import cast
+from . import boundaries, cast
 
 FEWEST_CONVOLUTIONS = 2
 """A single one gains nothing from a layout that lasts from one convolution to the next."""
@@ -91,9 +91,10 @@ def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
     try:
         with _all_or_nothing(context):
             if "cast" in context.passes:
-                closed = [m for m in context.closed_roots if m in parts]
                 inner = [m for m in context.open_modules() if m in parts]
-                cast.convert(context, inner, closed, packs=False)
+                cast.convert(context, inner, packs=False)
+                closed = [m for m in context.closed_roots if m in parts]
+                boundaries.settle(context, [*inner, *closed])
             context.separate(module)
             replay = Replay(module, build, MOST_FORMS)
             with sample.running(context.model):
@@ -139,7 +140,7 @@ def _all_or_nothing(context: Context) -> Iterator[None]:
     ]
     values = [(p, p.data, p.grad) for p in context.model.parameters() if type(p) is nn.Parameter]
     changes, entries = len(context.record.changes), len(context.record.report.entries)
-    dtype_of = context.dtype_of
+    around = {**context.boundaries}
     try:
         yield
     except CaptureError:
@@ -155,5 +156,5 @@ def _all_or_nothing(context: Context) -> Iterator[None]:
             parameter.grad = gradient
         del context.record.changes[changes:]
         del context.record.report.entries[entries:]
-        context.dtype_of = dtype_of
+        context.boundaries = around
         raise
