@@ -132,11 +132,9 @@ class Context:
         )
 
     def is_converted(self, module: nn.Module) -> bool:
-        """Whether a module's parameters are given another dtype, or were by a pass before, or stay
-        amid others that are, so that its inputs have to be converted."""
+        """Whether a dtype is asked for a module, to which its inputs are converted."""
         forward = module.__dict__.get("forward")
-        converts = self.converts(module) or bool(getattr(forward, "converts", False))
-        return converts or self.rule(module) is not None
+        return module in self.dtype_of or bool(getattr(forward, "converts", False))
 
     def rule(self, module: nn.Module) -> torch.dtype | None:
         """The dtype that is asked for by a key that names the module or its type; for the model

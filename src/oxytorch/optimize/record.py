@@ -107,6 +107,11 @@ def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
     if object_ is other:
         return True
     gradient = object_.grad
+    if type(object_) is type(other) is nn.Parameter:
+        object_.grad = None
+        object_.data = other.data  # also where an autograd graph or a weak reference holds it
+        object_.grad = None if gradient is None else gradient.to(object_.dtype)
+        return True
     try:
         torch.utils.swap_tensors(object_, other)  # type: ignore[no-untyped-call]
     except RuntimeError:  # held by an autograd graph or a weak reference
@@ -117,18 +122,21 @@ def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
 
 
 class BufferSet(Change):
-    """A buffer was replaced by one of the same values in another dtype."""
+    """A buffer, which stays the same object, was given values in another dtype."""
 
     def __init__(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
         self.module = module
         self.name = name
-        self.before = module._buffers[name]
-        self.buffer = buffer
-        module._buffers[name] = buffer
+        own = module._buffers[name]
+        assert own is not None
+        self.own = own
+        self.before = own.data
+        own.data = buffer
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        if self.module._buffers.get(self.name) is self.buffer:
-            self.module._buffers[self.name] = self.before
+        now, before = self.own.data, self.before
+        was_written = not torch.allclose(now, before.to(now.dtype), 0, 0, equal_nan=True)
+        self.own.data = now.to(before.dtype) if was_written else before
 
 
 class HookAdded(Change):

@@ -183,7 +183,8 @@ def buffers(context: Context, module: nn.Module) -> list[tuple[str, torch.dtype]
     is_norm = getattr(module, "running_mean", None) is not None
     if dtype is None or is_norm or module in context.kept_parts:
         return []
-    holds_converted = module in context.dtype_of or layer is not None
+    is_made = module in context.made_for.values()
+    holds_converted = module in context.dtype_of or layer is not None or is_made
     if is_layer(context, module) and not holds_converted:
         return []
     least = 0 if holds_converted or context.converts_vectors else 2
