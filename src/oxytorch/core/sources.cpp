@@ -131,6 +131,7 @@ std::int64_t element_count(AtenTensorHandle handle) {
 
 struct Sources {
   std::vector<Entry> entries;
+  std::vector<Entry> present;  // that are there, and are not `value`
   std::vector<Size> sizes;
   std::vector<Type> types;
   std::vector<Entry> attributes;  // of objects that keep no dictionary
@@ -145,6 +146,10 @@ struct Sources {
     }
     for (const Entry& own : entries) {
       if (dict_get()(own.dict, own.key) != own.value) return false;
+    }
+    for (const Entry& own : present) {
+      PyObject* found = dict_get()(own.dict, own.key);
+      if (!found || found == own.value) return false;
     }
     for (const Type& own : types) {
       PyObject* found = type_of()(own.object);
@@ -236,6 +241,16 @@ OXY_EXPORT void oxytorch_add_entries(void* made, void** dicts, void** keys, void
     static_cast<Sources*>(made)->entries.push_back({static_cast<PyObject*>(dicts[i]),
                                                     static_cast<PyObject*>(keys[i]),
                                                     static_cast<PyObject*>(values[i])});
+  }
+}
+
+OXY_EXPORT void oxytorch_add_present(void* made, void** dicts, void** keys, void* none,
+                                     std::int64_t count) {
+  using namespace oxytorch;
+  for (std::int64_t i = 0; i < count; ++i) {
+    static_cast<Sources*>(made)->present.push_back({static_cast<PyObject*>(dicts[i]),
+                                                    static_cast<PyObject*>(keys[i]),
+                                                    static_cast<PyObject*>(none)});
   }
 }
 

@@ -42,8 +42,10 @@ class Sources:
     own `forward`, children and all other attributes, by identity; so are the hooks for all modules.
     tensors: further tensors, by identity of their memory and by version; small ones by value.
     owner: the module in whose place the derived value stands; its hooks are called by torch.
+    holders: modules that are not called, whose children, settings and tensors code may read: lists
+    of modules above all.
     values: whether parameters and buffers of the modules are sources too; else they are read anew
-    at each use, and only their number is noted.
+    at each use, and only noted is which there are.
     names: global variables that code reads: (name of the Python module, name). methods: what code
     finds in a module's class: (module, name). settings: what it reads in another object, such as a
     configuration: (object, name).
@@ -58,6 +60,7 @@ class Sources:
         tensors: Iterable[Tensor] = (),
         *,
         owner: nn.Module | None = None,
+        holders: Iterable[nn.Module] = (),
         values: bool = True,
         names: Iterable[tuple[str, str]] = (),
         methods: Iterable[tuple[nn.Module, str]] = (),
@@ -65,7 +68,7 @@ class Sources:
     ) -> None:
         self._modules = [*modules]
         self._tensors = [*tensors]
-        self._owner = owner
+        self._owners = [*([] if owner is None else [owner]), *holders]
         self._values = values
         self._names = [*names]
         self._methods = [*methods]
@@ -75,34 +78,41 @@ class Sources:
 
     def note(self) -> None:
         """Take what is there now as what the derived value was made from."""
-        modules, owner = self._modules, [] if self._owner is None else [self._owner]
+        modules, owners = self._modules, self._owners
         tables = [(m, name) for m in modules for name in _HOOKS]
         entries: list[_Entry] = [
             (m, None, "forward", m.__dict__.get("forward", MISSING)) for m in modules
         ]
-        for module in (*modules, *owner):
+        for module in (*modules, *owners):
             tables.append((module, "_modules"))
             for name, value in module.__dict__.items():
                 is_table = name in (*_HOOKS, *_TABLES, "forward")
                 if not is_table and not name.startswith("_oxytorch"):
                     entries.append((module, None, name, value))
         if self._values:
-            tables += [(m, name) for m in (*modules, *owner) for name in _TABLES[1:]]
+            tables += [(m, name) for m in (*modules, *owners) for name in _TABLES[1:]]
         for module, table in tables:
             items = module.__dict__[table].items()
             entries += [(module, table, key, value) for key, value in items]
         # Code may ask whether a module below it is being trained.
-        children = [c for m in (*modules, *owner) for c in m.children()]
+        children = [c for m in (*modules, *owners) for c in m.children()]
         entries += [(child, None, "training", child.training) for child in children]
         entries += [(m, None, name, m.__dict__.get(name, MISSING)) for m, name in self._methods]
         entries += [(o, None, name, o.__dict__.get(name, MISSING)) for o, name in self._settings]
         self._entries = entries
-        self._sizes = [(m, t, len(m.__dict__[t])) for m, t in tables]
+        self._present: list[tuple[nn.Module, str, str]] = []
         if not self._values:
-            own = [(m, name) for m in (*modules, *owner) for name in _TABLES[1:]]
-            self._sizes += [(m, name, len(m.__dict__[name])) for m, name in own]
-        self._types = [(m, type(m)) for m in (*modules, *owner)]
-        kinds = dict.fromkeys(type(m) for m in (*modules, *owner))
+            read = [(m, name) for m in (*modules, *owners) for name in _TABLES[1:]]
+            tables += read
+            for module, table in read:
+                for key, value in module.__dict__[table].items():
+                    if value is None:
+                        entries.append((module, table, key, None))
+                    else:
+                        self._present.append((module, table, key))
+        self._sizes = [(m, t, len(m.__dict__[t])) for m, t in tables]
+        self._types = [(m, type(m)) for m in (*modules, *owners)]
+        kinds = dict.fromkeys(type(m) for m in (*modules, *owners))
         found = {(kind, name): None for kind in kinds for name in ("forward", "__call__")}
         found |= {(type(m), name): None for m, name in self._methods}
         self._found = [(kind, name, getattr(kind, name, MISSING)) for kind, name in found]
@@ -145,6 +155,7 @@ class Sources:
             # A constant of a copy is equal, and need not be the same object.
             now = places.get(key, MISSING) if value is not MISSING else MISSING
             found.entries.append((places, key, now))
+        found.present = [(m.__dict__[table], key) for m, table, key in self._present]
         for owner, name, value in self._globals:
             if owner in sys.modules:
                 found.entries.append((sys.modules[owner].__dict__, name, value))
@@ -153,7 +164,7 @@ class Sources:
         found.attributes = [own for own in self._found if own[2] is not MISSING]
         tensors: list[Tensor | None] = [*self._tensors]
         if self._values:
-            owned = (*self._modules, *([] if self._owner is None else [self._owner]))
+            owned = (*self._modules, *self._owners)
             tensors += [t for m in owned for t in (*m._parameters.values(), *m._buffers.values())]
         for tensor in tensors:
             if tensor is not None:
@@ -217,12 +228,14 @@ def _same(now: Any, then: Any) -> bool:
 class Places:
     """The places to look at, and what was found there; compared by core/sources.cpp.
 
-    entries: (dictionary, key, value). sizes: (dictionary, how many). types: (object, its type).
+    entries: (dictionary, key, value). present: (dictionary, key) of what is not None. sizes:
+    (dictionary, how many). types: (object, its type).
     attributes: (object, name, value). lists and sets: (it, what it holds).
     """
 
     def __init__(self) -> None:
         self.entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        self.present: list[tuple[dict[Any, Any], Any]] = []
         self.sizes: list[tuple[dict[Any, Any], int]] = []
         self.types: list[tuple[Any, type]] = []
         self.attributes: list[tuple[Any, str, Any]] = []
@@ -262,6 +275,7 @@ class Places:
             self._is_watchable
             and all(len(table) == count for table, count in self.sizes)
             and all(table.get(key, MISSING) is value for table, key, value in self.entries)
+            and all(table.get(key) is not None for table, key in self.present)
             and all(type(module) is kind for module, kind in self.types)
             and all(getattr(own, name, None) is value for own, name, value in self.attributes)
             and all(_same_items(own, items) for own, items in self.lists)
@@ -287,6 +301,13 @@ class _Native:
                 *(None if e[2] is MISSING else id(e[2]) for e in entries)
             ),
             ctypes.c_int64(len(entries)),
+        )
+        library.oxytorch_add_present(
+            address,
+            _addresses([p[0] for p in places.present]),
+            _addresses([p[1] for p in places.present]),
+            ctypes.c_void_p(id(None)),
+            ctypes.c_int64(len(places.present)),
         )
         library.oxytorch_add_sizes(
             address,

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -48,6 +48,9 @@ _REFUSED = {
 """Instructions of which each has an effect, or depends on one, that a record does not show.
 Elements are written to in containers that the code has made; those given to it are compared."""
 
+UNSEEN_OF_TENSORS = frozenset(["_version", "_cdata"])
+"""What is read of tensors without torch's notice."""
+
 _PURE = frozenset(
     ["abs", "all", "any", "bool", "callable", "divmod", "enumerate", "filter", "float", "format",
      "hash", "id", "int", "isinstance", "issubclass", "iter", "len", "list", "map", "max", "min",
@@ -58,6 +61,38 @@ _PURE = frozenset(
      "setdefault", "add", "pop"]
 )  # fmt: skip
 """Built-in functions and methods that only compute, or change what the code itself has made."""
+
+_TORCHS_CODE = (
+    "_VF.py", "_awaits", "_compile.py", "_custom_op", "_dynamo", "_jit_internal.py", "_library",
+    "_linalg_utils.py", "_lobpcg.py", "_lowrank.py", "_ops.py", "_tensor.py",
+    "amp" + os.sep + "autocast_mode.py", "autograd" + os.sep + "function.py",
+    "autograd" + os.sep + "grad_mode.py", "compiler", "distributions", "functional.py", "fx",
+    "library.py",
+    "masked", "nested", "nn" + os.sep + "attention", "nn" + os.sep + "functional.py",
+    "nn" + os.sep + "modules", "nn" + os.sep + "parameter.py", "nn" + os.sep + "utils",
+    "overrides.py", "return_types.py", "signal", "sparse", "types.py",
+    "utils" + os.sep + "_contextlib.py", "utils" + os.sep + "_pytree.py",
+)  # fmt: skip
+"""Files and folders of torch whose functions compute with what they are given. Others read or set
+what holds for the process (random numbers, numbers of threads, defaults)."""
+
+_CONSTANT_FUNCTIONS = frozenset(
+    ["is_tensor", "is_storage", "sym_int", "sym_float", "sym_max", "sym_min", "sym_not", "sym_sum",
+     "sym_ite", "typename", "_assert", "is_compiling", "is_dynamo_compiling", "is_exporting",
+     "is_tracing", "is_scripting", "is_grad_enabled", "is_autocast_enabled",
+     "is_autocast_cpu_enabled", "_check", "_check_index", "_check_value", "_check_type",
+     "_check_with", "_check_not_implemented"]
+)  # fmt: skip
+"""Functions of torch elsewhere that give the same in all calls that a recording is used for."""
+
+_CHANGES_OF_MODULES = frozenset(
+    ["train", "eval", "apply", "_apply", "to", "cpu", "cuda", "type", "float", "double", "half",
+     "bfloat16", "to_empty", "requires_grad_", "zero_grad", "share_memory", "compile",
+     "load_state_dict", "set_submodule", "set_extra_state", "add_module", "append", "insert",
+     "extend", "update", "pop", "popitem", "clear", "setdefault", "__setitem__", "__delitem__",
+     "__iadd__"]
+)  # fmt: skip
+_OF_MODULES = tuple(os.path.join("nn", "modules", name) for name in ("module.py", "container.py"))
 
 _SIMPLE = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout,
@@ -106,14 +141,17 @@ class CodeWatch:
         module: Callable[[], nn.Module],
         finds: Callable[[str], None] = lambda name: None,
         looks_into: Callable[[Any, str], None] = lambda value, name: None,
+        around: Mapping[types.CodeType, Callable[[types.FrameType, str, Any], None]] | None = None,
     ) -> None:
         self._refuse = refuse
         self._reads = reads
         self._module = module
         self._finds = finds
         self._looks_into = looks_into
+        self._around = around or {}
         self.is_looking = True
         self.branches = False  # whether code was seen that decides something
+        self.attributes: set[str] = set()  # what the code reads, also where it did not run
 
     def watching(self) -> AbstractContextManager[None]:
         return watched(self._note)
@@ -130,9 +168,13 @@ class CodeWatch:
     def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if not self.is_looking:
             return
+        if event in ("call", "return") and frame.f_code in self._around:
+            self._around[frame.f_code](frame, event, argument)
         if event == "call":
             filename = frame.f_code.co_filename
             if _is_library(filename):
+                if _is_of_model(frame.f_back) and is_stateful_code(frame.f_code):
+                    self._refuse(f"its code calls {frame.f_code.co_name} of torch")
                 return
             if not _is_pythons(filename):
                 self._look(frame)
@@ -142,13 +184,14 @@ class CodeWatch:
                     self._refuse(f"its code calls {name}.{frame.f_code.co_name}")
         elif event == "c_call" and not _is_library_or_pythons(frame.f_code.co_filename):
             name = getattr(argument, "__name__", "?")
-            if not _is_torchs(argument) and name not in _PURE:
+            if is_stateful(argument) or (not _is_torchs(argument) and name not in _PURE):
                 self._refuse(f"its code calls {name}")
 
     def _look(self, frame: types.FrameType) -> None:
         code = frame.f_code
         reason, branches, global_names, free_names, attributes = _instructions(code)
         self.branches |= branches
+        self.attributes.update(attributes)
         if reason is not None:
             self._refuse(f"its code {reason}")
         for name in global_names:
@@ -237,6 +280,9 @@ def _instructions(
     global_names, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         name = instruction.opname
+        is_unseen = instruction.argval in UNSEEN_OF_TENSORS or instruction.argval == "__dict__"
+        if name == "LOAD_ATTR" and is_unseen and reason is None:
+            reason = f"reads {instruction.argval}"
         branches |= ("JUMP" in name and "IF" in name) or name == "FOR_ITER"
         if name in _REFUSED and reason is None:
             reason = _REFUSED[name]
@@ -303,6 +349,28 @@ def _is_library_or_pythons(filename: str) -> bool:
 
 def _is_library(filename: str) -> bool:
     return filename.startswith((_TORCH, _OURS))
+
+
+def _is_of_model(frame: types.FrameType | None) -> bool:
+    """Whether a frame is of the model's own code."""
+    return frame is not None and not _is_library_or_pythons(frame.f_code.co_filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_stateful_code(code: types.CodeType) -> bool:
+    """Whether a function of torch in Python reads or changes more than what it is given."""
+    if not code.co_filename.startswith(_TORCH) or code.co_name in _CONSTANT_FUNCTIONS:
+        return False
+    path = code.co_filename.removeprefix(_TORCH)
+    if path in _OF_MODULES:
+        return code.co_name in _CHANGES_OF_MODULES or code.co_name.startswith("register_")
+    return not path.startswith(_TORCHS_CODE)
+
+
+def is_stateful(builtin: Any) -> bool:
+    """Whether a built-in function of torch reads or changes what holds for the process."""
+    owner = getattr(builtin, "__self__", None)
+    return owner is torch._C and builtin.__name__ not in _CONSTANT_FUNCTIONS
 
 
 def _is_torchs(function: Any) -> bool:

@@ -36,7 +36,7 @@ class Forward:
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
         module = self.module
-        if _torch._is_tracing():
+        if torch._C._get_tracing_state() is not None:
             expose_weights(module)
         if self.converts and not torch.is_autocast_enabled("cpu"):
             dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)

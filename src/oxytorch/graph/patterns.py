@@ -6,7 +6,7 @@ sees what lies between these steps, and no other step writes to what they read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +65,8 @@ class Match:
 class Patterns:
     """The matches in a record.
 
-    converts: the modules whose inputs are to be converted to the dtype of their weight.
+    converts: the modules whose inputs are to be converted to the dtype of their weight. is_free:
+    whether a module's call may be gone past.
     """
 
     def __init__(
@@ -75,8 +76,10 @@ class Patterns:
         choices: Choices,
         converts: set[nn.Module],
         folds: dict[nn.Module, Folded],
+        is_free: Callable[[nn.Module], bool],
     ) -> None:
         self.record = record
+        self._is_free = is_free
         self.steps = record.steps
         self._recognizer = recognizer
         self._choices = choices
@@ -102,7 +105,8 @@ class Patterns:
         ):  # fmt: skip
             for number in range(len(self.steps)):
                 match = None if number in self._taken or number in self.dropped else find(number)
-                if match is not None and not self._taken.intersection(match.steps):
+                is_taken = match is None or self._taken.intersection(match.steps)
+                if match is not None and not is_taken and all(map(self._is_free, match.modules)):
                     found.append(match)
                     self._taken.update(match.steps)
         return found
@@ -111,7 +115,8 @@ class Patterns:
         step = self.steps[number]
         args = step.arguments[0]
         same = len(args) > 0 and type(args[0]) is Value and step.result == args[0]
-        is_dropout = step.target is F.dropout or self._dropout(number) is not None
+        module = self._dropout(number)
+        is_dropout = step.target is F.dropout if module is None else self._is_free(module)
         return self._choices.drop and same and is_dropout
 
     def _dropout(self, number: int) -> nn.Module | None:

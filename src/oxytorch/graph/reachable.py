@@ -27,7 +27,7 @@ from torch.nn import functional
 from .. import config
 from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places, functions_of
-from .code import watched
+from .code import UNSEEN_OF_TENSORS, is_stateful, is_stateful_code, watched
 from .errors import CaptureError
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -114,14 +114,19 @@ class Codes:
                 is_impure = kind not in _PURE_LIBRARY and _is_theirs(frame.f_back)
                 if (is_impure or kind in _IMPURE) and _is_theirs(_caller_of_library(frame)):
                     self._refuse(f"{name}.{code.co_name}")
+            elif _is_theirs(frame.f_back) and is_stateful_code(code):
+                self._refuse(f"{code.co_name} of torch")
             elif _is_watched(code.co_filename):
                 self.seen.setdefault(code, frame.f_globals)
+                for name in UNSEEN_OF_TENSORS.intersection(code.co_names):
+                    self._refuse(name)
         elif event == "c_call" and _is_theirs(frame):
             name = getattr(argument, "__name__", "?")
             owner = getattr(argument, "__module__", None) or _module_of_method(argument, name)
             self.looks_up_names |= name in _LOOK_UPS
             is_pure = owner in _PURE_C or str(owner).split(".")[0] == "torch"
-            if not is_pure or (owner == "builtins" and name in _REFUSED_C):
+            is_refused = owner == "builtins" and name in _REFUSED_C
+            if not is_pure or is_refused or is_stateful(argument):
                 self._refuse(f"{owner}.{name}")
 
     def _refuse(self, name: str) -> None:

@@ -8,7 +8,9 @@ passed over.
 
 from __future__ import annotations
 
+import inspect
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..core.sources import GLOBAL_HOOKS
 from .code import CodeWatch, is_constant
+from .errors import CaptureError
 
 _SHAPE_READS = frozenset(
     ["shape", "size", "dim", "ndim", "numel", "nelement", "__len__", "ndimension"]
@@ -35,6 +39,15 @@ _STRIDE_READS = frozenset(
     ["as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset", "data_ptr", "numpy",
      "untyped_storage", "storage", "tolist"]
 )  # fmt: skip
+_STRIDE_NAMES = frozenset(
+    ["as_strided", "as_strided_", "is_contiguous", "storage_offset", "data_ptr", "untyped_storage"]
+)
+"""Those of them that mean a tensor wherever code names them, also in a branch not taken."""
+
+_PERHAPS_COPIES = frozenset(
+    ["flatten", "reshape", "reshape_as", "ravel", "contiguous", "unflatten"]
+)
+"""What returns an alias or a copy, by the order of values in memory."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,9 @@ class Step:
 class Call:
     """One call of a module: its arguments, its output, and the steps [begin, end) below it.
 
-    parent: the number of the call that it happened in, -1 for the first. refusal: why the module's
+    arguments and output are those of its code. outer, outer_output: what the caller gave and got,
+    where hooks lie between. parent: the number of the call that it happened in, -1 for the first.
+    refusal: why the module's
     own code must not be passed over, if so. reads_shapes, reads_kinds: whether its code looks at
     sizes, or at dtypes and the like. given: the arguments themselves. globals: the names of the
     global variables that its code reads; methods: (module, name) of what it finds in a class;
@@ -94,8 +109,10 @@ class Call:
     parent: int
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     begin: int
+    outer: tuple[tuple[Any, ...], dict[str, Any]]
     end: int = -1
     output: Any = None
+    outer_output: Any = None
     refusal: str | None = None
     reads_shapes: bool = False
     reads_kinds: bool = False
@@ -103,6 +120,10 @@ class Call:
     globals: dict[tuple[str, str], None] = field(default_factory=dict)
     methods: dict[tuple[nn.Module, str], None] = field(default_factory=dict)
     settings: list[tuple[Any, str]] = field(default_factory=list)
+
+
+_HOOKS = nn.Module()
+"""Stands for the hooks of a module while they run: they are called, and not recorded."""
 
 
 class Record(TorchDispatchMode):
@@ -121,6 +142,8 @@ class Record(TorchDispatchMode):
         self._running: list[int] = []
         self._lists: dict[int, Any] = {}  # what lists among the arguments held, by call
         self._whole: list[nn.Module] = []  # modules being called as a whole, innermost last
+        self._outer: list[Any] = []  # arguments of calls whose hooks run
+        self._left: list[int] = []  # calls whose last hooks run
         self._writes: set[int] = set()
         self._held: dict[int, Held] = {}
         self._kept: set[int] = set()
@@ -130,10 +153,26 @@ class Record(TorchDispatchMode):
                     if tensor is not None:
                         self._held.setdefault(id(tensor), Held(module, name))
                         self._keep(tensor)
-        self.reads_strides = False  # whether code looks at the order of values in memory
+        self._reads_strides = False
+        self._perhaps_copies: set[int] = set()  # memory of which an alias might have been a copy
+        kinds = {type(module) for module in model.modules()}
+        own = {kind.__call__ for kind in kinds if not _is_of_torch(kind.__call__)}
+        codes = [getattr(call, "__code__", None) for call in own]
         self.watch = CodeWatch(
-            self.refuse, self._reads, self._running_module, self._finds, self._looks_into
+            self.refuse,
+            self._reads,
+            self._running_module,
+            self._finds,
+            self._looks_into,
+            {code: self._own_call for code in codes if code is not None},
         )
+        self._own_calls: list[tuple[Any, int, int]] = []
+        self._last_output: Any = None  # of a module
+
+    @property
+    def reads_strides(self) -> bool:
+        """Whether what the code does depends on the order of values in memory."""
+        return self._reads_strides or not self.watch.attributes.isdisjoint(_STRIDE_NAMES)
 
     # What the code does that must not be passed over.
 
@@ -156,6 +195,26 @@ class Record(TorchDispatchMode):
 
     def _running_module(self) -> nn.Module:
         return self.calls[self._running[-1]].module if self._running else nn.Module()
+
+    def _own_call(self, frame: types.FrameType, event: str, returned: Any) -> None:
+        """Refuse to go past the caller of a `__call__` that does more than call the module."""
+        if self._whole or not self._running:
+            return
+        if event == "call":
+            given = [id(leaf) for leaf in _given_to(frame)]
+            self._own_calls.append((given, len(self.steps), len(self.calls)))
+            return
+        given, begin, number = self._own_calls.pop()
+        made = self.calls[number] if number < len(self.calls) else None
+        if (
+            made is None
+            or made.begin != begin
+            or made.end != len(self.steps)
+            or [id(leaf) for leaf in pytree.tree_leaves(made.given)] != given
+            or returned is not self._last_output
+        ):
+            name = type(frame.f_locals.get(frame.f_code.co_varnames[0])).__name__
+            self.refuse(f"{name} has a __call__ of its own")
 
     # Values.
 
@@ -234,9 +293,12 @@ class Record(TorchDispatchMode):
         }
         self._writes.clear()
         result = func(*args, **kwargs)
-        writes = frozenset(self._writes)
+        writes = self._written()
         name = name_of(func)
-        self.reads_strides |= name in _STRIDE_READS
+        self._reads_strides |= name in _STRIDE_READS
+        if name in _PERHAPS_COPIES:
+            before = {_storage(t) for t in _strided((args, kwargs))}
+            self._perhaps_copies |= before.intersection(map(_storage, _strided(result)))
         if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
             if name in _SHAPE_READS:
                 call.reads_shapes = True
@@ -261,14 +323,49 @@ class Record(TorchDispatchMode):
         return result
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a call of a module, without hooks or as a whole."""
         if self._whole:
             self._whole.append(module)
             return
+        arguments = self.named((args, kwargs)) if self._running else self.given((args, kwargs))
+        self._enter(module, args, kwargs, arguments, arguments)
+
+    def enter_hooks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a call of a module whose hooks run next."""
+        if self._whole or self._is_leaf(module):
+            self.enter(module, args, kwargs)
+            return
+        named = self.named((args, kwargs)) if self._running else self.given((args, kwargs))
+        self._outer.append(named)
+        self._begin_hooks()
+
+    def leave_hooks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Go on with the module's own code, with what the hooks give it."""
+        if self._whole == [_HOOKS]:
+            self._end_hooks()
+            self._enter(module, args, kwargs, self.given((args, kwargs)), self._outer.pop())
+
+    def _begin_hooks(self) -> None:
+        self._whole.append(_HOOKS)
+        self._writes.clear()
+
+    def _end_hooks(self) -> None:
+        self._whole.pop()
+        if self._writes:
+            self.refuse("a hook in it writes to a tensor")
+
+    def _enter(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        arguments: Any,
+        outer: Any,
+    ) -> None:
         parent = self._running[-1] if self._running else -1
         if parent >= 0 and _modes() != self.modes:
             self.refuse("its code changes grad mode or autocast")
-        arguments = self.named((args, kwargs)) if self._running else self.given((args, kwargs))
-        call = Call(module, parent, arguments, len(self.steps), given=(args, kwargs))
+        call = Call(module, parent, arguments, len(self.steps), outer, given=(args, kwargs))
         given = pytree.tree_leaves((args, kwargs))
         strange = [leaf for leaf in given if not (isinstance(leaf, Tensor) or is_constant(leaf))]
         if strange:
@@ -281,14 +378,34 @@ class Record(TorchDispatchMode):
         else:
             self._running.append(len(self.calls) - 1)
 
+    def enter_last_hooks(self, module: nn.Module, output: Any) -> None:
+        """Note the output of a module's own code, before the hooks that follow."""
+        if not self._whole:
+            self._left.append(self._running[-1])
+            self.leave(module, output)
+            self._begin_hooks()
+
+    def leave_last_hooks(self, module: nn.Module, output: Any) -> None:
+        """Note the output that the caller gets."""
+        self._last_output = output
+        if self._whole == [_HOOKS]:
+            self._end_hooks()
+            self.calls[self._left.pop()].outer_output = self.given(output)
+        else:
+            self.leave(module, output)
+
     def leave(self, module: nn.Module, output: Any) -> None:
+        self._last_output = output
         if len(self._whole) > 1:
             self._whole.pop()
             return
         if self._whole:
             self._whole.pop()
             call = self.calls[-1]
-            writes = frozenset(self._writes)
+            writes = self._written()
+            before = {id(t): _storage(t) for t in _strided(call.given)}
+            shared = {_storage(t) for t in _strided(output) if id(t) not in before}
+            self._perhaps_copies |= shared.intersection(before.values())
             if writes & self._kept:
                 self.refuse("a module in it writes to an input or to the model's own tensors")
             storages = {
@@ -299,13 +416,20 @@ class Record(TorchDispatchMode):
                 if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
                     storages[self._numbers.get(id(leaf), -1)] = _storage(leaf)
             self.steps.append(Step(module, call.arguments, made, call.parent, writes, storages))
-            call.output, call.end = made, len(self.steps)
+            call.output = call.outer_output = made
+            call.end = len(self.steps)
             return
         call = self.calls[self._running[-1]]
         if _inside_lists(*call.given) != self._lists[self._running[-1]]:
             self.refuse("its code writes to a list or a dictionary that it is given")
-        call.output, call.end = self.named(output), len(self.steps)
+        call.output = call.outer_output = self.named(output)
+        call.end = len(self.steps)
         self._running.pop()
+
+    def _written(self) -> frozenset[int]:
+        """The memory written to since it was last asked for."""
+        self._reads_strides |= not self._writes.isdisjoint(self._perhaps_copies)
+        return frozenset(self._writes)
 
     def values_of(self, named: Any) -> Any:
         """The tensors themselves in place of what stands for them."""
@@ -341,6 +465,8 @@ class Record(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        # Random numbers fall on values in the order of memory.
+        self._reads_strides |= torch.Tag.nondeterministic_seeded in func.tags
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[position] if position < len(args) else kwargs.get(argument.name)
@@ -371,6 +497,11 @@ def recorded(
 
     is_leaf: the modules that are called as a whole, however they compute.
     """
+    if any(GLOBAL_HOOKS):
+        raise CaptureError("hooks for all modules are registered")
+    for module in model.modules():
+        if not _is_of_torch(type(module)._call_impl):
+            raise CaptureError(f"{type(module).__name__} has a _call_impl of its own")
     record = Record(model, is_leaf)
     attributes = _Attributes(model)
     with torch.no_grad():
@@ -381,6 +512,23 @@ def recorded(
         if call.refusal is None and attributes.changed(call.module):
             call.refusal = "its code keeps a state in an attribute"
     return record, output
+
+
+def _is_of_torch(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).split(".")[0] == "torch"
+
+
+def _given_to(frame: types.FrameType) -> list[Any]:
+    """The leaves of the arguments of a method's call, but for the object itself."""
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    places = frame.f_locals
+    found = [places[name] for name in code.co_varnames[1:count]]
+    for flag in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS):
+        if code.co_flags & flag:
+            found.append(places[code.co_varnames[count]])
+            count += 1
+    return pytree.tree_leaves(found)
 
 
 def refuse_differences(run: Record, again: Record) -> None:
@@ -410,21 +558,31 @@ def _calls_noted(model: nn.Module, record: Record) -> Iterator[None]:
     """Tell the record of each module's calls on this thread."""
     thread = threading.get_ident()
 
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() == thread:
-            with record.watch.looking_away():
-                record.enter(module, args, kwargs)
+    def noting(note: Callable[..., None], takes_arguments: bool) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs_or_output: Any) -> None:
+            if threading.get_ident() == thread:
+                with record.watch.looking_away():
+                    given = (args, kwargs_or_output) if takes_arguments else (kwargs_or_output,)
+                    note(module, *given)
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == thread:
-            with record.watch.looking_away():
-                record.leave(module, output)
+        return hook
 
     handles = []
     try:
         for module in model.modules():
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave))
+            has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
+            begin, end = noting(record.enter, True), noting(record.leave, False)
+            if has_hooks:
+                begin, end = (
+                    noting(record.enter_hooks, True),
+                    noting(record.leave_last_hooks, False),
+                )
+                last = noting(record.leave_hooks, True)
+                first = noting(record.enter_last_hooks, False)
+                handles.append(module.register_forward_pre_hook(last, with_kwargs=True))
+                handles.append(module.register_forward_hook(first, prepend=True))
+            handles.append(module.register_forward_pre_hook(begin, with_kwargs=True, prepend=True))
+            handles.append(module.register_forward_hook(end))
         yield
     finally:
         for handle in handles:
@@ -480,6 +638,11 @@ def _modes() -> tuple[Any, ...]:
 
 def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _strided(nested: Any) -> list[Tensor]:
+    leaves = pytree.tree_leaves(nested)
+    return [t for t in leaves if isinstance(t, Tensor) and t.layout == torch.strided]
 
 
 def name_of(func: Any) -> str:

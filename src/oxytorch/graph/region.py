@@ -26,22 +26,27 @@ _REGION = "<oxytorch region>"
 class Slot:
     """What one argument of a call has to be: a tensor, a constant, or a sequence of such.
 
-    kind: "tensor" (dtype and shape None where any will do), "constant" or "sequence".
+    kind: "tensor", of the class `value` and of so many dimensions, "constant" or "sequence". shape,
+    dtype: None where any will do. needs_grad: whether it requires a gradient, None where code does
+    not ask.
     """
 
     kind: str
     value: Any = None
-    dtype: torch.dtype | None = None
     dim: int = 0
+    shape: torch.Size | None = None
+    dtype: torch.dtype | None = None
+    needs_grad: bool | None = None
 
     @staticmethod
-    def of(argument: Any, shapes: bool, dtypes: bool) -> Slot:
+    def of(argument: Any, shapes: bool, kinds: bool) -> Slot:
         if isinstance(argument, Tensor):
             shape = argument.shape if shapes else None
-            fixed = dtypes or not argument.is_floating_point()
-            return Slot("tensor", shape, argument.dtype if fixed else None, argument.dim())
+            dtype = argument.dtype if kinds or not argument.is_floating_point() else None
+            needs_grad = argument.requires_grad if kinds else None
+            return Slot("tensor", type(argument), argument.dim(), shape, dtype, needs_grad)
         if type(argument) in (tuple, list):
-            inner = tuple(Slot.of(a, shapes, dtypes) for a in argument)
+            inner = tuple(Slot.of(a, shapes, kinds) for a in argument)
             return Slot("sequence", (type(argument), inner))
         if is_constant(argument):
             return Slot("constant", argument)
@@ -49,13 +54,15 @@ class Slot:
 
     def accepts(self, argument: Any) -> bool:
         if self.kind == "tensor":
-            if type(argument) not in (Tensor, nn.Parameter) or argument.dim() != self.dim:
-                return False
-            if self.dtype is None:
-                is_kind = argument.is_floating_point() and argument.layout == torch.strided
-            else:
-                is_kind = argument.dtype == self.dtype and argument.layout == torch.strided
-            return is_kind and (self.value is None or argument.shape == self.value)
+            return (
+                type(argument) is self.value
+                and argument.dim() == self.dim
+                and argument.layout == torch.strided
+                and self.dtype in (argument.dtype, None)
+                and (self.dtype is not None or argument.is_floating_point())
+                and self.shape in (argument.shape, None)
+                and self.needs_grad in (argument.requires_grad, None)
+            )
         if self.kind == "sequence":
             kind, inner = self.value
             return (
@@ -71,11 +78,13 @@ class Program:
     """The steps of a region as Python source, for calls of one form.
 
     source: of a function `run(args, kwargs)`; scope: the objects that it names.
-    positional, keywords: the form. sources: what it holds for; folds: the normalizations folded.
+    positional, keywords: the form. same: the pairs of tensors in it, by number, that are one.
+    sources: what it holds for.
     """
 
     positional: tuple[Slot, ...]
     keywords: tuple[tuple[str, Slot], ...]
+    same: tuple[tuple[int, int], ...]
     source: str
     scope: dict[str, Any]
     sources: Sources
@@ -86,7 +95,12 @@ class Program:
         scope = dict(self.scope)
         exec(compile(self.source, _REGION, "exec"), scope)
         self.run = scope["run"]
-        self.matches = _guard(self.positional, self.keywords)
+        self.matches = _guard(self.positional, self.keywords, self.same)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What tells it from programs for other calls."""
+        return self.positional, self.keywords, self.same
 
     def __getstate__(self) -> dict[str, Any]:
         made = ("run", "matches")
@@ -97,36 +111,69 @@ class Program:
         self.__post_init__()
 
 
-def _guard(positional: tuple[Slot, ...], keywords: tuple[tuple[str, Slot], ...]) -> Any:
+def _guard(
+    positional: tuple[Slot, ...],
+    keywords: tuple[tuple[str, Slot], ...],
+    same: tuple[tuple[int, int], ...],
+) -> Any:
     """Write the function that tells whether a call has the form: `matches(args, kwargs)`."""
-    scope: dict[str, Any] = {"Tensor": Tensor, "Parameter": nn.Parameter, "strided": torch.strided}
+    scope: dict[str, Any] = {"Tensor": Tensor, "strided": torch.strided}
     lines = [
         "def matches(args, kwargs):",
         f"    if len(args) != {len(positional)} or len(kwargs) != {len(keywords)}: return False",
     ]
     given = [(f"args[{number}]", slot) for number, slot in enumerate(positional)]
     given += [(f"kwargs.get({name!r}, Tensor)", slot) for name, slot in keywords]
+    tensors = []
     for number, (expression, slot) in enumerate(given):
         lines.append(f"    x = {expression}")
+        tensors += _tensors_of(slot, expression)
         if slot.kind != "tensor":
             scope[f"accepts{number}"] = slot.accepts
             lines.append(f"    if not accepts{number}(x): return False")
             continue
+        scope |= {f"kind{number}": slot.value, f"dtype{number}": slot.dtype}
         lines += [
-            "    if type(x) is not Tensor and type(x) is not Parameter: return False",
+            f"    if type(x) is not kind{number}: return False",
             f"    if x.dim() != {slot.dim} or x.layout is not strided: return False",
         ]
         if slot.dtype is None:
             lines.append("    if not x.is_floating_point(): return False")
         else:
-            scope[f"dtype{number}"] = slot.dtype
             lines.append(f"    if x.dtype is not dtype{number}: return False")
-        if slot.value is not None:
-            scope[f"shape{number}"] = slot.value
+        if slot.shape is not None:
+            scope[f"shape{number}"] = slot.shape
             lines.append(f"    if x.shape != shape{number}: return False")
+        if slot.needs_grad is not None:
+            lines.append(f"    if x.requires_grad is not {slot.needs_grad}: return False")
+    for second, last in enumerate(tensors):
+        for first in range(second):
+            word = "is not" if (first, second) in same else "is"
+            lines.append(f"    if {tensors[first]} {word} {last}: return False")
     lines.append("    return True")
     exec(compile("\n".join(lines), _REGION, "exec"), scope)
     return scope["matches"]
+
+
+def _tensors_of(slot: Slot, expression: str) -> list[str]:
+    """The expressions of the tensors in an argument, in order."""
+    if slot.kind == "tensor":
+        return [expression]
+    inner = slot.value[1] if slot.kind == "sequence" else ()
+    return [
+        found for i, own in enumerate(inner) for found in _tensors_of(own, f"{expression}[{i}]")
+    ]
+
+
+def _same_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Which of the tensors in the arguments are one object, by number."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, [*kwargs.values()])) if _is_tensor(leaf)]
+    pairs = ((i, j) for j in range(len(tensors)) for i in range(j))
+    return tuple((i, j) for i, j in pairs if tensors[i] is tensors[j])
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor)
 
 
 class Region(Forward):
@@ -169,25 +216,30 @@ def program(
         if own.refusal is not None:
             raise CaptureError(f"{type(own.module).__name__}: {own.refusal}")
     shapes = any(own.reads_shapes for own in passed)
-    dtypes = any(own.reads_kinds for own in passed)
-    positional = tuple(Slot.of(a, shapes, dtypes) for a in args)
-    keywords = tuple((name, Slot.of(a, shapes, dtypes)) for name, a in kwargs.items())
+    kinds = any(own.reads_kinds for own in passed)
+    if any(type(leaf) is Held for leaf in pytree.tree_leaves(call.arguments)):
+        raise CaptureError("it is given one of the model's own tensors")
+    positional = tuple(Slot.of(a, shapes, kinds) for a in args)
+    keywords = tuple((name, Slot.of(a, shapes, kinds)) for name, a in kwargs.items())
     writer = _Writer(record)
     writer.arguments(call.arguments)
     made = {match.at: match for match in matches}
     replaced = {number for match in matches for number in match.steps}
     skipped = [record.calls[number].module for number in inlined]
     skipped += [module for match in matches for module in match.modules]
+    called: list[nn.Module] = []
     for item in _items(record, home, inlined):
         if not isinstance(item, Call) and item in dropped:
             skipped += [module for module in (dropped[item],) if module is not None]
         elif isinstance(item, Call):
-            writer.call(item.module, item.arguments, item.output)
+            called.append(item.module)
+            writer.call(item.module, item.outer, item.outer_output)
         elif item in made:
             match = made[item]
             writer.call(match.run, (tuple(match.arguments), {}), match.results)
         elif item not in replaced:
             step = record.steps[item]
+            called += [step.target] if isinstance(step.target, nn.Module) else []
             writer.call(step.target, step.arguments, step.result)
     source = writer.finish(call.output)
     watched = [tensor for match in matches for tensor in match.watched]
@@ -195,12 +247,28 @@ def program(
         [*dict.fromkeys(skipped)],
         watched,
         owner=call.module,
+        holders=_holders([call.module, *skipped], {*called, *skipped}),
         values=False,
         names=[*dict.fromkeys(name for own in passed for name in own.globals)],
         methods=[*dict.fromkeys(name for own in passed for name in own.methods)],
         settings=[setting for own in passed for setting in own.settings],
     )
-    return Program(positional, keywords, source, writer.scope, sources)
+    same = _same_tensors(args, kwargs)
+    return Program(positional, keywords, same, source, writer.scope, sources)
+
+
+def _holders(modules: Iterable[nn.Module], called: set[nn.Module]) -> list[nn.Module]:
+    """The modules below some that the code of these may look into: lists of modules, and all that
+    are not called."""
+    found: dict[nn.Module, None] = {}
+    todo = [*modules]
+    while todo:
+        for child in todo.pop().children():
+            is_list = isinstance(child, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+            if child not in found and (is_list or child not in called):
+                found[child] = None
+                todo.append(child)
+    return [*found]
 
 
 def _items(record: Record, home: int, inlined: set[int]) -> list[int | Call]:

@@ -191,7 +191,7 @@ def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list
     tensors: list[Tensor] = []
     form = _described(args, tensors), _described(kwargs, tensors)
     aliases = tuple(
-        first for i, t in enumerate(tensors) for first in range(i) if tensors[first] is t
+        (first, i) for i, t in enumerate(tensors) for first in range(i) if tensors[first] is t
     )
     return (form, aliases), tensors
 
@@ -202,7 +202,8 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
         if value.layout != torch.strided or value.device.type != "cpu":
             raise _Foreign("an input is no plain tensor on the CPU")
         tensors.append(value)
-        return value.shape, value.dtype, value.stride(), value.storage_offset()
+        form = value.shape, value.dtype, value.stride(), value.storage_offset()
+        return *form, kind, value.requires_grad
     if kind in _CONSTANTS:
         return kind, value
     if kind is tuple or kind is list:

@@ -38,9 +38,10 @@ def run(context: Context) -> None:
         drop="dropout" in context.passes,
     )
     converts = {m for m in context.paths if context.converts(m)}
-    patterns = Patterns(record, context.recognizer, choices, converts, context.folds)
-    matches = [m for m in patterns.run() if all(map(context.is_free, m.modules))]
-    homes = _homes(context, record, matches)
+    patterns = Patterns(
+        record, context.recognizer, choices, converts, context.folds, context.is_free
+    )
+    homes = _homes(context, record, patterns.run())
     programs: dict[nn.Module, list[tuple[Program, _Home]]] = {}
     for number, home in sorted(homes.items()):
         call = record.calls[number]
@@ -99,11 +100,11 @@ def _is_seen(record: Record, match: Match, around: list[int]) -> bool:
 
 
 def _install(context: Context, module: nn.Module, found: list[tuple[Program, _Home]]) -> None:
-    forms = {(p.positional, p.keywords): p.source for p, _ in found}
-    if any(forms[p.positional, p.keywords] != p.source for p, _ in found):
+    forms = {p.form: p.source for p, _ in found}
+    if any(forms[p.form] != p.source for p, _ in found):
         context.left("fuse", module, "its calls differ though their form is the same")
         return
-    distinct = {(p.positional, p.keywords): (p, home) for p, home in reversed(found)}
+    distinct = {p.form: (p, home) for p, home in reversed(found)}
     region = Region(module, [p for p, _ in distinct.values()])
     context.set_forward(module, region)
     for _, home in distinct.values():
