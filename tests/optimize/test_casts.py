@@ -455,3 +455,36 @@ def test_a_packed_layer_is_trained_after_its_copy_was_converted() -> None:
     assert isinstance(optimized[0].weight, (PackedTensor, nn.Parameter))
     assert not torch.equal(optimized[0].weight.detach(), before)
     assert not math.isnan(float(optimized[0].weight.sum()))
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("kind", ["linear", "lstm", "convolution"])
+def test_a_layer_of_plain_tensors_keeps_its_dtype(kind: str, name: str, sample: bool) -> None:
+    layer, x = {
+        "linear": (_linear(), torch.randn(6, SIZE)),
+        "lstm": (nn.LSTM(SIZE, SIZE), torch.randn(6, SIZE)),
+        "convolution": (nn.Conv1d(SIZE, SIZE, 3), torch.randn(2, SIZE, 6)),
+    }[kind]
+    for key in [key for key in layer._parameters if key.startswith(name)]:
+        value = getattr(layer, key).detach()
+        delattr(layer, key)
+        setattr(layer, key, value)
+    model = nn.ModuleList([_linear(), layer]).eval()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return self.parts[0](x), self.parts[1](y)
+
+    given = torch.randn(6, SIZE), x
+    stock = Model().eval()
+    sample_input = given if sample else None
+    optimized = oxytorch.optimize(stock, dtype=torch.bfloat16, sample_input=sample_input)
+    with torch.no_grad():
+        expected, found = stock(*given)[1], optimized(*given)[1]
+    expected, found = (y[0] if isinstance(y, tuple) else y for y in (expected, found))
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)

@@ -108,7 +108,9 @@ def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary |
 
 
 def _dtype_of_parameters(module: nn.Module, recurse: bool) -> torch.dtype | None:
-    found = module.parameters(recurse)
+    found = [*module.parameters(recurse)]
+    if cast.is_torchs(module):  # code may have put a plain tensor in a parameter's place
+        found += [t for t in module.__dict__.values() if isinstance(t, torch.Tensor)]
     return next((p.dtype for p in found if p.is_floating_point()), None)
 
 

@@ -48,6 +48,11 @@ TAKE_ANY = (
 )
 """Layers that take inputs of another dtype than their parameters'; norms return what they take."""
 
+_DECLARED = {kind: ("weight", "bias") for kind in CAST_TYPES[:7]} | {
+    kind: ("weight",) for kind in CAST_TYPES[7:9]
+}
+"""The parameters that layers have, or what a pruned or normed one is made of (weight_orig)."""
+
 
 def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
     """Return the dtype wanted for each module's own parameters, for the modules to be cast.
@@ -102,6 +107,10 @@ def _below(path: str, key: str) -> bool:
 
 
 def _listed(module: nn.Module, recognizer: Recognizer) -> bool:
+    own = module._flat_weights_names if isinstance(module, nn.RNNBase) else ()
+    for name in (*own, *_DECLARED.get(type(module), ())):
+        if not any(n == name or n.startswith(f"{name}_") for n in module._parameters):
+            return False  # a plain tensor stands in its place, and keeps its dtype
     if type(module) in CAST_TYPES or (isinstance(module, CAST_TYPES) and parametrize.is_parametrized(module)):
         return True
     return not is_torchs(module) and recognizer.norm(module) is None
