@@ -34,8 +34,15 @@ class BoundaryForward(Forward):
 
     def __init__(self, module: nn.Module, boundary: Boundary) -> None:
         super().__init__(module)
-        self.inner = module.__dict__.get("forward", self.own)
+        is_script = isinstance(module, torch.jit.ScriptModule)  # keeps a method in its dictionary
+        self.inner = self.own if is_script else module.__dict__.get("forward", self.own)
         self.boundary = boundary
+
+    def own(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward."""
+        if isinstance(self.module, torch.jit.ScriptModule):
+            return self.module._c._get_method("forward")(*args, **kwargs)
+        return super().own(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_autocast_enabled("cpu"):

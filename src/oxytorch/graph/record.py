@@ -570,6 +570,8 @@ def _calls_noted(model: nn.Module, record: Record) -> Iterator[None]:
     handles = []
     try:
         for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                continue
             has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
             begin, end = noting(record.enter, True), noting(record.leave, False)
             if has_hooks:

@@ -53,7 +53,7 @@ class State:
         self.written: set[Path] = set()
         self._tensors: dict[Path, list[tuple[Tensor, Any]]] = {}
         self._paths: dict[int, set[Path]] = {}  # by memory
-        self._kept: dict[int, tuple[Any, Tensor]] = {}
+        self._kept: dict[int, tuple[Tensor, Tensor, int]] = {}
         self._undo: list[Callable[[], None]] = []
         self._seen: dict[int, Any] = {}
         for root in roots:
@@ -73,8 +73,7 @@ class State:
             return
         self._seen[id(value)] = value  # which keeps the id valid
         if isinstance(value, Tensor):
-            is_plain = kind in _PLAIN and value.layout == torch.strided
-            alias = value.data if is_plain else None
+            alias = value.data if _is_plain(value) else None
             self._tensors.setdefault(path, []).append((value, alias))
             self._paths.setdefault(_memory(value), set()).add(path)
             return
@@ -152,7 +151,7 @@ class State:
             with torch.inference_mode(False), torch.no_grad():
                 raw = _raw(tensor)
                 source = tensor.detach() if raw is None else raw
-                self._kept[memory] = source, source.clone()
+                self._kept[memory] = source, source.clone(), _version(source)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -166,8 +165,8 @@ class State:
             undo()
         changed: set[Path] = set()
         with torch.no_grad():
-            for memory, (source, values) in self._kept.items():
-                if not torch.equal(source, values):
+            for memory, (source, values, version) in self._kept.items():
+                if _differs(source, values, version):
                     with torch.inference_mode(source.is_inference()):
                         source.copy_(values)
                     changed |= self._paths[memory]
@@ -200,16 +199,33 @@ def random_unmoved() -> Iterator[None]:
         _restore_random(before)
 
 
+def _differs(source: Tensor, values: Tensor, version: int) -> bool:
+    if _is_plain(source):
+        return not torch.equal(source, values)
+    return source.is_inference() or source._version != version
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is over memory of one order, which torch shows."""
+    if type(tensor) not in _PLAIN or tensor.layout != torch.strided:
+        return False
+    return not tensor.is_nested and not tensor.is_quantized
+
+
 def _memory(tensor: Tensor) -> int:
     """The identity of a tensor's memory, or of the tensor where it has none of its own."""
-    if type(tensor) not in _PLAIN or tensor.layout != torch.strided:
+    if not _is_plain(tensor):
         return id(tensor)
     return int(tensor.untyped_storage()._cdata)
 
 
 def _raw(tensor: Tensor) -> Tensor | None:
     """All memory that a tensor is over, as bytes; None where it has none of its own."""
-    if type(tensor) not in _PLAIN or tensor.layout != torch.strided:
+    if not _is_plain(tensor):
         return None
     made = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return made.set_(tensor.untyped_storage())  # type: ignore[call-overload,no-any-return]
@@ -218,9 +234,8 @@ def _raw(tensor: Tensor) -> Tensor | None:
 def _is_over(tensor: Tensor, alias: Tensor) -> bool:
     """Whether a tensor still is what it was: the same memory, shape and dtype."""
     return (
-        type(tensor) in _PLAIN
+        _is_plain(tensor)
         and tensor.dtype == alias.dtype
-        and tensor.layout == alias.layout
         and _memory(tensor) == _memory(alias)
         and tensor.shape == alias.shape
         and tensor.stride() == alias.stride()

@@ -300,11 +300,18 @@ def _name_the_rest(context: Context) -> None:
 
 
 def _nbytes(model: nn.Module) -> int:
-    return sum(
-        p.nbytes_packed() if isinstance(p, PackedTensor) else p.nbytes
-        for p in model.parameters()
-        if p.device.type != "meta"
-    )
+    return sum(_bytes(p) for p in model.parameters() if p.device.type != "meta")
+
+
+def _bytes(parameter: torch.Tensor) -> int:
+    if isinstance(parameter, PackedTensor):
+        return parameter.nbytes_packed()
+    if parameter.layout == torch.sparse_coo:
+        return parameter._indices().nbytes + parameter._values().nbytes
+    if parameter.layout == torch.sparse_csr:
+        parts = (parameter.crow_indices(), parameter.col_indices(), parameter.values())
+        return sum(part.nbytes for part in parts)
+    return parameter.numel() * parameter.element_size()
 
 
 def _nothing(part: nn.Module) -> None:

@@ -23,8 +23,10 @@ CLOSED = (
     nn.MultiheadAttention,
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
+    torch.jit.ScriptModule,
 )
-"""Modules of torch that read their children's weights themselves: left alone as a whole."""
+"""Modules of torch that read their children's weights themselves, or have no Python to change: left
+alone as a whole."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ def observe(context: Context) -> None:
 def _note(context: Context, run: Record) -> None:
     observed = context.observed
     parents = {child: m for m in context.paths for child in m.children()}
-    sizes: dict[nn.Module, set[tuple[int, ...]]] = {}
+    sizes: dict[nn.Module, set[tuple[int, ...] | None]] = {}
     inputs: dict[tuple[nn.Module | None, Value], list[nn.Module]] = {}
     for step in run.steps:
         if step.target is F.scaled_dot_product_attention:
@@ -244,10 +246,14 @@ def _note(context: Context, run: Record) -> None:
         args = step.arguments[0]
         if not isinstance(step.target, nn.Module) or not args or type(args[0]) is not Value:
             continue
-        sizes.setdefault(step.target, set()).add(tuple(run.tensors[args[0].number].shape))
+        given = run.tensors[args[0].number]
+        is_plain = type(given) is torch.Tensor and given.layout == torch.strided
+        size = tuple(given.shape) if is_plain and not given.is_nested else None
+        sizes.setdefault(step.target, set()).add(size)
         if context.recognizer.linear(step.target) is not None:
             inputs.setdefault((parents.get(step.target), args[0]), []).append(step.target)
-    observed.input_sizes = {m: next(iter(found)) for m, found in sizes.items() if len(found) == 1}
+    only = {m: next(iter(found)) for m, found in sizes.items() if len(found) == 1}
+    observed.input_sizes = {m: size for m, size in only.items() if size is not None}
     observed.shared_inputs = [
         tuple(group)
         for group in inputs.values()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 _Model = TypeVar("_Model", bound=nn.Module)
+_LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr)
 
 
 def copied(model: _Model, caller: str = "optimize") -> _Model:
@@ -46,8 +47,13 @@ class Separation:
 
 
 def _can_share(parameter: nn.Parameter) -> bool:
-    return type(parameter) is nn.Parameter and parameter.layout == torch.strided
+    return type(parameter) is nn.Parameter and parameter.layout in _LAYOUTS
 
 
 def _memory(parameter: nn.Parameter) -> int:
-    return int(parameter.untyped_storage()._cdata)
+    values: torch.Tensor = parameter
+    if parameter.layout == torch.sparse_coo:
+        values = parameter.detach()._values()
+    elif parameter.layout == torch.sparse_csr:
+        values = parameter.detach().values()
+    return int(values.untyped_storage()._cdata)

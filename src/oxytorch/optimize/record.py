@@ -76,7 +76,9 @@ class ParameterSet(Change):
         if self.keeps_object or now not in restored:
             values = now.values() if isinstance(now, PackedTensor) else now.detach()
             memory_format = getattr(torch, self.memory_format)
-            values = values.to(self.dtype).contiguous(memory_format=memory_format)
+            values = values.to(self.dtype)
+            if values.layout == torch.strided:
+                values = values.contiguous(memory_format=memory_format)
             restored[now] = nn.Parameter(values, now.requires_grad)
         _replace(holders, now, restored[now], self.keeps_object)
 
@@ -135,8 +137,13 @@ class BufferSet(Change):
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
         now, before = self.own.data, self.before
-        was_written = not torch.allclose(now, before.to(now.dtype), 0, 0, equal_nan=True)
+        ours, theirs = (_dense(t) for t in (now, before.to(now.dtype)))
+        was_written = not torch.allclose(ours, theirs, 0, 0, equal_nan=True)
         self.own.data = now.to(before.dtype) if was_written else before
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 class HookAdded(Change):
@@ -154,6 +161,8 @@ class HookAdded(Change):
 def _memory_format(tensor: torch.Tensor) -> str:
     """The name of a tensor's memory format (the format itself cannot be pickled)."""
     for dim, name in ((4, "channels_last"), (5, "channels_last_3d")):
+        if tensor.layout != torch.strided:
+            break
         plain = tensor.dim() != dim or tensor.is_contiguous()
         if not plain and tensor.is_contiguous(memory_format=getattr(torch, name)):
             return name

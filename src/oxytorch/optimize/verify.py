@@ -31,6 +31,7 @@ def compare(original: nn.Module, optimized: nn.Module, sample: Sample) -> dict[s
         path
         for path, module in original.named_modules()
         if path and "forward" in counterparts[path].__dict__
+        and not isinstance(module, torch.jit.ScriptModule)  # which takes no hooks
         and written.isdisjoint(map(id, (*module.parameters(), *module.buffers())))
     }
     compared = 0

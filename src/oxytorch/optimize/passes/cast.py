@@ -67,6 +67,8 @@ def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
     made_from = made_for(model)
     wanted = {}
     for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
         if not any(p is not None and p.is_floating_point() for p in module._parameters.values()):
             continue
         by_path = max(
@@ -118,6 +120,8 @@ def _listed(module: nn.Module, recognizer: Recognizer) -> bool:
 
 def _parametrizations(module: nn.Module) -> list[nn.Module]:
     """What holds the parameters that a module's weight is made of at each call (weight norm)."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
     found = module._modules.get("parametrizations")
     if isinstance(found, nn.ModuleDict) and (isinstance(module, CAST_TYPES) or not is_torchs(module)):
         return [*found.values()]

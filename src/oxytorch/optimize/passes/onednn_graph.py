@@ -68,7 +68,8 @@ def _observed(
     def note(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         calls.setdefault(module, (given, named))
 
-    wanted = [m for m in context.paths if _convolutions(m)]
+    scripted = torch.jit.ScriptModule
+    wanted = [m for m in context.paths if _convolutions(m) and not isinstance(m, scripted)]
     handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in wanted]
     try:
         with torch.no_grad():

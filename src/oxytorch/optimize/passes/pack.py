@@ -43,8 +43,12 @@ def refusal(context: Context, module: nn.Module) -> str | None:
         return reason
     assert weight is not None
     dtype = context.target_dtype(module, weight)
-    if is_packable_convolution(module) and module not in context.observed.input_sizes:
-        return "the size of its input is not known; give sample_input"
+    if is_packable_convolution(module):
+        size = context.observed.input_sizes.get(module)
+        if size is None:
+            return "the size of its input is not known; give sample_input"
+        if len(size) != weight.dim() or 0 in size:
+            return "its input has no batch or is empty"
     small = not is_packable_convolution(module) and weight.numel() < SMALLEST_LINEAR
     if small and dtype == torch.float32 and module not in context.folds:
         return f"{weight.numel()} weights are too few to gain"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ...graph.errors import CaptureError
 from ...graph.replay import Program, Replay, input_tensors, output_tensors
 from ...graph.tape import record
@@ -34,6 +36,9 @@ def run(context: Context) -> None:
         context.left(
             "replay", context.model, "not recorded: oneDNN's graphs have no Python to save"
         )
+        return
+    if any(isinstance(module, torch.jit.ScriptModule) for module in context.paths):
+        context.left("replay", context.model, "not recorded: a part of it is TorchScript's")
         return
     context.separate(context.model)
     replay = Replay(context.model, build)
