@@ -281,6 +281,8 @@ class Record(TorchDispatchMode):
         if self._whole or not self._running:
             return func(*args, **kwargs)
         call = self.calls[self._running[-1]]
+        if isinstance(func, torch.ScriptMethod):
+            self.refuse("its code calls a part that is TorchScript's")
         if _modes() != self.modes:
             self.refuse("its code changes grad mode or autocast")
         arguments = self.named((args, kwargs))
