@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import typing
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -173,3 +175,53 @@ def test_copies_of_models_with_scripted_parts_are_apart() -> None:
         for parameter in optimized.parameters():
             parameter.zero_()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("passes", [None, [*PASSES]])
+def test_the_replaced_forward_shows_the_models_own_names(passes: Any) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(SIZE, SIZE)
+
+        def forward(self, x: torch.Tensor, scale: float = 1.0, *, flag: bool = False) -> Any:
+            return torch.relu(self.layer(x)) * scale
+
+    model = Model().eval()
+    optimized = oxytorch.optimize(model, sample_input=torch.randn(6, SIZE), passes=passes)
+    for ask in (
+        inspect.signature,
+        inspect.getfullargspec,
+        inspect.getsource,
+        lambda forward: inspect.unwrap(forward).__name__,
+        lambda forward: (forward.__code__, forward.__defaults__, forward.__kwdefaults__),
+    ):
+        assert ask(optimized.forward) == ask(model.forward)
+        assert ask(optimized.layer.forward) == ask(model.layer.forward)
+    assert typing.get_type_hints(optimized.layer.forward)["input"] is torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("indices", "offsets"),
+    [([1, 11], [0]), ([1, -1], [0]), ([1, 2], [1]), ([1, 2], [0, 5]), ([[1, 2]], [0]), ([1, 2], None)],
+)
+def test_errors_of_embedding_bags_are_torchs(indices: Any, offsets: Any) -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = nn.ModuleList([nn.EmbeddingBag(10, SIZE, mode="sum") for _ in range(2)])
+
+        def forward(self, indices: Any, offsets: Any) -> Any:
+            return torch.cat([bag(indices, offsets) for bag in self.bags], 1)
+
+    model = Bags().eval()
+    sample = torch.tensor([1, 2]), torch.tensor([0])
+    given = torch.tensor(indices), None if offsets is None else torch.tensor(offsets)
+    for options in ({}, {"sample_input": sample}):
+        optimized = oxytorch.optimize(model, **options)
+        errors = []
+        for each in (model, optimized):
+            with torch.no_grad(), pytest.raises((RuntimeError, ValueError)) as caught:
+                each(*given)
+            errors.append((type(caught.value), str(caught.value)))
+        assert errors[0] == errors[1]

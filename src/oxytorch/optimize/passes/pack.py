@@ -7,7 +7,7 @@ everything but the kernel. A weight that an embedding shares keeps its plain val
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -225,7 +225,7 @@ def plain_state(
 class _PackedForward(Forward):
     """The forward of a layer with a packed weight: of a class `kind`, for one tensor."""
 
-    kind: ClassVar[type[ReorderedTensor]]
+    kind = ReorderedTensor
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs:
