@@ -93,7 +93,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "empty": lambda: Block(lambda m, x: x, part=nn.Linear(0, SIZE)),
     "quantized": lambda: Block(
-        lambda m, x: m.part(torch.quantize_per_tensor(x.float(), 0.1, 0, torch.quint8)).dequantize(),
+        lambda m, x: m.part(
+            torch.quantize_per_tensor(x.float(), 0.1, 0, torch.quint8)
+        ).dequantize(),
         part=_quantized(),
     ),
 }
@@ -132,9 +134,7 @@ def test_parts_that_no_pass_knows(name: str, form: str) -> None:
             for _ in range(3):
                 found = optimized(x)
                 tolerance = 5e-2 if "dtype" in options else 1e-4
-                torch.testing.assert_close(
-                    found.float(), expected, rtol=tolerance, atol=tolerance
-                )
+                torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
         str(oxytorch.explain(optimized))
         oxytorch.undo(optimized)
         with torch.no_grad():
@@ -203,7 +203,14 @@ def test_the_replaced_forward_shows_the_models_own_names(passes: Any) -> None:
 
 @pytest.mark.parametrize(
     ("indices", "offsets"),
-    [([1, 11], [0]), ([1, -1], [0]), ([1, 2], [1]), ([1, 2], [0, 5]), ([[1, 2]], [0]), ([1, 2], None)],
+    [
+        ([1, 11], [0]),
+        ([1, -1], [0]),
+        ([1, 2], [1]),
+        ([1, 2], [0, 5]),
+        ([[1, 2]], [0]),
+        ([1, 2], None),
+    ],
 )
 def test_errors_of_embedding_bags_are_torchs(indices: Any, offsets: Any) -> None:
     class Bags(nn.Module):

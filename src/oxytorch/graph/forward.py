@@ -19,7 +19,13 @@ _torch: Any = torch._C  # its stubs lack functions
 
 
 class OwnSignature:
-    """Looks like a module's own forward to who asks for its names, code and annotations."""
+    """Looks like a module's own forward to who asks for its names, code and annotations.
+
+    module: the one in whose instance dictionary it lies.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
 
     @property
     def __wrapped__(self) -> Any:
@@ -53,7 +59,7 @@ class OwnSignature:
         return inspect.unwrap(self.__wrapped__).__kwdefaults__
 
     @property
-    def __annotations__(self) -> Any:
+    def __annotations__(self) -> Any:  # type: ignore[override]
         return inspect.unwrap(self.__wrapped__).__annotations__
 
     @property
@@ -69,7 +75,7 @@ class Forward(OwnSignature):
     """
 
     def __init__(self, module: nn.Module, converts: bool = False) -> None:
-        self.module = module
+        super().__init__(module)
         self.converts = converts
         self._class_forward = type(module).forward
         self._functions = _functions(module)

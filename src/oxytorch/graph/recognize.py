@@ -158,9 +158,7 @@ _FUNCTIONS: dict[Any, str] = {
 }  # fmt: skip
 
 
-def holds_its_parameters(
-    module: nn.Module, names: Iterable[str] = ("weight", "bias")
-) -> bool:
+def holds_its_parameters(module: nn.Module, names: Iterable[str] = ("weight", "bias")) -> bool:
     """Whether a module's parameters are where its class puts them.
 
     Code may have put plain tensors in their place, which only the module's own code finds.

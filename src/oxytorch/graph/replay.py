@@ -56,7 +56,7 @@ class Replay(OwnSignature):
     """
 
     def __init__(self, module: nn.Module, build: Builder, most_forms: int = MOST_FORMS) -> None:
-        self.module = module
+        super().__init__(module)
         self.build = build
         self.most_forms = most_forms
         self.inner = module.__dict__.get("forward")

@@ -12,6 +12,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,9 +30,7 @@ _CONSTANT = frozenset(
     [type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size,
      torch.layout, torch.memory_format, range, slice]
 )  # fmt: skip
-_SHOWN = frozenset(
-    ["numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage"]
-)
+_SHOWN = frozenset(["numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage"])
 """What hands out the memory of a tensor, to which may then be written unseen."""
 _STATISTICS = ("running_mean", "running_var")
 """Arguments that torch's operators write to without saying so, in training."""
@@ -54,7 +53,7 @@ class State:
         self._tensors: dict[Path, list[tuple[Tensor, Any]]] = {}
         self._paths: dict[int, set[Path]] = {}  # by memory
         self._kept: dict[int, tuple[Tensor, Tensor, int]] = {}
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], Any]] = []
         self._seen: dict[int, Any] = {}
         for root in roots:
             waiting: list[tuple[Path, Any]] = [((), root)]
@@ -115,14 +114,14 @@ class State:
                 if name in ("__dict__", "__weakref__") or not hasattr(value, name):
                     continue
                 item = getattr(value, name)
-                self._undo.append(lambda n=name, i=item: _restore_slot(value, n, i))
+                self._undo.append(partial(_restore_slot, value, name, item))
                 yield (*path, name), item
 
     def _generator(self, value: Any) -> None:
         numpy = sys.modules.get("numpy")
         if isinstance(value, torch.Generator):
             state = value.get_state()
-            self._undo.append(lambda: value.set_state(state))
+            self._undo.append(partial(value.set_state, state))
         elif isinstance(value, random.Random):
             drawn = value.getstate()
             self._undo.append(lambda: value.setstate(drawn))
@@ -228,7 +227,7 @@ def _raw(tensor: Tensor) -> Tensor | None:
     if not _is_plain(tensor):
         return None
     made = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return made.set_(tensor.untyped_storage())  # type: ignore[call-overload,no-any-return]
+    return made.set_(tensor.untyped_storage())
 
 
 def _is_over(tensor: Tensor, alias: Tensor) -> bool:
@@ -247,12 +246,11 @@ def _is_opaque(value: Any) -> bool:
     """Whether the attributes of an object are no state of a model's: a class, a function, an object
     of Python's library or of ours."""
     kind = type(value)
-    if isinstance(value, type) or callable(value) and hasattr(value, "__code__"):
+    if isinstance(value, (type, torch.Generator)) or hasattr(value, "__code__"):
         return True
     top = kind.__module__.partition(".")[0]
-    is_generator = top == "numpy" or isinstance(value, torch.Generator)
     is_librarys = top in sys.stdlib_module_names and kind is not SimpleNamespace
-    return is_generator or is_librarys and top != "__main__" or top == __name__.partition(".")[0]
+    return is_librarys or top in ("numpy", __name__.partition(".")[0])
 
 
 def _restore_dict(value: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
@@ -276,8 +274,8 @@ def _restore_items(value: Any, before: list[Any]) -> None:
         value[:] = bytes(before)
     else:
         base = deque if isinstance(value, deque) else set
-        base.clear(value)  # type: ignore[arg-type]
-        (deque.extend if base is deque else set.update)(value, before)  # type: ignore[arg-type]
+        base.clear(value)
+        (deque.extend if base is deque else set.update)(value, before)
 
 
 def _restore_slot(value: Any, name: str, item: Any) -> None:
@@ -331,7 +329,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 class _Shown(TorchFunctionMode):
     def __init__(self, state: State) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._state = state
 
     def __torch_function__(

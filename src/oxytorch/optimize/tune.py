@@ -79,6 +79,7 @@ def _differs(model: nn.Module, name: str) -> bool:
 
 def _paired(first: nn.Module, second: nn.Module, sample: Sample) -> tuple[float, float, float]:
     """Median ratio second / first over paired rounds, and both median times in seconds."""
+
     def call(model: nn.Module) -> Callable[[], Any]:
         return lambda: model(*sample.args, **sample.kwargs)
 

@@ -30,7 +30,8 @@ def compare(original: nn.Module, optimized: nn.Module, sample: Sample) -> dict[s
     changed = {
         path
         for path, module in original.named_modules()
-        if path and "forward" in counterparts[path].__dict__
+        if path
+        and "forward" in counterparts[path].__dict__
         and not isinstance(module, torch.jit.ScriptModule)  # which takes no hooks
         and written.isdisjoint(map(id, (*module.parameters(), *module.buffers())))
     }

@@ -108,7 +108,7 @@ def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary |
 
 
 def _dtype_of_parameters(module: nn.Module, recurse: bool) -> torch.dtype | None:
-    found = [*module.parameters(recurse)]
+    found: list[torch.Tensor] = [*module.parameters(recurse)]
     if cast.is_torchs(module):  # code may have put a plain tensor in a parameter's place
         found += [t for t in module.__dict__.values() if isinstance(t, torch.Tensor)]
     return next((p.dtype for p in found if p.is_floating_point()), None)
@@ -168,10 +168,10 @@ def _error(context: Context) -> Exception | None:
     """What a run of the model raises whose tensors have the dtypes that they are to get."""
     sample = context.sample
     assert sample is not None
+    tables = _AsConverted(_table(context))
     try:
-        with sample.running(context.model), torch.no_grad(), _within(context):
-            with _AsConverted(_table(context)):
-                context.model(*sample.args, **sample.kwargs)
+        with sample.running(context.model), torch.no_grad(), _within(context), tables:
+            context.model(*sample.args, **sample.kwargs)
     except Exception as error:  # whatever the model's code says to tensors of another dtype
         return error
     return None
@@ -213,7 +213,7 @@ class _AsConverted(TorchFunctionMode):
     """Gives every function the model's tensors in other dtypes, without converting them all."""
 
     def __init__(self, dtypes: dict[int, torch.dtype]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._dtypes = dtypes
 
     def __torch_function__(

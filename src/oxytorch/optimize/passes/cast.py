@@ -48,8 +48,9 @@ TAKE_ANY = (
 )
 """Layers that take inputs of another dtype than their parameters'; norms return what they take."""
 
-_DECLARED = {kind: ("weight", "bias") for kind in CAST_TYPES[:7]} | {
-    kind: ("weight",) for kind in CAST_TYPES[7:9]
+_DECLARED: dict[type, tuple[str, ...]] = {
+    **dict.fromkeys(CAST_TYPES[:7], ("weight", "bias")),
+    **dict.fromkeys(CAST_TYPES[7:9], ("weight",)),
 }
 """The parameters that layers have, or what a pruned or normed one is made of (weight_orig)."""
 
@@ -113,7 +114,9 @@ def _listed(module: nn.Module, recognizer: Recognizer) -> bool:
     for name in (*own, *_DECLARED.get(type(module), ())):
         if not any(n == name or n.startswith(f"{name}_") for n in module._parameters):
             return False  # a plain tensor stands in its place, and keeps its dtype
-    if type(module) in CAST_TYPES or (isinstance(module, CAST_TYPES) and parametrize.is_parametrized(module)):
+    if type(module) in CAST_TYPES or (
+        isinstance(module, CAST_TYPES) and parametrize.is_parametrized(module)
+    ):
         return True
     return not is_torchs(module) and recognizer.norm(module) is None
 
@@ -123,7 +126,9 @@ def _parametrizations(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, torch.jit.ScriptModule):
         return []
     found = module._modules.get("parametrizations")
-    if isinstance(found, nn.ModuleDict) and (isinstance(module, CAST_TYPES) or not is_torchs(module)):
+    if isinstance(found, nn.ModuleDict) and (
+        isinstance(module, CAST_TYPES) or not is_torchs(module)
+    ):
         return [*found.values()]
     return []
 

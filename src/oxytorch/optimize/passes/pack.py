@@ -266,7 +266,7 @@ class _PackedForward(Forward):
 class LinearForward(_PackedForward):
     """The forward of a linear layer with a packed weight."""
 
-    kind = PackedLinearWeight
+    kind = PackedLinearWeight  # type: ignore[assignment]
 
     def _computed(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
         return linear(x, weight, bias)
@@ -275,7 +275,7 @@ class LinearForward(_PackedForward):
 class ConvolutionForward(_PackedForward):
     """The forward of a convolution with a packed weight."""
 
-    kind = PackedConvolutionWeight
+    kind = PackedConvolutionWeight  # type: ignore[assignment]
 
     def __init__(self, module: nn.Module, converts: bool = False) -> None:
         super().__init__(module, converts)
