@@ -342,3 +342,48 @@ def test_tune_tries_it() -> None:
     report = oxytorch.explain(optimized)
     assert report.tuned is not None
     assert any(name == "with onednn_graph" for name, _ in report.tuned["lines"])
+
+
+_SWALLOWING: dict[str, nn.Module] = {
+    "relu": nn.ReLU(),
+    "relu6": nn.ReLU6(),
+    "hardtanh": nn.Hardtanh(),
+    "max_pool": nn.MaxPool2d(2, padding=1),
+    "leaky_relu": nn.LeakyReLU(0.1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", [*_SWALLOWING])
+def test_nan_and_infinity_come_out(name: str, value: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    part = _SWALLOWING[name]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), part, nn.Conv2d(8, 8, 3), part).eval().to(dtype)
+    x = _image().to(dtype)
+    optimized = oxytorch.optimize(model, sample_input=x, passes=PASSES)
+    spoiled = x.clone()
+    spoiled[0, 0, 3, 3] = value
+    with torch.no_grad():
+        for given in (spoiled, x, spoiled, spoiled, x):
+            expected, found = model(given), optimized(given)
+            torch.testing.assert_close(found, expected, rtol=5e-2, atol=5e-2, equal_nan=True)
+    if _is_compiled(optimized):
+        assert len(optimized.__dict__["forward"].programs()) == 1
+
+
+def test_a_weight_that_is_not_finite_is_refused() -> None:
+    model = _network()
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] = float("nan")
+    optimized = oxytorch.optimize(model, sample_input=_image(), passes=PASSES)
+    assert "holds NaN or infinity" in _reasons(optimized)
+    x = _image()
+    with torch.no_grad():
+        assert torch.equal(optimized(x).isnan(), model(x).isnan())
+
+
+def test_float16_is_refused() -> None:
+    model = _network().half()
+    optimized = oxytorch.optimize(model, sample_input=_image().half(), passes=PASSES)
+    assert "overflow in float16" in _reasons(optimized)

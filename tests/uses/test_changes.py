@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .compare import Log
-from .layers import settled
+from .layers import KINDS, settled
 from .networks import NETWORKS
 
 FORMS = [
@@ -598,3 +598,36 @@ def test_sequential_sliced(check: Callable[..., None], form: str) -> None:
             log(nn.Sequential(*model.children())(x), model[0][0](x), model[0][1](x))
 
     check(build, use, form, sample)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("only", ["weight", "bias", "all"])
+@pytest.mark.parametrize("form", ["default", "sample", "all"])
+@pytest.mark.parametrize("name", [*KINDS])
+def test_plain_tensors_in_place_of_parameters(
+    check: Callable[..., None], name: str, form: str, only: str, when: str
+) -> None:
+    kind = KINDS[name]
+
+    def change(model: nn.Module) -> None:
+        for part in model.modules():
+            for key, parameter in [*part._parameters.items()]:
+                if parameter is not None and (only == "all" or key.startswith(only)):
+                    delattr(part, key)
+                    setattr(part, key, parameter.detach() * 1.5)
+
+    def build() -> nn.Module:
+        model = kind.build()
+        if when == "before":
+            change(model)
+        return model
+
+    def use(model: Any, log: Log) -> None:
+        with torch.no_grad():
+            if when == "after":
+                log(model(kind.sample()))
+                change(model)
+            log(model(kind.sample()))
+            log(model(kind.sample()))
+
+    check(build, use, form, kind.sample)

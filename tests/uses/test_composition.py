@@ -611,6 +611,21 @@ LONG_WAYS["export_strict"] = _exported(True)
 LONG_WAYS["export_dynamic"] = _exported(False, True)
 
 
+def _after_trace(way: Way) -> Way:
+    def use(model: Any, x: torch.Tensor, log: Log) -> None:
+        with torch.no_grad():
+            traced = torch.jit.trace(model, (x,))
+        way(model, x, log)
+        log(traced(x))
+
+    return use
+
+
+LONG_WAYS["trace_then_export"] = _after_trace(LONG_WAYS["export"])
+LONG_WAYS["trace_then_export_strict"] = _after_trace(LONG_WAYS["export_strict"])
+LONG_WAYS["trace_then_compile"] = _after_trace(LONG_WAYS["compile_aot_eager"])
+
+
 @long_way
 def _trace(model: Any, x: torch.Tensor, log: Log) -> None:
     for mode in (torch.no_grad, torch.enable_grad):

@@ -588,8 +588,12 @@ def _modules_walked(model: Any, x: torch.Tensor, log: Log) -> None:
     log([m.__class__.__module__ for m in model.modules()], [*model.__dict__["_modules"]])
     log([callable(m.forward) for m in model.modules()], type(model).forward is not None)
     import inspect
+    import typing
 
     log([str(inspect.signature(m.forward)) for m in model.modules()])
+    log([str(inspect.getfullargspec(m.forward)) for m in model.modules()])
+    log([str(typing.get_type_hints(m.forward)) for m in model.modules()])
+    log([inspect.getsource(m.forward) for m in model.modules()])
     log([inspect.ismethod(type(m).forward) for m in model.modules()], hash(model) == id(model))
 
 

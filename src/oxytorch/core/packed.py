@@ -274,9 +274,10 @@ class PackedTensor(Tensor):
         return self.pin().data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        # Who makes a fake tensor of this one asks for its own memory, apart from the values'.
+        # Who makes a fake tensor of this one asks for its own memory, apart from the values': none,
+        # though a trace may have given it theirs.
         if sys._getframe(1).f_globals.get("__name__") == "torch._subclasses.meta_utils":
-            return super().untyped_storage()
+            return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
         return self.plain().untyped_storage()
 
     def share_memory_(self: _Self) -> _Self:

@@ -252,7 +252,7 @@ class Places:
     def add_tensor(self, tensor: Tensor) -> None:
         if isinstance(tensor, PackedTensor):
             self.versioned.append(tensor.cell.clock)
-        elif _is_small(tensor):
+        elif tensor.layout == torch.strided and _is_small(tensor):
             self.small.append(tensor)
         else:
             self.versioned.append(tensor)
@@ -260,7 +260,7 @@ class Places:
     def close(self) -> None:
         """Note how the tensors are now."""
         library = functions()
-        watchable = not any(t.is_inference() or t.device.type != "cpu" for t in self.versioned)
+        watchable = all(map(_is_watchable, self.versioned))
         if library is not None and watchable and library.oxytorch_can_compare_sources():
             self._native = _Native(library, self)
             return
@@ -283,6 +283,12 @@ class Places:
             and [(t.data_ptr(), _version(t)) for t in self.versioned] == self._versions
             and all(map(_same_bits, self.small, self._copies))
         )
+
+
+def _is_watchable(tensor: Tensor) -> bool:
+    """Whether a tensor has an address and counts the writes to it."""
+    is_plain = tensor.layout == torch.strided and not tensor.is_nested
+    return is_plain and tensor.device.type == "cpu" and not tensor.is_inference()
 
 
 class _Native:

@@ -15,8 +15,10 @@ narrowest dtype that is computed in."""
 def floating_tensors(value: Any) -> Iterator[torch.Tensor]:
     """All floating tensors in an output, in order; containers and mappings are looked into."""
     if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            yield value
+        if value.is_nested:
+            yield from floating_tensors([*value.unbind()])
+        elif value.is_floating_point():
+            yield value if value.layout == torch.strided else value.to_dense()
     elif isinstance(value, dict) or hasattr(value, "keys"):
         for key in value.keys():  # noqa: SIM118 (transformers' outputs are no plain dicts)
             yield from floating_tensors(value[key])

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .code import CodeWatch
 from .record import KIND_READS, name_of
+from .state import unchanged
 
 Expression = Any
 
@@ -91,7 +92,7 @@ def expression(
     watch = CodeWatch(refusals.append, lambda *_: None, lambda: module)
     functions = _Functions(watch)
     try:
-        with torch.no_grad(), watch.watching(), functions, reader:
+        with unchanged(module), torch.no_grad(), watch.watching(), functions, reader:
             result = run(x)
         found = reader.of(result) if isinstance(result, Tensor) else None
     except _Unknown:

@@ -18,7 +18,56 @@ from ..core.sources import functions_of
 _torch: Any = torch._C  # its stubs lack functions
 
 
-class Forward:
+class OwnSignature:
+    """Looks like a module's own forward to who asks for its names, code and annotations.
+
+    module: the one in whose instance dictionary it lies.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The module's own method, for who asks for the signature."""
+        return types.MethodType(type(self.module).forward, self.module)
+
+    @property
+    def __code__(self) -> Any:
+        return inspect.unwrap(self.__wrapped__).__code__
+
+    @property
+    def __globals__(self) -> Any:
+        if sys._getframe(1).f_code.co_name == "get_closure":  # of torch.jit
+            raise RuntimeError(
+                f"torch.jit.script cannot compile an optimized {type(self.module).__name__}; use "
+                "torch.jit.trace, or script the stock model, which oxytorch.undo(model) gives back"
+            )
+        expose_weights(self.module)
+        return inspect.unwrap(self.__wrapped__).__globals__
+
+    @property
+    def __closure__(self) -> Any:
+        return inspect.unwrap(self.__wrapped__).__closure__
+
+    @property
+    def __defaults__(self) -> Any:
+        return inspect.unwrap(self.__wrapped__).__defaults__
+
+    @property
+    def __kwdefaults__(self) -> Any:
+        return inspect.unwrap(self.__wrapped__).__kwdefaults__
+
+    @property
+    def __annotations__(self) -> Any:  # type: ignore[override]
+        return inspect.unwrap(self.__wrapped__).__annotations__
+
+    @property
+    def __name__(self) -> str:
+        return "forward"
+
+
+class Forward(OwnSignature):
     """Stands in for a module's own forward where it may; else that runs, on plain values.
 
     module: the one in whose instance dictionary it lies. converts: whether the module's weights
@@ -26,7 +75,7 @@ class Forward:
     """
 
     def __init__(self, module: nn.Module, converts: bool = False) -> None:
-        self.module = module
+        super().__init__(module)
         self.converts = converts
         self._class_forward = type(module).forward
         self._functions = _functions(module)
@@ -87,33 +136,6 @@ class Forward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not say how to compute")
-
-    @property
-    def __wrapped__(self) -> Any:
-        """The module's own method, for who asks for the signature."""
-        return types.MethodType(type(self.module).forward, self.module)
-
-    @property
-    def __code__(self) -> Any:
-        return inspect.unwrap(self.__wrapped__).__code__
-
-    @property
-    def __globals__(self) -> Any:
-        if sys._getframe(1).f_code.co_name == "get_closure":  # of torch.jit
-            raise RuntimeError(
-                f"torch.jit.script cannot compile an optimized {type(self.module).__name__}; use "
-                "torch.jit.trace, or script the stock model, which oxytorch.undo(model) gives back"
-            )
-        expose_weights(self.module)
-        return inspect.unwrap(self.__wrapped__).__globals__
-
-    @property
-    def __closure__(self) -> Any:
-        return inspect.unwrap(self.__wrapped__).__closure__
-
-    @property
-    def __name__(self) -> str:
-        return "forward"
 
 
 _FUNCTIONAL = vars(functional)

@@ -18,7 +18,7 @@ from ..ops._post_op import NO_POST_OP, PostOp
 from ..ops.convolution import PackedConvolutionWeight, convolution, takes
 from ..ops.linear import PackedLinearWeight, linear
 from .formats import kept
-from .recognize import Norm
+from .recognize import Norm, holds_its_parameters
 
 BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -32,10 +32,10 @@ def is_computed(x: Tensor) -> bool:
 
 
 def can_fold(norm: nn.Module) -> bool:
-    """Whether a batch normalization has statistics and is not trained."""
+    """Whether a batch normalization has statistics and is not trained, and both are its own."""
     buffers = norm._buffers
     kept = buffers.get("running_mean") is not None and buffers.get("running_var") is not None
-    return kept and not norm.training
+    return kept and holds_its_parameters(norm) and not norm.training
 
 
 class Folded:
@@ -71,6 +71,8 @@ class Folded:
     def update(self, weight: PackedConvolutionWeight | PackedLinearWeight) -> Tensor | None:
         """Bring a packed weight up to date; return the bias that goes with it, or None where there
         is nothing to fold any more."""
+        if not holds_its_parameters(self.layer):
+            return None
         same_bias = self.layer._parameters["bias"] is self._layer_bias
         if not (same_bias and self.bias.dtype == weight.dtype and self.sources.are_current()):
             if not can_fold(self.norm):
@@ -103,7 +105,7 @@ class FusedLayer:
         self.converts = converts
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        weight: Any = self.module._parameters["weight"]
+        weight: Any = self.module._parameters.get("weight")
         kind = type(weight)
         if kind is PackedLinearWeight or kind is PackedConvolutionWeight:
             found = self._packed(x, weight, other)
@@ -117,7 +119,7 @@ class FusedLayer:
         return self.post_op.after(result, other)
 
     def _packed(self, x: Tensor, weight: Any, other: Tensor | None) -> Tensor | None:
-        if not weight.is_packed():
+        if not weight.is_packed() or "bias" not in self.module._parameters:
             return None
         if x.dtype is not weight.dtype:
             if not self.converts or not x.is_floating_point():
@@ -153,15 +155,17 @@ class FusedAddNorm:
         self.is_mixed = is_mixed or type(module) is nn.LayerNorm
 
     def __call__(self, x: Tensor, residual: Tensor) -> Any:
-        weight = self.module._parameters["weight"]
+        parameters = self.module._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        names = ("weight",) if self.norm.kind == "rms_norm" else ("weight", "bias")
         same = x.shape == residual.shape and x.dtype == residual.dtype and is_computed(x)
+        same = same and holds_its_parameters(self.module, names)
         if not same or not (self.is_mixed or weight is None or weight.dtype == x.dtype):
             total = x + residual
             normed = self.module(total)
             return (normed, total) if self.keep_total else normed
         if self.norm.kind == "rms_norm":
             return ops.add_rms_norm(x, residual, weight, self.norm.eps, self.keep_total)
-        bias = self.module._parameters["bias"]
         return ops.add_layer_norm(x, residual, weight, bias, self.norm.eps, self.keep_total)
 
 

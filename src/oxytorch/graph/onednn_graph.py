@@ -7,6 +7,7 @@ its own, so a program holds a second copy of them, for one form of call.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,10 +64,23 @@ class OneDnnProgram:
         return graph.count("= prim::oneDNNFusionGroup_")
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None:
-        """Run on the tensors of a call; None once a tensor that was a constant is written to."""
+        """Run on the tensors of a call; None once a tensor that was a constant is written to, and
+        for inputs with NaN or infinity."""
+        if not all(map(_is_finite, tensors)):
+            return None
         if any(t._version != version for t, version in self._constants):
             return None
         return self._tape(tensors)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor surely holds neither NaN nor infinity.
+
+    ReLU, clipping and maxima in oneDNN's graphs return numbers where they are given NaN.
+    """
+    if not tensor.is_floating_point():
+        return True
+    return math.isfinite(float(tensor.detach().sum()))
 
 
 def available() -> bool:
@@ -81,6 +95,8 @@ def build(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     oneDNN cannot compile it, and where the compiled graph's answers are other ones.
     """
     tensors = input_tensors(args, kwargs)
+    if not all(map(_is_finite, tensors)):
+        raise CaptureError("an input holds NaN or infinity")
     if any(t.is_inference() for t in tensors):
         with torch.inference_mode(False):
             own = [t.clone() for t in tensors]
@@ -95,6 +111,10 @@ def build(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     recording = recorded(run_once, tensors)
     if any(t.is_inference() for t in recording.externals):
         raise CaptureError("a weight was made in inference mode, where writes are not counted")
+    if not all(map(_is_finite, recording.externals)):
+        raise CaptureError("one of its tensors holds NaN or infinity")
+    if any(t.dtype == torch.float16 for t in (*tensors, *recording.externals)):
+        raise CaptureError("sums may overflow in float16, and oneDNN's graphs lose NaN")
     if any(step.read is not None for step in recording.steps):
         raise CaptureError("its code reads values of tensors")
     program = OneDnnProgram(recording, tensors)

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..ops._post_op import PostOp
 from .fused import BatchNorm, Folded, FusedAddNorm, FusedGate, FusedLayer, can_fold
-from .recognize import Norm, Recognizer, activation_of_function
+from .recognize import Norm, Recognizer, activation_of_function, holds_its_parameters
 from .recommendation import FusedEmbeddingBags, FusedInteraction, alike_bags, find_interaction
 from .record import Record, Value
 
@@ -409,6 +409,7 @@ def is_packable_convolution(module: nn.Module) -> bool:
     """Whether a module is a convolution that oneDNN's pre-packed form covers."""
     return (
         type(module) in _CONVOLUTION
+        and holds_its_parameters(module)
         and module.padding_mode == "zeros"
         and not isinstance(module.padding, str)
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ..core.packed import PackedTensor
 from ..ops._post_op import PostOp
 from .formula import expression
+from .state import unchanged
 
 
 @dataclass(frozen=True)
@@ -157,9 +158,21 @@ _FUNCTIONS: dict[Any, str] = {
 }  # fmt: skip
 
 
+def holds_its_parameters(module: nn.Module, names: Iterable[str] = ("weight", "bias")) -> bool:
+    """Whether a module's parameters are where its class puts them.
+
+    Code may have put plain tensors in their place, which only the module's own code finds.
+    """
+    return all(name in module._parameters for name in names)
+
+
 def norm_of_module(module: nn.Module) -> Norm | None:
     """Return the normalization over the last dimension that a module computes, or None."""
     kind = type(module)
+    if kind is nn.LayerNorm and not holds_its_parameters(module):
+        return None
+    if kind is nn.RMSNorm and not holds_its_parameters(module, ["weight"]):
+        return None
     if kind is nn.LayerNorm and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
         return Norm("layer_norm", float(module.eps))  # type: ignore[arg-type]
     if kind is nn.RMSNorm and len(module.normalized_shape) == 1:  # type: ignore[arg-type]
@@ -213,7 +226,7 @@ class LinearForm:
 def linear_of_module(module: nn.Module) -> LinearForm | None:
     """Return how a linear layer stores its weight, or None for anything else."""
     if type(module) is nn.Linear:
-        return LinearForm(False)
+        return LinearForm(False) if holds_its_parameters(module) else None
     if type(module).__module__.startswith("torch.nn") or [*module.children(), *module.buffers()]:
         return None
     weight = module._parameters.get("weight")
@@ -274,7 +287,7 @@ def _try(module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     """Return the module's result on x, or None where it is no function of one such tensor."""
     forward: Callable[..., Any] = module.forward
     try:
-        with torch.no_grad():
+        with unchanged(module), torch.no_grad():
             result = forward(x)
     except Exception:  # any refusal by a user's module only means that it is something else
         return None

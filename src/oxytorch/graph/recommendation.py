@@ -19,12 +19,18 @@ class FusedEmbeddingBags:
         self.modules = modules
 
     def __call__(self, indices: list[Tensor], offsets: list[Tensor]) -> list[Tensor]:
-        weights: list[Any] = [module._parameters["weight"] for module in self.modules]
-        if not self._fits(indices, offsets, weights):
-            return [m(i, o) for m, i, o in zip(self.modules, indices, offsets, strict=True)]
+        weights: list[Any] = [module._parameters.get("weight") for module in self.modules]
+        if any(w is None for w in weights) or not self._fits(indices, offsets, weights):
+            return self._one_by_one(indices, offsets)
         mode = str(self.modules[0].mode)
-        merged = ops.merged_embedding_bag(weights, indices, offsets, mode)
+        try:
+            merged = ops.merged_embedding_bag(weights, indices, offsets, mode)
+        except RuntimeError:  # the modules say what is wrong
+            return self._one_by_one(indices, offsets)
         return list(merged.view(merged.shape[0], len(weights), -1).unbind(1))
+
+    def _one_by_one(self, indices: list[Tensor], offsets: list[Tensor]) -> list[Tensor]:
+        return [m(i, o) for m, i, o in zip(self.modules, indices, offsets, strict=True)]
 
     def _fits(
         self,
@@ -141,4 +147,5 @@ def is_plain_bag(module: nn.Module) -> bool:
         and module.max_norm is None
         and module.padding_idx is None
         and not module.sparse
+        and module._parameters.get("weight") is not None
     )

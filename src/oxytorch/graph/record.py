@@ -281,6 +281,8 @@ class Record(TorchDispatchMode):
         if self._whole or not self._running:
             return func(*args, **kwargs)
         call = self.calls[self._running[-1]]
+        if isinstance(func, torch.ScriptMethod):
+            self.refuse("its code calls a part that is TorchScript's")
         if _modes() != self.modes:
             self.refuse("its code changes grad mode or autocast")
         arguments = self.named((args, kwargs))
@@ -570,6 +572,8 @@ def _calls_noted(model: nn.Module, record: Record) -> Iterator[None]:
     handles = []
     try:
         for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                continue
             has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
             begin, end = noting(record.enter, True), noting(record.leave, False)
             if has_hooks:

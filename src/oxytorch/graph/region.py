@@ -264,6 +264,8 @@ def _holders(modules: Iterable[nn.Module], called: set[nn.Module]) -> list[nn.Mo
     todo = [*modules]
     while todo:
         for child in todo.pop().children():
+            if isinstance(child, torch.jit.ScriptModule):  # nothing in it can be replaced
+                continue
             is_list = isinstance(child, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
             if child not in found and (is_list or child not in called):
                 found[child] = None

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS
 from .errors import CaptureError
+from .forward import OwnSignature
 from .reachable import Codes, Reachable
 
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
@@ -43,7 +44,7 @@ class _Foreign(Exception):
     """An argument that no program can take."""
 
 
-class Replay:
+class Replay(OwnSignature):
     """Stands in for `module.forward`: runs a program where its guards hold, else the forward.
 
     The guards: nothing that the module's Python can have read is another than it was (see
@@ -55,7 +56,7 @@ class Replay:
     """
 
     def __init__(self, module: nn.Module, build: Builder, most_forms: int = MOST_FORMS) -> None:
-        self.module = module
+        super().__init__(module)
         self.build = build
         self.most_forms = most_forms
         self.inner = module.__dict__.get("forward")

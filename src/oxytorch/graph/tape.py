@@ -150,6 +150,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.value(argument)
         if isinstance(argument, (list, tuple)):
             return tuple(self._replaced(item) for item in argument)
+        if isinstance(argument, torch.ScriptObject):
+            raise CaptureError("an operator takes an object of TorchScript's")
         return argument
 
     def _result(self, result: Any) -> Any:

@@ -11,12 +11,14 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from ..core.packed import PackedTensor
-from .context import Context, normalized_sample, observe, run_sample
+from ..graph.state import random_unmoved
+from .context import Context, observe
 from .copies import Separation, copied
-from .passes import DEFAULT, PASSES
-from .passes.cast import dtypes
+from .passes import DEFAULT, PASSES, boundaries, replay
+from .passes.cast import dtypes, made_for
 from .record import ATTRIBUTE, QUANTIZED, Record, record_of
 from .report import Entry, Report
+from .sample import Sample
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -106,29 +108,43 @@ def optimize(
         raise ValueError(
             f"optimize: {wanted}=True expected a sample_input to run the model on, got None"
         )
+    sample = None if sample_input is None else Sample(sample_input)
+    with random_unmoved():
+        return _optimized(model, dtype, sample, inplace, verify, tune, passes)
+
+
+def _optimized(
+    model: _Model,
+    dtype: Any,
+    sample: Sample | None,
+    inplace: bool,
+    verify: bool,
+    tune: bool,
+    passes: Iterable[str] | None,
+) -> _Model:
     names = tuple(DEFAULT if passes is None else passes)
-    original_format = None
-    if sample_input is not None:
-        run_sample(model, sample_input)
+    result = model if inplace else copied(model)
+    tuned = None
+    if sample is not None:
+        sample.fit(result, {*_asked(dtype)})
     if tune:
         from .tune import choose
 
+        assert sample is not None
         if passes is None:
             names = tuple(PASSES)
-        names, original_format = choose(model, dtype, sample_input, names)
-    reference = model
-    if verify and inplace:
-        reference = copied(model)
-    result = model if inplace else copied(model)
+        names, tuned = choose(model, dtype, sample, names)
+    reference = copied(model) if verify and inplace else model
     try:
         separate = _keeps_all if inplace else Separation(model)
-        _optimize_in_place(result, dtype, sample_input, names, separate)
+        _optimize_in_place(result, dtype, sample, names, separate)
         report = explain(result)
-        report.tuned = original_format
+        report.tuned = tuned
         if verify:
             from .verify import compare
 
-            report.verified = compare(reference, result, sample_input, report)
+            assert sample is not None
+            report.verified = compare(reference, result, sample)
         separate(result)
     except BaseException:
         if inplace and record_of(result) is not None:
@@ -136,6 +152,13 @@ def optimize(
         raise
     report.bytes_after = _nbytes(result)
     return result
+
+
+def _asked(dtype: Any) -> list[torch.dtype]:
+    """The dtypes that `dtype` names."""
+    if dtype is None:
+        return []
+    return [*dtype.values()] if isinstance(dtype, Mapping) else [dtype]
 
 
 def explain(model: nn.Module) -> Report:
@@ -195,9 +218,8 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
             "optimize: expected model in evaluation mode, got one in training mode; "
             "call model.eval() first, or give its optimizer to train faster"
         )
-    given = [*dtype.values()] if isinstance(dtype, Mapping) else [dtype]
-    for value in given:
-        if value is not None and value not in _DTYPES:
+    for value in _asked(dtype):
+        if value not in _DTYPES:
             names = ", ".join(str(d) for d in _DTYPES)
             raise ValueError(f"optimize: expected dtype to be one of {names}, got {value!r}")
     if isinstance(dtype, Mapping):
@@ -219,7 +241,7 @@ def _kind(value: object) -> str:
 def _optimize_in_place(
     model: nn.Module,
     dtype: Any,
-    sample_input: Any,
+    sample: Sample | None,
     names: tuple[str, ...],
     separate: Callable[[nn.Module], None],
 ) -> None:
@@ -231,17 +253,20 @@ def _optimize_in_place(
     record = Record(report)
     model.__dict__[ATTRIBUTE] = record
     given = wanted if "cast" in names else {}
-    context = Context(model, given, record, names, separate, owns=separate is _keeps_all)
-    if "cast" in names:
-        context.dtype = dtype.get("") if isinstance(dtype, Mapping) else dtype
+    context = Context(model, given, record, names, separate, sample=sample)
+    if "cast" in names and dtype is not None:
+        context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
+        context.dtype, context.made_for = context.rules.get(""), made_for(model)
     try:
-        if sample_input is not None:
-            context.sample = normalized_sample(sample_input)
-            observe(context)
+        boundaries.prepare(context)
+        observe(context)
         for run in dict.fromkeys(PASSES[name][1] or PASSES["fuse"][1] for name in _ordered(names)):
             assert run is not None
             context.index()
+            if run is replay.run:  # which records what stands around all modules
+                boundaries.settle(context, [*context.paths])
             run(context)
+        boundaries.settle(context, [*context.paths])
     except BaseException:
         undo(model)
         raise
@@ -275,11 +300,18 @@ def _name_the_rest(context: Context) -> None:
 
 
 def _nbytes(model: nn.Module) -> int:
-    return sum(
-        p.nbytes_packed() if isinstance(p, PackedTensor) else p.nbytes
-        for p in model.parameters()
-        if p.device.type != "meta"
-    )
+    return sum(_bytes(p) for p in model.parameters() if p.device.type != "meta")
+
+
+def _bytes(parameter: torch.Tensor) -> int:
+    if isinstance(parameter, PackedTensor):
+        return parameter.nbytes_packed()
+    if parameter.layout == torch.sparse_coo:
+        return parameter._indices().nbytes + parameter._values().nbytes
+    if parameter.layout == torch.sparse_csr:
+        parts = (parameter.crow_indices(), parameter.col_indices(), parameter.values())
+        return sum(part.nbytes for part in parts)
+    return parameter.numel() * parameter.element_size()
 
 
 def _nothing(part: nn.Module) -> None:

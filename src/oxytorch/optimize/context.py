@@ -10,19 +10,23 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..graph.boundary import Boundary
 from ..graph.fused import Folded
 from ..graph.recognize import Recognizer
 from ..graph.record import Record, Value, recorded, refuse_differences
 from .record import BufferSet, Change, ForwardSet, HookAdded, ParameterSet
 from .record import Record as Changes
 from .report import Entry
+from .sample import Sample
 
 CLOSED = (
     nn.MultiheadAttention,
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
+    torch.jit.ScriptModule,
 )
-"""Modules of torch that read their children's weights themselves: left alone as a whole."""
+"""Modules of torch that read their children's weights themselves, or have no Python to change: left
+alone as a whole."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,14 @@ class Context:
 
     separate: gives a part of the model tensors of its own, where it is a copy that still shares the
     original's; what notes tensors by identity calls it first.
-    owns: whether the parameter objects are the model's alone: they stay the same objects then.
-    sample: the sample input as positional and keyword arguments.
+    sample: what the model is called with, if that is known.
     dtype: the one asked for all modules, if one was.
     run: the record of the model's run on it; why_no_run: why there is none.
     compiled: modules that run as a graph of oneDNN's, with all below; they are closed too.
+    rules: the dtypes asked for, by "", path or type. boundaries: what modules are given and give
+    where some are converted. kept: modules that keep their dtype since their code needs it;
+    kept_parts: these with all below. converts_vectors: whether vectors of the model's own classes
+    are converted too. made_for: modules that make a weight at each call, and for which module.
     """
 
     model: nn.Module
@@ -68,11 +75,10 @@ class Context:
     record: Changes
     passes: tuple[str, ...]
     separate: Callable[[nn.Module], None]
-    owns: bool = False
     dtype: torch.dtype | None = None
     run: Record | None = None
     why_no_run: str = "needs sample_input to see what the model's code does"
-    sample: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    sample: Sample | None = None
     observed: Observed = field(default_factory=Observed)
     recognizer: Recognizer = field(default_factory=Recognizer)
     folds: dict[nn.Module, Folded] = field(default_factory=dict)
@@ -81,6 +87,12 @@ class Context:
     closed: set[nn.Module] = field(default_factory=set)
     closed_roots: list[nn.Module] = field(default_factory=list)
     compiled: set[nn.Module] = field(default_factory=set)
+    rules: Mapping[Any, torch.dtype] = field(default_factory=dict)
+    boundaries: dict[nn.Module, Boundary] = field(default_factory=dict)
+    kept: set[nn.Module] = field(default_factory=set)
+    kept_parts: set[nn.Module] = field(default_factory=set)
+    converts_vectors: bool = False
+    made_for: dict[nn.Module, nn.Module] = field(default_factory=dict)
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,9 +134,32 @@ class Context:
         )
 
     def is_converted(self, module: nn.Module) -> bool:
-        """Whether a module's parameters are given another dtype, or were by a pass before."""
+        """Whether a dtype is asked for a module, to which its inputs are converted."""
         forward = module.__dict__.get("forward")
-        return self.converts(module) or bool(getattr(forward, "converts", False))
+        return module in self.dtype_of or bool(getattr(forward, "converts", False))
+
+    def rule(self, module: nn.Module) -> torch.dtype | None:
+        """The dtype that is asked for by a key that names the module or its type; for the model
+        also the one asked for everything."""
+        path = self.paths[module]
+        for key in (path, type(module)):
+            if key in self.rules:
+                return self.rules[key]
+        return None
+
+    def is_mixed(self, own: torch.dtype) -> bool:
+        """Whether modules are to have another dtype than this one."""
+        return any(dtype != own for dtype in self.dtype_of.values())
+
+    def leave_dtype(self, modules: set[nn.Module]) -> None:
+        """Leave the parameters of modules in their dtype."""
+        self.dtype_of = {m: dtype for m, dtype in self.dtype_of.items() if m not in modules}
+
+    def keep_dtype(self, module: nn.Module) -> None:
+        """Leave a module and all below in their dtype, in which it is given its input."""
+        self.kept.add(module)
+        self.kept_parts.update(module.modules())
+        self.leave_dtype(self.kept_parts)
 
     def finish(self) -> None:
         """Note what regions go past, now that all passes have changed it."""
@@ -149,9 +184,9 @@ class Context:
         self.change(ForwardSet(module, forward))
 
     def set_parameter(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        """Replace a parameter in all modules that hold it."""
+        """Make a parameter another one, in all modules that hold it."""
         owners = self.owners.get(id(module._parameters[name]), [(module, name)])
-        self.change(ParameterSet(module, name, parameter, owners=owners, keeps_object=self.owns))
+        self.change(ParameterSet(module, name, parameter, owners=owners, keeps_object=True))
 
     def set_buffer(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
         self.change(BufferSet(module, name, buffer))
@@ -164,38 +199,15 @@ class Context:
         return self.dtype_of.get(module, parameter.dtype)
 
 
-def normalized_sample(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a sample input as positional and keyword arguments.
-
-    A tensor is the only argument, a tuple or list the positional ones, a mapping the keyword ones.
-    """
-    if isinstance(sample_input, Mapping):
-        return (), dict(sample_input)
-    if isinstance(sample_input, (tuple, list)):
-        return tuple(sample_input), {}
-    return (sample_input,), {}
-
-
-def run_sample(model: nn.Module, sample_input: Any) -> Any:
-    """Run a model on a sample input; what does not fit is named as such."""
-    args, kwargs = normalized_sample(sample_input)
-    try:
-        with torch.no_grad():
-            return model(*args, **kwargs)
-    except Exception as error:
-        raise ValueError(
-            f"optimize: sample_input does not fit {type(model).__name__}.forward "
-            f"({type(error).__name__}: {error}); give a tensor, a tuple of positional arguments "
-            "or a mapping of keyword arguments that the model can be called with"
-        ) from error
-
-
 def _has_own(module: nn.Module) -> bool:
     return "forward" in module.__dict__
 
 
 def observe(context: Context) -> None:
-    """Run the model twice on the sample input and note what it does."""
+    """Run the model on the sample input, if there is one, and note what it does."""
+    sample = context.sample
+    if sample is None:
+        return
 
     def is_leaf(module: nn.Module) -> bool:
         if module in context.closed or _has_own(module):
@@ -204,12 +216,14 @@ def observe(context: Context) -> None:
         is_container = isinstance(module, nn.Sequential) and is_torchs
         return not is_container and (is_torchs or context.recognizer.keeps_whole(module))
 
-    assert context.sample is not None
     for module in context.paths:  # before a run notes its hooks, which would look like the user's
         is_leaf(module)
     try:
-        run, _ = recorded(context.model, is_leaf, *context.sample)
-        again, _ = recorded(context.model, is_leaf, *context.sample)
+        with sample.running(context.model):
+            with torch.no_grad():  # what is made at the first call is not recorded
+                context.model(*sample.args, **sample.kwargs)
+            run, _ = recorded(context.model, is_leaf, *sample.call)
+            again, _ = recorded(context.model, is_leaf, *sample.call)
     except Exception as error:  # the model runs, but not under modes: then it keeps its own code
         first = str(error).splitlines()[0] if str(error) else ""
         context.why_no_run = f"its run cannot be recorded ({type(error).__name__}: {first})"
@@ -222,7 +236,7 @@ def observe(context: Context) -> None:
 def _note(context: Context, run: Record) -> None:
     observed = context.observed
     parents = {child: m for m in context.paths for child in m.children()}
-    sizes: dict[nn.Module, set[tuple[int, ...]]] = {}
+    sizes: dict[nn.Module, set[tuple[int, ...] | None]] = {}
     inputs: dict[tuple[nn.Module | None, Value], list[nn.Module]] = {}
     for step in run.steps:
         if step.target is F.scaled_dot_product_attention:
@@ -232,10 +246,14 @@ def _note(context: Context, run: Record) -> None:
         args = step.arguments[0]
         if not isinstance(step.target, nn.Module) or not args or type(args[0]) is not Value:
             continue
-        sizes.setdefault(step.target, set()).add(tuple(run.tensors[args[0].number].shape))
+        given = run.tensors[args[0].number]
+        is_plain = type(given) is torch.Tensor and given.layout == torch.strided
+        size = tuple(given.shape) if is_plain and not given.is_nested else None
+        sizes.setdefault(step.target, set()).add(size)
         if context.recognizer.linear(step.target) is not None:
             inputs.setdefault((parents.get(step.target), args[0]), []).append(step.target)
-    observed.input_sizes = {m: next(iter(found)) for m, found in sizes.items() if len(found) == 1}
+    only = {m: next(iter(found)) for m, found in sizes.items() if len(found) == 1}
+    observed.input_sizes = {m: size for m, size in only.items() if size is not None}
     observed.shared_inputs = [
         tuple(group)
         for group in inputs.values()

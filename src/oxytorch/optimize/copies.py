@@ -1,19 +1,30 @@
-"""A copy of a model that shares the original's tensors until they are changed."""
+"""A copy of a model that shares the memory of the original's parameters until it changes them."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 _Model = TypeVar("_Model", bound=nn.Module)
+_LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr)
 
 
 def copied(model: _Model, caller: str = "optimize") -> _Model:
-    """Copy a model's structure; parameters and buffers are shared with it for now."""
-    tensors = [*model.parameters(), *model.buffers()]
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+    """Copy a model; its parameters become other objects over the same memory for now.
+
+    As in any deep copy there is one object for each parameter, wherever the model holds it: in a
+    list, in an object, in an optimizer.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        if _can_share(parameter):
+            other = nn.Parameter(parameter.data, parameter.requires_grad)
+            if parameter.grad is not None:
+                other.grad = copy.deepcopy(parameter.grad, memo)
+            memo[id(parameter)] = other
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:
@@ -24,21 +35,25 @@ def copied(model: _Model, caller: str = "optimize") -> _Model:
 
 
 class Separation:
-    """Gives a copy tensors of its own where it still shares the original's."""
+    """Gives a copy memory of its own where it still shares the original's."""
 
     def __init__(self, original: nn.Module) -> None:
-        self._theirs = {id(t) for t in (*original.parameters(), *original.buffers())}
-        self._own: dict[int, Any] = {}
+        self._theirs = {_memory(p) for p in original.parameters() if _can_share(p)}
 
     def __call__(self, part: nn.Module) -> None:
-        for module in part.modules():
-            for name, parameter in [*module._parameters.items()]:
-                if parameter is not None and id(parameter) in self._theirs:
-                    if id(parameter) not in self._own:
-                        self._own[id(parameter)] = nn.Parameter(
-                            parameter.detach().clone(), parameter.requires_grad
-                        )
-                    setattr(module, name, self._own[id(parameter)])
-            for name, buffer in [*module._buffers.items()]:
-                if buffer is not None and id(buffer) in self._theirs:
-                    module._buffers[name] = self._own.setdefault(id(buffer), buffer.clone())
+        for parameter in part.parameters():
+            if _can_share(parameter) and _memory(parameter) in self._theirs:
+                parameter.data = parameter.detach().clone()
+
+
+def _can_share(parameter: nn.Parameter) -> bool:
+    return type(parameter) is nn.Parameter and parameter.layout in _LAYOUTS
+
+
+def _memory(parameter: nn.Parameter) -> int:
+    values: torch.Tensor = parameter
+    if parameter.layout == torch.sparse_coo:
+        values = parameter.detach()._values()
+    elif parameter.layout == torch.sparse_csr:
+        values = parameter.detach().values()
+    return int(values.untyped_storage()._cdata)

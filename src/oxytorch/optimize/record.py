@@ -76,7 +76,9 @@ class ParameterSet(Change):
         if self.keeps_object or now not in restored:
             values = now.values() if isinstance(now, PackedTensor) else now.detach()
             memory_format = getattr(torch, self.memory_format)
-            values = values.to(self.dtype).contiguous(memory_format=memory_format)
+            values = values.to(self.dtype)
+            if values.layout == torch.strided:
+                values = values.contiguous(memory_format=memory_format)
             restored[now] = nn.Parameter(values, now.requires_grad)
         _replace(holders, now, restored[now], self.keeps_object)
 
@@ -107,6 +109,11 @@ def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
     if object_ is other:
         return True
     gradient = object_.grad
+    if type(object_) is type(other) is nn.Parameter:
+        object_.grad = None
+        object_.data = other.data  # also where an autograd graph or a weak reference holds it
+        object_.grad = None if gradient is None else gradient.to(object_.dtype)
+        return True
     try:
         torch.utils.swap_tensors(object_, other)  # type: ignore[no-untyped-call]
     except RuntimeError:  # held by an autograd graph or a weak reference
@@ -117,18 +124,26 @@ def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
 
 
 class BufferSet(Change):
-    """A buffer was replaced by one of the same values in another dtype."""
+    """A buffer, which stays the same object, was given values in another dtype."""
 
     def __init__(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
         self.module = module
         self.name = name
-        self.before = module._buffers[name]
-        self.buffer = buffer
-        module._buffers[name] = buffer
+        own = module._buffers[name]
+        assert own is not None
+        self.own = own
+        self.before = own.data
+        own.data = buffer
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        if self.module._buffers.get(self.name) is self.buffer:
-            self.module._buffers[self.name] = self.before
+        now, before = self.own.data, self.before
+        ours, theirs = (_dense(t) for t in (now, before.to(now.dtype)))
+        was_written = not torch.allclose(ours, theirs, 0, 0, equal_nan=True)
+        self.own.data = now.to(before.dtype) if was_written else before
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 class HookAdded(Change):
@@ -146,6 +161,8 @@ class HookAdded(Change):
 def _memory_format(tensor: torch.Tensor) -> str:
     """The name of a tensor's memory format (the format itself cannot be pickled)."""
     for dim, name in ((4, "channels_last"), (5, "channels_last_3d")):
+        if tensor.layout != torch.strided:
+            break
         plain = tensor.dim() != dim or tensor.is_contiguous()
         if not plain and tensor.is_contiguous(memory_format=getattr(torch, name)):
             return name

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .context import normalized_sample
 from .passes import DEFAULT
+from .sample import Sample
 
 ROUNDS = 9
 """Paired rounds per comparison; the median of their ratios decides."""
@@ -20,7 +20,7 @@ GAIN = 0.98
 
 
 def choose(
-    model: nn.Module, dtype: Any, sample_input: Any, names: tuple[str, ...]
+    model: nn.Module, dtype: Any, sample: Sample, names: tuple[str, ...]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return the passes worth running, and the times that say so.
 
@@ -34,7 +34,7 @@ def choose(
 
     def build(chosen: tuple[str, ...]) -> nn.Module:
         candidate = copied(model)
-        _optimize_in_place(candidate, dtype, sample_input, chosen, _nothing)
+        _optimize_in_place(candidate, dtype, sample, chosen, _nothing)
         return candidate
 
     lines: list[tuple[str, str]] = []
@@ -50,7 +50,7 @@ def choose(
         candidate = build(other)
         if added and not _differs(candidate, name):
             continue
-        ratio, before, after = _paired(best, candidate, sample_input)
+        ratio, before, after = _paired(best, candidate, sample)
         keep = ratio <= GAIN
         lines.append((
             f"{'with' if added else 'without'} {name}",
@@ -60,7 +60,7 @@ def choose(
         if keep:
             best, chosen = candidate, other
         del candidate
-    ratio, before, after = _paired(model, best, sample_input)
+    ratio, before, after = _paired(model, best, sample)
     lines.append(("original -> optimized", f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms"))
     if ratio > 1.0:
         lines.append(("kept the original", f"ratio {ratio:.3f}: nothing won"))
@@ -77,15 +77,14 @@ def _differs(model: nn.Module, name: str) -> bool:
     return any(e.pass_name == wanted and text in e.detail for e in explain(model).done)
 
 
-def _paired(first: nn.Module, second: nn.Module, sample_input: Any) -> tuple[float, float, float]:
+def _paired(first: nn.Module, second: nn.Module, sample: Sample) -> tuple[float, float, float]:
     """Median ratio second / first over paired rounds, and both median times in seconds."""
-    args, kwargs = normalized_sample(sample_input)
 
     def call(model: nn.Module) -> Callable[[], Any]:
-        return lambda: model(*args, **kwargs)
+        return lambda: model(*sample.args, **sample.kwargs)
 
     runs = (call(first), call(second))
-    with torch.inference_mode():
+    with sample.running(first, second), torch.no_grad():
         for run in (*runs, *runs):
             run()
         pairs = [(_seconds(runs[0]), _seconds(runs[1])) for _ in range(ROUNDS)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -10,37 +9,43 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..graph.agreement import TOLERANCE, difference
-from .context import normalized_sample
-from .report import Report
+from ..graph.state import State
+from .sample import Sample
 
 
 class VerificationError(AssertionError):
     """The optimized model's answers differ from the original's beyond the tolerance."""
 
 
-def compare(
-    original: nn.Module, optimized: nn.Module, sample_input: Any, report: Report
-) -> dict[str, float]:
+def compare(original: nn.Module, optimized: nn.Module, sample: Sample) -> dict[str, float]:
     """Compare every changed module on the original's inputs, then the whole models.
 
     Returns the whole models' difference, the difference allowed and the number of modules
     compared. Raises VerificationError naming the first module, in order of execution, that differs
     by more than the tolerance.
     """
-    args, kwargs = normalized_sample(sample_input)
     allowed = TOLERANCE[_narrowest(optimized)]
     counterparts = dict(optimized.named_modules())
+    written = sample.written(original)  # by code around a layer, which its counterpart lacks
     changed = {
-        path for path, module in counterparts.items() if path and "forward" in module.__dict__
+        path
+        for path, module in original.named_modules()
+        if path
+        and "forward" in counterparts[path].__dict__
+        and not isinstance(module, torch.jit.ScriptModule)  # which takes no hooks
+        and written.isdisjoint(map(id, (*module.parameters(), *module.buffers())))
     }
     compared = 0
 
     def before(path: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            given = (args, kwargs)
-            given = copy.deepcopy(given) if _holds_state(given) else _cloned(given)
+            state = State([[args, kwargs]], None)  # which the callee may write to
             with torch.no_grad():
-                expected[path] = counterparts[path](*given[0], **given[1])
+                try:
+                    found = counterparts[path](*args, **kwargs)
+                    expected[path] = pytree.tree_map(_copy, found)
+                finally:
+                    state.restore()
 
         return hook
 
@@ -68,13 +73,13 @@ def compare(
             handles.append(module.register_forward_pre_hook(before(path), with_kwargs=True))
             handles.append(module.register_forward_hook(after(path), with_kwargs=True))
     try:
-        with torch.no_grad():
-            reference = original(*_cloned(args), **_cloned(kwargs))
+        with sample.running(original, optimized), torch.no_grad():
+            reference = pytree.tree_map(_copy, original(*sample.args, **sample.kwargs))
     finally:
         for handle in handles:
             handle.remove()
-    with torch.no_grad():
-        result = optimized(*_cloned(args), **_cloned(kwargs))
+    with sample.running(optimized), torch.no_grad():
+        result = pytree.tree_map(_copy, optimized(*sample.args, **sample.kwargs))
     gap = difference(reference, result)
     if not gap <= allowed:
         raise VerificationError(
@@ -93,12 +98,6 @@ def _narrowest(model: nn.Module) -> torch.dtype:
     return torch.float32
 
 
-def _holds_state(values: Any) -> bool:
-    """Whether a call passes objects (a cache, say) that the callee may write to."""
-    leaves = pytree.tree_leaves(values)
-    plain = (torch.Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)
-    return any(not isinstance(leaf, plain) for leaf in leaves)
-
-
-def _cloned(values: Any) -> Any:
-    return pytree.tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, values)
+def _copy(leaf: Any) -> Any:
+    """A tensor's values as they are now: runs may write to it later."""
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import ParametrizationList
 
 from ...graph.forward import Forward
@@ -31,18 +32,27 @@ CAST_TYPES = (
     nn.EmbeddingBag,
     nn.LSTM,
     nn.ParameterList,
+    nn.ParameterDict,
 )
-_NORMS = (
+TAKE_ANY = (
+    nn.Embedding,
+    nn.EmbeddingBag,
     nn.BatchNorm1d,
     nn.BatchNorm2d,
     nn.BatchNorm3d,
     nn.LayerNorm,
-    nn.RMSNorm,
     nn.GroupNorm,
     nn.InstanceNorm1d,
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
+"""Layers that take inputs of another dtype than their parameters'; norms return what they take."""
+
+_DECLARED: dict[type, tuple[str, ...]] = {
+    **dict.fromkeys(CAST_TYPES[:7], ("weight", "bias")),
+    **dict.fromkeys(CAST_TYPES[7:9], ("weight",)),
+}
+"""The parameters that layers have, or what a pruned or normed one is made of (weight_orig)."""
 
 
 def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
@@ -55,9 +65,11 @@ def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
     """
     rules: Mapping[Any, torch.dtype] = dtype if isinstance(dtype, Mapping) else {"": dtype}
     recognizer = Recognizer()
-    made_from = {part for module in model.modules() for part in _parametrizations(module)}
+    made_from = made_for(model)
     wanted = {}
     for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
         if not any(p is not None and p.is_floating_point() for p in module._parameters.values()):
             continue
         by_path = max(
@@ -98,115 +110,134 @@ def _below(path: str, key: str) -> bool:
 
 
 def _listed(module: nn.Module, recognizer: Recognizer) -> bool:
-    if type(module) in CAST_TYPES or _parametrizations(module):
+    own = module._flat_weights_names if isinstance(module, nn.RNNBase) else ()
+    for name in (*own, *_DECLARED.get(type(module), ())):
+        if not any(n == name or n.startswith(f"{name}_") for n in module._parameters):
+            return False  # a plain tensor stands in its place, and keeps its dtype
+    if type(module) in CAST_TYPES or (
+        isinstance(module, CAST_TYPES) and parametrize.is_parametrized(module)
+    ):
         return True
-    return not type(module).__module__.startswith("torch.nn") and recognizer.norm(module) is None
+    return not is_torchs(module) and recognizer.norm(module) is None
 
 
 def _parametrizations(module: nn.Module) -> list[nn.Module]:
-    """What holds the parameters that a layer's weight is made of at each call (weight norm)."""
+    """What holds the parameters that a module's weight is made of at each call (weight norm)."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
     found = module._modules.get("parametrizations")
-    if isinstance(module, CAST_TYPES) and isinstance(found, nn.ModuleDict):
+    if isinstance(found, nn.ModuleDict) and (
+        isinstance(module, CAST_TYPES) or not is_torchs(module)
+    ):
         return [*found.values()]
     return []
 
 
+def made_for(model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """The modules that make a weight at each call, with the one that they make it for."""
+    return {
+        part: module
+        for module in model.modules()
+        for parts in _parametrizations(module)
+        for part in parts.modules()
+    }
+
+
 def run(context: Context) -> None:
-    convert(context, context.open_modules(), context.closed_roots)
+    """See above."""
+    convert(context, context.open_modules())
 
 
-def convert(
-    context: Context, modules: list[nn.Module], closed: list[nn.Module], packs: bool = True
-) -> None:
-    """Convert the parameters of modules, and what is given to them.
+def convert(context: Context, modules: list[nn.Module], packs: bool = True) -> None:
+    """Convert the parameters and buffers of modules.
 
-    closed: the modules among them that are left alone as a whole. packs: whether `pack` and `lstm`
-    see these modules later.
+    packs: whether `pack` and `lstm` see these modules later.
     """
     for module in modules:
-        _convert_buffers(context, module)
-        names = [
-            name
-            for name, parameter in module._parameters.items()
-            if parameter is not None and parameter.is_floating_point()
-        ]
-        if not names:
+        for name, wanted in buffers(context, module):
+            buffer = module._buffers[name]
+            assert buffer is not None
+            context.set_buffer(module, name, buffer.to(wanted))
+            detail = f"{type(module).__name__}.{name} to {short_name(wanted)}"
+            context.did("cast", module, detail)
+        if not context.converts(module) or (packs and _packed_later(context, module)):
             continue
-        dtype = context.dtype_of.get(module)
-        own = module._parameters[names[0]].dtype  # type: ignore[union-attr]
-        if dtype is None or all(module._parameters[n].dtype == dtype for n in names):  # type: ignore[union-attr]
-            _keep(context, module, own, packs)
-            continue
-        shared = _shared_with_uncast(context, module, names, dtype)
-        if shared is not None:
-            context.left("cast", module, f"shares its weight with {shared}, which is not cast")
-            context.dtype_of = {m: d for m, d in context.dtype_of.items() if m is not module}
-            _keep(context, module, own, packs)
-            continue
-        if packs and _packed_later(context, module):
-            continue
-        for name in names:
-            before = module._parameters[name]
-            assert before is not None
-            if before.dtype == dtype:  # shared with a module that has been cast already
+        dtype = context.dtype_of[module]
+        for name, before in [*module._parameters.items()]:
+            # One that is shared may have been converted with a module before.
+            if before is None or not before.is_floating_point() or before.dtype == dtype:
                 continue
             converted = nn.Parameter(before.detach().to(dtype), before.requires_grad)
             sharing = [owner for owner, _ in context.owners.get(id(before), ())]
             context.set_parameter(module, name, converted)
             for owner in sharing:
-                if owner is not module:
-                    context.did("cast", owner, f"{type(owner).__name__} to {short_name(dtype)}")
+                if owner is module:
+                    continue
+                context.did("cast", owner, f"{type(owner).__name__} to {short_name(dtype)}")
+                if takes_input(context, owner) and "forward" not in owner.__dict__:
+                    context.set_forward(owner, CastInput(owner))
         context.did("cast", module, f"{type(module).__name__} to {short_name(dtype)}")
-        takes_input = type(module) not in (nn.Embedding, nn.EmbeddingBag, ParametrizationList)
-        if takes_input and _is_layer(context, module):
+        if takes_input(context, module):
             context.set_forward(module, CastInput(module))
 
-    for module in closed:
-        parameter = next(module.parameters(), None)
-        if parameter is not None and _is_mixed(context, parameter.dtype):
-            context.set_forward(module, CastInput(module))
-            detail = f"{type(module).__name__}: inputs to {short_name(parameter.dtype)}"
-            context.did("cast", module, detail)
+
+def takes_input(context: Context, module: nn.Module) -> bool:
+    """Whether a converted module converts what it is given."""
+    takes_none = type(module) in (nn.Embedding, nn.EmbeddingBag, ParametrizationList)
+    return not takes_none and is_layer(context, module)
 
 
-def _convert_buffers(context: Context, module: nn.Module) -> None:
-    """Convert the tables (masks, positions) of a model's own class, which meet converted values.
+def buffers(context: Context, module: nn.Module) -> list[tuple[str, torch.dtype]]:
+    """The buffers of a module that are converted, and to which dtype: all that meet converted
+    values.
 
-    Vectors keep their dtype: frequencies and statistics are computed with before they do.
+    Vectors keep their dtype in a class of the model's own that holds no converted parameter:
+    frequencies and statistics are computed with before they meet any.
     """
     dtype = context.dtype_of.get(module, context.dtype)
-    if (
-        dtype is None
-        or _is_layer(context, module)
-        or getattr(module, "running_mean", None) is not None
-    ):
-        return
-    for name, buffer in module._buffers.items():
-        if buffer is None or not buffer.is_floating_point() or buffer.dim() < 2:
-            continue
-        if buffer.dtype != dtype:
-            context.set_buffer(module, name, buffer.to(dtype))
-            detail = f"{type(module).__name__}.{name} to {short_name(dtype)}"
-            context.did("cast", module, detail)
+    layer = context.made_for.get(module)
+    if layer is not None:
+        dtype = context.dtype_of.get(layer)
+    is_norm = getattr(module, "running_mean", None) is not None
+    if dtype is None or is_norm or module in context.kept_parts:
+        return []
+    is_made = module in context.made_for.values()
+    holds_converted = module in context.dtype_of or layer is not None or is_made
+    if is_layer(context, module) and not holds_converted:
+        return []
+    least = 0 if holds_converted or context.converts_vectors else 2
+    return [
+        (name, dtype)
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+        and buffer.is_floating_point()
+        and buffer.dim() >= least
+        and buffer.dtype != dtype
+    ]
 
 
-def _is_mixed(context: Context, own: torch.dtype) -> bool:
-    return any(dtype != own for dtype in context.dtype_of.values())
+def keeps_vectors(context: Context, module: nn.Module) -> bool:
+    """Whether a class of the model's own holds vectors that keep their dtype amid others."""
+    if context.dtype is None or module in context.kept_parts or is_layer(context, module):
+        return False
+    converted = {name for name, _ in buffers(context, module)}
+    return any(
+        b is not None and b.is_floating_point() and b.dtype != context.dtype and n not in converted
+        for n, b in module._buffers.items()
+    )
 
 
-def _keep(context: Context, module: nn.Module, own: torch.dtype, packs: bool) -> None:
-    """A layer that keeps its dtype amid cast ones has to be given inputs of that dtype."""
-    takes_any = type(module) in (*_NORMS, nn.Embedding, nn.EmbeddingBag)
-    given_others = _is_mixed(context, own) and _is_layer(context, module) and not takes_any
-    if given_others and not (packs and _packed_later(context, module)):
-        context.set_forward(module, CastInput(module))
-        context.did("cast", module, f"{type(module).__name__}: inputs to {short_name(own)}")
-
-
-def _is_layer(context: Context, module: nn.Module) -> bool:
+def is_layer(context: Context, module: nn.Module) -> bool:
     """Whether a module is one of torch's, or a kind of one (a convolution of a normed weight)."""
-    is_torchs = type(module).__module__.startswith("torch.nn") or isinstance(module, CAST_TYPES)
-    return is_torchs or context.recognizer.linear(module) is not None
+    if is_torchs(module) or isinstance(module, CAST_TYPES):
+        return True
+    return context.recognizer.linear(module) is not None
+
+
+def is_torchs(module: nn.Module) -> bool:
+    """Whether torch wrote a module's class, and not the model's author."""
+    kinds = (kind for kind in type(module).__mro__ if kind.__module__ != parametrize.__name__)
+    return next(kinds).__module__.startswith("torch.nn")
 
 
 def _packed_later(context: Context, module: nn.Module) -> bool:
@@ -217,16 +248,6 @@ def _packed_later(context: Context, module: nn.Module) -> bool:
     if type(module) is nn.LSTM:
         return "lstm" in context.passes and lstm_refusal(context, module) is None
     return "pack" in context.passes and refusal(context, module) is None
-
-
-def _shared_with_uncast(
-    context: Context, module: nn.Module, names: list[str], dtype: torch.dtype
-) -> str | None:
-    for name in names:
-        for owner, _ in context.owners.get(id(module._parameters[name]), []):
-            if context.dtype_of.get(owner) != dtype:
-                return context.paths[owner]
-    return None
 
 
 def short_name(dtype: torch.dtype) -> str:

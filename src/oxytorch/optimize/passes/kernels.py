@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from ... import ops
 from ...core.modes import must_run_plain
 from ...core.sources import Sources
+from ...graph.boundary import first_dtype, given_back
 from ...graph.forward import Forward
 from ...graph.fused import is_computed
 from ...graph.recognize import Norm
@@ -35,7 +37,7 @@ def run(context: Context) -> None:
             context.did("kernels", module, f"{type(module).__name__} -> ops.{norm.kind}")
             continue
         if type(module) is nn.EmbeddingBag and is_plain_bag(module):
-            context.set_forward(module, EmbeddingBagForward(module))
+            context.set_forward(module, EmbeddingBagForward(module, context.is_converted(module)))
             context.did("kernels", module, "EmbeddingBag -> ops.embedding_bag")
             continue
         post_op = context.recognizer.activation(module)
@@ -60,6 +62,7 @@ class NormForward(Forward):
         # LayerNorm of torch takes parameters in float32 with any input; else stock's result may be
         # of another dtype, and only a model that was given dtypes by us has such calls.
         self.is_mixed = is_mixed or type(module) is nn.LayerNorm
+        self.gives_back = False  # whether all results have the dtype of the input
         self.least_numel = 0  # with fewer values the module's own code is as fast
         self.sources = Sources([], owner=module, values=False)
 
@@ -76,6 +79,12 @@ class NormForward(Forward):
                     return ops.rms_norm(x, weight, self.norm.eps)
                 return ops.layer_norm(x, weight, bias, self.norm.eps)
         return self.own(*args, **kwargs)
+
+    def own(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward."""
+        result = super().own(*args, **kwargs)
+        given = first_dtype(args, kwargs) if self.gives_back else None
+        return result if given is None else given_back(result, given)
 
     def _takes(self, x: Any) -> bool:
         if type(x) is not torch.Tensor or x.is_nested or x.numel() < self.least_numel:
@@ -163,9 +172,9 @@ class EmbeddingBagForward(Forward):
             and is_plain_bag(module)
             and not must_run_plain(weight, factors)
         ):
-            result: torch.Tensor = ops.embedding_bag(
-                weight, given["input"], given.get("offsets"), module.mode, factors,
-                module.include_last_offset,
-            )  # fmt: skip
-            return result
+            with suppress(RuntimeError):  # the module's own code says what is wrong
+                return ops.embedding_bag(
+                    weight, given["input"], given.get("offsets"), module.mode, factors,
+                    module.include_last_offset,
+                )  # fmt: skip
         return self.own(*args, **kwargs)

@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor
 from ...graph.forward import Forward
+from ...graph.recognize import holds_its_parameters
 from ...ops.linear import supports
 from ...ops.lstm import PackedLstmWeight, lstm
 from ..context import Context
@@ -21,6 +22,8 @@ def refusal(context: Context, module: nn.LSTM) -> str | None:
     """Return why an LSTM's weights cannot be packed, or None if they can."""
     if module.proj_size:
         return "LSTM with projections"
+    if not holds_its_parameters(module, module._flat_weights_names):
+        return "LSTM: a weight is no parameter of it"
     for name, parameter in module._parameters.items():
         if type(parameter) is not nn.Parameter:
             return f"LSTM: {name} is a {type(parameter).__name__}"

@@ -18,7 +18,7 @@ from ...graph.errors import CaptureError
 from ...graph.onednn_graph import OneDnnProgram, available, build
 from ...graph.replay import Replay
 from ..context import Context
-from . import cast
+from . import boundaries, cast
 
 FEWEST_CONVOLUTIONS = 2
 """A single one gains nothing from a layout that lasts from one convolution to the next."""
@@ -37,9 +37,10 @@ def run(context: Context) -> None:
     if not available():
         context.left("onednn_graph", context.model, "this torch has no oneDNN graph compiler")
         return
-    if _compiled(context, context.model, context.sample):
+    if _compiled(context, context.model, context.sample.call):
         return
-    calls = _observed(context, *context.sample)
+    with context.sample.running(context.model):
+        calls = _observed(context, *context.sample.call)
     for child in context.model.children():
         _visit(context, child, calls)
 
@@ -67,7 +68,8 @@ def _observed(
     def note(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         calls.setdefault(module, (given, named))
 
-    wanted = [m for m in context.paths if _convolutions(m)]
+    scripted = torch.jit.ScriptModule
+    wanted = [m for m in context.paths if _convolutions(m) and not isinstance(m, scripted)]
     handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in wanted]
     try:
         with torch.no_grad():
@@ -85,15 +87,19 @@ def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
         context.left("onednn_graph", module, reason)
         return False
     parts = {*module.modules()}
+    sample = context.sample
+    assert sample is not None
     try:
         with _all_or_nothing(context):
             if "cast" in context.passes:
-                closed = [m for m in context.closed_roots if m in parts]
                 inner = [m for m in context.open_modules() if m in parts]
-                cast.convert(context, inner, closed, packs=False)
+                cast.convert(context, inner, packs=False)
+                closed = [m for m in context.closed_roots if m in parts]
+                boundaries.settle(context, [*inner, *closed])
             context.separate(module)
             replay = Replay(module, build, MOST_FORMS)
-            replay.prepare(*call)
+            with sample.running(context.model):
+                replay.prepare(*call)
     except CaptureError as error:
         context.left("onednn_graph", module, str(error))
         return False
@@ -133,8 +139,9 @@ def _all_or_nothing(context: Context) -> Iterator[None]:
     before = [
         (m, {**m._parameters}, {**m._buffers}, m.__dict__.get("forward")) for m in context.paths
     ]
+    values = [(p, p.data, p.grad) for p in context.model.parameters() if type(p) is nn.Parameter]
     changes, entries = len(context.record.changes), len(context.record.report.entries)
-    dtype_of = context.dtype_of
+    around = {**context.boundaries}
     try:
         yield
     except CaptureError:
@@ -145,7 +152,10 @@ def _all_or_nothing(context: Context) -> Iterator[None]:
                 module.__dict__.pop("forward", None)
             else:
                 module.__dict__["forward"] = forward
+        for parameter, data, gradient in values:
+            parameter.data = data
+            parameter.grad = gradient
         del context.record.changes[changes:]
         del context.record.report.entries[entries:]
-        context.dtype_of = dtype_of
+        context.boundaries = around
         raise

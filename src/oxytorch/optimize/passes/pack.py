@@ -7,7 +7,7 @@ everything but the kernel. A weight that an embedding shares keeps its plain val
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,8 +43,12 @@ def refusal(context: Context, module: nn.Module) -> str | None:
         return reason
     assert weight is not None
     dtype = context.target_dtype(module, weight)
-    if is_packable_convolution(module) and module not in context.observed.input_sizes:
-        return "the size of its input is not known; give sample_input"
+    if is_packable_convolution(module):
+        size = context.observed.input_sizes.get(module)
+        if size is None:
+            return "the size of its input is not known; give sample_input"
+        if len(size) != weight.dim() or 0 in size:
+            return "its input has no batch or is empty"
     small = not is_packable_convolution(module) and weight.numel() < SMALLEST_LINEAR
     if small and dtype == torch.float32 and module not in context.folds:
         return f"{weight.numel()} weights are too few to gain"
@@ -221,7 +225,7 @@ def plain_state(
 class _PackedForward(Forward):
     """The forward of a layer with a packed weight: of a class `kind`, for one tensor."""
 
-    kind: ClassVar[type[ReorderedTensor]]
+    kind = ReorderedTensor
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs:
@@ -262,7 +266,7 @@ class _PackedForward(Forward):
 class LinearForward(_PackedForward):
     """The forward of a linear layer with a packed weight."""
 
-    kind = PackedLinearWeight
+    kind = PackedLinearWeight  # type: ignore[assignment]
 
     def _computed(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
         return linear(x, weight, bias)
@@ -271,7 +275,7 @@ class LinearForward(_PackedForward):
 class ConvolutionForward(_PackedForward):
     """The forward of a convolution with a packed weight."""
 
-    kind = PackedConvolutionWeight
+    kind = PackedConvolutionWeight  # type: ignore[assignment]
 
     def __init__(self, module: nn.Module, converts: bool = False) -> None:
         super().__init__(module, converts)

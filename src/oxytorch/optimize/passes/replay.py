@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ...graph.errors import CaptureError
 from ...graph.replay import Program, Replay, input_tensors, output_tensors
 from ...graph.tape import record
@@ -35,10 +37,14 @@ def run(context: Context) -> None:
             "replay", context.model, "not recorded: oneDNN's graphs have no Python to save"
         )
         return
+    if any(isinstance(module, torch.jit.ScriptModule) for module in context.paths):
+        context.left("replay", context.model, "not recorded: a part of it is TorchScript's")
+        return
     context.separate(context.model)
     replay = Replay(context.model, build)
     try:
-        replay.prepare(*sample)
+        with sample.running(context.model):
+            replay.prepare(*sample.call)
     except CaptureError as error:
         context.left("replay", context.model, f"not recorded: {error}")
         return

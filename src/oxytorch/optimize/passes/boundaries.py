@@ -1,0 +1,229 @@
+"""What converted modules and others are given, so that the whole runs as a converted model does.
+
+In a stock model that was converted as a whole all tensors have one dtype. Here normalizations, some
+layers and vectors keep theirs; each returns the dtype that it was given, and the model converts
+what it is called with. Whether it then runs is tried on the sample input, before anything is
+changed; what does not run keeps its dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from ...graph.boundary import Boundary, BoundaryForward
+from ...graph.record import name_of
+from ..context import Context
+from . import cast
+from .kernels import NormForward
+
+VECTOR = 1
+"""Dimensions of tensors that keep their dtype where a model runs so: they are often positions,
+frequencies or statistics."""
+
+
+def prepare(context: Context) -> None:
+    """Decide which modules are converted, and what all are given."""
+    _leave_shared(context)
+    context.boundaries = _boundaries(context)
+    if context.sample is None or not _converted(context):
+        return
+    error = _error(context)
+    if error is not None:
+        context.converts_vectors = True
+        context.boundaries = _boundaries(context)
+        if _error(context) is None:
+            return
+        context.converts_vectors = False
+    while error is not None and context.dtype_of:
+        _leave_failing(context, error)
+        context.boundaries = _boundaries(context)
+        error = _error(context)
+
+
+def settle(context: Context, modules: list[nn.Module]) -> None:
+    """Put boundaries around modules, once, after all passes that change them."""
+    for module in modules:
+        boundary = context.boundaries.pop(module, None)
+        forward = module.__dict__.get("forward")
+        if boundary is None:
+            continue
+        if isinstance(forward, NormForward) and boundary.takes is None:
+            forward.gives_back = True
+            continue
+        context.set_forward(module, BoundaryForward(module, boundary))
+        if boundary.takes is not None and module is not context.model:
+            name = cast.short_name(boundary.takes)
+            context.did("cast", module, f"{type(module).__name__}: inputs to {name}")
+
+
+def _converted(context: Context) -> list[nn.Module]:
+    return [module for module in context.open_modules() if context.converts(module)]
+
+
+def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
+    converted = {*_converted(context)}
+    if not converted:
+        return {}
+    found: dict[nn.Module, Boundary] = {}
+    for module in (*context.open_modules(), *context.closed_roots):
+        boundary = _boundary(context, module, module in converted)
+        if boundary is not None:
+            found[module] = boundary
+    return found
+
+
+def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary | None:
+    """What a module of a model, part of which is converted, is given and gives."""
+    if isinstance(module, ParametrizationList):
+        return None
+    own = _dtype_of_parameters(module, module in context.closed or module in context.kept)
+    if module in context.closed or module in context.kept:
+        return Boundary(own, gives_back=True)
+    is_layer = cast.is_layer(context, module)
+    rule = context.rule(module)
+    if own is not None and is_layer:
+        if converts or type(module) in cast.TAKE_ANY:
+            return None  # it converts its input itself, or takes any
+        if type(module) is nn.RMSNorm:
+            return Boundary(gives_back=rule is None)
+        if context.is_mixed(own):
+            return Boundary(own, gives_back=rule is None)
+        return None
+    if own is not None and not converts and context.recognizer.norm(module) is not None:
+        return Boundary(gives_back=True)
+    if rule is not None and (own is None or not is_layer):
+        least = 0 if context.converts_vectors else VECTOR + 1
+        return Boundary(rule, least_dims=least)
+    if own is None and cast.keeps_vectors(context, module) and not [*module.children()]:
+        return Boundary(gives_back=True, otherwise=context.dtype)
+    return None
+
+
+def _dtype_of_parameters(module: nn.Module, recurse: bool) -> torch.dtype | None:
+    found: list[torch.Tensor] = [*module.parameters(recurse)]
+    if cast.is_torchs(module):  # code may have put a plain tensor in a parameter's place
+        found += [t for t in module.__dict__.values() if isinstance(t, torch.Tensor)]
+    return next((p.dtype for p in found if p.is_floating_point()), None)
+
+
+def _leave_shared(context: Context) -> None:
+    """Leave modules that share a parameter with one that gets another dtype, or stays."""
+    while True:
+        shared = {
+            module: owner
+            for module in context.open_modules()
+            if context.converts(module)
+            for owner in [_other_owner(context, module)]
+            if owner is not None
+        }
+        if not shared:
+            return
+        for module, owner in shared.items():
+            context.left("cast", module, f"shares its weight with {owner}, which is not cast")
+        context.leave_dtype({*shared})
+
+
+def _other_owner(context: Context, module: nn.Module) -> str | None:
+    dtype = context.dtype_of[module]
+    for parameter in module._parameters.values():
+        if parameter is None or not parameter.is_floating_point():
+            continue
+        for owner, _ in context.owners.get(id(parameter), []):
+            if context.dtype_of.get(owner) != dtype or owner in context.closed:
+                return context.paths[owner]
+    return None
+
+
+def _leave_failing(context: Context, error: Exception) -> None:
+    """Leave the module whose code raised an error, and others of its class, in their dtype."""
+    failing = context.model
+    trace = error.__traceback__
+    while trace is not None:
+        names = trace.tb_frame.f_code.co_varnames
+        module = trace.tb_frame.f_locals.get(names[0]) if names else None
+        if isinstance(module, nn.Module) and module in context.paths:
+            failing = module
+        trace = trace.tb_next
+    while failing in context.kept or failing in context.closed:
+        path = context.paths[failing].rpartition(".")[0]
+        failing = next(m for m, p in context.paths.items() if p == path)
+    alike = [m for m in context.paths if type(m) is type(failing) and not cast.is_torchs(m)]
+    message = str(error).strip().partition("\n")[0]
+    for module in {failing: None, **dict.fromkeys(alike)}:
+        context.keep_dtype(module)
+        reason = f"keeps its dtype: its code fails else ({type(error).__name__}: {message})"
+        context.left("cast", module, reason)
+    _leave_shared(context)
+
+
+def _error(context: Context) -> Exception | None:
+    """What a run of the model raises whose tensors have the dtypes that they are to get."""
+    sample = context.sample
+    assert sample is not None
+    tables = _AsConverted(_table(context))
+    try:
+        with sample.running(context.model), torch.no_grad(), _within(context), tables:
+            context.model(*sample.args, **sample.kwargs)
+    except Exception as error:  # whatever the model's code says to tensors of another dtype
+        return error
+    return None
+
+
+def _table(context: Context) -> dict[int, torch.dtype]:
+    """The dtype that each tensor of the model is to get, by its identity."""
+    found: dict[int, torch.dtype] = {}
+    for module in context.open_modules():
+        dtype = context.dtype_of.get(module)
+        for parameter in module._parameters.values():
+            if dtype is not None and parameter is not None and parameter.is_floating_point():
+                found[id(parameter)] = dtype
+        for name, wanted in cast.buffers(context, module):
+            found[id(module._buffers[name])] = wanted
+    return found
+
+
+@contextmanager
+def _within(context: Context) -> Iterator[None]:
+    """While all modules have their boundaries; converted layers take the dtype that they get."""
+    boundaries = {**context.boundaries}
+    for module in _converted(context):
+        if module not in boundaries and cast.takes_input(context, module):
+            boundaries[module] = Boundary(context.dtype_of[module])
+    before = {module: module.__dict__.get("forward") for module in boundaries}
+    try:
+        for module, boundary in boundaries.items():
+            module.__dict__["forward"] = BoundaryForward(module, boundary)
+        yield
+    finally:
+        for module, forward in before.items():
+            del module.__dict__["forward"]
+            if forward is not None:
+                module.__dict__["forward"] = forward
+
+
+class _AsConverted(TorchFunctionMode):
+    """Gives every function the model's tensors in other dtypes, without converting them all."""
+
+    def __init__(self, dtypes: dict[int, torch.dtype]) -> None:
+        super().__init__()
+        self._dtypes = dtypes
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if name_of(func) == "grad":  # that of the parameter itself
+            return func(*args, **(kwargs or {}))
+        args, kwargs = pytree.tree_map(self._seen, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _seen(self, leaf: Any) -> Any:
+        dtype = self._dtypes.get(id(leaf))
+        return leaf if dtype is None else leaf.to(dtype)
