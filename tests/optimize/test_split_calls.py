@@ -391,6 +391,31 @@ def test_weights_are_exchanged() -> None:
     assert torch.equal(second.detach(), before)
 
 
+def test_parameters_are_swapped_with_their_halves() -> None:
+    model, optimizer = pair()
+    _steps(model, optimizer)
+    first, second = model.body[3].weight, model.projection
+    wanted = first.detach().clone(), second.detach().clone()
+    optimizer.zero_grad()
+    torch.utils.swap_tensors(first, second)
+    assert torch.equal(first.detach(), wanted[1])
+    assert torch.equal(second.detach(), wanted[0])
+    plain = nn.Linear(3, 3)
+    optim.AdamW(plain.parameters())
+    torch.utils.swap_tensors(plain.weight, nn.Parameter(torch.ones(3, 3)))
+    assert torch.equal(plain.weight, torch.ones(3, 3))
+
+
+def test_a_shallow_copy_of_the_optimizer_steps_the_same_weights() -> None:
+    model, optimizer = pair()
+    _steps(model, optimizer)
+    wanted = weights(model)
+    other = copy.copy(optimizer)
+    assert_weights(model, wanted)
+    step(model, other)
+    assert not torch.equal(model.head.weight.detach(), wanted["head.weight"])
+
+
 @pytest.mark.parametrize("of", ["model", "parameter", "storage"])
 def test_shared_memory_keeps_every_bit(of: str) -> None:
     model, optimizer = pair()
