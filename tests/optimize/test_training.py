@@ -270,3 +270,15 @@ def test_bad_arguments_change_nothing(options: dict[str, Any], text: str) -> Non
         oxytorch.optimize(model, **given)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     _step(model, optimizer)
+
+
+@pytest.mark.parametrize("flag", ["fused", "foreach", "capturable"])
+def test_torchs_optimizers_of_every_way_are_taken(flag: str) -> None:
+    model: Any = _network()
+    stock = torch.optim.AdamW(model.parameters(), lr=1e-2, **{flag: True})
+    model, optimizer = oxytorch.optimize(model, optimizer=stock, dtype=torch.bfloat16)
+    assert type(optimizer) is AdamW
+    assert optimizer.param_groups[0][flag] is True
+    before = copy.deepcopy(model.state_dict())
+    _step(model, optimizer)
+    assert not torch.equal(model.state_dict()["output.weight"], before["output.weight"])

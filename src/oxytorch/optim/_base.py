@@ -122,7 +122,8 @@ class FusedOptimizer(CheckpointedOptimizer):
             self._halves = {}
         # Copies of split parameters are plain float32, until a copy of the optimizer steps them.
         for parameter in in_model:
-            _split.split(parameter)
+            if type(parameter) is not _split.SplitParameter:
+                _split.split(parameter)
         for parameter, low in dict(low_halves).items():
             self.set_low_half(parameter, low)
         if state.get("_releases"):

@@ -35,16 +35,12 @@ class Halves:
         with plainly():
             self.upper = Tensor.detach(_sharding.peek(parameter))
             self.low = torch.zeros_like(self.upper, dtype=torch.int16) if low is None else low
-        self._owner: weakref.ref[Tensor] | None = weakref.ref(parameter)
+        self.is_free = False  # whether the parameter has parted from them
         self.address = self.upper.data_ptr()
         self.begin()
         # The weight as others hold it, and the versions at which it was what the halves are.
         self._shown: weakref.ref[Tensor] | None = None
         self._shown_version = self._shown_from = 0
-
-    def is_free(self) -> bool:
-        """Whether no parameter has them any more."""
-        return self._owner is None or self._owner() is None
 
     def leave(self) -> None:
         """Parts from the parameter, which is given other memory: who holds the weight keeps it."""
@@ -54,14 +50,14 @@ class Halves:
         with plainly():
             # Of a version of its own: steps of the parameter raise that of the other.
             self.upper = self.upper.data
-        self._owner = None
+        self.is_free = True
         self._continue()
 
     def enter(self, parameter: Tensor) -> None:
         """Becomes the weight of a parameter, whose memory is the upper half now."""
         with plainly():
             self.upper = Tensor.detach(_sharding.peek(parameter))
-        self._owner = weakref.ref(parameter)
+        self.is_free = False
         self._continue()
 
     def _continue(self) -> None:

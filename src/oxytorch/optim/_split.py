@@ -71,7 +71,7 @@ class SplitParameter(WatchedParameter):
             return False
         halves = value._halves
         if halves is not self._halves:
-            if not halves.is_free():
+            if not halves.is_free:
                 return False
             halves.show()
             self._halves.leave()

@@ -32,8 +32,8 @@ class _Together:
 _wishes: Any = WeakIdKeyDictionary()
 """Plain parameters that are to be split once an optimizer holds them."""
 
-_holders: Any = WeakIdKeyDictionary()
-"""Parameters -> the optimizer of ours that steps them, weakly."""
+_optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Optimizers of ours. A weak reference to a parameter would keep it from being swapped."""
 
 
 def wish(parameters: Sequence[nn.Parameter]) -> None:
@@ -51,16 +51,17 @@ def withdraw(parameters: Iterable[Tensor]) -> None:
 
 def hold(parameters: Iterable[Tensor], optimizer: Optimizer) -> None:
     """Tells that an optimizer of ours steps the parameters."""
+    _optimizers.add(optimizer)
     for parameter in parameters:
-        _holders[parameter] = weakref.ref(optimizer)
         _fulfil(parameter)
 
 
 def hold_still(parameters: Iterable[Tensor]) -> None:
     """Splits those that are wished for and that an optimizer of ours has held since before."""
+    groups = (group["params"] for own in _optimizers for group in own.param_groups)
+    held = {id(parameter) for group in groups for parameter in group}
     for parameter in parameters:
-        holder = _holders.get(parameter)
-        if holder is not None and holder() is not None:
+        if id(parameter) in held:
             _fulfil(parameter)
 
 
