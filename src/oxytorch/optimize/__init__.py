@@ -290,6 +290,9 @@ def _name_the_rest(context: Context) -> None:
             continue
         if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Identity)):
             continue
+        if module in context.patched:
+            context.left("-", module, f"{type(module).__name__}: has a forward of its own")
+            continue
         reads_itself = module in context.closed
         if [*module.children()] and not reads_itself:
             continue
