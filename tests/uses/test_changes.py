@@ -658,9 +658,7 @@ def test_forward_put_in_place_before(network: str, path: str, form: str) -> None
     tolerance = 0.2 if form == "bfloat16" else 1e-4
     with torch.no_grad():
         for _ in range(2):
-            torch.testing.assert_close(
-                found(x).float(), expected, rtol=tolerance, atol=tolerance
-            )
+            torch.testing.assert_close(found(x).float(), expected, rtol=tolerance, atol=tolerance)
     module.__dict__.pop("forward")
     with torch.no_grad():
         torch.testing.assert_close(model(x), plain)

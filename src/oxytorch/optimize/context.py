@@ -105,7 +105,9 @@ class Context:
             if isinstance(module, CLOSED) and module not in self.closed:
                 self.closed_roots.append(module)
                 self.closed.update(module.modules())
-            elif _has_own(module) and not type(module.__dict__["forward"]).__module__.startswith(_OURS):
+            elif _has_own(module) and not type(module.__dict__["forward"]).__module__.startswith(
+                _OURS
+            ):
                 self.patched.add(module)
                 self.closed.add(module)
         self.index()
