@@ -222,8 +222,8 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ValueError(
-                "optimize: expected a model whose layers know their sizes, got a lazy layer that has "
-                f"seen no input yet ({name}); call the model once first"
+                "optimize: expected a model whose layers know their sizes, got a lazy layer that "
+                f"has seen no input yet ({name}); call the model once first"
             )
     for value in _asked(dtype):
         if value not in _DTYPES:

@@ -28,8 +28,6 @@ CLOSED = (
 """Modules of torch that read their children's weights themselves, or have no Python to change: left
 alone as a whole."""
 
-_OURS = __name__.partition(".")[0]
-
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -102,12 +100,12 @@ class Context:
     def __post_init__(self) -> None:
         for path, module in self.model.named_modules():
             self.paths[module] = path
-            if isinstance(module, CLOSED) and module not in self.closed:
+            if module in self.closed:
+                continue
+            if isinstance(module, CLOSED):
                 self.closed_roots.append(module)
                 self.closed.update(module.modules())
-            elif _has_own(module) and not type(module.__dict__["forward"]).__module__.startswith(
-                _OURS
-            ):
+            elif _has_own(module) and not _is_ours(module.__dict__["forward"]):
                 self.patched.add(module)
                 self.closed.add(module)
         self.index()
@@ -210,6 +208,10 @@ class Context:
 
 def _has_own(module: nn.Module) -> bool:
     return "forward" in module.__dict__
+
+
+def _is_ours(forward: Any) -> bool:
+    return type(forward).__module__.startswith(__name__.partition(".")[0])
 
 
 def observe(context: Context) -> None:
