@@ -59,9 +59,10 @@ def settle(context: Context, modules: list[nn.Module]) -> None:
             forward.gives_back = True
             continue
         context.set_forward(module, BoundaryForward(module, boundary))
-        if boundary.takes is not None and module is not context.model:
-            name = cast.short_name(boundary.takes)
-            context.did("cast", module, f"{type(module).__name__}: inputs to {name}")
+        does = "returns the dtype that it is given"
+        if boundary.takes is not None:
+            does = f"inputs to {cast.short_name(boundary.takes)}"
+        context.did("cast", module, f"{type(module).__name__}: {does}")
 
 
 def _converted(context: Context) -> list[nn.Module]:
