@@ -109,6 +109,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2Config", _GROUPED),
     "smollm3": ("SmolLM3Config", {**_GROUPED, "no_rope_layers": [1, 0]}),
     "cohere": ("CohereConfig", {**_GROUPED, "logit_scale": 0.5}),
+    "cohere2": (
+        "Cohere2Config",
+        {
+            **_GROUPED,
+            "logit_scale": 0.5,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
 }
 """Name -> class of the configuration and its arguments. All layers of these can be fused."""
 

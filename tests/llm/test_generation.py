@@ -216,7 +216,7 @@ BAD = [
     ({"temperature": "hot"}, "temperature >= 0, got 'hot'"),
     ({"temperature": 1.0, "top_k": 2.5}, "top_k >= 1, a whole number, got 2.5"),
     ({"temperature": 1.0, "top_p": "a"}, r"top_p in \(0, 1\], got 'a'"),
-    ({"repetition_penalty": None}, "repetition_penalty > 0, got None"),
+    ({"repetition_penalty": "a"}, "repetition_penalty > 0, got 'a'"),
     ({"capacity": 99.5}, "capacity >= 1, a whole number, got 99.5"),
     ({"stop": 5}, "stop to be a string, or a list .* got 5"),
     ({"stop": [5]}, r"stop to be a string, or a list .* got \[5\]"),

@@ -84,6 +84,15 @@ def test_fused_tokens_equal_in_bfloat16_and_with_prompt_lookup(weights):
         assert torch.equal(guessed, found)
 
 
+def test_padding_means_the_same_to_an_int8_cache():
+    model = llm.optimize(_model("llama"), kv_cache="int8")
+    for _ in range(8):
+        ids, mask = _prompts()
+        found = llm.generate(model, ids, attention_mask=mask, max_new_tokens=20)
+        expected = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False)
+        assert torch.equal(found, expected)
+
+
 def _steps_through_python(model, monkeypatch) -> list[int]:
     """The lengths of the steps that are not recorded, as they come."""
     lengths: list[int] = []

@@ -100,7 +100,7 @@ def test_what_reads_later_tokens_is_refused() -> None:
     )
     model = transformers.XLNetLMHeadModel(config).eval()
     with pytest.raises(TypeError, match="reads those behind them too; use its own generate"):
-        llm.generate(model, torch.full((1, 4), 5), max_new_tokens=1)
+        llm.generate(model, torch.full((1, 4), 6), max_new_tokens=1)
 
 
 def test_running_states_cannot_forget_guesses() -> None:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from language_models import build
 from torch import Tensor
 from torch.nn import functional
 
@@ -112,3 +113,20 @@ def test_logits_that_are_not_finite_are_told(model, text):
                 llm.perplexity(model, text, 40)
         finally:
             weight.copy_(kept)
+
+
+def test_layers_that_see_later_tokens_read_a_window_at_once():
+    model = build("llama")
+    fast = llm.optimize(model, dtype=torch.float32)
+    text = torch.randint(3, VOCABULARY, (81,))
+    before = llm.token_losses(fast, text, window=80, chunk=16)
+    for one in (model, fast):
+        for layer in one.model.layers:
+            layer.self_attn.is_causal = False
+    with torch.no_grad():
+        logits = model(text[None, :-1], attention_mask=torch.ones(1, 80)).logits[0]
+    expected = torch.nn.functional.cross_entropy(logits, text[1:], reduction="none")
+    assert float((before - expected).abs().max()) > 0.1
+    for one in (model, fast):
+        found = llm.token_losses(one, text, window=80, chunk=16)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

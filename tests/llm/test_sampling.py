@@ -73,25 +73,3 @@ def test_temperature_near_zero_is_greedy():
     logits = torch.randn(4, 300)
     assert torch.equal(Sampler(1e-4, seed=0)(logits), logits.argmax(-1))
     assert torch.equal(Sampler()(logits.bfloat16()), logits.bfloat16().float().argmax(-1))
-
-
-def test_repetition_penalty_equals_that_of_transformers():
-    logits = torch.randn(2, 60) * 3
-    prompt = torch.randint(0, 60, (2, 30))
-    sampler = Sampler(repetition_penalty=1.7)
-    sampler.begin(prompt, None, 60)
-    stock = transformers.RepetitionPenaltyLogitsProcessor(1.7)
-    first = sampler(logits)
-    assert torch.equal(first, stock(prompt, logits).argmax(-1))
-    again = sampler(logits)
-    longer = torch.cat([prompt, first[:, None]], 1)
-    assert torch.equal(again, stock(longer, logits).argmax(-1))
-
-
-def test_repetition_penalty_leaves_padding_out():
-    sampler = Sampler(repetition_penalty=10.0)
-    real = torch.tensor([[False, True]])
-    sampler.begin(torch.tensor([[4, 5]]), real, 8)
-    logits = torch.zeros(1, 8)
-    logits[0, 4], logits[0, 5] = 1.0, 2.0
-    assert sampler(logits).tolist() == [4]

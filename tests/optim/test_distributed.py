@@ -587,6 +587,45 @@ def wrong_orders_are_refused(rank: int) -> None:
 
 
 @case
+def collectives_read_and_write_split_weights(rank: int) -> None:
+    """Each is given the weight in one of the ways of writing it; torch counts none as a write."""
+    weights = [torch.randn(4, 6, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    model: Any = nn.Linear(6, 4)
+    model, optimizer = oxytorch.optimize(
+        model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.0), dtype=torch.bfloat16
+    )
+    distributed = torch.distributed
+    calls: list[Callable[[Tensor], Any]] = [
+        lambda w: distributed.broadcast(w, 0),
+        lambda w: distributed.broadcast(w, 0, async_op=True).wait(),
+        lambda w: distributed.all_reduce(w, distributed.ReduceOp.MIN),
+        lambda w: distributed.recv(w, 0) if rank else distributed.send(w, 1),
+        lambda w: distributed.scatter(w, None if rank else [weights[0]] * 2, 0),
+        lambda w: distributed.all_gather([w, torch.zeros(4, 6)], weights[rank]),
+    ]
+    given: list[Callable[[], Tensor]] = [
+        lambda: model.weight,
+        lambda: model.weight.data,
+        lambda: model.weight.detach(),
+        lambda: model.state_dict()["weight"],
+    ]
+    for call in calls:
+        # torch compares the dtypes of what is gathered: a parameter says bfloat16.
+        for take in given[1:] if call is calls[-1] else given:
+            model.weight.data = weights[rank].clone()
+            call(take())
+            wanted = torch.minimum(*weights) if call is calls[2] else weights[0]
+            assert torch.equal(model.weight.detach(), wanted)
+            model.weight.grad = torch.ones(4, 6)
+            optimizer.step()
+            assert torch.equal(model.state_dict()["weight"], wanted)
+    model.weight.data = weights[rank].clone()
+    gathered = [torch.zeros(4, 6) for _ in range(2)]
+    distributed.all_gather(gathered, model.weight.detach())
+    assert all(map(torch.equal, gathered, weights))
+
+
+@case
 def wrong_tensors_are_refused(rank: int) -> None:
     model = _sharded(_network())
     optimizer = optim.AdamW(model.parameters())

@@ -12,58 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from split_models import assert_weights, network, pair, step, weights
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import oxytorch
 from oxytorch import optim
 from oxytorch.optim._split import SplitParameter
-
-
-class Network(nn.Module):
-    """Layers, a norm that stays float32, and parameters that the author uses by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8))
-        self.projection = nn.Parameter(torch.randn(8, 8) / 8)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.body(x) @ self.projection.to(self.body[3].weight.dtype))
-        return scores
-
-
-def _network() -> Network:
-    torch.manual_seed(0)
-    return Network()
-
-
-def _pair(**options: Any) -> tuple[Any, Any]:
-    model = _network()
-    optimizer = optim.AdamW(model.parameters(), lr=1e-2, **options)
-    return oxytorch.optimize(model, optimizer=optimizer, dtype=torch.bfloat16, inplace=True)
-
-
-def _step(model: nn.Module, *optimizers: Any, seed: int = 0) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(16, 6, generator=generator), torch.randint(3, (16,), generator=generator)
-    model.zero_grad()
-    F.cross_entropy(model(x).float(), y).backward()
-    for optimizer in optimizers:
-        optimizer.step()
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return copy.deepcopy(model.state_dict())
-
-
-def _assert_weights(model: nn.Module, wanted: dict[str, Tensor]) -> None:
-    for name, value in model.state_dict().items():
-        assert value.dtype == torch.float32, name
-        assert torch.equal(value, wanted[name]), name
-
 
 # Averages. Each function makes an average of a model, moves it, and says how it stands.
 
@@ -150,13 +105,13 @@ AVERAGES = [
 
 @pytest.mark.parametrize("kind", AVERAGES)
 def test_averages_are_those_of_float32(kind: Any) -> None:
-    model, optimizer = _pair()
+    model, optimizer = pair()
     average = kind(model)
-    wanted = [value.clone() for value in _weights(model).values()]
+    wanted = [value.clone() for value in weights(model).values()]
     for seed in range(6):
-        _step(model, optimizer, seed=seed)
+        step(model, optimizer, seed=seed)
         average.update(model)
-        for mean, value in zip(wanted, _weights(model).values(), strict=True):
+        for mean, value in zip(wanted, weights(model).values(), strict=True):
             mean.mul_(DECAY).add_(value, alpha=1 - DECAY)
     for mean, value in zip(average.values(), wanted, strict=True):
         assert mean.dtype == torch.float32
@@ -164,14 +119,14 @@ def test_averages_are_those_of_float32(kind: Any) -> None:
 
 
 def test_an_average_computes_and_takes_the_place_of_the_weights() -> None:
-    model, optimizer = _pair()
+    model, optimizer = pair()
     average = copy.deepcopy(model)
-    _step(model, optimizer)
+    step(model, optimizer)
     x = torch.randn(4, 6)
     assert (average(x).float() - model(x).float()).abs().max() > 1e-3
     model.load_state_dict(average.state_dict())
     torch.testing.assert_close(average(x).float(), model(x).float(), rtol=0.05, atol=0.02)
-    _assert_weights(model, average.state_dict())
+    assert_weights(model, average.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -184,17 +139,17 @@ def test_an_average_computes_and_takes_the_place_of_the_weights() -> None:
     ],
 )
 def test_copies_are_plain_float32(copied: Callable[[nn.Module], nn.Module]) -> None:
-    model, optimizer = _pair()
-    _step(model, optimizer)
-    wanted = _weights(model)
+    model, optimizer = pair()
+    step(model, optimizer)
+    wanted = weights(model)
     plain = copied(model)
     assert {type(p) for p in plain.parameters()} == {nn.Parameter}
     assert {p.dtype for p in plain.parameters()} == {torch.float32}
-    _assert_weights(plain, wanted)
+    assert_weights(plain, wanted)
     stock = torch.optim.SGD(plain.parameters(), lr=0.1)
-    _step(plain, stock)
+    step(plain, stock)
     assert not torch.equal(plain.state_dict()["head.weight"], wanted["head.weight"])
-    _assert_weights(model, wanted)
+    assert_weights(model, wanted)
     plain.half()
     assert {p.dtype for p in plain.parameters()} == {torch.float16}
 
@@ -207,10 +162,10 @@ def _saved(value: Any) -> io.BytesIO:
 
 
 def test_a_saved_state_dictionary_is_of_plain_tensors() -> None:
-    model, _ = _pair()
+    model, _ = pair()
     loaded = torch.load(_saved(model.state_dict()), weights_only=True)
     assert {type(value) for value in loaded.values()} == {Tensor}
-    _assert_weights(model, loaded)
+    assert_weights(model, loaded)
 
 
 # Writes. Each does the same to a stock parameter, whose value is wanted.
@@ -245,18 +200,18 @@ WRITES: dict[str, Callable[[W], Any]] = {
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("step_first", [False, True])
 def test_what_is_written_is_the_weight(write: Callable[[W], Any], step_first: bool) -> None:
-    model, optimizer = _pair()
+    model, optimizer = pair()
     if step_first:
-        _step(model, optimizer)
-    plain = nn.Parameter(_weights(model)["head.weight"])
-    others = {name: value for name, value in _weights(model).items() if name != "head.weight"}
+        step(model, optimizer)
+    plain = nn.Parameter(weights(model)["head.weight"])
+    others = {name: value for name, value in weights(model).items() if name != "head.weight"}
     with torch.no_grad():
         write(model.head.weight)
         write(plain)
     assert type(model.head.weight) is SplitParameter
     assert torch.equal(model.state_dict()["head.weight"], plain)
     assert torch.equal(optimizer.master_weight(model.head.weight), plain)
-    _assert_weights(model, {**others, "head.weight": plain.detach()})
+    assert_weights(model, {**others, "head.weight": plain.detach()})
     # The next step goes on from there.
     model.head.weight.grad = torch.full((3, 8), 0.5, dtype=torch.bfloat16)
     plain.grad = torch.full((3, 8), 0.5)
@@ -276,58 +231,58 @@ def _state_of(optimizer: Any, parameter: Tensor) -> dict[str, Any]:
 
 
 def test_writes_to_a_state_dictionary_reach_the_model() -> None:
-    model, optimizer = _pair()
-    wanted = {name: value * 0.9999 for name, value in _weights(model).items()}
+    model, optimizer = pair()
+    wanted = {name: value * 0.9999 for name, value in weights(model).items()}
     for value in model.state_dict().values():
         value.mul_(0.9999)
-    _assert_weights(model, wanted)
+    assert_weights(model, wanted)
     kept = model.state_dict()
-    _step(model, optimizer)
+    step(model, optimizer)
     # As with stock weights, it is the weights and no snapshot of them.
-    wanted = {name: value * 2 for name, value in _weights(model).items()}
+    wanted = {name: value * 2 for name, value in weights(model).items()}
     for value in kept.values():
         value.mul_(2)
-    _assert_weights(model, wanted)
+    assert_weights(model, wanted)
 
 
 def test_weights_are_set_aside_and_brought_back() -> None:
-    model, optimizer = _pair()
-    _step(model, optimizer)
-    wanted = _weights(model)
+    model, optimizer = pair()
+    step(model, optimizer)
+    wanted = weights(model)
     backup = {name: parameter.data for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         parameter.data = torch.zeros(parameter.shape)
     assert all(not value.any() for value in model.state_dict().values())
     for name, parameter in model.named_parameters():
         parameter.data = backup[name]
-    _assert_weights(model, wanted)
+    assert_weights(model, wanted)
 
 
 def test_vectors_of_parameters() -> None:
-    model, _ = _pair()
-    wanted = _weights(model)
+    model, _ = pair()
+    wanted = weights(model)
     vector = nn.utils.parameters_to_vector(model.parameters())
     assert vector.dtype == torch.float32
     nn.utils.vector_to_parameters(vector.detach() * 0.9999, model.parameters())
-    _assert_weights(model, {name: value * 0.9999 for name, value in wanted.items()})
+    assert_weights(model, {name: value * 0.9999 for name, value in wanted.items()})
 
 
 def test_arrays_cannot_be_written() -> None:
-    model, _ = _pair()
+    model, _ = pair()
     array = model.head.weight.detach().numpy()
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 1.0
 
 
 def test_a_write_without_no_grad_is_an_error_as_in_torch() -> None:
-    model, _ = _pair()
+    model, _ = pair()
     with pytest.raises(RuntimeError, match=r"torch\.no_grad"):
         model.head.weight.mul_(2)
 
 
 def test_penalties_see_whole_weights_and_give_gradients() -> None:
-    model, _ = _pair()
-    plain = nn.Parameter(_weights(model)["head.weight"])
+    model, _ = pair()
+    plain = nn.Parameter(weights(model)["head.weight"])
     for weight in (model.head.weight, plain):
         weight.pow(2).sum().backward()
     assert model.head.weight.pow(2).sum() == plain.pow(2).sum()
@@ -335,8 +290,8 @@ def test_penalties_see_whole_weights_and_give_gradients() -> None:
 
 
 def test_forwards_with_and_without_gradients_agree() -> None:
-    model, optimizer = _pair()
-    _step(model, optimizer)
+    model, optimizer = pair()
+    step(model, optimizer)
     model.eval()
     x = torch.randn(4, 6)
     wanted = model(x)
@@ -345,7 +300,7 @@ def test_forwards_with_and_without_gradients_agree() -> None:
         assert torch.equal(model(x), wanted)
     with torch.inference_mode():
         assert torch.equal(model(x), wanted)
-        assert torch.equal(model.head.weight + 0, _weights(model)["head.weight"])
+        assert torch.equal(model.head.weight + 0, weights(model)["head.weight"])
     values = {name: value.detach() for name, value in model.named_parameters()}
     torch.testing.assert_close(
         torch.func.functional_call(model, values, x).float(), wanted.float(), rtol=0.05, atol=0.02
@@ -357,9 +312,9 @@ def test_a_compiled_loop_is_the_plain_one(backend: str) -> None:
     if backend == "inductor":
         pytest.importorskip("torch._inductor")
     torch._dynamo.reset()
-    (model, optimizer), (other, twin) = _pair(), _pair()
-    _step(torch.compile(model, backend=backend), optimizer)
-    _step(other, twin)
+    (model, optimizer), (other, twin) = pair(), pair()
+    step(torch.compile(model, backend=backend), optimizer)
+    step(other, twin)
     for one, two in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(one, two, rtol=0.05, atol=0.02)
 
@@ -369,7 +324,7 @@ def test_a_compiled_loop_is_the_plain_one(backend: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    before = _weights(model)
+    before = weights(model)
     loop(torch.randn(4, 6))
     assert not torch.equal(model.state_dict()["head.weight"], before["head.weight"])
     torch._dynamo.reset()
@@ -379,31 +334,30 @@ def test_a_compiled_loop_is_the_plain_one(backend: str) -> None:
 
 
 def test_what_no_optimizer_holds_is_float32_and_joins_with_its_group() -> None:
-    model, twin = _network(), _network()
+    model, twin = network(), network()
     optimizer = torch.optim.AdamW(model.head.parameters(), lr=1e-2)
     model, optimizer = oxytorch.optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
     assert model.head.weight.dtype == torch.bfloat16
     body = [*model.body.parameters(), model.projection]
     assert {parameter.dtype for parameter in body} == {torch.float32}
     assert model.body[0](torch.randn(2, 6)).dtype == torch.bfloat16
-    _step(model, optimizer)
+    step(model, optimizer)
     assert torch.equal(model.body[0].weight, twin.body[0].weight)
 
-    weights = _weights(model)
+    before = weights(model)
     optimizer.add_param_group({"params": body, "lr": 1e-4})
     assert model.body[0].weight.dtype == model.projection.dtype == torch.bfloat16
     assert model.body[1].weight.dtype == torch.float32
-    _assert_weights(model, weights)
-    masters = {name: value.clone().requires_grad_() for name, value in weights.items()}
+    assert_weights(model, before)
     for _ in range(3):
-        _step(model, optimizer)
-    _assert_trained_alike(model, masters, weights, optimizer)
+        step(model, optimizer)
+    _assert_all_moved(model, before)
 
 
-def _assert_trained_alike(model: Any, masters: Any, weights: Any, optimizer: Any) -> None:
+def _assert_all_moved(model: Any, before: dict[str, Tensor]) -> None:
     """Every weight has moved, by less than a bfloat16 could show where rates are small."""
     for name, value in model.state_dict().items():
-        moved = (value - weights[name]).abs().max()
+        moved = (value - before[name]).abs().max()
         assert moved > 0, name
         if name.startswith("body"):
             assert moved < 1e-3, name
@@ -411,7 +365,7 @@ def _assert_trained_alike(model: Any, masters: Any, weights: Any, optimizer: Any
 
 @pytest.mark.parametrize("joins", ["class", "optimize"])
 def test_a_second_optimizer_joins(joins: str) -> None:
-    model = _network()
+    model = network()
     head = torch.optim.AdamW(model.head.parameters(), lr=1e-2)
     model, head = oxytorch.optimize(model, optimizer=head, dtype=torch.bfloat16)
     body = [*model.body.parameters(), model.projection]
@@ -424,35 +378,35 @@ def test_a_second_optimizer_joins(joins: str) -> None:
     assert type(second) is optim.SGD
     assert {type(p) for p in model.head.parameters()} == {SplitParameter}
     assert type(model.body[0].weight) is SplitParameter
-    weights = _weights(model)
+    before = weights(model)
     for _ in range(3):
-        _step(model, head, second)
-    _assert_trained_alike(model, None, weights, second)
+        step(model, head, second)
+    _assert_all_moved(model, before)
     oxytorch.undo(model)
     assert {type(p) for p in model.parameters()} == {nn.Parameter}
 
 
 def test_one_more_optimizer_has_to_be_inplace() -> None:
-    model, _optimizer = _pair()
+    model, _optimizer = pair()
     second = torch.optim.SGD(model.head.parameters(), lr=0.1)
     for options in ({}, {"inplace": True, "dtype": {"": torch.bfloat16}}):
         with pytest.raises(ValueError, match="expected inplace=True and the same dtype or None"):
             oxytorch.optimize(model, optimizer=second, **options)
-    for_inference = oxytorch.optimize(_network().eval())
+    for_inference = oxytorch.optimize(network().eval())
     third = torch.optim.SGD(for_inference.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="optimized for inference; call"):
         oxytorch.optimize(for_inference, optimizer=third)
 
 
 def test_a_layer_of_which_a_part_is_held_stays_float32() -> None:
-    model = _network()
+    model = network()
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
     model, optimizer = oxytorch.optimize(
         model, optimizer=torch.optim.SGD(biases, lr=0.1), dtype=torch.bfloat16
     )
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    before = _weights(model)
-    _step(model, optimizer)
+    before = weights(model)
+    step(model, optimizer)
     assert torch.equal(model.state_dict()["head.weight"], before["head.weight"])
     assert not torch.equal(model.state_dict()["head.bias"], before["head.bias"])
 
@@ -461,8 +415,8 @@ def test_a_layer_of_which_a_part_is_held_stays_float32() -> None:
 def test_states_that_are_cleared_take_no_bit_of_a_weight(clear: str) -> None:
     from collections import defaultdict
 
-    for model, optimizer in (_pair(), _split_alone()):
-        _step(model, optimizer)
+    for model, optimizer in (pair(), _split_alone()):
+        step(model, optimizer)
         wanted = [optimizer.master_weight(p) for p in model.parameters()]
         if clear == "clear":
             optimizer.state.clear()
@@ -473,7 +427,7 @@ def test_states_that_are_cleared_take_no_bit_of_a_weight(clear: str) -> None:
                 optimizer.state.pop(parameter)
         found = [optimizer.master_weight(p) for p in model.parameters()]
         assert all(map(torch.equal, found, wanted))
-        _step(model, optimizer)
+        step(model, optimizer)
         for parameter, before in zip(model.parameters(), wanted, strict=True):
             after = optimizer.master_weight(parameter)
             # A first step of AdamW is as large as the rate, to more bits than 16.
@@ -483,7 +437,7 @@ def test_states_that_are_cleared_take_no_bit_of_a_weight(clear: str) -> None:
 
 def _split_alone() -> tuple[Any, Any]:
     """A bfloat16 model whose halves are the optimizer's business."""
-    model = _network().bfloat16()
+    model = network().bfloat16()
     model.register_forward_pre_hook(lambda module, inputs: (inputs[0].bfloat16(),))
     return model, optim.AdamW(model.parameters(), lr=1e-2, master_weights="split")
 
@@ -492,7 +446,7 @@ def _split_alone() -> tuple[Any, Any]:
 def test_what_is_written_counts_where_only_the_optimizer_splits(name: str) -> None:
     write = WRITES[name]
     model, optimizer = _split_alone()
-    _step(model, optimizer)
+    step(model, optimizer)
     weight = model.head.weight
     assert not torch.equal(optimizer.master_weight(weight), weight.float())
     plain = nn.Parameter(weight.detach().clone())
@@ -513,7 +467,7 @@ def test_sparse_embeddings_are_left_and_trained() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.words = nn.Embedding(20, 6, sparse=True)
-            self.rest = _network()
+            self.rest = network()
 
         def forward(self, tokens: Tensor) -> Any:
             return self.rest(self.words(tokens))
@@ -524,7 +478,7 @@ def test_sparse_embeddings_are_left_and_trained() -> None:
     assert model.words.weight.dtype == torch.float32
     assert model.rest.head.weight.dtype == torch.bfloat16
     assert "gradients are sparse" in str(oxytorch.explain(model))
-    before = _weights(model)
+    before = weights(model)
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.tensor([1, 2, 3])).float().square().mean().backward()
@@ -539,15 +493,15 @@ def test_sparse_embeddings_are_left_and_trained() -> None:
 @pytest.mark.parametrize("convert", ["half", "double", "bfloat16"])
 @pytest.mark.parametrize("part", ["", "body", "head"])
 def test_other_dtypes_are_refused_before_anything_is_converted(convert: str, part: str) -> None:
-    model, _optimizer = _pair()
-    wanted, kinds = _weights(model), [p.dtype for p in model.parameters()]
+    model, _optimizer = pair()
+    wanted, kinds = weights(model), [p.dtype for p in model.parameters()]
     with pytest.raises(TypeError, match=r"undo\(model\) makes its weights plain float32"):
         getattr(model.get_submodule(part), convert)()
     assert [p.dtype for p in model.parameters()] == kinds
-    _assert_weights(model, wanted)
+    assert_weights(model, wanted)
     with pytest.raises(TypeError, match=r"undo\(model\)"):
         model.head.weight.data = torch.zeros(3, 8, dtype=torch.float64)
-    _assert_weights(model, wanted)
+    assert_weights(model, wanted)
     oxytorch.undo(model)
     getattr(model, convert)()
 
@@ -556,28 +510,28 @@ def test_other_dtypes_are_refused_before_anything_is_converted(convert: str, par
     "convert", [lambda m: m.float(), lambda m: m.to("cpu"), lambda m: m.to(torch.float32)]
 )
 def test_float32_is_what_weights_are(convert: Any) -> None:
-    model, optimizer = _pair()
-    wanted = _weights(model)
+    model, optimizer = pair()
+    wanted = weights(model)
     convert(model)
-    _assert_weights(model, wanted)
-    _step(model, optimizer)
+    assert_weights(model, wanted)
+    step(model, optimizer)
     assert type(model.head.weight) is SplitParameter
 
 
 def test_loading_by_assignment_keeps_every_bit() -> None:
-    model, optimizer = _pair()
-    other, _ = _pair()
-    _step(model, optimizer)
-    wanted = _weights(model)
+    model, optimizer = pair()
+    other, _ = pair()
+    step(model, optimizer)
+    wanted = weights(model)
     other.load_state_dict(wanted, assign=True)
-    _assert_weights(other, wanted)
+    assert_weights(other, wanted)
     x = torch.randn(3, 6)
     torch.testing.assert_close(other(x).float(), model(x).float(), rtol=0.05, atol=0.02)
 
 
 def test_the_pair_is_copied_as_a_pair() -> None:
-    model, optimizer = _pair()
-    _step(model, optimizer)
+    model, optimizer = pair()
+    step(model, optimizer)
     for copied in (
         copy.deepcopy((model, optimizer)),
         pickle.loads(pickle.dumps((model, optimizer))),
@@ -585,17 +539,17 @@ def test_the_pair_is_copied_as_a_pair() -> None:
         assert type(copied[0].head.weight) is SplitParameter
         assert copied[0].head.weight is copied[1].param_groups[0]["params"][-2]
         expected = copy.deepcopy((model, optimizer))
-        _step(*copied)
-        _step(*expected)
-        _assert_weights(copied[0], _weights(expected[0]))
+        step(*copied)
+        step(*expected)
+        assert_weights(copied[0], weights(expected[0]))
         # Splitting goes on where optimizers add groups.
 
 
 def test_parameters_and_optimizers_are_given_up() -> None:
     import weakref
 
-    model, optimizer = _pair()
-    _step(model, optimizer)
+    model, optimizer = pair()
+    step(model, optimizer)
     held = [weakref.ref(p) for p in itertools.chain(model.parameters(), [optimizer])]
     del model, optimizer
     gc.collect()
@@ -609,9 +563,9 @@ def test_save_pretrained_names_the_dtype_that_it_writes(tmp_path: Any) -> None:
     model = transformers.BertModel(config)
     optimizer = torch.optim.AdamW(model.parameters())
     model, _ = oxytorch.optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
-    wanted = _weights(model)
+    wanted = weights(model)
     model.save_pretrained(tmp_path)
     assert '"float32"' in (tmp_path / "config.json").read_text()
     loaded = transformers.BertModel.from_pretrained(tmp_path)
-    _assert_weights(loaded, wanted)
+    assert_weights(loaded, wanted)
     assert model.dtype == torch.bfloat16

@@ -63,6 +63,12 @@ class CacheLayer:
         """Returns a layer whose sequences are those of this one at `index` (copies)."""
         return CacheLayer(*(tensor[index] for tensor in self.tensors()))
 
+    def since(self, position: int) -> CacheLayer:
+        """Returns this layer without what lies before a position (views)."""
+        if position == 0:
+            return self
+        return CacheLayer(*(tensor[:, :, position:] for tensor in self.tensors()))
+
     def plain(self, length: int, beams: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns keys and values of the first `length` positions, in `dtype`.
 

@@ -55,6 +55,10 @@ class Decoder(Protocol):
     positions: int | None
     keeps_keys: bool
 
+    def reads_in_parts(self) -> bool:
+        """Whether a text has the same scores where it is read part by part."""
+        ...
+
     def begin(
         self, batch: int, capacity: int, padding: Tensor | None, numbered: bool = True
     ) -> Run:
@@ -92,6 +96,9 @@ class FusedDecoder:
         self.plain = plain
         self.vocabulary = plain.vocabulary
         self.positions = plain.positions
+
+    def reads_in_parts(self) -> bool:
+        return True
 
     def begin(
         self, batch: int, capacity: int, padding: Tensor | None, numbered: bool = True
@@ -184,8 +191,7 @@ class PlainDecoder:
             )
         self.model = model
         self.vocabulary = int(vocabulary)
-        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-        self.positions = positions if isinstance(positions, int) and positions > 0 else None
+        self.positions = _positions(config.get_text_config())
         from .transformers_cache import caches_keys, forward_arguments
 
         self.accepted = forward_arguments(model)
@@ -193,6 +199,15 @@ class PlainDecoder:
         self.options = {"use_cache": True} if takes_cache else {}
         self.keeps_keys = caches_keys(model)
         self.numbered = True
+
+    def reads_in_parts(self) -> bool:
+        if not self.keeps_keys:
+            return False
+        tokens = sample_tokens(self.model, _TRIAL)
+        whole = self.call(tokens, 0, None, True).logits
+        run = _KeysRun(self, None)
+        parts = [run.step(tokens[:, part], True) for part in (slice(0, -1), slice(-1, None))]
+        return difference(whole, torch.cat(parts, 1)) <= _allowed(whole)
 
     def begin(
         self, batch: int, capacity: int, padding: Tensor | None, numbered: bool = True
@@ -219,6 +234,21 @@ class PlainDecoder:
         if "logits_to_keep" in self.accepted:
             options["logits_to_keep"] = 0 if every else 1
         return self.model(input_ids=tokens, **options)
+
+
+def _positions(config: Any) -> int | None:
+    """How many tokens a model was made for; None where its angles are made for longer texts."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:
+        return None
+    rotary = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    kinds: set[Any] = set()
+    while rotary:
+        found = rotary.pop()
+        if isinstance(found, dict):
+            kinds.update(found.get(name) for name in ("rope_type", "type"))
+            rotary += found.values()
+    return None if kinds - {None, "default"} else positions
 
 
 class _KeysRun:
@@ -281,7 +311,7 @@ def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
     before = _TRIAL - 1
     whole = decoder.call(tokens, 0, None, True).logits
     first = decoder.call(tokens[:, :before], 0, None, True)
-    allowed = TOLERANCE.get(whole.dtype, max(TOLERANCE.values()))
+    allowed = _allowed(whole)
     if difference(whole[:, :before], first.logits) > allowed:
         raise TypeError(
             f"generate: expected a model that scores tokens by those before them, but "
@@ -293,6 +323,10 @@ def _state_name(decoder: PlainDecoder, several: bool) -> str | None:
         if difference(whole[:, before:], again) <= allowed:
             known[several] = name
     return known[several]
+
+
+def _allowed(scores: Tensor) -> float:
+    return TOLERANCE.get(scores.dtype, max(TOLERANCE.values()))
 
 
 class _StateRun:

@@ -90,10 +90,15 @@ class LayerForward(Forward):
         if ours is None:
             return None
         stored = ours.room((batch, plan.kv_heads, length, plan.head_dim), hidden.dtype)
-        start = ours.length
+        start, beams = ours.length, ours.beams
+        before = ours.hidden(0)
+        if mask is not None and before and mask.shape[-1] == start + length - before:
+            # The mask is for the keys that a layer of transformers would still have.
+            stored, start = stored.since(before), start - before
+            beams = None if beams is None else beams[:, before:]
         windowed = self._windowed(mask, start + length, length)
-        result = self.layer.step(hidden, stored, start, cos, sin, mask, ours.beams, windowed)
-        ours.length = start + length
+        result = self.layer.step(hidden, stored, start, cos, sin, mask, beams, windowed)
+        ours.length += length
         return result
 
     def _windowed(self, mask: Tensor | None, keys: int, length: int) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .configured import Processor, check_search, processor_of, setting
 from .decoder import Decoder, decoder_of
 from .lookup import PromptLookup
 from .numbers import whole
@@ -31,7 +32,7 @@ def generate(
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    repetition_penalty: float = 1.0,
+    repetition_penalty: float | None = None,
     seed: int | None = None,
     stop: Stop = (),
     eos_token_id: int | Sequence[int] | None = None,
@@ -46,13 +47,19 @@ def generate(
     model: a causal language model of `transformers`; one that `oxytorch.llm.optimize` made runs
     without its Python code.
     input_ids: int64 [batch, length]. attention_mask: [batch, length], 0 or False where padding is,
-    all of it before or all of it after a prompt.
-    temperature, top_k, top_p, repetition_penalty, seed: how tokens are chosen, see `Sampler`;
-    temperature 0 always takes the likeliest, as `model.generate(do_sample=False)` does.
+    all of it before or all of it after a prompt. None: padding is where the model's padding token
+    is, unless that is an end token too.
+    temperature, top_k, top_p, seed: how tokens are chosen, see `Sampler`; temperature 0 always
+    takes the likeliest, as `model.generate(do_sample=False)` does. repetition_penalty: scores of
+    tokens that have occurred are divided by it where positive and multiplied where negative
+    (Keskar et al., CTRL, 2019, section 4.1); None: that of the model's generation_config.
+    What else the generation_config says of scores and lengths counts too, as in `model.generate`
+    (see `configured.processor_of`); its settings for sampling do not.
     stop: a string, or strings and sequences of token ids, after which a sequence is complete;
-    strings need `tokenizer`. eos_token_id: tokens after which it is; None: those of the model's
-    generation_config, an empty list: none. pad_token_id: what fills complete sequences while others
-    go on; None: the model's, else its first end token, else 0.
+    stop_strings of the generation_config count too; strings need `tokenizer`. eos_token_id: tokens
+    after which it is; None: those of the generation_config, an empty list: none. pad_token_id: what
+    fills complete sequences while others go on; None: the generation_config's, else the first end
+    token, else 0.
     streamer: a function of the new tokens [batch], called as soon as they are chosen, or a
     streamer of `transformers`.
     prompt_lookup: the most tokens, up to 7, that are guessed from earlier text and checked in one
@@ -60,8 +67,9 @@ def generate(
     an int8 cache up to the rounding of scores, which differs between one token and several).
     capacity: positions of the cache; None: as many as prompt and answer need.
     Returns int64 [batch, length + new]: at most max_new_tokens new columns, after the prompt's own.
-    Raises ValueError for arguments that do not fit, before the model runs; TypeError for a model of
-    another kind; RuntimeError if the logits are not finite.
+    Raises ValueError for arguments that do not fit and for a generation_config that asks for
+    another search (beams, for example), before the model runs; TypeError for a model of another
+    kind; RuntimeError if the logits are not finite.
     """
     watcher: Any = streamer
     put = getattr(watcher, "put", watcher)
@@ -109,7 +117,7 @@ def stream(
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    repetition_penalty: float = 1.0,
+    repetition_penalty: float | None = None,
     seed: int | None = None,
     stop: Stop = (),
     eos_token_id: int | Sequence[int] | None = None,
@@ -153,7 +161,7 @@ def _started(
     temperature: float,
     top_k: int | None,
     top_p: float | None,
-    repetition_penalty: float,
+    repetition_penalty: float | None,
     seed: int | None,
     stop: Stop,
     eos_token_id: int | Sequence[int] | None,
@@ -165,8 +173,14 @@ def _started(
     """What `stream` returns; is_watched: others run between two tokens."""
     max_new_tokens = whole("generate", "max_new_tokens", max_new_tokens, 1)
     decoder = decoder_of(model)
-    sampler = Sampler(temperature, top_k, top_p, repetition_penalty, seed)
-    prompt = _checked_prompt(input_ids, attention_mask, decoder.vocabulary)
+    check_search(model)
+    sampler = Sampler(temperature, top_k, top_p, seed)
+    ends = _end_tokens(model, eos_token_id)
+    pad = setting(model, "pad_token_id") if pad_token_id is None else pad_token_id
+    if pad is not None:
+        pad = whole("generate", "pad_token_id", pad, -(2**63), 2**63 - 1)
+    inferred = None if pad in ends else pad
+    prompt = _checked_prompt(input_ids, attention_mask, decoder.vocabulary, inferred)
     batch, length = prompt.tokens.shape
     capacity = _checked_capacity(length, max_new_tokens, capacity, decoder.positions)
     _check_lookup(prompt_lookup, batch, temperature)
@@ -175,14 +189,13 @@ def _started(
             "generate: prompt_lookup needs a model that can forget tokens again, and a "
             f"{type(model).__name__} keeps a running state; use prompt_lookup=0"
         )
-    ends = _end_tokens(model, eos_token_id)
-    if pad_token_id is None:
-        pad_token_id = _setting(model, "pad_token_id")
-    if pad_token_id is None:
-        pad_token_id = ends[0] if ends else 0
-    pad_token_id = whole("generate", "pad_token_id", pad_token_id, -(2**63), 2**63 - 1)
-    stopping = Stopping(ends, stop, tokenizer, batch)
-    loop = _Loop(decoder, prompt, sampler, stopping, max_new_tokens, pad_token_id, is_watched)
+    processor = processor_of(
+        model, prompt.tokens, prompt.mask(), max_new_tokens, ends, repetition_penalty
+    )
+    if pad is None:
+        pad = ends[0] if ends else 0
+    stopping = Stopping(ends, _stops(model, stop), tokenizer, batch)
+    loop = _Loop(decoder, prompt, sampler, processor, stopping, max_new_tokens, pad, is_watched)
     return loop.tokens(capacity, prompt_lookup)
 
 
@@ -193,33 +206,38 @@ class _Prompt:
     tokens: Tensor
     padding: Tensor | None
 
-    def real(self) -> Tensor | None:
-        """bool [batch, length], False where padding is; None where there is none."""
+    def mask(self) -> Tensor | None:
+        """int64 [batch, length], 0 where padding is; None where there is none."""
         if self.padding is None:
             return None
-        return torch.arange(self.tokens.shape[1]) >= self.padding[:, None]
+        return (torch.arange(self.tokens.shape[1]) >= self.padding[:, None]).long()
 
 
 @dataclass
 class _Loop:
     """The state of one generation that the steps share.
 
-    is_watched: others run between two tokens, and may change the model.
+    processor: what changes scores before a token is chosen, or None. is_watched: others run between
+    two tokens, and may change the model.
     """
 
     decoder: Decoder
     prompt: _Prompt
     sampler: Sampler
+    processor: Processor | None
     stopping: Stopping
     most: int
     pad: int
     is_watched: bool
+    _seen: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._seen = self.prompt.tokens
 
     @torch.inference_mode()
     def tokens(self, capacity: int, lookup: int) -> Iterator[Tensor]:
         """The new tokens [batch]; with lookup, several of them come from one step of the model."""
         batch = len(self.prompt.tokens)
-        self.sampler.begin(self.prompt.tokens, self.prompt.real(), self.decoder.vocabulary)
         earlier = PromptLookup(self.prompt.tokens[0].tolist()) if lookup else None
         run = self.decoder.begin(batch, capacity, self.prompt.padding)
         if self.is_watched:
@@ -251,14 +269,21 @@ class _Loop:
             logits = run.step(following, every=True)
 
     def _choose(self, logits: Tensor) -> Tensor:
+        if self.processor is not None:  # which may write to the scores
+            logits = self.processor(self._seen, logits.to(torch.float32, copy=True))
         chosen = self.sampler(logits)
         if any(self.stopping.done):
             chosen = chosen.masked_fill(torch.tensor(self.stopping.done), self.pad)
+        if self.processor is not None:
+            self._seen = torch.cat([self._seen, chosen[:, None]], 1)
         return chosen
 
 
-def _checked_prompt(ids: Tensor, mask: Tensor | None, vocabulary: int) -> _Prompt:
-    """The prompts with their padding before them; raises ValueError where they make no sense."""
+def _checked_prompt(ids: Tensor, mask: Tensor | None, vocabulary: int, pad: int | None) -> _Prompt:
+    """The prompts with their padding before them; raises ValueError where they make no sense.
+
+    pad: the token that stands for padding where there is no mask, or None.
+    """
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
         shown = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
         raise ValueError(f"generate: expected input_ids int64 [batch, length], got {shown}")
@@ -268,19 +293,23 @@ def _checked_prompt(ids: Tensor, mask: Tensor | None, vocabulary: int) -> _Promp
             "the model's start token"
         )
     ids = ids.long()
+    if mask is None and pad is not None:
+        mask = ids != pad
     if mask is not None and bool((mask != 0).all()):
         mask = None if mask.shape == ids.shape else mask
     padding = None
     if mask is not None:
         ids, padding = _padded_first(ids, mask)
-    real = ids if padding is None else ids[torch.arange(ids.shape[1]) >= padding[:, None]]
+    places = torch.arange(ids.shape[1])
+    real = ids if padding is None else ids[places >= padding[:, None]]
     wrong = (real < 0) | (real >= vocabulary)
     if bool(wrong.any()):
         raise ValueError(
             f"generate: input_ids has the token {int(real[wrong][0])}, the model knows 0 to "
             f"{vocabulary - 1}; is the tokenizer that of the model?"
         )
-    return _Prompt(ids, padding)
+    # Padding may be any number; the model reads it all the same.
+    return _Prompt(ids.masked_fill((ids < 0) | (ids >= vocabulary), 0), padding)
 
 
 def _padded_first(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -293,7 +322,10 @@ def _padded_first(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     counts = real.sum(1)
     if bool((counts == 0).any()):
         row = int((counts == 0).nonzero()[0, 0])
-        raise ValueError(f"generate: row {row} of attention_mask has no token; a prompt is empty")
+        raise ValueError(
+            f"generate: row {row} of attention_mask has no token; a prompt is empty (without a "
+            "mask the model's pad_token_id stands for padding)"
+        )
     length = ids.shape[1]
     first = real.int().argmax(1)
     places = torch.arange(length)
@@ -302,12 +334,11 @@ def _padded_first(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     ):
         raise ValueError(
             "generate: expected attention_mask with padding only before or only after each "
-            "prompt, got tokens on both sides of padding"
+            "prompt, got tokens on both sides of padding; without a mask the model's pad_token_id "
+            "stands for padding: give attention_mask=torch.ones_like(input_ids) if it is text"
         )
     shifted = (places - (length - counts - first)[:, None]) % length
-    # Padding may be any number; the model reads it all the same.
-    ids = torch.where(real, ids, 0).gather(1, shifted)
-    return ids, length - counts
+    return ids.gather(1, shifted), length - counts
 
 
 def _checked_capacity(length: int, new: int, capacity: int | None, positions: int | None) -> int:
@@ -322,7 +353,9 @@ def _checked_capacity(length: int, new: int, capacity: int | None, positions: in
     if positions is not None and wanted > positions:
         raise ValueError(
             f"generate: a prompt of {length} tokens and {new} new ones are more than the "
-            f"{positions} positions that the model was made for"
+            f"{positions} positions that the model was made for; shorten the text, or use "
+            "model.generate, which goes on where it can (a model made for longer texts says so in "
+            "config.max_position_embeddings or config.rope_scaling)"
         )
     return wanted if capacity is None else capacity
 
@@ -335,17 +368,17 @@ def _check_lookup(lookup: int, batch: int, temperature: float) -> None:
         raise ValueError(f"generate: prompt_lookup needs temperature 0, got {temperature}")
 
 
-def _setting(model: nn.Module, name: str) -> Any:
-    """A setting of the model's generation_config, else of its config."""
-    for owner in (getattr(model, "generation_config", None), getattr(model, "config", None)):
-        value = getattr(owner, name, None)
-        if value is not None:
-            return value
-    return None
+def _stops(model: nn.Module, stop: Stop) -> Stop:
+    """The stops that are given, and those of the generation_config."""
+    more = setting(model, "stop_strings")
+    if not more:
+        return stop
+    given = [stop] if isinstance(stop, str) or not isinstance(stop, Iterable) else [*stop]
+    return [*given, *([more] if isinstance(more, str) else more)]
 
 
 def _end_tokens(model: nn.Module, given: int | Sequence[int] | None) -> list[int]:
-    found: Any = _setting(model, "eos_token_id") if given is None else given
+    found: Any = setting(model, "eos_token_id") if given is None else given
     if found is None:
         return []
     if isinstance(found, Tensor):

@@ -76,8 +76,10 @@ def optimize(
     progress: called with the number of layers done and of all.
 
     state_dict() and save_pretrained() give plain weights under the same names; load_state_dict()
-    packs again. No parameter asks for gradients; calls that need them, and calls with arguments or
-    caches that the fused layers do not know, run the layers' own code.
+    packs again. Parameters ask for gradients as before. Calls of which a gradient may be asked (not
+    those under torch.no_grad or torch.inference_mode, as `generate` is), and calls with arguments
+    or caches that the fused layers do not know, run the layers' own code. Weights that are rounded
+    to fewer bits get the gradients of their rounded values.
     Raises TypeError, ValueError or MemoryError for what does not fit, before anything is changed.
     An interrupt with inplace=True leaves plain weights, some with the values that they had packed.
     """
@@ -114,7 +116,6 @@ def optimize(
     record = Record(report)
     result.__dict__[ATTRIBUTE] = record
     try:
-        _freeze(result, record)
         work = _Work(result, record, dtype, config, cache_dtype, not inplace)
         work.layers(layers, text, observed.problem, progress)
         work.rest(head_config)
@@ -294,32 +295,6 @@ def fused_model(model: nn.Module) -> FusedModel | None:
     """Returns what `optimize` found out about the whole of a model, or None."""
     found = model.__dict__.get(FUSED)
     return found if isinstance(found, FusedModel) else None
-
-
-class _Frozen(Change):
-    """A parameter no longer asks for gradients."""
-
-    def __init__(self, module: nn.Module, name: str) -> None:
-        self.module = module
-        self.name = name
-
-    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        parameter = self.module._parameters[self.name]
-        if parameter is not None:
-            parameter.requires_grad_(True)
-
-
-def _freeze(model: nn.Module, record: Record) -> None:
-    """Takes requires_grad from all parameters; shared ones stay shared."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in [*module._parameters.items()]:
-            if parameter is None or not parameter.requires_grad:
-                continue
-            if parameter not in made:
-                made[parameter] = nn.Parameter(parameter.detach(), requires_grad=False)
-            record.changes.append(_Frozen(module, name))
-            module._parameters[name] = made[parameter]
 
 
 def _formats(parameters: list[nn.Parameter], dtype: torch.dtype) -> str:

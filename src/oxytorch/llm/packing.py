@@ -39,7 +39,7 @@ class WeightSet(Change):
         self.dtype = before.dtype
         self.was_packed = isinstance(before, PackedTensor)
         if not isinstance(tensor, nn.Parameter):
-            tensor = nn.Parameter(tensor, requires_grad=False)
+            tensor = nn.Parameter(tensor, before.requires_grad)
         module._parameters[name] = tensor
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
@@ -98,7 +98,18 @@ class TiedHeadForward(PanelForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.renew()
+        if self._home() is not self.module:
+            return self.own(*args, **kwargs)
         return super().__call__(*args, **kwargs)
+
+    def _home(self) -> nn.Module:
+        # One weight has one gradient, which goes to the parameter of the embedding.
+        if self.plain is None or not (torch.is_grad_enabled() and self.plain.requires_grad):
+            return self.module
+        home = object.__new__(type(self.module))
+        parameters = {**self.module._parameters, "weight": self.plain}
+        home.__dict__ = {**self.module.__dict__, "_parameters": parameters}
+        return home
 
     def renew(self) -> None:
         """Brings head and embedding together after a write to one of them."""
@@ -350,7 +361,7 @@ class Packer(Products):
                 if self.separate or parameter.dtype != self.dtype:
                     if parameter not in self._cast:
                         values = self.own(parameter)
-                        self._cast[parameter] = nn.Parameter(values, requires_grad=False)
+                        self._cast[parameter] = nn.Parameter(values, parameter.requires_grad)
                         self._made.add(self._cast[parameter])
                     self.record.changes.append(WeightSet(module, name, self._cast[parameter]))
 

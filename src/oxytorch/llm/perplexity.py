@@ -37,8 +37,9 @@ def token_losses(
     those before. stride: tokens between the beginnings of two windows; each window counts the
     tokens that the one before did not reach. None: window, so that each token is read once.
     chunk: a window goes through the model's cache in steps of so many tokens, so that a cache in
-    int8 is measured; a model that keeps a running state (Mamba) reads a window at once. batch:
-    windows at a time. progress: called with the windows done and of all.
+    int8 is measured; a model that keeps a running state (Mamba), or whose scores depend on later
+    tokens (is_causal was set to False), reads a window at once. batch: windows at a time.
+    progress: called with the windows done and of all.
     Losses are computed in float32.
     Raises ValueError for arguments that do not fit and tokens that the model does not know;
     TypeError for a model of another kind; RuntimeError if a loss is not finite.
@@ -80,7 +81,7 @@ def _window_losses(decoder: Decoder, rows: Tensor, chunk: int) -> Tensor:
     inputs, targets = rows[:, :-1], rows[:, 1:]
     run = decoder.begin(len(rows), inputs.shape[1], None, numbered=False)
     found = []
-    if not decoder.keeps_keys:
+    if not decoder.reads_in_parts():
         chunk = inputs.shape[1]
     for begin in range(0, inputs.shape[1], chunk):
         part = slice(begin, begin + chunk)

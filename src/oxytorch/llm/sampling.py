@@ -16,10 +16,8 @@ class Sampler:
 
     temperature: 0 takes the likeliest token; else logits are divided by it. top_k: only the k
     likeliest take part. top_p: only the likeliest whose probabilities before theirs sum to less
-    than it, after temperature and top_k, in the order of Hugging Face's processors.
-    repetition_penalty: logits of tokens that have occurred are divided by it where positive and
-    multiplied where negative (Keskar et al., CTRL, 2019, section 4.1). seed: the draws repeat;
-    None draws from torch's own generator.
+    than it, after temperature and top_k, in the order of Hugging Face's processors. seed: the draws
+    repeat; None draws from torch's own generator.
     Raises ValueError for a setting out of range.
     """
 
@@ -28,7 +26,6 @@ class Sampler:
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        repetition_penalty: float = 1.0,
         seed: int | None = None,
     ) -> None:
         self.temperature = real("generate", "temperature", temperature, ">= 0")
@@ -38,21 +35,9 @@ class Sampler:
         if top_p is not None and not 0.0 < real("generate", "top_p", top_p, "in (0, 1]") <= 1.0:
             raise ValueError(f"generate: expected top_p in (0, 1] or None, got {top_p}")
         self.top_p = None if top_p == 1.0 else top_p
-        self.penalty = real("generate", "repetition_penalty", repetition_penalty, "> 0")
-        if self.penalty <= 0.0:
-            raise ValueError(f"generate: expected repetition_penalty > 0, got {repetition_penalty}")
         if seed is not None:
             seed = whole("generate", "seed", seed, 0, 2**64 - 1)
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self._seen: Tensor | None = None
-
-    def begin(self, tokens: Tensor, real: Tensor | None, vocabulary: int) -> None:
-        """Note the prompt: tokens [batch, length] int64; real: bool, False where padding is."""
-        if self.penalty == 1.0:
-            return
-        counts = torch.ones_like(tokens) if real is None else real.long()
-        seen = torch.zeros(len(tokens), vocabulary, dtype=torch.int64)
-        self._seen = seen.scatter_add_(1, tokens, counts).bool()
 
     def __call__(self, logits: Tensor) -> Tensor:
         """The chosen tokens [batch] int64 of logits [batch, vocabulary] of any floating dtype.
@@ -60,13 +45,7 @@ class Sampler:
         Raises RuntimeError if a row has no finite logit or a NaN.
         """
         logits = logits.float()
-        if self._seen is not None:
-            penalized = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
-            logits = torch.where(self._seen, penalized, logits)
-        chosen = self._draw(logits) if self.temperature else self._likeliest(logits)
-        if self._seen is not None:
-            self._seen.scatter_(1, chosen[:, None], True)
-        return chosen
+        return self._draw(logits) if self.temperature else self._likeliest(logits)
 
     def _likeliest(self, logits: Tensor) -> Tensor:
         best, chosen = logits.max(-1)

@@ -13,6 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ..core.modes import is_plain_inference, must_run_plain
 from ..core.packed import PackedTensor
 from ..core.sources import Sources
+from .skipped import Found, SkippedCode, methods_of
 from .weights import stored_form
 
 _TABLES = ("_modules", "_parameters", "_buffers")
@@ -30,7 +31,8 @@ class Standing:
 
     After a change it is looked at once what that was. Where only values were written, the record
     goes on with them. After anything else (a module replaced or wrapped, a hook, a mode, a setting,
-    another parameter) the modules' own code has to run, until all is as it was.
+    another parameter, other code of their classes) the modules' own code has to run, until all is
+    as it was.
     """
 
     def __init__(self, owner: nn.Module, record: Any, skips_owner: bool = False) -> None:
@@ -40,12 +42,14 @@ class Standing:
         self.renewals = 0
         self._structure: dict[tuple[str, str], Any] | None = None
         self._is_copy = False
+        self._code_before: Found | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._weights: list[tuple[nn.Module, str, nn.Parameter]] = []
         self._buffers: list[tuple[int, int, int]] = []
         self._has_hooks = False
+        self._code: SkippedCode | None = None
         self._sources: Sources | None = None
         self._refused: Sources | None = None
 
@@ -53,6 +57,7 @@ class Standing:
         """Take the modules as they are now as what the record was made of."""
         self._structure = _structure(self.owner)
         self._is_copy = False
+        self._code = SkippedCode(self.owner.modules())
         self._note_values()
 
     def holds(self) -> bool:
@@ -63,6 +68,8 @@ class Standing:
                 return False  # it is not finished yet
             if not self._renewed():
                 return False
+        if self._code is None or not self._code.is_current():
+            return False
         return not self._has_hooks or not _collects_attentions()
 
     def allows(self, *tensors: Tensor) -> bool:
@@ -81,14 +88,17 @@ class Standing:
             if parameter is not None
         ]
         self._buffers = _places(self.owner)
+        if self._code is None:
+            self._code = SkippedCode(self.owner.modules(), self._code_before)
         self._sources = self._noted()
         self._refused = None
 
     def _noted(self) -> Sources:
         modules = [*self.owner.modules()]
-        found = Sources(modules) if self.skips_owner else Sources(modules[1:], owner=self.owner)
-        found.note()
-        return found
+        methods = [(module, name) for module in modules for name in methods_of(type(module))]
+        if self.skips_owner:
+            return Sources(modules, methods=methods)
+        return Sources(modules[1:], owner=self.owner, methods=methods)
 
     def _renewed(self) -> bool:
         """After a change: whether nothing but values did, which the record then reads."""
@@ -141,6 +151,7 @@ class Standing:
             "renewals": self.renewals,
             "_structure": self._structure if held else None,
             "_is_copy": True,
+            "_code_before": self._code_before if self._code is None else self._code.found,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -206,6 +217,8 @@ def _structure(owner: nn.Module) -> dict[tuple[str, str], Any]:
             own = name in _TABLES or name in _HOOKS or name == "forward"
             if not own and not name.startswith("_oxytorch"):
                 found[path, name] = value
+        for name in methods_of(type(module)):
+            found.setdefault((path, name), None)  # unless an attribute hides it
     return found
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.cache_utils import (
-    Cache,
     CacheLayerMixin,
     DynamicCache,
     DynamicLayer,
@@ -65,23 +64,47 @@ def state_of(model: Any, output: Any) -> dict[str, Any]:
     return {}
 
 
+_CLASSES = (DynamicCache, DynamicLayer, DynamicSlidingWindowLayer)
+_UPDATES = [kind.update for kind in _CLASSES]
+
+
+def is_dynamic(cache: Any) -> bool:
+    """Whether a cache is a `DynamicCache` as transformers made it, which changes no keys.
+
+    One of a class of the user's own, or with an `update` of its own, gets to see all keys.
+    """
+    return (
+        type(cache) is DynamicCache
+        and "update" not in cache.__dict__
+        and not getattr(cache, "offloading", False)
+        and [kind.update for kind in _CLASSES] == _UPDATES
+    )
+
+
 class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """A layer of transformers' caches whose keys and values stay in place.
 
     It grows by doubling, crops by forgetting, and follows beams through a table of rows instead of
-    copying. All tokens are kept, whatever the layer's window. dtype: of the tensors in the cache.
+    copying. To others it looks like the layer that it replaces, since masks are made for all layers
+    of a cache alike. dtype: of the tensors in the cache. window: of the layer that it replaces, or
+    None; all tokens are kept, and those are shown which that layer would still have.
+
+    Who assigns to `keys` or `values`, or adds keys that have a gradient, gets a layer of
+    transformers with these tensors, which is taken over at the next fused step.
     """
 
     is_compileable = False
     is_croppable = True
-    is_sliding = False
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, window: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stored_dtype = dtype
+        self.window = window
+        self.is_sliding = window is not None
         self.stored: CacheLayer | None = None
         self.length = 0
         self.beams: Tensor | None = None
+        self._shown: tuple[Tensor, Tensor] | None = None
 
     # transformers' code reads `keys` and `values` of a layer as plain tensors.
     @property
@@ -90,7 +113,7 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     @keys.setter
     def keys(self, value: Tensor | None) -> None:
-        assert value is None, "keys of a preallocated layer are written by update()"
+        self._assign("keys", value)
 
     @property
     def values(self) -> Tensor | None:
@@ -98,12 +121,73 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     @values.setter
     def values(self, value: Tensor | None) -> None:
-        assert value is None, "values of a preallocated layer are written by update()"
+        self._assign("values", value)
+
+    def _assign(self, name: str, value: Tensor | None) -> None:
+        if self.__dict__.get("stored") is None and value is None:
+            return  # what a new layer begins with
+        self._become_plain()
+        setattr(self, name, value)
+
+    def _become_plain(self) -> None:
+        """Turns into the layer of transformers that this one replaces."""
+        kind: Any = DynamicLayer if self.window is None else DynamicSlidingWindowLayer
+        plain = kind() if self.window is None else kind(self.window)
+        if self.stored is not None:
+            self._settle()
+            plain.update(*self.stored.plain(self.length, self.beams, self.dtype))
+        self.__dict__ = plain.__dict__
+        self.__class__ = type(plain)
 
     def _plain(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """What is shown of keys and values: where they are stored, or copies for `_settle`."""
         if self.stored is None:
             return None, None
-        return self.stored.plain(self.length, self.beams, self.dtype)
+        if self._shown is not None:
+            return self._shown
+        found = self._seen(self.hidden(0))
+        if self.beams is not None or self.stored.keys.dtype != self.dtype:
+            self._shown = found
+        return found
+
+    def _seen(self, hidden: int) -> tuple[Tensor, Tensor]:
+        """All but the first `hidden` keys and values, in the model's dtype."""
+        assert self.stored is not None
+        beams = None if self.beams is None else self.beams[:, hidden:]
+        return self.stored.since(hidden).plain(self.length - hidden, beams, self.dtype)
+
+    def _settle(self) -> None:
+        """Takes over what was written to copies that were shown."""
+        self._leave_inference_mode()
+        shown, self._shown = self._shown, None
+        if shown is None or self.stored is None:
+            return
+        hidden = self.length - shown[0].shape[2]
+        if all(map(torch.equal, shown, self._seen(hidden))):
+            return
+        whole = self._seen(0)
+        self.beams = None
+        keys, values = (
+            torch.cat([all_[:, :, :hidden], part], 2)
+            for all_, part in zip(whole, shown, strict=True)
+        )
+        self.stored.write(keys, values, 0)
+
+    def _leave_inference_mode(self) -> None:
+        """Copies what torch lets nobody write to outside of inference mode."""
+        if self.stored is None or torch.is_inference_mode_enabled():
+            return
+        if self.stored.keys.is_inference():
+            self.stored = self.stored.grown(self.stored.capacity, self.length)
+        if self.beams is not None and self.beams.is_inference():
+            self.beams = self.beams.clone()
+
+    def hidden(self, new: int) -> int:
+        """How many of the first tokens the layer that this replaces does not have any more.
+
+        new: of the tokens, how many it was given last, with which it shows all that they can see.
+        """
+        return 0 if self.window is None else max(self.length - new - self.window + 1, 0)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
         self.room(key_states.shape, key_states.dtype)
@@ -113,6 +197,7 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
         dtype: that of the model's keys, which transformers' code gets to see.
         """
+        self._settle()
         batch, heads, new, dim = shape
         self.dtype, self.device = dtype, torch.device("cpu")
         self.is_initialized = True
@@ -138,37 +223,43 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            self._become_plain()
+            return self.update(key_states, value_states)
         stored = self.room(key_states.shape, key_states.dtype)
         stored.write(key_states, value_states, self.length)
         self.length += key_states.shape[-2]
-        return stored.plain(self.length, self.beams, key_states.dtype)
+        return self._seen(self.hidden(key_states.shape[-2]))
 
     def get_mask_sizes(self, query: int | Tensor) -> tuple[int, int]:
         # A number of queries, or in older releases their positions.
         queries = query.shape[0] if isinstance(query, Tensor) else query
-        return self.length + queries, 0
+        hidden = self.hidden(0)
+        return self.length + queries - hidden, hidden
 
     def get_seq_length(self) -> int:
         return self.length
 
     def get_max_length(self) -> int:
-        return -1
+        return -1 if self.window is None else self.window
 
     def get_max_cache_shape(self) -> int:
-        return -1
+        return self.get_max_length()
 
     def reset(self) -> None:
         self.length = 0
-        self.beams = None
+        self.beams = self._shown = None
 
     def crop(self, tokens: int) -> None:
         """tokens: below zero, how many to forget; above, how many to keep (older releases)."""
+        self._settle()
         if tokens < 0:
             self.length = max(0, self.length + tokens)
         elif tokens > 0:
             self.length = min(self.length, tokens)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._settle()
         if self.stored is not None:
             self.beams = reordered(self.beams, beam_idx, self.stored.capacity)
 
@@ -178,6 +269,7 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.batch_select_indices(torch.arange(batch).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
+        self._settle()
         if self.stored is None:
             return
         if self.beams is None:
@@ -196,7 +288,7 @@ def layer_of(cache: Any, index: int, dtype: torch.dtype) -> PreallocatedLayer | 
     An ordinary dynamic layer is replaced in the cache, with all that it holds. A layer of another
     kind (static, quantized, offloaded) stays, and the caller leaves the call to the model's own.
     """
-    if not isinstance(cache, Cache) or getattr(cache, "offloading", False):
+    if not is_dynamic(cache):
         return None
     layers = cache.layers
     if index >= len(layers):
@@ -209,13 +301,13 @@ def layer_of(cache: Any, index: int, dtype: torch.dtype) -> PreallocatedLayer | 
         return layer
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
         return None
-    ours = PreallocatedLayer(dtype)
     dynamic: Any = layer
+    ours = PreallocatedLayer(dtype, getattr(dynamic, "sliding_window", None))
     length = dynamic.get_seq_length()
     if length:
         keys, values = dynamic.keys, dynamic.values
-        if keys is None or values is None or keys.shape[-2] != length:
-            return None  # a window has already dropped tokens
+        if keys is None or values is None or {keys.shape[-2], values.shape[-2]} != {length}:
+            return None  # a window has already dropped tokens, or someone did
         ours.adopt(keys, values)
     layers[index] = ours
     return ours

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..llm.configured import checked_penalty
 from ..llm.generation import generate
 from ..llm.sampling import Sampler
 from .folder import is_quantized, load_tokenizer, read_config
@@ -72,7 +73,10 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
         "--top-p", type=float, metavar="P", help="only the likeliest up to P in sum"
     )
     parser.add_argument(
-        "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less"
+        "--repetition-penalty",
+        type=float,
+        metavar="R",
+        help="above 1: repeat less (default: the model's)",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="makes draws repeat")
     parser.add_argument(
@@ -178,7 +182,9 @@ def run(arguments: argparse.Namespace) -> int:
     ids = prompt_tokens(tokenizer, text, arguments.chat)
 
     # Mistakes are told before a model is loaded, which takes long.
-    Sampler(arguments.temperature, arguments.top_k, arguments.top_p, arguments.repetition_penalty)
+    Sampler(arguments.temperature, arguments.top_k, arguments.top_p)
+    if arguments.repetition_penalty is not None:
+        checked_penalty(arguments.repetition_penalty)
     wanted = arguments.weights or PRECISIONS["bf16"]
     prepared = PreparedModel.from_folder(
         arguments.folder, wanted, arguments.kv_cache, arguments.group_size, _tell

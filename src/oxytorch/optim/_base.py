@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from .. import _garbage
-from . import _planned, _reference, _release, _split, _step, rules
+from . import _planned, _reference, _release, _split, _step, _wishes, rules
 from ._checkpoint import CheckpointedOptimizer
 from ._compiler import never_compiled
-from ._groups import OPTIONS, Group
+from ._groups import OPTIONS, Group, hold_list
 from ._states import State, check_options
 
 _halves_apart = torch._C.DisableTorchFunctionSubclass
@@ -69,11 +69,12 @@ class FusedOptimizer(CheckpointedOptimizer):
         **kwargs: Any,
     ) -> None:
         self._options = dict(zip(OPTIONS, (master_weights, state_dtype, seed), strict=True))
+        self._options_given = {}
         self._halves = {}
         self._forget_steps()
         super().__init__(*args, **kwargs)
         self.state = _planned.counted(self.state)
-        for group in self.param_groups:
+        for group in self._groups():
             for parameter in group["params"]:
                 self._conform(parameter, group)
         if release_gradients:
@@ -104,6 +105,7 @@ class FusedOptimizer(CheckpointedOptimizer):
         parameters = [own for group in self.param_groups for own in group["params"]]
         own = {
             "_options": self._options,
+            "_options_given": self._options_given,
             "_low_halves": {p: self.low_half(p) for p in parameters if p in self._halves},
             "_split_in_model": [p for p in parameters if type(p) is _split.SplitParameter],
             "_releases": self._release is not None,
@@ -127,18 +129,29 @@ class FusedOptimizer(CheckpointedOptimizer):
             self._release_gradients()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; the group may have its own master_weights, state_dtype and seed."""
+        """As torch's; the group may have its own master_weights, state_dtype and seed.
+
+        A group with such options is a copy of the dictionary, any other the dictionary itself.
+        """
         if isinstance(param_group, dict):
-            param_group = Group(param_group, self._options)
-            check_options(type(self).__name__, param_group)
+            hold_list(param_group)
+            group = Group(param_group, self._options)
+            check_options(type(self).__name__, group)
+            if not param_group.keys().isdisjoint(OPTIONS):
+                param_group = group
         super().add_param_group(param_group)
-        _split.hold(self.param_groups[-1]["params"])
-        _planned.load(self.param_groups[-1]["params"])
+        for parameter in param_group["params"]:
+            self._options_given.pop(parameter, None)
+            if isinstance(param_group, Group):
+                self._options_given[parameter] = param_group.options
+        group = self._groups()[-1]
+        _wishes.hold(group["params"], self)
+        _planned.load(group["params"])
         if self._release is not None:
             self._release.watch(self.param_groups)
         if self.state:
-            for parameter in param_group["params"]:
-                self._conform(parameter, param_group)
+            for parameter in group["params"]:
+                self._conform(parameter, group)
 
     @never_compiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -152,7 +165,7 @@ class FusedOptimizer(CheckpointedOptimizer):
         stream = 0
         with _halves_apart():
             with self._applied_clipping(), self._norms_together():
-                for number, group in enumerate(self.param_groups):
+                for number, group in enumerate(self._groups()):
                     self._update_group(group, stream, (number, None))
                     stream += len(group["params"])
             if self._release is not None:
@@ -190,7 +203,7 @@ class FusedOptimizer(CheckpointedOptimizer):
 
     def _update_one(self, parameter: Tensor, group_number: int, stream: int) -> None:
         """The step of a single parameter, inside backward."""
-        group = self.param_groups[group_number]
+        group = self._groups()[group_number]
         alone = Group({**group, "params": [parameter]}, group.options)
         with _halves_apart():
             self._update_group(alone, stream, (group_number, stream))

@@ -35,7 +35,9 @@ class CheckpointedOptimizer(StatefulOptimizer):
 
         def decode(optimizer: Optimizer, packed: dict[str, Any]) -> None:
             states = packed["state"]
-            for group, own in zip(packed["param_groups"], self.param_groups, strict=True):
+            for group, own in zip(packed["param_groups"], self._groups(), strict=True):
+                for name in OPTIONS:
+                    group.pop(name, None)
                 has_format = any(own[name] for name in OPTIONS)
                 for index, parameter in zip(group["params"], own["params"], strict=True):
                     state = states.pop(index, {})
@@ -70,7 +72,7 @@ class CheckpointedOptimizer(StatefulOptimizer):
         A split parameter's lower half comes from `low_half` where the checkpoint has it; otherwise
         the parameter counts as exact. Load the model before the optimizer.
         """
-        options = [{name: group[name] for name in OPTIONS} for group in self.param_groups]
+        options = [{name: group[name] for name in OPTIONS} for group in self._groups()]
 
         def keep(optimizer: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
             """Hides states from torch, which would round them to the parameter's dtype."""
@@ -78,9 +80,11 @@ class CheckpointedOptimizer(StatefulOptimizer):
 
         def conform(optimizer: Optimizer) -> None:
             loaded = zip(self.param_groups, options, strict=True)
-            self.param_groups = [Group(group, own) for group, own in loaded]
-            for group in self.param_groups:
+            groups = [Group(group, own) for group, own in loaded]
+            self.param_groups = [*groups]
+            for group in groups:
                 for parameter in group["params"]:
+                    self._options_given[parameter] = group.options
                     self._halves.pop(parameter, None)
                     if parameter in self.state:
                         self._adopt(parameter, group)

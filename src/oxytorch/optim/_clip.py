@@ -267,7 +267,10 @@ class ClippingOptimizer(Optimizer):
             for parameter in group["params"]
         )
 
-    _step_supports_amp_scaling: Any = property(_takes_scale)
+    def _set_takes_scale(self, value: bool) -> None:
+        """torch's classes say so when they are made with `fused=True`; it changes nothing here."""
+
+    _step_supports_amp_scaling: Any = property(_takes_scale, _set_takes_scale)
     """What a GradScaler asks; torch's classes declare it as an attribute."""
 
     @contextmanager

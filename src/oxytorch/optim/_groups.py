@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 OPTIONS = ("master_weights", "state_dtype", "seed")
 """What a group knows beyond the keys that torch's class gives it."""
@@ -15,7 +18,7 @@ class Group(dict[str, Any]):
     every key that a group has.
     """
 
-    def __init__(self, group: dict[str, Any], options: dict[str, Any]) -> None:
+    def __init__(self, group: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         super().__init__({key: value for key, value in group.items() if key not in OPTIONS})
         self.options = {name: group.get(name, options[name]) for name in OPTIONS}
 
@@ -27,3 +30,16 @@ class Group(dict[str, Any]):
             self.options[key] = value
         else:
             super().__setitem__(key, value)
+
+    def copy(self) -> Group:
+        """Another group with the same values and options."""
+        return Group(self, self.options)
+
+    def __or__(self, other: Mapping[str, Any]) -> Group:  # type: ignore[override]
+        return Group({**self, **other}, self.options)
+
+
+def hold_list(group: dict[str, Any]) -> None:
+    """Puts a list in the place of parameters that may be read only once, as torch does later."""
+    if "params" in group and not isinstance(group["params"], Tensor | set):
+        group["params"] = list(group["params"])

@@ -7,110 +7,19 @@ the model's forward reads both halves, who writes it writes both, and its copies
 
 from __future__ import annotations
 
+import sys
 import threading
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import _pytree
-from torch.utils.weak import WeakIdKeyDictionary
 
-from . import _sharding, formats
-
-_as_plain = torch._C.DisableTorchFunctionSubclass
-
-
-@contextmanager
-def _plainly() -> Iterator[None]:
-    """Tensors that are made inside have versions, and no gradients."""
-    with torch.inference_mode(False), torch.no_grad(), _as_plain():
-        yield
-
-
-class Halves:
-    """The halves of one weight.
-
-    upper: bfloat16; shares memory and version with the parameter, of a sharded one with its shard.
-    low: int16, placed as `upper`; zeros if None.
-
-    Who writes both raises both versions by as much. Where only the upper half was written, what
-    was written is the weight, and the lower half is zero.
-    """
-
-    def __init__(self, parameter: Tensor, low: Tensor | None = None) -> None:
-        with _plainly():
-            self.upper = Tensor.detach(_sharding.peek(parameter))
-            self.low = torch.zeros_like(self.upper, dtype=torch.int16) if low is None else low
-        self.address = self.upper.data_ptr()
-        self.begin()
-        # The weight as others hold it, and the versions at which it was what the halves are.
-        self._shown: weakref.ref[Tensor] | None = None
-        self._shown_version = self._shown_from = 0
-
-    def begin(self) -> None:
-        """Tells that the halves are those of one weight now."""
-        self.lead = self.upper._version - self.low._version
-
-    def is_written(self) -> bool:
-        """Whether the upper half was written alone."""
-        return self.upper._version - self.low._version != self.lead
-
-    def settle(self) -> None:
-        """Makes what was written to the upper half alone the weight."""
-        if self.is_written():
-            with _plainly():
-                self.low.zero_()
-            self.begin()
-
-    def join(self) -> Tensor:
-        """The float32 weight, a new tensor."""
-        self.settle()
-        with _plainly():
-            return formats.join(self.upper, self.low)
-
-    def set(self, weight: Tensor) -> None:
-        """Makes the float32 tensor `weight` the weight, all bits of it."""
-        with _plainly():
-            upper, low = formats.split(weight)
-            self.upper.copy_(upper)
-            self.low.copy_(low)
-        self.begin()
-
-    def show(self) -> Tensor:
-        """The float32 weight, the same tensor as long as anybody holds it.
-
-        Writes to it reach the halves with `take`, and at the latest when nobody holds it any more.
-        """
-        shown = self._shown() if self._shown is not None else None
-        if shown is None:
-            shown = self.join()
-            with _plainly():
-                same = shown.detach()
-            self._shown = weakref.ref(shown)
-            weakref.finalize(shown, self._take, same).atexit = False
-        elif not self._take(shown) and self.upper._version != self._shown_from:
-            with _plainly():
-                shown.copy_(self.join())
-        self._note(shown)
-        return shown
-
-    def take(self) -> None:
-        """Brings what was written to the tensor of `show` to the halves."""
-        shown = self._shown() if self._shown is not None else None
-        if shown is not None and self._take(shown):
-            self._note(shown)
-
-    def _take(self, shown: Tensor) -> bool:
-        is_written = shown._version != self._shown_version
-        if is_written:
-            self.set(shown)
-        return is_written
-
-    def _note(self, shown: Tensor) -> None:
-        self._shown_version, self._shown_from = shown._version, self.upper._version
+from . import _functions, _sharding, _storage, formats
+from ._halves import Halves, as_plain, plainly
 
 
 class WatchedParameter(nn.Parameter):
@@ -142,7 +51,7 @@ class SplitParameter(WatchedParameter):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        if value is self:
+        if value is self or (isinstance(value, ShownWeight) and self._take_back(value)):
             return
         if value.dtype not in (torch.float32, torch.bfloat16):
             raise TypeError(
@@ -150,16 +59,37 @@ class SplitParameter(WatchedParameter):
                 "oxytorch.undo(model) makes weights plain float32, which convert to all dtypes"
             )
         weight = value._halves.join() if isinstance(value, SplitParameter) else value
-        with _plainly():
+        with plainly():
             upper, low = formats.split(weight.detach().float())
+            self._halves.leave()
             _set_memory(self, upper)
         self._halves = Halves(self, low)
+
+    def _take_back(self, value: ShownWeight) -> bool:
+        """Whether `value` is a whole weight of nobody else, which becomes this one's."""
+        if value.requires_grad or not value._is_whole():
+            return False
+        halves = value._halves
+        if halves is not self._halves:
+            if not halves.is_free():
+                return False
+            halves.show()
+            self._halves.leave()
+            with plainly():
+                _set_memory(self, halves.upper)
+            halves.enter(self)
+            self._halves = halves
+        return True
 
     def detach(self) -> Tensor:
         """As `data`."""
         if is_upper_half():
-            with _as_plain():
+            with as_plain():
                 return super().detach()
+        if sys._getframe(1).f_code is nn.Parameter.__new__.__code__:
+            raise TypeError(
+                "Parameter: expected a tensor, got a split weight; pass p.detach().clone()"
+            )
         return _shown(self._halves, self._halves.show())
 
     def set_(self, source: Tensor) -> Any:  # type: ignore[override]
@@ -170,8 +100,10 @@ class SplitParameter(WatchedParameter):
     def share_memory_(self) -> Any:
         """Moves both halves to memory that processes share."""
         self._halves.low.share_memory_()  # type: ignore[no-untyped-call]
-        with _as_plain():
-            return super().share_memory_()  # type: ignore[no-untyped-call]
+        with as_plain():
+            super().share_memory_()  # type: ignore[no-untyped-call]
+        self._halves.address = self._halves.upper.data_ptr()
+        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
@@ -203,7 +135,18 @@ class ShownWeight(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
+        _refuse("data", (self,))
         _set_memory(self, value)
+
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: who stands for the weight keeps its memory."""
+        _refuse("set_", (self,))
+        return super().set_(*args, **kwargs)
+
+    def _is_whole(self) -> bool:
+        """Whether it has all values of the weight, in their order."""
+        own, whole = self._plain, self._whole
+        return own.shape == whole.shape and own.stride() == whole.stride()
 
     @classmethod
     def __torch_function__(
@@ -245,6 +188,16 @@ def computing() -> Iterator[None]:
 
 
 @contextmanager
+def whole() -> Iterator[None]:
+    """Split parameters are whole weights inside, though a forward of a model is running."""
+    before, _place.computing = _place.computing, 0
+    try:
+        yield
+    finally:
+        _place.computing = before
+
+
+@contextmanager
 def saving() -> Iterator[None]:
     """Split parameters say inside that they are float32, as they are saved."""
     before, _place.saving = _place.saving, True
@@ -254,112 +207,230 @@ def saving() -> Iterator[None]:
         _place.saving = before
 
 
-_PROPERTY = ("__get__", "__set__", "__delete__")
-_VIEWS = ("T", "mT", "H", "mH", "real")
-
-_ASKS = frozenset(
-    """
-    size stride dim ndimension numel nelement element_size is_contiguous data_ptr dim_order
-    storage_offset storage untyped_storage _typed_storage is_floating_point is_complex is_signed
-    is_shared is_pinned is_inference is_set_to is_same_size get_device __len__ __hash__ __repr__
-    requires_grad_ detach_ retain_grad register_hook register_post_accumulate_grad_hook backward
-    """.split()  # noqa: SIM905
-)
-"""Methods that ask for the parameter itself and not for its values."""
-
-_IN_PLACE = frozenset(
-    """
-    __setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__
-    """.split()  # noqa: SIM905
-)
-"""Functions that write to their first argument, beside those whose names end with `_`."""
-
-_DETACHED = frozenset({"detach", "detach_", "numpy", "__array__", "tolist", "item", "__deepcopy__"})
-"""What gives values without gradients."""
-
-
 def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A function of torch whose arguments hold split parameters or their weights."""
     name = getattr(function, "__name__", "")
-    if name in _PROPERTY:
+    if name in _functions.PROPERTY:
         attribute = getattr(function.__self__, "__name__", "")
-        if attribute == "dtype" and _place.saving and isinstance(args[0], SplitParameter):
-            return torch.float32
-        is_plain = attribute not in _VIEWS
-        writes = name == "__set__"
+        if isinstance(args[0], SplitParameter) and not torch.compiler.is_compiling():
+            if attribute == "dtype":
+                _refuse_parametrization()
+                if _place.saving:
+                    return torch.float32
+            elif attribute == "grad" and name == "__set__":
+                return _set_gradient(*args)
+        if attribute not in _functions.VIEWS:
+            return _call_plainly(function, args, kwargs)
+        return _call_on_values(function, name, types, args, kwargs, writes=name == "__set__")
+    # Operators themselves are called by programs that were compiled.
+    is_operator = isinstance(function, torch._ops.OpOverload)
+    if is_operator or name in _functions.ASKS or torch.compiler.is_compiling():
+        return _call_plainly(function, args, kwargs)
+    if _asks_for_node(name, args):
+        return _call_plainly(function, args, kwargs)
+    if _functions.is_collective(function):
+        return _Call(name, joins=True, writes=False).run_collective(function, args, kwargs)
+    if name in _functions.REFUSED:
+        _refuse(name, args)
+    if name in _functions.STORAGES and not is_upper_half():
+        return _storage.guarded(_call_plainly(function, args, kwargs))
+    writes = _functions.writes_first(name) or _has_weight(kwargs.get("out"))
+    writes |= kwargs.get("inplace") is True
+    return _call_on_values(function, name, types, args, kwargs, writes)
+
+
+def _call_plainly(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """On the upper halves."""
+    with as_plain():
+        return function(*args, **kwargs)
+
+
+def _call_on_values(
+    function: Any, name: str, types: Any, args: Any, kwargs: dict[str, Any], writes: bool
+) -> Any:
+    """On whole weights or, beside what layers compute with, on the upper halves."""
+    if _place.computing:
+        joins = writes or _meets_float32(name, args, kwargs)
     else:
-        # Operators themselves are called by programs that were compiled.
-        is_operator = isinstance(function, torch._ops.OpOverload)
-        is_plain = is_operator or name in _ASKS or torch.compiler.is_compiling()
-        writes = name in _IN_PLACE or isinstance(kwargs.get("out"), SplitParameter)
-        writes |= name.endswith("_") and not name.endswith("__")
-    if not is_plain:
-        joins = writes or not (_place.computing or _meets_narrow(args, kwargs))
-        is_plain = not joins and ShownWeight not in types
-    if is_plain:
-        with _as_plain():
-            return function(*args, **kwargs)
-    if writes and torch.is_grad_enabled() and args and args[0].requires_grad:
-        raise RuntimeError(
-            f"{name}: expected torch.no_grad() around a write to a parameter that requires grad"
-        )
-    return _call_on_weights(function, name, args, kwargs, joins)
+        joins = writes or not _is_of_layer(name, args, kwargs)
+    if not joins and ShownWeight not in types:
+        return _call_plainly(function, args, kwargs)
+    return _Call(name, joins, writes).run(function, args, kwargs)
 
 
-def _meets_narrow(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an argument beside split weights has 16 bits: then a layer computes with them."""
-    return any(
+def _has_weight(value: Any) -> bool:
+    return any(isinstance(own, SplitParameter | ShownWeight) for own in _pytree.tree_leaves(value))
+
+
+def _is_narrow(value: Any) -> bool:
+    """Whether it is a tensor of 16 bits and no split weight."""
+    return (
         isinstance(value, Tensor)
         and not isinstance(value, SplitParameter | ShownWeight)
         and value.dtype in (torch.bfloat16, torch.float16)
-        for value in _pytree.tree_leaves((args, kwargs))
     )
 
 
-def _call_on_weights(
-    function: Any, name: str, args: Any, kwargs: dict[str, Any], joins: bool
-) -> Any:
-    """Calls it on float32 weights; what it writes to them reaches the halves."""
-    wholes: dict[int, tuple[Halves, Tensor]] = {}
-    given: dict[int, Tensor] = {}
+def _is_of_layer(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an argument beside split weights has 16 bits: then a layer computes with them.
 
-    def weight_of(value: Any) -> Any:
+    Functions that torch computes in float32 then, as sums and products of elements, do so here.
+    """
+    return name not in _functions.PROMOTES and any(
+        map(_is_narrow, _pytree.tree_leaves((args, kwargs)))
+    )
+
+
+def _meets_float32(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a function that takes one dtype only is given a float32 tensor in a forward.
+
+    So are weights that an author multiplies inputs with; layers of torch are given bfloat16.
+    """
+    return name in _functions.ONE_DTYPE and any(
+        type(value) is Tensor and value.dtype == torch.float32
+        for value in (*args, *kwargs.values())
+    )
+
+
+def _asks_for_node(name: str, args: Any) -> bool:
+    """Whether it is torch's idiom to find the node of the graph that accumulates gradients."""
+    return name in ("view_as", "expand_as") and len(args) == 2 and args[0] is args[1]
+
+
+def _refuse(name: str, args: Any) -> None:
+    if args and isinstance(args[0], SplitParameter | ShownWeight) and _has_halves(args[0]):
+        raise TypeError(f"{name}: expected no split weight; {_functions.REFUSED[name]}")
+
+
+def _refuse_parametrization() -> None:
+    """Tells torch.nn.utils.parametrize, which asks for the dtype before it changes anything."""
+    if sys._getframe(3).f_code is ParametrizationList.__init__.__code__:
+        raise TypeError(
+            "register_parametrization: expected a layer without split weights; register "
+            "parametrizations (weight_norm, spectral_norm, orthogonal) before oxytorch.optimize, "
+            "or call oxytorch.undo(model), register them, and optimize again"
+        )
+
+
+def _set_gradient(parameter: Any, gradient: Any) -> None:
+    """Sets `grad`; a float32 gradient, as the weight is float32, stays one."""
+    with as_plain():
+        if isinstance(gradient, Tensor) and gradient.dtype == torch.float32:
+            parameter.grad_dtype = None
+        parameter.grad = gradient
+
+
+class _Call:
+    """A call on float32 weights; what it writes to them reaches the halves.
+
+    joins: whether split parameters become whole weights. writes: whether the function writes to its
+    first argument or `out`.
+    """
+
+    def __init__(self, name: str, joins: bool, writes: bool) -> None:
+        self._name = name
+        self._joins = joins
+        self._writes = writes
+        self._wholes: dict[int, tuple[Halves, Tensor]] = {}
+        self._given: dict[int, Tensor] = {}
+        self._joined: list[tuple[SplitParameter, Tensor, Any]] = []
+
+    def run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        with as_plain():
+            new_args, new_kwargs = _pytree.tree_map(self._weight_of, (args, kwargs))
+            if args and (self._writes or self._name in _functions.SAME_DTYPES):
+                new_args = (new_args[0], *self._of_same_dtypes(args[0], new_args[1:]))
+            result = function(*new_args, **new_kwargs)
+            if self._name in _functions.UNCOUNTED:
+                torch.autograd.graph.increment_version(new_args[0])
+            self._take()
+            if self._name in _functions.ARRAYS:
+                result.flags.writeable = False
+                return result
+            return _pytree.tree_map(self._shown, result)
+
+    def run_collective(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The same of torch.distributed; what it starts is done when this returns."""
+        with plainly():
+            new_args, new_kwargs = _pytree.tree_map(self._weight_of, (args, kwargs))
+            result = function(*new_args, **new_kwargs)
+            if hasattr(result, "wait"):
+                result.wait()
+            torch.autograd.graph.increment_version([whole for _, whole in self._wholes.values()])
+            self._take()
+            return result
+
+    def _weight_of(self, value: Any) -> Any:
+        """The float32 values of an argument."""
         if isinstance(value, ShownWeight):
-            if value.requires_grad:  # a parameter was made from it
+            if not _has_halves(value):
                 return value
             halves, whole, values = value._halves, value._whole, value._plain
             halves.show()
-        elif isinstance(value, SplitParameter) and joins:
+        elif isinstance(value, SplitParameter) and self._joins:
             halves = value._halves
             whole = values = halves.show()
-            if value.requires_grad and torch.is_grad_enabled() and name not in _DETACHED:
+            if (
+                value.requires_grad
+                and torch.is_grad_enabled()
+                and self._name not in _functions.DETACHED
+            ):
                 joined: Tensor = _Join.apply(value, values)  # type: ignore[no-untyped-call]
+                self._joined.append((value, joined, joined.grad_fn))
                 return joined
         else:
             return value
-        wholes[whole.untyped_storage()._cdata] = (halves, whole)
-        given[id(values)] = value
+        if self._name in _functions.ARRAYS:
+            # Nobody could see that their memory is written.
+            return values.clone()
+        self._wholes[whole.untyped_storage()._cdata] = (halves, whole)
+        self._given[id(values)] = value
         return values
 
-    def shown(value: Any) -> Any:
-        if id(value) in given:
-            return given[id(value)]
+    def _of_same_dtypes(self, first: Any, others: Any) -> Any:
+        """The arguments after the first, a weight's gradients of 16 bits as float32."""
+        targets = [own for own in _pytree.tree_leaves(first) if isinstance(own, Tensor)]
+        if any(isinstance(own, SplitParameter | ShownWeight) for own in targets):
+            return _pytree.tree_map(lambda own: own.float() if _is_narrow(own) else own, others)
+        if self._name in _functions.SAME_DTYPES and targets and all(map(_is_narrow, targets)):
+            dtype = targets[0].dtype
+
+            def rounded(own: Any) -> Any:
+                is_whole = isinstance(own, Tensor) and own.dtype == torch.float32
+                return own.to(dtype) if is_whole else own
+
+            return _pytree.tree_map(rounded, others)
+        return others
+
+    def _take(self) -> None:
+        """Brings what was written to the halves."""
+        for halves, _ in self._wholes.values():
+            halves.take()
+        for parameter, joined, node in self._joined:
+            if joined._version:
+                if joined.grad_fn is not node:
+                    raise RuntimeError(
+                        f"{self._name}: expected torch.no_grad() around a write to a parameter "
+                        "that requires grad"
+                    )
+                # The function itself wrote without gradients, as those of torch.nn.init do.
+                parameter._halves.set(joined.detach())
+                self._given[id(joined)] = parameter
+
+    def _shown(self, value: Any) -> Any:
+        """A result: the weight itself, a view of it, or anything else."""
+        if id(value) in self._given:
+            return self._given[id(value)]
         if type(value) is Tensor and value.layout is torch.strided and not value.requires_grad:
-            found = wholes.get(value.untyped_storage()._cdata)
+            found = self._wholes.get(value.untyped_storage()._cdata)
             if found is not None:
                 return _shown(*found, value)
         return value
 
-    with _as_plain():
-        new_args, new_kwargs = _pytree.tree_map(weight_of, (args, kwargs))
-        result = function(*new_args, **new_kwargs)
-        for halves, _ in wholes.values():
-            halves.take()
-        if name in ("numpy", "__array__"):
-            # Nobody could see that it is written.
-            result.flags.writeable = False
-            return result
-        return _pytree.tree_map(shown, result)
+
+def _has_halves(value: Tensor) -> bool:
+    """Whether it is a weight, and not a parameter that was made from one."""
+    return not (isinstance(value, ShownWeight) and value.requires_grad)
 
 
 class _Join(torch.autograd.Function):
@@ -377,7 +448,7 @@ class _Join(torch.autograd.Function):
 def _shown(halves: Halves, whole: Tensor, values: Tensor | None = None) -> ShownWeight:
     """`values`, which share the memory of `whole`, the weight that `halves` shows."""
     values = whole if values is None else values
-    with _plainly():
+    with plainly():
         shown = values.as_subclass(ShownWeight)
     shown._halves, shown._whole, shown._plain = halves, whole, values
     return shown
@@ -386,7 +457,7 @@ def _shown(halves: Halves, whole: Tensor, values: Tensor | None = None) -> Shown
 def _set_memory(parameter: Tensor, value: Tensor) -> None:
     # The property of a plain tensor, which the classes above hide.
     memory: Any = torch._C.TensorBase.data
-    with _as_plain():
+    with as_plain():
         memory.__set__(parameter, value)
 
 
@@ -398,7 +469,7 @@ def watch(parameter: Tensor) -> None:
 
 def split(parameter: Any) -> None:
     """Makes a plain float32 parameter the upper half of its weight, in place."""
-    with _plainly():
+    with plainly():
         upper, low = formats.split(parameter)
     _set_memory(parameter, upper)
     parameter.__class__ = SplitParameter
@@ -408,48 +479,10 @@ def split(parameter: Any) -> None:
 def join(parameter: Any) -> None:
     """Makes a split parameter plain float32 again."""
     if type(parameter) is SplitParameter:
-        weight = parameter._halves.join()
+        # The same memory as that of whoever holds the weight.
+        weight = parameter._halves.show()
+        _storage.free(weight.untyped_storage())
+        parameter._halves.leave()
         del parameter._halves
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
         _set_memory(parameter, weight)
-
-
-class _Together:
-    """Parameters that are split together, as soon as optimizers of ours hold them all."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = [weakref.ref(own) for own in parameters]
-        self._free = {id(own) for own in parameters}
-
-    def hold(self, parameter: Tensor) -> None:
-        self._free.discard(id(parameter))
-        if not self._free:
-            for own in (reference() for reference in self._parameters):
-                if own is not None:
-                    split(own)
-                    _wishes.pop(own, None)
-
-
-_wishes: Any = WeakIdKeyDictionary()
-"""Plain parameters that are to be split once an optimizer holds them."""
-
-
-def wish(parameters: Sequence[nn.Parameter]) -> None:
-    """Lets float32 parameters be split, all together, when optimizers of ours hold them all."""
-    together = _Together(parameters)
-    for parameter in parameters:
-        _wishes[parameter] = together
-
-
-def withdraw(parameters: Iterable[Tensor]) -> None:
-    """Ends a wish."""
-    for parameter in parameters:
-        _wishes.pop(parameter, None)
-
-
-def hold(parameters: Iterable[Tensor]) -> None:
-    """Tells that an optimizer of ours steps the parameters."""
-    for parameter in parameters:
-        together = _wishes.get(parameter)
-        if together is not None:
-            together.hold(parameter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 from . import _sharding, _split, formats
 from ._clip import ClippingOptimizer
 from ._groups import Group
-from ._split import Halves, SplitParameter
+from ._halves import Halves
+from ._split import SplitParameter
 from ._step import LOW_HALF, SCALES
 
 State = dict[str, Any]
@@ -26,11 +28,26 @@ class StatefulOptimizer(ClippingOptimizer):
     """An optimizer whose groups say in which formats states and weights are kept."""
 
     state_names: ClassVar[tuple[str, ...]]
-    param_groups: list[Group]  # type: ignore[assignment]
     _options: dict[str, Any]
+    # Of groups that were given options, by parameter: who copies a group as a plain dictionary
+    # keeps its parameters and loses the options.
+    _options_given: dict[Tensor, dict[str, Any]]
     # Of parameters that are split here. What happens to states leaves them alone, and those that
     # `oxytorch.optimize` splits keep their own.
     _halves: dict[Tensor, Halves]
+
+    def _groups(self) -> list[Group]:
+        """`param_groups` with their options; what is a plain dictionary there stands as a copy."""
+        return [
+            group if type(group) is Group else Group(group, self._options_of(group["params"]))
+            for group in self.param_groups
+        ]
+
+    def _options_of(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
+        """The options of a group that says nothing of them."""
+        if not self._options_given or not parameters:
+            return self._options
+        return self._options_given.get(parameters[0], self._options)
 
     def _names(self, group: Group) -> tuple[str, ...]:
         """The states that the group's options use, in the order of the rule's operands."""
@@ -70,13 +87,17 @@ class StatefulOptimizer(ClippingOptimizer):
         else:
             halves = self._halves.get(parameter)
         if halves is not None:
-            if halves.address != _sharding.peek(parameter).data_ptr():
+            if halves.upper.data_ptr() != _sharding.peek(parameter).data_ptr():
                 return self._keep_halves(parameter, None)
+            # The memory may have moved with the parameter, to where processes share it.
+            halves.address = halves.upper.data_ptr()
             halves.settle()
         return halves
 
     def _keep_halves(self, parameter: Tensor, low: Tensor | None) -> Halves:
         """Begins anew with the parameter's values as upper half; low: zeros if None."""
+        if type(parameter) is SplitParameter:
+            parameter._halves.leave()
         halves = Halves(parameter, low)
         if type(parameter) is SplitParameter:
             parameter._halves = halves
@@ -117,7 +138,12 @@ class StatefulOptimizer(ClippingOptimizer):
 
     def set_low_half(self, parameter: Tensor, low: Tensor) -> None:
         """Makes `low` (int16, placed as the parameter) the lower half that steps update."""
-        self._keep_halves(parameter, _sharding.local(low))
+        halves = self._kept_halves(parameter)
+        if halves is None:
+            self._keep_halves(parameter, _sharding.local(low))
+        else:
+            halves.low.copy_(_sharding.local(low))
+            halves.begin()
 
     def _store(self, parameter: Tensor, group: Group, name: str, value: Tensor) -> None:
         """Keeps `value` as the parameter's state `name`, in the group's format."""
@@ -146,7 +172,7 @@ class StatefulOptimizer(ClippingOptimizer):
         return _sharding.placed_like(kept, formats.decode(_sharding.local(kept), scales))
 
     def _group_of(self, parameter: Tensor) -> Group:
-        for group in self.param_groups:
+        for group in self._groups():
             if any(own is parameter for own in group["params"]):
                 return group
         raise ValueError(

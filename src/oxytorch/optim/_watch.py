@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import _library
 from . import _sharding
-from ._split import Halves
+from ._halves import Halves
 
 NEWEST_TORCH = (2, 13)
 """The newest torch in which the functions behind the native watch were looked at. They are no part

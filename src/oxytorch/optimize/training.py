@@ -11,14 +11,16 @@ import copy
 import inspect
 import time
 from collections.abc import Iterable, Mapping
+from itertools import filterfalse
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import Optimizer
 
 from .. import optim
-from ..optim import _split
+from ..optim import _split, _wishes
 from ..optim._base import FusedOptimizer
 from . import processes
 from .passes.cast import dtypes
@@ -30,6 +32,7 @@ from .training_modules import (
     Conversion,
     Forward,
     OwnDtypeForward,
+    ParametrizationForward,
     Saving,
     is_layer,
 )
@@ -62,11 +65,11 @@ class _Split(Change):
     def __init__(self, groups: list[list[nn.Parameter]]) -> None:
         self.groups = groups
         for group in groups:
-            _split.wish(group)
+            _wishes.wish(group)
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
         for group in self.groups:
-            _split.withdraw(group)
+            _wishes.withdraw(group)
             for parameter in group:
                 _split.join(parameter)
 
@@ -106,6 +109,10 @@ def optimize_for_training(
         record.report.bytes_before = _nbytes(model)
         if is_known and dtype is not None:
             layers = _prepare_layers(model, wanted, record)
+            if layers:
+                _watch_modules(model, record)
+    else:
+        _prepare_later(model)
     report = record.report
     if is_known:
         optimizer = _fused(optimizer, fused_class)
@@ -181,30 +188,73 @@ def _copied(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimize
 def _prepare_layers(
     model: nn.Module, wanted: Mapping[nn.Module, torch.dtype], record: Record
 ) -> list[nn.Module]:
-    """Prepares modules for split weights; returns those that are to compute in bfloat16."""
+    """Prepares modules that are not prepared yet for split weights.
+
+    Returns those of them that are to compute in bfloat16.
+    """
     refused = _refusals(model, wanted)
-    layers = [m for m, d in wanted.items() if d == torch.bfloat16 and m not in refused]
+    modules = [module for module in model.modules() if not _is_prepared(module)]
+    layers = [m for m in modules if wanted.get(m) == torch.bfloat16 and m not in refused]
     for path, module in model.named_modules():
-        if module in refused:
+        if module in refused and module in modules:
             record.report.entries.append(Entry("cast", path, False, refused[module]))
-    if not layers:
+    if not layers and not record.changes:
         return []
     record.changes.append(_Split(_tied_together(layers)))
-    for module in model.modules():
-        own = _floats(module)
-        if module in layers:
-            record.changes.append(ForwardSet(module, Bfloat16Forward(module)))
-        elif own and is_layer(module) and type(module) not in TAKE_ANY:
-            # Amid others that return bfloat16 it is given its own dtype.
-            record.changes.append(ForwardSet(module, OwnDtypeForward(module)))
+    lists = [module for module in modules if isinstance(module, ParametrizationList)]
+    # They run in float32, with what is in them.
+    inner = {below for own in lists for below in own.modules()} - {*lists}
+    for module in modules:
+        forward = None if module in inner else _forward(module, layers)
+        if forward is not None:
+            record.changes.append(ForwardSet(module, forward))
         record.changes.append(_MethodSet(module, "_apply", Conversion(module)))
+    return layers
+
+
+def _forward(module: nn.Module, layers: list[nn.Module]) -> Forward | None:
+    """What the module's forward is to be, where it is not to stay; layers: those in bfloat16."""
+    if isinstance(module, ParametrizationList) and module in layers:
+        return ParametrizationForward(module)
+    # A layer without a bias may have no parameters but those that its weight is made of.
+    parts = module._modules.get("parametrizations")
+    made_from = parts.values() if isinstance(parts, nn.ModuleDict) else ()
+    if module in layers or any(part in layers for part in made_from):
+        return Bfloat16Forward(module)
+    if _floats(module) and is_layer(module) and type(module) not in TAKE_ANY:
+        # Amid others that return bfloat16 it is given its own dtype.
+        return OwnDtypeForward(module)
+    return None
+
+
+def _watch_modules(model: nn.Module, record: Record) -> None:
+    """Prepares the model itself: what is put into it later is found when it is called."""
     if "forward" not in model.__dict__:
         record.changes.append(ForwardSet(model, Forward(model)))
     if hasattr(type(model), "save_pretrained"):
         record.changes.append(_MethodSet(model, "save_pretrained", Saving(model)))
-    hook = model.register_forward_pre_hook(processes.refuse_sharding)
-    record.changes.append(HookAdded(model, "_forward_pre_hooks", hook.id))
-    return layers
+    for function in (processes.refuse_sharding, _prepare_when_called):
+        hook = model.register_forward_pre_hook(function)
+        record.changes.append(HookAdded(model, "_forward_pre_hooks", hook.id))
+
+
+def _is_prepared(module: nn.Module) -> bool:
+    return "_apply" in module.__dict__
+
+
+def _prepare_when_called(model: nn.Module, inputs: Any) -> None:
+    """Called before each forward of the model; a program that is compiled takes it as it is."""
+    if not torch.compiler.is_compiling() and not all(map(_is_prepared, model.modules())):
+        _prepare_later(model)
+
+
+def _prepare_later(model: nn.Module) -> None:
+    """Prepares modules that were put into a model that is trained already as those before."""
+    record = record_of(model)
+    if isinstance(record, TrainingRecord) and record.changes:
+        layers = _prepare_layers(model, dtypes(model, record.dtype), record)
+        _wishes.hold_still(own for module in layers for own in _floats(module))
+        _report_layers(model, layers, record.report)
 
 
 def _refusals(model: nn.Module, wanted: Mapping[nn.Module, torch.dtype]) -> dict[nn.Module, str]:
@@ -227,7 +277,7 @@ def _refusal(module: nn.Module) -> str | None:
     """Why the module's own parameters are not split, or None."""
     if getattr(module, "sparse", False):
         return "its gradients are sparse, and go torch's way"
-    for parameter in _floats(module):
+    for parameter in filterfalse(_is_split, _floats(module)):
         if type(parameter) is not nn.Parameter or parameter.device.type not in _DEVICES:
             return f"holds a {type(parameter).__name__} on {parameter.device}"
         if parameter.dtype != torch.float32:
@@ -239,7 +289,7 @@ def _tied_together(modules: Iterable[nn.Module]) -> list[list[nn.Parameter]]:
     """The modules' parameters, those of one module and of what shares any with it in one list."""
     found: list[dict[nn.Parameter, None]] = []
     for module in modules:
-        own = dict.fromkeys(_floats(module))
+        own = dict.fromkeys(filterfalse(_is_split, _floats(module)))
         for other in [group for group in found if not own.keys().isdisjoint(group)]:
             found.remove(other)
             own = {**other, **own}
@@ -272,7 +322,7 @@ def _fused(optimizer: Optimizer, fused_class: type[FusedOptimizer] | None) -> Fu
         return _rebuilt(optimizer, fused_class)
     assert isinstance(optimizer, FusedOptimizer)
     for group in optimizer.param_groups:
-        _split.hold(group["params"])
+        _wishes.hold(group["params"], optimizer)
     return optimizer
 
 

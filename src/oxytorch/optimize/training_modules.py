@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..optim import _split
+from ..optim._compiler import never_compiled
 from ..optim._split import SplitParameter
 
 TAKE_ANY = (
@@ -48,28 +49,51 @@ class Forward:
 class Bfloat16Forward(Forward):
     """The same of a module that is to compute in bfloat16.
 
-    While its parameters are plain float32, for no optimizer of ours holds them all, it runs under
-    autocast. Layers of torch are given bfloat16 and return it.
+    While its parameters are plain float32, for no optimizer of ours holds them all, or one of them
+    was replaced since or is made of others, it runs under autocast. Layers of torch are given
+    bfloat16 and return it.
     """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        own = module._parameters.items()
+        self.names = [name for name, p in own if p is not None and p.is_floating_point()]
+
+    def _is_split(self) -> bool:
+        own = self.module._parameters
+        is_split = bool(self.names) and all(type(own.get(n)) is SplitParameter for n in self.names)
+        return is_split and "parametrizations" not in self.module._modules
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
         layer = is_layer(module)
-        parameters = [p for p in module._parameters.values() if p is not None]
-        is_split = any(type(own) is SplitParameter for own in parameters)
+        is_split = self._is_split()
         # Recurrent layers refuse inputs of another dtype than their weights', autocast or not.
         is_whole = not is_split and isinstance(module, nn.RNNBase)
         if layer and type(module) not in TAKE_ANY:
             dtype = torch.float32 if is_whole else torch.bfloat16
             args, kwargs = converted(args, dtype), converted(kwargs, dtype)
-        with _computing():
+        with _split.whole() if is_whole else _computing():
             if is_split or is_whole:
                 result = type(module).forward(module, *args, **kwargs)
             else:
-                kind = parameters[0].device.type if parameters else "cpu"
-                with torch.autocast(kind, torch.bfloat16):
+                with torch.autocast(_device(module), torch.bfloat16):
                     result = type(module).forward(module, *args, **kwargs)
         return converted(result, torch.bfloat16) if layer and not is_split else result
+
+
+class ParametrizationForward(Forward):
+    """What makes a layer's weight of others (torch.nn.utils.parametrize): in float32.
+
+    Forwards are given the result in bfloat16, as any weight.
+    """
+
+    @never_compiled
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        is_computing = _split.is_upper_half()
+        with _split.whole(), torch.autocast(_device(self.module), enabled=False):
+            result = type(self.module).forward(self.module, *args, **kwargs)
+        return converted(result, torch.bfloat16) if is_computing else result
 
 
 class OwnDtypeForward(Forward):
@@ -81,6 +105,12 @@ class OwnDtypeForward(Forward):
         if dtype is not None:
             args, kwargs = converted(args, dtype), converted(kwargs, dtype)
         return super().__call__(*args, **kwargs)
+
+
+def _device(module: nn.Module) -> str:
+    """The kind of device that the module's parameters are on."""
+    first = next(module.parameters(), None)
+    return "cpu" if first is None else first.device.type
 
 
 def _computing() -> AbstractContextManager[None]:

@@ -166,9 +166,10 @@ class PanelForward(Forward):
         return self.own(*args, **kwargs)
 
     def _product(self, x: Any) -> Tensor | None:
-        parameters = self.module._parameters
-        weight, bias = parameters.get("weight"), parameters.get("bias")
+        weight, bias = self.module._parameters.get("weight"), self._bias()
         if not isinstance(weight, (PanelWeight, ReorderedPanelWeight)) or type(x) is not Tensor:
+            return None
+        if bias is False:
             return None
         if must_run_plain(x, weight, bias) or not weight.is_packed():
             return None

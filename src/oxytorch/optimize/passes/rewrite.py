@@ -21,10 +21,14 @@ from ..context import Context
 
 @dataclass
 class _Home:
-    """A call that gets a region: the calls below it that it goes past, and its patterns."""
+    """A call that gets a region: the calls below it that it goes past, and its patterns.
+
+    own: the patterns that made it one; others lie in calls that it goes past.
+    """
 
     inlined: set[int] = field(default_factory=set)
     matches: list[Match] = field(default_factory=list)
+    own: list[Match] = field(default_factory=list)
 
 
 def run(context: Context) -> None:
@@ -41,20 +45,41 @@ def run(context: Context) -> None:
     patterns = Patterns(
         record, context.recognizer, choices, converts, context.folds, context.is_free
     )
-    homes = _homes(context, record, patterns.run())
     programs: dict[nn.Module, list[tuple[Program, _Home]]] = {}
-    for number, home in sorted(homes.items()):
-        call = record.calls[number]
-        try:
-            made = program(
-                record, number, home.inlined, home.matches, patterns.dropped, *call.given
-            )
-        except CaptureError as error:
-            context.left("fuse", call.module, str(error))
-            continue
-        programs.setdefault(call.module, []).append((made, home))
+    for number, (made, home) in sorted(_programs(context, record, patterns).items()):
+        programs.setdefault(record.calls[number].module, []).append((made, home))
     for module, found in programs.items():
         _install(context, module, found)
+
+
+def _programs(
+    context: Context, record: Record, patterns: Patterns
+) -> dict[int, tuple[Program, _Home]]:
+    """The programs of calls, by number. Where a call can have none, those below it may."""
+    matches = patterns.run()
+    made: dict[int, tuple[Program, _Home]] = {}
+    refused: dict[nn.Module, str] = {}
+    while True:
+        lost: set[int] = set()
+        for number, home in sorted(_homes(context, record, matches).items()):
+            if number in made:
+                continue
+            call = record.calls[number]
+            try:
+                found = program(
+                    record, number, home.inlined, home.matches, patterns.dropped, *call.given
+                )
+            except CaptureError as error:
+                refused[call.module] = str(error)
+                lost.update(map(id, home.own))
+            else:
+                made[number] = found, home
+        if not lost:
+            break
+        matches = [match for match in matches if id(match) not in lost]
+    for module, reason in refused.items():
+        context.left("fuse", module, reason)
+    return made
 
 
 def _homes(context: Context, record: Record, matches: list[Match]) -> dict[int, _Home]:
@@ -73,8 +98,10 @@ def _homes(context: Context, record: Record, matches: list[Match]) -> dict[int, 
             continue
         if _is_seen(record, match, common):
             continue
-        homes.setdefault(home, _Home()).matches.append(match)
-        homes[home].inlined |= inlined
+        found = homes.setdefault(home, _Home())
+        found.matches.append(match)
+        found.own.append(match)
+        found.inlined |= inlined
     # What lies in a module that a region goes past is that region's.
     for inner in sorted(homes, reverse=True):
         outer = next((n for n, h in homes.items() if n != inner and inner in h.inlined), None)

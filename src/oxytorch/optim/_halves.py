@@ -1,0 +1,135 @@
+"""The two halves of a float32 weight, and the float32 tensor that shows them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from . import _sharding, formats
+
+as_plain = torch._C.DisableTorchFunctionSubclass
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Tensors that are made inside have versions, and no gradients."""
+    with torch.inference_mode(False), torch.no_grad(), as_plain():
+        yield
+
+
+class Halves:
+    """The halves of one weight.
+
+    upper: bfloat16; shares memory and version with the parameter, of a sharded one with its shard.
+    low: int16, placed as `upper`; zeros if None.
+
+    Who writes both raises both versions by as much. Where only the upper half was written, what
+    was written is the weight, and the lower half is zero.
+    """
+
+    def __init__(self, parameter: Tensor, low: Tensor | None = None) -> None:
+        with plainly():
+            self.upper = Tensor.detach(_sharding.peek(parameter))
+            self.low = torch.zeros_like(self.upper, dtype=torch.int16) if low is None else low
+        self._owner: weakref.ref[Tensor] | None = weakref.ref(parameter)
+        self.address = self.upper.data_ptr()
+        self.begin()
+        # The weight as others hold it, and the versions at which it was what the halves are.
+        self._shown: weakref.ref[Tensor] | None = None
+        self._shown_version = self._shown_from = 0
+
+    def is_free(self) -> bool:
+        """Whether no parameter has them any more."""
+        return self._owner is None or self._owner() is None
+
+    def leave(self) -> None:
+        """Parts from the parameter, which is given other memory: who holds the weight keeps it."""
+        if self._shown is not None and self._shown() is not None:
+            self.show()
+        self.settle()
+        with plainly():
+            # Of a version of its own: steps of the parameter raise that of the other.
+            self.upper = self.upper.data
+        self._owner = None
+        self._continue()
+
+    def enter(self, parameter: Tensor) -> None:
+        """Becomes the weight of a parameter, whose memory is the upper half now."""
+        with plainly():
+            self.upper = Tensor.detach(_sharding.peek(parameter))
+        self._owner = weakref.ref(parameter)
+        self._continue()
+
+    def _continue(self) -> None:
+        """The halves are what they were; the upper one has another version."""
+        self.address = self.upper.data_ptr()
+        self.begin()
+        shown = self._shown() if self._shown is not None else None
+        if shown is not None:
+            self._note(shown)
+
+    def begin(self) -> None:
+        """Tells that the halves are those of one weight now."""
+        self.lead = self.upper._version - self.low._version
+
+    def is_written(self) -> bool:
+        """Whether the upper half was written alone."""
+        return self.upper._version - self.low._version != self.lead
+
+    def settle(self) -> None:
+        """Makes what was written to the upper half alone the weight."""
+        if self.is_written():
+            with plainly():
+                self.low.zero_()
+            self.begin()
+
+    def join(self) -> Tensor:
+        """The float32 weight, a new tensor."""
+        self.settle()
+        with plainly():
+            return formats.join(self.upper, self.low)
+
+    def set(self, weight: Tensor) -> None:
+        """Makes the float32 tensor `weight` the weight, all bits of it."""
+        with plainly():
+            upper, low = formats.split(weight)
+            self.upper.copy_(upper)
+            self.low.copy_(low)
+        self.begin()
+
+    def show(self) -> Tensor:
+        """The float32 weight, the same tensor as long as anybody holds it.
+
+        Writes to it reach the halves with `take`, and at the latest when nobody holds it any more.
+        """
+        shown = self._shown() if self._shown is not None else None
+        if shown is None:
+            shown = self.join()
+            with plainly():
+                same = shown.detach()
+            self._shown = weakref.ref(shown)
+            weakref.finalize(shown, self._take, same).atexit = False
+        elif not self._take(shown) and self.upper._version != self._shown_from:
+            with plainly():
+                shown.copy_(self.join())
+        self._note(shown)
+        return shown
+
+    def take(self) -> None:
+        """Brings what was written to the tensor of `show` to the halves."""
+        shown = self._shown() if self._shown is not None else None
+        if shown is not None and self._take(shown):
+            self._note(shown)
+
+    def _take(self, shown: Tensor) -> bool:
+        is_written = shown._version != self._shown_version
+        if is_written:
+            self.set(shown)
+        return is_written
+
+    def _note(self, shown: Tensor) -> None:
+        self._shown_version, self._shown_from = shown._version, self.upper._version
