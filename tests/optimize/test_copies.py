@@ -297,3 +297,16 @@ def test_writes_to_the_copy_do_not_reach_the_original(passes: list[str]) -> None
             tensor.zero_()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert versions == [p._version for p in model.parameters()]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_lazy_layers_are_refused_before_their_first_input(inplace: bool) -> None:
+    model = nn.Sequential(nn.LazyLinear(WIDTH), nn.ReLU()).eval()
+    x = torch.randn(2, WIDTH)
+    with pytest.raises(ValueError, match=r"lazy layer .*0\.weight.*call the model once"):
+        oxytorch.optimize(model, sample_input=x, inplace=inplace)
+    assert type(model[0]) is nn.LazyLinear
+    expected = model(x)
+    optimized = oxytorch.optimize(model, sample_input=x, inplace=inplace)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x), expected.detach())

@@ -631,3 +631,34 @@ def test_plain_tensors_in_place_of_parameters(
             log(model(kind.sample()))
 
     check(build, use, form, kind.sample)
+
+
+@pytest.mark.parametrize("form", ["default", "sample", "all", "bfloat16"])
+@pytest.mark.parametrize(
+    ("network", "path"),
+    [("encoder", "layers.0"), ("encoder", "layers.0.up"), ("encoder", "layers.0.norm1"),
+     ("encoder", "layers.0.act"), ("encoder", ""), ("images", "blocks.0.conv2"),
+     ("images", "blocks.0.bn1"), ("images", "")],
+)  # fmt: skip
+def test_forward_put_in_place_before(network: str, path: str, form: str) -> None:
+    """A module whose forward was replaced on the instance keeps that forward."""
+    from .compare import optimized
+
+    made, sample = NETWORKS[network]
+    torch.manual_seed(0)
+    model, x = made().eval(), sample()
+    with torch.no_grad():
+        plain = model(x)
+    module = model.get_submodule(path)
+    original = module.forward
+    module.forward = lambda *args, **kwargs: original(*args, **kwargs) * 3.0
+    with torch.no_grad():
+        expected = model(x)
+    found = optimized(model, form, x)
+    tolerance = 0.2 if form == "bfloat16" else 1e-4
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(found(x).float(), expected, rtol=tolerance, atol=tolerance)
+    module.__dict__.pop("forward")
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), plain)

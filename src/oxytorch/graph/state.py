@@ -246,7 +246,7 @@ def _is_opaque(value: Any) -> bool:
     """Whether the attributes of an object are no state of a model's: a class, a function, an object
     of Python's library or of ours."""
     kind = type(value)
-    if isinstance(value, (type, torch.Generator)) or hasattr(value, "__code__"):
+    if isinstance(value, (type, torch.Generator)) or hasattr(kind, "__code__"):
         return True
     top = kind.__module__.partition(".")[0]
     is_librarys = top in sys.stdlib_module_names and kind is not SimpleNamespace

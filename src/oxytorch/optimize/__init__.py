@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from ..core.packed import PackedTensor
@@ -218,6 +219,12 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
             "optimize: expected model in evaluation mode, got one in training mode; "
             "call model.eval() first, or give its optimizer to train faster"
         )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                "optimize: expected a model whose layers know their sizes, got a lazy layer that "
+                f"has seen no input yet ({name}); call the model once first"
+            )
     for value in _asked(dtype):
         if value not in _DTYPES:
             names = ", ".join(str(d) for d in _DTYPES)
@@ -289,6 +296,9 @@ def _name_the_rest(context: Context) -> None:
         if path in touched or module in fused or module in absorbed or module in context.compiled:
             continue
         if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Identity)):
+            continue
+        if module in context.patched:
+            context.left("-", module, f"{type(module).__name__}: has a forward of its own")
             continue
         reads_itself = module in context.closed
         if [*module.children()] and not reads_itself:

@@ -63,7 +63,8 @@ class Context:
     sample: what the model is called with, if that is known.
     dtype: the one asked for all modules, if one was.
     run: the record of the model's run on it; why_no_run: why there is none.
-    compiled: modules that run as a graph of oneDNN's, with all below; they are closed too.
+    patched: modules with a forward of their own that somebody put there; closed, but not what is
+    below. compiled: modules that run as a graph of oneDNN's, with all below; they are closed too.
     rules: the dtypes asked for, by "", path or type. boundaries: what modules are given and give
     where some are converted. kept: modules that keep their dtype since their code needs it;
     kept_parts: these with all below. converts_vectors: whether vectors of the model's own classes
@@ -86,6 +87,7 @@ class Context:
     paths: dict[nn.Module, str] = field(default_factory=dict)
     closed: set[nn.Module] = field(default_factory=set)
     closed_roots: list[nn.Module] = field(default_factory=list)
+    patched: set[nn.Module] = field(default_factory=set)
     compiled: set[nn.Module] = field(default_factory=set)
     rules: Mapping[Any, torch.dtype] = field(default_factory=dict)
     boundaries: dict[nn.Module, Boundary] = field(default_factory=dict)
@@ -98,9 +100,14 @@ class Context:
     def __post_init__(self) -> None:
         for path, module in self.model.named_modules():
             self.paths[module] = path
-            if isinstance(module, CLOSED) and module not in self.closed:
+            if module in self.closed:
+                continue
+            if isinstance(module, CLOSED):
                 self.closed_roots.append(module)
                 self.closed.update(module.modules())
+            elif _has_own(module) and not _is_ours(module.__dict__["forward"]):
+                self.patched.add(module)
+                self.closed.add(module)
         self.index()
 
     def index(self) -> None:
@@ -201,6 +208,10 @@ class Context:
 
 def _has_own(module: nn.Module) -> bool:
     return "forward" in module.__dict__
+
+
+def _is_ours(forward: Any) -> bool:
+    return type(forward).__module__.startswith(__name__.partition(".")[0])
 
 
 def observe(context: Context) -> None:

@@ -59,9 +59,10 @@ def settle(context: Context, modules: list[nn.Module]) -> None:
             forward.gives_back = True
             continue
         context.set_forward(module, BoundaryForward(module, boundary))
-        if boundary.takes is not None and module is not context.model:
-            name = cast.short_name(boundary.takes)
-            context.did("cast", module, f"{type(module).__name__}: inputs to {name}")
+        does = "returns the dtype that it is given"
+        if boundary.takes is not None:
+            does = f"inputs to {cast.short_name(boundary.takes)}"
+        context.did("cast", module, f"{type(module).__name__}: {does}")
 
 
 def _converted(context: Context) -> list[nn.Module]:
@@ -73,7 +74,7 @@ def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
     if not converted:
         return {}
     found: dict[nn.Module, Boundary] = {}
-    for module in (*context.open_modules(), *context.closed_roots):
+    for module in (*context.open_modules(), *context.patched, *context.closed_roots):
         boundary = _boundary(context, module, module in converted)
         if boundary is not None:
             found[module] = boundary
@@ -84,8 +85,10 @@ def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary |
     """What a module of a model, part of which is converted, is given and gives."""
     if isinstance(module, ParametrizationList):
         return None
-    own = _dtype_of_parameters(module, module in context.closed or module in context.kept)
-    if module in context.closed or module in context.kept:
+    is_patched = module in context.patched
+    is_whole = (module in context.closed and not is_patched) or module in context.kept
+    own = _dtype_of_parameters(module, is_whole)
+    if is_whole or (is_patched and own is not None):
         return Boundary(own, gives_back=True)
     is_layer = cast.is_layer(context, module)
     rule = context.rule(module)
@@ -152,7 +155,7 @@ def _leave_failing(context: Context, error: Exception) -> None:
         if isinstance(module, nn.Module) and module in context.paths:
             failing = module
         trace = trace.tb_next
-    while failing in context.kept or failing in context.closed:
+    while failing in context.kept or failing in context.closed - context.patched:
         path = context.paths[failing].rpartition(".")[0]
         failing = next(m for m, p in context.paths.items() if p == path)
     alike = [m for m in context.paths if type(m) is type(failing) and not cast.is_torchs(m)]
