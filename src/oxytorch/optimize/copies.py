@@ -25,6 +25,11 @@ def copied(model: _Model, caller: str = "optimize") -> _Model:
             if parameter.grad is not None:
                 other.grad = copy.deepcopy(parameter.grad, memo)
             memo[id(parameter)] = other
+    for module in model.modules():
+        for value in module.__dict__.values():
+            # What a hook computed from weights (`torch.nn.utils.weight_norm`) has no deep copy.
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                memo[id(value)] = value.detach().clone()
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:
