@@ -76,6 +76,10 @@ _TORCHS_CODE = (
 """Files and folders of torch whose functions compute with what they are given. Others read or set
 what holds for the process (random numbers, numbers of threads, defaults)."""
 
+_WRAPPERS = tuple(
+    _TORCH + path
+    for path in ("_compile.py", "_dynamo", "compiler", "utils" + os.sep + "_contextlib.py")
+)
 _CONSTANT_FUNCTIONS = frozenset(
     ["is_tensor", "is_storage", "sym_int", "sym_float", "sym_max", "sym_min", "sym_not", "sym_sum",
      "sym_ite", "typename", "_assert", "is_compiling", "is_dynamo_compiling", "is_exporting",
@@ -173,7 +177,7 @@ class CodeWatch:
         if event == "call":
             filename = frame.f_code.co_filename
             if _is_library(filename):
-                if _is_of_model(frame.f_back) and is_stateful_code(frame.f_code):
+                if _is_of_model(caller_of(frame)) and is_stateful_code(frame.f_code):
                     self._refuse(f"its code calls {frame.f_code.co_name} of torch")
                 return
             if not _is_pythons(filename):
@@ -354,6 +358,14 @@ def _is_library(filename: str) -> bool:
 def _is_of_model(frame: types.FrameType | None) -> bool:
     """Whether a frame is of the model's own code."""
     return frame is not None and not _is_library_or_pythons(frame.f_code.co_filename)
+
+
+def caller_of(frame: types.FrameType) -> types.FrameType | None:
+    """The frame that called, past torch's wrappers around functions."""
+    found = frame.f_back
+    while found is not None and found.f_code.co_filename.startswith(_WRAPPERS):
+        found = found.f_back
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

@@ -27,7 +27,7 @@ from torch.nn import functional
 from .. import config
 from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places, functions_of
-from .code import UNSEEN_OF_TENSORS, is_stateful, is_stateful_code, watched
+from .code import UNSEEN_OF_TENSORS, caller_of, is_stateful, is_stateful_code, watched
 from .errors import CaptureError
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -114,7 +114,7 @@ class Codes:
                 is_impure = kind not in _PURE_LIBRARY and _is_theirs(frame.f_back)
                 if (is_impure or kind in _IMPURE) and _is_theirs(_caller_of_library(frame)):
                     self._refuse(f"{name}.{code.co_name}")
-            elif _is_theirs(frame.f_back) and is_stateful_code(code):
+            elif is_stateful_code(code) and _is_theirs(caller_of(frame)):
                 self._refuse(f"{code.co_name} of torch")
             elif _is_watched(code.co_filename):
                 self.seen.setdefault(code, frame.f_globals)
