@@ -27,6 +27,10 @@ class OwnSignature:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
+    def __init_subclass__(cls) -> None:
+        # A class gets annotations of its own where somebody asks for them, which would hide this.
+        setattr(cls, "__annotations__", vars(OwnSignature)["__annotations__"])  # noqa: B010
+
     @property
     def __wrapped__(self) -> Any:
         """The module's own method, for who asks for the signature."""
