@@ -38,6 +38,8 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	git ls-files '*.cpp' '*.h' '*.cl' | xargs $(BIN)/clang-format --dry-run -Werror
+	@! git ls-files 'tests/*test_*.py' | sed 's|.*/||' | sort | uniq -d | grep . \
+	  || { echo "pytest needs test files of different names"; exit 1; }
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
