@@ -103,11 +103,16 @@ def _learn_dispatch_mode() -> None:
     library = functions()
     if library is not None:
         library.oxytorch_learn_dispatch_mode(0)
-        with _DispatchMode():  # type: ignore[no-untyped-call]
+        with OwnDispatchMode():
             library.oxytorch_learn_dispatch_mode(1)
 
 
-class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OwnDispatchMode(TorchDispatchMode):
+    """A dispatch mode of ours, entered without torch's compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..core.modes import OwnDispatchMode
 from .code import CodeWatch
 from .record import KIND_READS, name_of
 from .state import unchanged
@@ -30,9 +30,9 @@ class _Unknown(Exception):
     """The run is no formula of what went in."""
 
 
-class _Reader(TorchDispatchMode):
+class _Reader(OwnDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._found: dict[int, Expression] = dict(names)
         self._alive: list[Tensor] = []
 
@@ -44,10 +44,6 @@ class _Reader(TorchDispatchMode):
         if isinstance(value, float):
             return _rounded(value)
         return tuple(map(self.of, value)) if isinstance(value, (list, tuple)) else value
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -158,6 +158,13 @@ def _converted(value: Any, dtype: torch.dtype) -> Any:
     return tuple(_converted(v, dtype) for v in value) if type(value) is tuple else value
 
 
+def with_parameters(module: nn.Module, parameters: dict[str, Any]) -> Any:
+    """A module like another, but for its parameters; it shares all else with it."""
+    made: Any = object.__new__(type(module))
+    made.__dict__.update(module.__dict__, _parameters=parameters)
+    return made
+
+
 def expose_weights(module: nn.Module) -> None:
     """Give packed weights of a module the memory of their plain values: a trace keeps them."""
     tracing = torch._C._get_tracing_state()

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..core.modes import OwnDispatchMode
 from ..core.sources import GLOBAL_HOOKS
 from .code import CodeWatch, is_constant
 from .errors import CaptureError
+from .state import written_to
 
 _SHAPE_READS = frozenset(
     ["shape", "size", "dim", "ndim", "numel", "nelement", "__len__", "ndimension"]
@@ -126,11 +127,11 @@ _HOOKS = nn.Module()
 """Stands for the hooks of a module while they run: they are called, and not recorded."""
 
 
-class Record(TorchDispatchMode):
+class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
     """Steps and module calls of one run; see `recorded`."""
 
     def __init__(self, model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.modes: tuple[Any, ...] = ()  # under which the run began
         self.steps: list[Step] = []
         self.calls: list[Call] = []
@@ -459,22 +460,13 @@ class Record(TorchDispatchMode):
         found = [self.tensors[v.number] for v in pytree.tree_leaves(named) if type(v) is Value]
         return [t for t in found if t.layout == torch.strided and id(t) in self._numbers]
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         # Random numbers fall on values in the order of memory.
         self._reads_strides |= torch.Tag.nondeterministic_seeded in func.tags
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[position] if position < len(args) else kwargs.get(argument.name)
-                for leaf in pytree.tree_leaves(value):
-                    if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-                        self._writes.add(_storage(leaf))
+        self._writes.update(map(_storage, _strided(written_to(func, args, kwargs))))
         return func(*args, **kwargs)
 
 

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..core.modes import OwnDispatchMode
 
 Path = tuple[Any, ...]
 """Where a tensor is held: attributes, keys and places, from a root on."""
@@ -301,29 +302,38 @@ def _restore_random(before: tuple[Any, ...]) -> None:
         numpy.random.set_state(words)
 
 
-class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, state: State) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._state = state
+def _by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler
+
+def written_to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among its arguments that an operator says to write to."""
+    given = _by_name(func, args, kwargs)
+    written = [
+        given.get(argument.name)
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, Tensor)]
+
+
+class _Writes(OwnDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self._state = state
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        names = [argument.name for argument in func._schema.arguments]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        trains = any(given.get(name) is True for name in _TRAINING)
-        for argument in func._schema.arguments:
-            info = argument.alias_info
-            writes = info is not None and info.is_write
-            if writes or (trains and argument.name in _STATISTICS):
-                for leaf in pytree.tree_leaves(given.get(argument.name)):
-                    if isinstance(leaf, Tensor):
-                        self._state.keep(leaf)
+        for tensor in written_to(func, args, kwargs):
+            self._state.keep(tensor)
+        given = _by_name(func, args, kwargs)
+        if any(given.get(name) is True for name in _TRAINING):
+            for leaf in map(given.get, _STATISTICS):
+                if isinstance(leaf, Tensor):
+                    self._state.keep(leaf)
         return func(*args, **kwargs)
 
 

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..core.modes import recording
+from ..core.modes import OwnDispatchMode, recording
 from .errors import CaptureError
 
 _aten = torch.ops.aten
@@ -84,11 +83,11 @@ class _NoEscape(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operator calls of what runs under it."""
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.steps: list[Step] = []
         self.externals: list[Tensor] = []
         self._values: dict[int, Value] = {}
@@ -118,10 +117,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _protect(self, tensor: Tensor) -> None:
         if tensor.layout == torch.strided:
             self._protected.add(tensor.untyped_storage()._cdata)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from ..core.packed import PackedTensor
-from ..graph.forward import Forward
+from ..graph.forward import Forward, with_parameters
 from ..ops._panels import PanelWeight
 from ..ops._panels.layout import OUTPUTS
 from ..optimize.passes.pack import plain_state
@@ -106,10 +106,8 @@ class TiedHeadForward(PanelForward):
         # One weight has one gradient, which goes to the parameter of the embedding.
         if self.plain is None or not (torch.is_grad_enabled() and self.plain.requires_grad):
             return self.module
-        home = object.__new__(type(self.module))
         parameters = {**self.module._parameters, "weight": self.plain}
-        home.__dict__ = {**self.module.__dict__, "_parameters": parameters}
-        return home
+        return with_parameters(self.module, parameters)  # type: ignore[no-any-return]
 
     def renew(self) -> None:
         """Brings head and embedding together after a write to one of them."""

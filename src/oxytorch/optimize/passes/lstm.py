@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor
-from ...graph.forward import Forward
+from ...graph.forward import Forward, with_parameters
 from ...graph.recognize import holds_its_parameters
 from ...ops.linear import supports
 from ...ops.lstm import PackedLstmWeight, lstm
@@ -99,8 +99,7 @@ class LstmForward(Forward):
             name: p.values() if isinstance(p, PackedTensor) else p
             for name, p in module._parameters.items()
         }
-        home: Any = object.__new__(type(module))
-        home.__dict__.update(module.__dict__, _parameters=plain)
+        home = with_parameters(module, plain)
         home.__dict__["_flat_weights"] = [plain[name] for name in home._flat_weights_names]
         return home  # type: ignore[no-any-return]
 

@@ -16,7 +16,7 @@ from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor, ReorderedTensor, why_not_plain
 from ...core.sources import Sources
 from ...graph.formats import ModelForward, kept
-from ...graph.forward import Forward
+from ...graph.forward import Forward, with_parameters
 from ...graph.patterns import is_packable_convolution
 from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, linear, supports
@@ -155,13 +155,11 @@ def _pays(
 
 def _stand_in(module: nn.Module, weight: torch.Tensor) -> nn.Module:
     """A module like a layer, with other values of its weight's dtype, to be timed."""
-    made = object.__new__(type(module))
     bias = module._parameters.get("bias")
-    made.__dict__.update(module.__dict__)
-    made._parameters = {**module._parameters, "weight": weight}  # type: ignore[dict-item]
+    parameters: dict[str, Any] = {**module._parameters, "weight": weight}
     if bias is not None:
-        made._parameters["bias"] = bias.detach().to(weight.dtype)  # type: ignore[assignment]
-    return made
+        parameters["bias"] = bias.detach().to(weight.dtype)
+    return with_parameters(module, parameters)  # type: ignore[no-any-return]
 
 
 def _in_last_order(
