@@ -62,24 +62,20 @@ _PURE = frozenset(
 )  # fmt: skip
 """Built-in functions and methods that only compute, or change what the code itself has made."""
 
+_WRAPPERS = ("_compile.py", "_dynamo", "compiler", "utils/_contextlib.py")
+"""Where torch has what it puts around functions."""
+
 _TORCHS_CODE = (
-    "_VF.py", "_awaits", "_compile.py", "_custom_op", "_dynamo", "_jit_internal.py", "_library",
+    *_WRAPPERS, "_VF.py", "_awaits", "_custom_op", "_jit_internal.py", "_library",
     "_linalg_utils.py", "_lobpcg.py", "_lowrank.py", "_ops.py", "_tensor.py",
-    "amp" + os.sep + "autocast_mode.py", "autograd" + os.sep + "function.py",
-    "autograd" + os.sep + "grad_mode.py", "compiler", "distributions", "functional.py", "fx",
-    "library.py",
-    "masked", "nested", "nn" + os.sep + "attention", "nn" + os.sep + "functional.py",
-    "nn" + os.sep + "modules", "nn" + os.sep + "parameter.py", "nn" + os.sep + "utils",
-    "overrides.py", "return_types.py", "signal", "sparse", "types.py",
-    "utils" + os.sep + "_contextlib.py", "utils" + os.sep + "_pytree.py",
+    "amp/autocast_mode.py", "autograd/function.py", "autograd/grad_mode.py", "distributions",
+    "functional.py", "fx", "library.py", "masked", "nested", "nn/attention", "nn/functional.py",
+    "nn/modules", "nn/parameter.py", "nn/utils", "overrides.py", "return_types.py", "signal",
+    "sparse", "types.py", "utils/_pytree.py",
 )  # fmt: skip
 """Files and folders of torch whose functions compute with what they are given. Others read or set
 what holds for the process (random numbers, numbers of threads, defaults)."""
 
-_WRAPPERS = tuple(
-    _TORCH + path
-    for path in ("_compile.py", "_dynamo", "compiler", "utils" + os.sep + "_contextlib.py")
-)
 _CONSTANT_FUNCTIONS = frozenset(
     ["is_tensor", "is_storage", "sym_int", "sym_float", "sym_max", "sym_min", "sym_not", "sym_sum",
      "sym_ite", "typename", "_assert", "is_compiling", "is_dynamo_compiling", "is_exporting",
@@ -96,7 +92,7 @@ _CHANGES_OF_MODULES = frozenset(
      "extend", "update", "pop", "popitem", "clear", "setdefault", "__setitem__", "__delitem__",
      "__iadd__"]
 )  # fmt: skip
-_OF_MODULES = tuple(os.path.join("nn", "modules", name) for name in ("module.py", "container.py"))
+_OF_MODULES = ("nn/modules/module.py", "nn/modules/container.py")
 
 _SIMPLE = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout,
@@ -360,10 +356,17 @@ def _is_of_model(frame: types.FrameType | None) -> bool:
     return frame is not None and not _is_library_or_pythons(frame.f_code.co_filename)
 
 
+def _in_torch(code: types.CodeType) -> str:
+    """The file of a function of torch, from torch's folder on; "" for other code."""
+    filename = code.co_filename
+    is_torchs = filename.startswith(_TORCH)
+    return filename.removeprefix(_TORCH).replace(os.sep, "/") if is_torchs else ""
+
+
 def caller_of(frame: types.FrameType) -> types.FrameType | None:
     """The frame that called, past torch's wrappers around functions."""
     found = frame.f_back
-    while found is not None and found.f_code.co_filename.startswith(_WRAPPERS):
+    while found is not None and _in_torch(found.f_code).startswith(_WRAPPERS):
         found = found.f_back
     return found
 
@@ -371,9 +374,9 @@ def caller_of(frame: types.FrameType) -> types.FrameType | None:
 @functools.lru_cache(maxsize=4096)
 def is_stateful_code(code: types.CodeType) -> bool:
     """Whether a function of torch in Python reads or changes more than what it is given."""
-    if not code.co_filename.startswith(_TORCH) or code.co_name in _CONSTANT_FUNCTIONS:
+    path = _in_torch(code)
+    if not path or code.co_name in _CONSTANT_FUNCTIONS:
         return False
-    path = code.co_filename.removeprefix(_TORCH)
     if path in _OF_MODULES:
         return code.co_name in _CHANGES_OF_MODULES or code.co_name.startswith("register_")
     return not path.startswith(_TORCHS_CODE)
