@@ -5,6 +5,7 @@
 // are handed over once; afterwards one call compares them all.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -91,6 +92,14 @@ VersionOf version_function() {
   return found;
 }
 
+// What lies at an object's address, for a look ahead: the first words of any dictionary of CPython
+// on 64 bits, of which the last two point to its keys and values. Only hints are taken from them.
+struct Words {
+  const char* word[6];
+};
+
+constexpr std::size_t kLine = 64;
+
 struct Entry {
   PyObject *dict, *key, *value;  // value null: no such entry
 };
@@ -139,8 +148,47 @@ struct Sources {
   std::vector<Container> sets;
   std::vector<Version> versions;
   std::vector<Values> values;
+  std::vector<const char*> lines;  // of memory that a look reads: a model's weights push them out
+
+  void note_object(const void* object) { lines.push_back(static_cast<const char*>(object)); }
+
+  void note_dict(PyObject* dict) {
+    const Words& words = *reinterpret_cast<const Words*>(dict);
+    note_object(dict);
+    for (const char* part : {words.word[4], words.word[5]}) {
+      for (std::size_t offset = 0; part && offset < 3 * kLine; offset += kLine) {
+        note_object(part + offset);
+      }
+    }
+  }
+
+  // Called once everything is added.
+  void note_lines() {
+    for (const Size& own : sizes) note_object(own.dict);
+    for (const std::vector<Entry>* found : {&entries, &present}) {
+      for (const Entry& own : *found) {
+        note_dict(own.dict);
+        note_object(own.key);
+      }
+    }
+    for (const Type& own : types) note_object(own.object);
+    for (const Entry& own : attributes) {
+      for (std::size_t offset = 0; offset < 8 * kLine; offset += kLine) {
+        note_object(reinterpret_cast<const char*>(own.dict) + offset);
+      }
+      note_object(own.key);
+      note_object(own.value);
+    }
+    for (const Version& own : versions) note_object(own.tensor.handle());
+    for (const char*& line : lines) {
+      line = reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(line) / kLine * kLine);
+    }
+    std::sort(lines.begin(), lines.end());
+    lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+  }
 
   bool are_current() const {
+    for (const char* line : lines) __builtin_prefetch(line);
     for (const Size& own : sizes) {
       if (dict_size()(own.dict) != own.count) return false;
     }
@@ -299,6 +347,11 @@ OXY_EXPORT void oxytorch_add_lists(void* made, void* list, void** items, std::in
 
 OXY_EXPORT void oxytorch_add_sets(void* made, void* set, void** items, std::int64_t count) {
   static_cast<oxytorch::Sources*>(made)->sets.push_back(container_of(set, items, count));
+}
+
+// Called when all is added.
+OXY_EXPORT void oxytorch_close_sources(void* made) {
+  static_cast<oxytorch::Sources*>(made)->note_lines();
 }
 
 OXY_EXPORT int oxytorch_sources_are_current(const void* made) {

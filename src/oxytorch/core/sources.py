@@ -27,10 +27,11 @@ SMALL = 64 << 10
 is compared by its address and version: `.data` and NumPy write past the version."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-GLOBAL_HOOKS = tuple(
-    getattr(torch.nn.modules.module, f"_global{name}") for name in (*_HOOKS[:2], *_HOOKS[2:])
-)
+GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS)
 _TABLES = ("_modules", "_parameters", "_buffers")
+_UNREAD = {*vars(nn.Module()), "_is_hf_initialized"} - {"training"}
+"""Attributes that a forward does not read, or that are compared in another way: those that torch
+gives every module (what belongs to hooks matters where there is a hook)."""
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, tuple, torch.dtype, torch.device)
 _version = attrgetter("_version")
 
@@ -86,8 +87,8 @@ class Sources:
         for module in (*modules, *owners):
             tables.append((module, "_modules"))
             for name, value in module.__dict__.items():
-                is_table = name in (*_HOOKS, *_TABLES, "forward")
-                if not is_table and not name.startswith("_oxytorch"):
+                is_read = name not in _UNREAD and name != "forward"
+                if is_read and not name.startswith("_oxytorch"):
                     entries.append((module, None, name, value))
         if self._values:
             tables += [(m, name) for m in (*modules, *owners) for name in _TABLES[1:]]
@@ -340,6 +341,7 @@ class _Native:
             for container, items in held:
                 count = ctypes.c_int64(len(items))
                 add(address, ctypes.c_void_p(id(container)), _addresses(items), count)
+        library.oxytorch_close_sources(address)
         self._ask = library.oxytorch_sources_are_current
         self._argument = address
 
