@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from multiprocessing.context import get_spawning_popen
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -350,7 +350,16 @@ class PackedTensor(Tensor):
             return args[0].share()
         if func is _aten.clone.default and not kwargs.get("memory_format"):
             return args[0].copy()
-        written, aliased = _uses(func)
+        uses = _USES.get(func) or _uses(func)
+        if uses.is_simple and not kwargs:
+            given_plain = zip(args, uses.takes_out, strict=False)
+            return func(
+                *[
+                    (a.plain() if out else a.values()) if isinstance(a, PackedTensor) else a
+                    for a, out in given_plain
+                ]
+            )
+        names, written, aliased = uses.names, uses.written, uses.aliased
         replaced: dict[int, tuple[PackedTensor, Tensor]] = {}
 
         def plain_of(value: Any, takes_out: bool) -> Any:
@@ -369,7 +378,6 @@ class PackedTensor(Tensor):
             takes_out = name in written or name in aliased
             return pytree.tree_map(lambda leaf: plain_of(leaf, takes_out), value)
 
-        names = [argument.name for argument in func._schema.arguments]
         # Those that are written to come first: another name may stand for the same weight.
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         order = sorted(given, key=lambda name: name not in written)
@@ -449,18 +457,38 @@ def _leave_alone() -> None:
     sys.modules[_DYNAMO].add(__name__)
 
 
-_USES: dict[Any, tuple[frozenset[str], frozenset[str]]] = {}
+class _Uses(NamedTuple):
+    """What an operator does with its arguments: their names, those that it writes to, and those
+    that its result is an alias of.
+
+    takes_out: for each argument whether it is one of the latter. is_simple: whether nothing is
+    written, and no argument is a list of tensors.
+    """
+
+    names: tuple[str, ...]
+    written: frozenset[str]
+    aliased: frozenset[str]
+    takes_out: tuple[bool, ...]
+    is_simple: bool
 
 
-def _uses(func: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """The arguments that an operator writes to, and those that its result is an alias of."""
-    if func not in _USES:
-        marked = [a for a in func._schema.arguments if a.alias_info is not None]
-        _USES[func] = (
-            frozenset(a.name for a in marked if a.alias_info.is_write),
-            frozenset(a.name for a in marked if not a.alias_info.is_write),
-        )
-    return _USES[func]
+_USES: dict[Any, _Uses] = {}
+
+
+def _uses(func: Any) -> _Uses:
+    arguments = func._schema.arguments
+    marked = [a for a in arguments if a.alias_info is not None]
+    written = frozenset(a.name for a in marked if a.alias_info.is_write)
+    aliased = frozenset(a.name for a in marked if not a.alias_info.is_write)
+    has_lists = any("Tensor" in str(a.type) and "List" in str(a.type) for a in arguments)
+    found = _USES[func] = _Uses(
+        tuple(a.name for a in arguments),
+        written,
+        aliased,
+        tuple(a.name in aliased for a in arguments),
+        not written and not has_lists,
+    )
+    return found
 
 
 def packed_around(cls: type[_Self], values: Tensor, fields: dict[str, Any]) -> _Self:

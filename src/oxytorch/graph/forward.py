@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
@@ -91,6 +92,8 @@ class Forward(OwnSignature):
         module = self.module
         if torch._C._get_tracing_state() is not None:
             expose_weights(module)
+        elif not is_compiling():
+            _take_out(module)
         if self.converts and not torch.is_autocast_enabled("cpu"):
             dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
             if dtype is not None:
@@ -140,6 +143,13 @@ class Forward(OwnSignature):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not say how to compute")
+
+
+def _take_out(module: nn.Module) -> None:
+    """Have the plain values of packed weights stay for the calls after this one."""
+    for weight in module._parameters.values():
+        if isinstance(weight, PackedTensor) and weight.cell.plain is None:
+            weight.plain()
 
 
 _FUNCTIONAL = vars(functional)

@@ -230,7 +230,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
 
     def named(self, nested: Any) -> Any:
         """The same structure with what stands for tensors and objects."""
-        return pytree.tree_map(self._name, nested)
+        return pytree.tree_map(self._name, nested, is_leaf=_is_whole)
 
     def _name(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -267,7 +267,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
                 return self._new(leaf)
             return Value(self._numbers[id(leaf)])
 
-        return pytree.tree_map(name, nested)
+        return pytree.tree_map(name, nested, is_leaf=_is_whole)
 
     # Steps and calls.
 
@@ -510,6 +510,15 @@ def recorded(
 
 def _is_of_torch(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).split(".")[0] == "torch"
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value is a named tuple that checks what it is made of (PackedSequence)."""
+    kind = type(value)
+    if not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return False
+    named = next(own for own in reversed(kind.__mro__) if "_fields" in vars(own))
+    return kind.__new__ is not named.__new__
 
 
 def _given_to(frame: types.FrameType) -> list[Any]:

@@ -45,11 +45,13 @@ class Observed:
     """What one run of the model on the sample input showed.
 
     input_sizes: for each layer, the shape of its input where all its calls had one shape.
+    without_tensor: the layers that were given something else first, as a PackedSequence.
     shared_inputs: for each parent, groups of children called with one and the same tensor.
     attention: the modules whose code calls torch's scaled_dot_product_attention.
     """
 
     input_sizes: dict[nn.Module, tuple[int, ...]] = field(default_factory=dict)
+    without_tensor: set[nn.Module] = field(default_factory=set)
     shared_inputs: list[tuple[nn.Module, ...]] = field(default_factory=list)
     attention: dict[nn.Module, AttentionCall] = field(default_factory=dict)
 
@@ -255,7 +257,10 @@ def _note(context: Context, run: Record) -> None:
             found = AttentionCall(run.values_of(step.arguments), 2 * (call.end - call.begin))
             observed.attention.setdefault(call.module, found)
         args = step.arguments[0]
-        if not isinstance(step.target, nn.Module) or not args or type(args[0]) is not Value:
+        if not isinstance(step.target, nn.Module) or not args:
+            continue
+        if type(args[0]) is not Value:
+            observed.without_tensor.add(step.target)
             continue
         given = run.tensors[args[0].number]
         is_plain = type(given) is torch.Tensor and given.layout == torch.strided

@@ -15,7 +15,11 @@ from ...graph.recognize import holds_its_parameters
 from ...ops.linear import supports
 from ...ops.lstm import PackedLstmWeight, lstm
 from ..context import Context
-from .pack import _keep_plain_state
+from ..measure import Calls, first_win
+from .pack import _keep_plain_state, cast_plain
+
+_USUAL_SIZES = ((1, 1), (16, 1), (16, 8))
+"""Steps and batch of the inputs that are timed where no sample tells."""
 
 
 def refusal(context: Context, module: nn.LSTM) -> str | None:
@@ -31,6 +35,8 @@ def refusal(context: Context, module: nn.LSTM) -> str | None:
             return f"LSTM: {name} is on {parameter.device}"
         if len(context.owners.get(id(parameter), [])) > 1:
             return f"LSTM: {name} is shared with another module"
+    if module in context.observed.without_tensor:
+        return "LSTM: it is given no tensor, but a PackedSequence perhaps"
     weight = module._parameters["weight_ih_l0"]
     assert weight is not None
     return supports(context.target_dtype(module, weight))
@@ -44,22 +50,61 @@ def run(context: Context) -> None:
         if reason is not None:
             context.left("lstm", module, reason)
             continue
+        plain: dict[str, torch.Tensor] = {}
+        for name, parameter in module._parameters.items():
+            assert parameter is not None
+            plain[name] = parameter.detach().to(context.target_dtype(module, parameter))
+        packed = {name: _packed(module, name, values) for name, values in plain.items()}
         converts = context.converts(module)
-        for name in [*module._parameters]:
+        if not _pays(context, module, plain, packed):
+            cast_plain(context, module)
+            context.left("lstm", module, "LSTM: torch's own is as fast here")
+            continue
+        for name, values in packed.items():
             parameter = module._parameters[name]
             assert parameter is not None
-            dtype = context.target_dtype(module, parameter)
-            values: torch.Tensor = parameter.detach().to(dtype)
-            if name.startswith("weight"):
-                kind = "input" if name.startswith("weight_ih") else "hidden"
-                values = PackedLstmWeight(
-                    values, kind=kind, reverse=name.endswith("_reverse"), has_bias=module.bias
-                )
-            if name.startswith("weight") or dtype != parameter.dtype:
+            if name.startswith("weight") or values.dtype != parameter.dtype:
                 context.set_parameter(module, name, _parameter(values, parameter.requires_grad))
         _keep_plain_state(context, module)
         context.set_forward(module, LstmForward(module, converts))
         context.did("lstm", module, "LSTM with packed weights")
+
+
+def _packed(module: nn.LSTM, name: str, values: torch.Tensor) -> torch.Tensor:
+    if not name.startswith("weight"):
+        return values
+    kind = "input" if name.startswith("weight_ih") else "hidden"
+    reverse = name.endswith("_reverse")
+    return PackedLstmWeight(values, kind=kind, reverse=reverse, has_bias=module.bias)
+
+
+def _pays(
+    context: Context,
+    module: nn.LSTM,
+    plain: dict[str, torch.Tensor],
+    packed: dict[str, torch.Tensor],
+) -> bool:
+    """Whether the packed layer is faster than torch's own on inputs like the sample's."""
+    size = context.observed.input_sizes.get(module)
+    width, dtype = module.input_size, plain["weight_ih_l0"].dtype
+    usual = [(count, batch, width) for count, batch in _USUAL_SIZES]
+    if module.batch_first:
+        usual = [(batch, count, width) for count, batch, _ in usual]
+    own, forward = _with_weights(module, plain), LstmForward(_with_weights(module, packed))
+
+    def calls(of: tuple[int, ...]) -> Calls:
+        x = torch.rand(of).to(dtype)
+        return lambda: type(module).forward(own, x)[0], lambda: forward(x)[0]
+
+    form = module.hidden_size, module.num_layers, module.bidirectional, module.bias
+    key = ("lstm", width, *form, module.batch_first, dtype, size)
+    return first_win(key, [calls(of) for of in ([size] if size else usual)]) == 0
+
+
+def _with_weights(module: nn.LSTM, parameters: dict[str, Any]) -> Any:
+    made = with_parameters(module, parameters)
+    made.__dict__["_flat_weights"] = [parameters[name] for name in made._flat_weights_names]
+    return made
 
 
 def _fits(module: nn.LSTM, x: torch.Tensor, state: tuple[torch.Tensor, ...]) -> bool:
@@ -90,18 +135,16 @@ class LstmForward(Forward):
         return self.own(*args, **kwargs)
 
     def _home(self) -> nn.Module:
-        # For weights of a class of their own torch computes in another way, which under autocast
-        # gives other dtypes.
-        if not torch.is_autocast_enabled("cpu") or torch.is_grad_enabled() or is_compiling():
+        # For weights of a class of their own torch computes in another way, which takes longer and
+        # under autocast gives other dtypes.
+        is_traced = torch._C._get_tracing_state() is not None
+        if torch.is_grad_enabled() or is_traced or is_compiling():
             return self.module
-        module = self.module
         plain = {
             name: p.values() if isinstance(p, PackedTensor) else p
-            for name, p in module._parameters.items()
+            for name, p in self.module._parameters.items()
         }
-        home = with_parameters(module, plain)
-        home.__dict__["_flat_weights"] = [plain[name] for name in home._flat_weights_names]
-        return home  # type: ignore[no-any-return]
+        return _with_weights(self.module, plain)  # type: ignore[no-any-return]
 
     def _packed(self, x: Any, hx: Any) -> Any:
         if self._lost:

@@ -69,7 +69,7 @@ def run(context: Context) -> None:
         if reason is None:
             continue
         if not _is_packed(module):
-            _cast_plain(context, module)
+            cast_plain(context, module)
             context.left("pack", module, f"{type(module).__name__}: {reason}")
     model = context.model
     convolutions = (m for m in context.open_modules() if is_packable_convolution(m))
@@ -174,7 +174,7 @@ def _in_last_order(
     return lambda: forward(last)
 
 
-def _cast_plain(context: Context, module: nn.Module) -> None:
+def cast_plain(context: Context, module: nn.Module) -> None:
     """Give a layer that is left alone the dtype that packing would have given it."""
     if not context.converts(module):
         return

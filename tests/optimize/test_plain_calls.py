@@ -1,0 +1,64 @@
+"""Calls that have to run a layer's own code: its packed weight is restored once, not at each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+import oxytorch
+from oxytorch.core.packed import PackedTensor, ReorderedTensor
+
+WAYS: dict[str, Callable[[], Any]] = {
+    "gradients": nullcontext,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference": torch.inference_mode,
+}
+
+
+def _layers() -> dict[str, tuple[nn.Module, Any]]:
+    return {
+        "linear": (nn.Linear(192, 192), torch.rand(4, 192)),
+        "conv1d": (nn.Conv1d(16, 16, 3), torch.rand(2, 16, 20)),
+        "conv2d": (nn.Conv2d(16, 16, 3), torch.rand(2, 16, 9, 9)),
+        "lstm": (nn.LSTM(16, 16, num_layers=2, bidirectional=True), torch.rand(5, 2, 16)),
+        "packed sequence": (nn.LSTM(16, 16), pack_sequence([torch.rand(5, 16), torch.rand(3, 16)])),
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", _layers())
+def test_weights_are_restored_once(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, x = _layers()[name]
+    layer.eval()
+    sample = torch.rand(5, 2, 16) if name == "packed sequence" else x
+    model = oxytorch.optimize(layer, sample_input=sample)
+    assert any(isinstance(p, PackedTensor) for p in model.parameters())
+    with WAYS[way]():
+        wanted, first = layer(x), model(x)
+        restored = []
+        monkeypatch.setattr(ReorderedTensor, "restore", lambda self: restored.append(self))
+        second = model(x)
+    assert not restored
+    for output in (first, second):
+        torch.testing.assert_close(output, wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_an_lstm_that_the_sample_gives_a_packed_sequence_is_left_alone() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lstm(pack_sequence([x, x[:2]]))[0].data
+
+    model = oxytorch.optimize(Tagger().eval(), sample_input=torch.rand(5, 16))
+    assert type(model.lstm.weight_ih_l0) is nn.Parameter
+    assert any("PackedSequence" in entry.detail for entry in oxytorch.explain(model).left)
