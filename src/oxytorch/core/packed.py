@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
 _Self = TypeVar("_Self", bound="PackedTensor")
@@ -435,10 +436,15 @@ class _no_modes:
         self._compiler: Any = _set_compiler(None) if _DYNAMO in sys.modules else None
         self._guard = torch._C._DisableTorchDispatch()
         self._functions = torch._C.DisableTorchFunction()
-
         self._functions.__enter__()
+        self._transforms: Any = None
+        if torch._C._functorch.maybe_current_level() is not None:
+            self._transforms = temporarily_clear_interpreter_stack()
+            self._transforms.__enter__()
 
     def __exit__(self, *error: Any) -> None:
+        if self._transforms is not None:
+            self._transforms.__exit__(*error)
         self._functions.__exit__(*error)
         del self._guard
         if self._compiler is not None:

@@ -517,8 +517,8 @@ def _is_whole(value: Any) -> bool:
     kind = type(value)
     if not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
         return False
-    named = next(own for own in reversed(kind.__mro__) if "_fields" in vars(own))
-    return kind.__new__ is not named.__new__
+    named: Any = next(own for own in reversed(kind.__mro__) if "_fields" in vars(own))
+    return bool(kind.__new__ is not named.__new__)
 
 
 def _given_to(frame: types.FrameType) -> list[Any]:

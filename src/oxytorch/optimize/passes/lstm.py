@@ -137,14 +137,20 @@ class LstmForward(Forward):
     def _home(self) -> nn.Module:
         # For weights of a class of their own torch computes in another way, which takes longer and
         # under autocast gives other dtypes.
+        module: Any = self.module
         is_traced = torch._C._get_tracing_state() is not None
-        if torch.is_grad_enabled() or is_traced or is_compiling():
+        if (
+            torch.is_grad_enabled()
+            or is_traced
+            or is_compiling()
+            or not holds_its_parameters(module, module._flat_weights_names)
+        ):
             return self.module
         plain = {
             name: p.values() if isinstance(p, PackedTensor) else p
-            for name, p in self.module._parameters.items()
+            for name, p in module._parameters.items()
         }
-        return _with_weights(self.module, plain)  # type: ignore[no-any-return]
+        return _with_weights(module, plain)  # type: ignore[no-any-return]
 
     def _packed(self, x: Any, hx: Any) -> Any:
         if self._lost:
