@@ -171,13 +171,19 @@ def _error(context: Context) -> Exception | None:
     """What a run of the model raises whose tensors have the dtypes that they are to get."""
     sample = context.sample
     assert sample is not None
-    tables = _AsConverted(_table(context))
     try:
-        with sample.running(context.model), torch.no_grad(), _within(context), tables:
+        with sample.running(context.model), torch.no_grad(), as_converted(context):
             context.model(*sample.args, **sample.kwargs)
     except Exception as error:  # whatever the model's code says to tensors of another dtype
         return error
     return None
+
+
+@contextmanager
+def as_converted(context: Context) -> Iterator[None]:
+    """While the model runs as if its tensors had the dtypes that they are to get."""
+    with _within(context), _AsConverted(_table(context)):
+        yield
 
 
 def _table(context: Context) -> dict[int, torch.dtype]:

@@ -62,7 +62,7 @@ def _convolutions(module: nn.Module) -> bool:
 def _observed(
     context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[nn.Module, _Call]:
-    """The first call of each module that holds convolutions, in a run of the model."""
+    """The first call of each module that holds convolutions, in a run of the converted model."""
     calls: dict[nn.Module, _Call] = {}
 
     def note(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ def _observed(
     wanted = [m for m in context.paths if _convolutions(m) and not isinstance(m, scripted)]
     handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in wanted]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), boundaries.as_converted(context):
             context.model(*args, **kwargs)
     finally:
         for handle in handles:
@@ -135,16 +135,17 @@ def _refusal(context: Context, module: nn.Module) -> str | None:
 
 @contextmanager
 def _all_or_nothing(context: Context) -> Iterator[None]:
-    """Take back what was changed where CaptureError is raised, with the very same parameters."""
+    """Take back what was changed where an error is raised, with the very same parameters."""
     before = [
         (m, {**m._parameters}, {**m._buffers}, m.__dict__.get("forward")) for m in context.paths
     ]
     values = [(p, p.data, p.grad) for p in context.model.parameters() if type(p) is nn.Parameter]
+    values += [(b, b.data, b.grad) for b in context.model.buffers()]
     changes, entries = len(context.record.changes), len(context.record.report.entries)
     around = {**context.boundaries}
     try:
         yield
-    except CaptureError:
+    except Exception:
         for module, parameters, buffers, forward in before:
             module._parameters.update(parameters)
             module._buffers.update(buffers)
@@ -152,9 +153,9 @@ def _all_or_nothing(context: Context) -> Iterator[None]:
                 module.__dict__.pop("forward", None)
             else:
                 module.__dict__["forward"] = forward
-        for parameter, data, gradient in values:
-            parameter.data = data
-            parameter.grad = gradient
+        for tensor, data, gradient in values:
+            tensor.data = data
+            tensor.grad = gradient
         del context.record.changes[changes:]
         del context.record.report.entries[entries:]
         context.boundaries = around
