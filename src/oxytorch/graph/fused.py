@@ -34,10 +34,14 @@ def is_computed(x: Tensor) -> bool:
 
 
 def can_fold(norm: nn.Module) -> bool:
-    """Whether a batch normalization has statistics and is not trained, and both are its own."""
+    """Whether a batch normalization has statistics and is not trained, both are its own, and its
+    weight is finite: an infinite one would make NaN of products that are not."""
     buffers = norm._buffers
     kept = buffers.get("running_mean") is not None and buffers.get("running_var") is not None
-    return kept and holds_its_parameters(norm) and not norm.training
+    if not kept or not holds_its_parameters(norm) or norm.training:
+        return False
+    weight = norm._parameters["weight"]
+    return weight is None or not bool(weight.detach().isinf().any())
 
 
 class Folded:

@@ -232,9 +232,13 @@ def _keep_plain_state(context: Context, module: nn.Module) -> None:
 def plain_state(
     module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Give the state dictionary plain tensors where the module holds packed ones."""
+    """Give the state dictionary plain tensors where the module holds packed ones.
+
+    The parameters themselves, which `keep_vars=True` asks for, stay in it.
+    """
     for name, parameter in module._parameters.items():
-        if isinstance(parameter, PackedTensor) and prefix + name in state:
+        is_packed = isinstance(parameter, PackedTensor)
+        if is_packed and state.get(prefix + name, parameter) is not parameter:
             state[prefix + name] = parameter.plain()
 
 
@@ -304,7 +308,7 @@ class ConvolutionForward(_PackedForward):
         if torch._C._get_tracing_state() is None or not isinstance(weight, PackedTensor):
             return self.module
         parameters = {**self.module._parameters, "weight": weight.view_as(weight)}
-        return with_parameters(self.module, parameters)  # type: ignore[no-any-return]
+        return with_parameters(self.module, parameters)
 
     def _takes(self, x: torch.Tensor, weight: Any) -> bool:
         return self.sources.are_current() and takes(x, weight)
