@@ -64,7 +64,7 @@ def _new_clock() -> Tensor:
         return torch.zeros((), dtype=torch.uint8)
 
 
-class _PackedMeta(type(Tensor)):  # type: ignore[misc]
+class _PackedMeta(torch._C._TensorMeta):
     """Lets the class of a packed parameter be called as nn.Parameter is: `type(p)(values,
     requires_grad=...)` makes a plain one."""
 
