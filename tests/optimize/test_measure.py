@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import oxytorch
-from oxytorch.optimize import measure
+from oxytorch.optimize import measure, tune
 from oxytorch.optimize.passes import kernels
 
 
@@ -17,6 +17,7 @@ from oxytorch.optimize.passes import kernels
 def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "TIMED", True)
     monkeypatch.setattr(measure, "_known", {})
+    monkeypatch.setattr(tune, "_paired", lambda *_: (1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -115,3 +116,18 @@ def test_what_is_as_fast_is_left_and_named(monkeypatch: pytest.MonkeyPatch) -> N
     model = oxytorch.optimize(nn.Sequential(nn.LayerNorm(24)).eval())
     left = {e.module: e.detail for e in oxytorch.explain(model).left}
     assert "as fast" in left["0"] and "forward" not in model[0].__dict__  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("ratio", "is_kept"), [(1.5, False), (1.0, True), (0.5, True)])
+def test_a_model_that_is_slower_as_a_whole_is_left_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, is_kept: bool
+) -> None:
+    monkeypatch.setattr(measure, "_ratio", lambda plain, ours: 0.5)
+    monkeypatch.setattr(tune, "_paired", lambda *_: (ratio, ratio, 1.0))
+    stock = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).eval()
+    model = oxytorch.optimize(stock, sample_input=torch.randn(8, 64))
+    report = oxytorch.explain(model)
+    assert bool(report.done) is is_kept
+    assert (report.tuned is None) is is_kept
+    if not is_kept:
+        assert "kept the original" in str(report)
