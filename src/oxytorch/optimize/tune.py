@@ -18,6 +18,8 @@ ROUNDS = 9
 """Paired rounds per comparison; the median of their ratios decides."""
 FIRST_ROUNDS = 3
 """Rounds after which a model that is no slower than it was is believed to be so."""
+LONGEST = 3.0
+"""Seconds that further rounds may take, where the first ones say that it is slower."""
 LOSS = 1.03
 """Ratio above which a model is slower than it was."""
 GAIN = 0.98
@@ -77,9 +79,13 @@ def loses(model: nn.Module, optimized: nn.Module, sample: Sample) -> bool:
     """Whether a model is slower as a whole, though each of its layers is faster by itself."""
     if not measure.TIMED:
         return False
-    if _paired(model, optimized, sample, FIRST_ROUNDS)[0] <= 1.0:
+    ratio, before, after = _paired(model, optimized, sample, FIRST_ROUNDS)
+    if ratio <= 1.0:
         return False
-    return _paired(model, optimized, sample)[0] > LOSS
+    rounds = min(ROUNDS, int(LONGEST / (before + after)))
+    if rounds > FIRST_ROUNDS:
+        ratio, *_ = _paired(model, optimized, sample, rounds)
+    return ratio > LOSS
 
 
 def _differs(model: nn.Module, name: str) -> bool:
