@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -11,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.modes import is_plain_inference, own_code
-from ..core.sources import GLOBAL_HOOKS
+from ..core.sources import GLOBAL_HOOKS, MISSING
 from .errors import CaptureError
 from .forward import OwnSignature
 from .reachable import Codes, Reachable
 
-_CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+_CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
 
 MOST_FORMS = 16
 """Forms of call that are captured unless another number is given."""
@@ -84,7 +85,7 @@ class Replay(OwnSignature):
             raise CaptureError(str(error)) from None
         if self._is_special():
             raise CaptureError("a module has a hook or is in training mode")
-        with torch.no_grad():
+        with torch.no_grad(), self._in_place():
             self._capture(form, args, kwargs)
         if form in self._refused:
             raise CaptureError(self._refused[form])
@@ -110,13 +111,35 @@ class Replay(OwnSignature):
                     self._state, self._codes = None, Codes()
         programs = self._programs.get(form, ())
         for position, (program, output) in enumerate(programs):
-            results = program(tensors)
+            try:
+                results = program(tensors)
+            except Exception as error:
+                return self._run_own(form, program, error, args, kwargs)
             if results is not None:
                 if position:
                     with self._lock:
                         self._programs[form] = _moved_to_front(programs, position)
                 return output.rebuilt(results)
         return self._run_new(form, args, kwargs)
+
+    def _run_own(
+        self,
+        form: Hashable,
+        failed: Program,
+        error: Exception,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the module's own code in place of a program that raised an error.
+
+        It says itself what is wrong with the input; where nothing is, the program goes.
+        """
+        value = self.forward(*args, **kwargs)
+        with self._lock:
+            rest = [own for own in self._programs.get(form, ()) if own[0] is not failed]
+            self._programs[form] = rest
+            self._refused[form] = f"its program fails: {error}"
+        return value
 
     def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = len(self._programs.get(form, ()))
@@ -141,9 +164,16 @@ class Replay(OwnSignature):
         """
         with self._lock:
             try:
+                # Containers of its own, since the code runs more often than it was asked to.
+                args, kwargs = pytree.tree_map(_itself, (args, kwargs))
                 state = self._watched(args, kwargs)
+                if _form(args, kwargs)[0] != form:
+                    raise CaptureError("its code writes to a list or dictionary that it is given")
                 program, value = self.build(self.forward, args, kwargs)
                 output = _Output(value)
+                known = {id(own) for own in _containers((args, kwargs))}
+                if any(id(own) in known or state.holds(own) for own in _containers(value)):
+                    raise CaptureError("it returns a list or dictionary of others")
                 if not state.is_current():
                     raise CaptureError("its code keeps a state")
             except CaptureError as error:
@@ -154,6 +184,20 @@ class Replay(OwnSignature):
             self._state = state
             self._programs[form] = [(program, output), *self._programs.get(form, ())]
             return (value,)
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """While it stands where it will: the attributes of the module are counted."""
+        places = self.module.__dict__
+        before = places.get("forward", MISSING)
+        places["forward"] = self
+        try:
+            yield
+        finally:
+            if before is MISSING:
+                del places["forward"]
+            else:
+                places["forward"] = before
 
     def _is_special(self) -> bool:
         """Whether a module has a hook or is in training mode, for now."""
@@ -202,6 +246,8 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     if kind is Tensor or kind is nn.Parameter:
         if value.layout != torch.strided or value.device.type != "cpu":
             raise _Foreign("an input is no plain tensor on the CPU")
+        if value.__dict__:
+            raise _Foreign("an input has attributes of its own, which may change")
         tensors.append(value)
         form = value.shape, value.dtype, value.stride(), value.storage_offset()
         return *form, kind, value.requires_grad
@@ -219,10 +265,13 @@ class _Output:
 
     def __init__(self, value: Any) -> None:
         _check_output(value)
-        leaves, self._spec = pytree.tree_flatten(value)
+        leaves, self._spec = pytree.tree_flatten(value, _is_size)
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._is_tensor = isinstance(value, Tensor)
+        again = pytree.tree_unflatten(leaves, self._spec)
+        if [*map(type, _nodes(again))] != [*map(type, _nodes(value))]:
+            raise CaptureError(f"its output is a {type(value).__name__}, which torch takes apart")
 
     def rebuilt(self, tensors: list[Tensor]) -> Any:
         """The same structure with other tensors."""
@@ -242,10 +291,34 @@ def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]
 def output_tensors(value: Any) -> list[Tensor]:
     """The tensors of an output in order. Raises CaptureError for what may carry state."""
     _check_output(value)
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    leaves = pytree.tree_leaves(value, _is_size)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _check_output(value: Any) -> None:
-    for leaf in pytree.tree_leaves(value):
+    for leaf in pytree.tree_leaves(value, _is_size):
         if type(leaf) is not Tensor and not isinstance(leaf, _CONSTANTS):
             raise CaptureError(f"its output holds a {type(leaf).__name__}")
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is torch.Size  # which torch takes for a tuple
+
+
+def _itself(leaf: Any) -> Any:
+    return leaf
+
+
+def _nodes(nested: Any) -> list[Any]:
+    """A value and all that the containers in it hold."""
+    found = [nested]
+    if isinstance(nested, dict):
+        nested = [*nested.values()]
+    if isinstance(nested, (tuple, list)) and not _is_size(nested):
+        found += [inner for item in nested for inner in _nodes(item)]
+    return found
+
+
+def _containers(nested: Any) -> list[Any]:
+    """The lists and dictionaries in a value, which can be written to."""
+    return [own for own in _nodes(nested) if isinstance(own, (list, dict))]
