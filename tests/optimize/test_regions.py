@@ -509,3 +509,39 @@ def test_copies_follow_their_own_lists() -> None:
     other.layers[0] = nn.Tanh()
     expected.layers[0] = nn.Tanh()  # type: ignore[index, operator]
     same(expected, other, sample())
+
+
+def _helper(x: Tensor, scale: float = 1.0) -> Tensor:
+    return x * scale
+
+
+def _other_helper(x: Tensor, scale: float = 1.0) -> Tensor:
+    return x * scale + 1
+
+
+class CallsHelper(Block):
+    def core(self, x: Tensor) -> Tensor:
+        found: Tensor = self.norm(x + _helper(self.down(F.gelu(self.up(x)))))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "value"),
+    [
+        (_helper, "__code__", _other_helper.__code__),
+        (_helper, "__defaults__", (2.0,)),
+        (CallsHelper.core, "__code__", Block.core.__code__),
+        (Block.forward, "__code__", CallsHelper.core.__code__),
+    ],
+)
+def test_functions_changed_in_place_are_followed(
+    function: Callable[..., Any], name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    stock, x = CallsHelper().eval(), sample()
+    ours = oxytorch.optimize(stock, sample_input=x)
+    same(stock, ours, x)
+    monkeypatch.setattr(function, name, value)
+    same(stock, ours, x)
+    monkeypatch.undo()
+    same(stock, ours, x)

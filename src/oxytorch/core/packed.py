@@ -64,7 +64,17 @@ def _new_clock() -> Tensor:
         return torch.zeros((), dtype=torch.uint8)
 
 
-class PackedTensor(Tensor):
+class _PackedMeta(type(Tensor)):  # type: ignore[misc]
+    """Lets the class of a packed parameter be called as nn.Parameter is: `type(p)(values,
+    requires_grad=...)` makes a plain one."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "requires_grad" in kwargs:
+            return nn.Parameter(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class PackedTensor(Tensor, metaclass=_PackedMeta):
     """A tensor stored in a kernel's own order; shape, dtype and values are those of the plain one.
 
     It is the weight: what writes to it, under whatever name, changes what the next call uses.
@@ -254,7 +264,7 @@ class PackedTensor(Tensor):
         cell.tick()  # what watches the cell that was replaced has to look again
 
     def numpy(self, *, force: bool = False) -> Any:
-        if self.requires_grad and not force:
+        if self.requires_grad and torch.is_grad_enabled() and not force:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. "
                 "Use tensor.detach().numpy() instead."
@@ -312,7 +322,9 @@ class PackedTensor(Tensor):
         return result
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
-        return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
+        if isinstance(self, nn.Parameter):
+            return repr(nn.Parameter(self.values(), self.requires_grad))
+        return repr(self.values())
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         if id(self) not in memo:

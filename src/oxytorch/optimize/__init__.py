@@ -187,6 +187,8 @@ def undo(model: _Model) -> _Model:
 
 def _record(model: nn.Module, caller: str) -> tuple[str, Record]:
     """Return what was done last to a model, and the attribute that holds it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller}: expected model to be a torch.nn.Module, got {_kind(model)}")
     for attribute in (ATTRIBUTE, QUANTIZED):
         record = record_of(model, attribute)
         if record is not None:

@@ -6,16 +6,17 @@ everything but the kernel. A weight that an embedding shares keeps its plain val
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor, ReorderedTensor, why_not_plain
 from ...core.sources import Sources
-from ...graph.formats import ModelForward, kept
+from ...graph.formats import ModelForward, has_other_order, is_last, kept
 from ...graph.forward import Forward, with_parameters
 from ...graph.patterns import is_packable_convolution
 from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
@@ -74,8 +75,25 @@ def run(context: Context) -> None:
     model = context.model
     convolutions = (m for m in context.open_modules() if is_packable_convolution(m))
     if any(_is_packed(m) and m is not model for m in convolutions) and model not in context.closed:
-        is_free = context.run is not None and not context.run.reads_strides
-        context.set_forward(model, ModelForward(model, is_free))
+        context.set_forward(model, ModelForward(model, _is_order_free(context)))
+
+
+def _is_order_free(context: Context) -> bool:
+    """Whether convolutions may return what order they like, since the model's code does not ask
+    for it and its outputs are in torch's."""
+    run = context.run
+    if run is None or run.reads_strides:
+        return False
+    call = run.calls[0]
+    if any(map(is_last, _plain(call.given))):
+        return True  # and calls with such an input may return such an output
+    return not any(map(has_other_order, _plain(run.values_of(call.outer_output))))
+
+
+def _plain(nested: Any) -> Iterator[torch.Tensor]:
+    for leaf in pytree.tree_leaves(nested):
+        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+            yield leaf
 
 
 def _is_packed(module: nn.Module) -> bool:
@@ -214,9 +232,13 @@ def _keep_plain_state(context: Context, module: nn.Module) -> None:
 def plain_state(
     module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Give the state dictionary plain tensors where the module holds packed ones."""
+    """Give the state dictionary plain tensors where the module holds packed ones.
+
+    The parameters themselves, which `keep_vars=True` asks for, stay in it.
+    """
     for name, parameter in module._parameters.items():
-        if isinstance(parameter, PackedTensor) and prefix + name in state:
+        is_packed = isinstance(parameter, PackedTensor)
+        if is_packed and state.get(prefix + name, parameter) is not parameter:
             state[prefix + name] = parameter.plain()
 
 
@@ -278,6 +300,15 @@ class ConvolutionForward(_PackedForward):
     def __init__(self, module: nn.Module, converts: bool = False) -> None:
         super().__init__(module, converts)
         self.sources = Sources([], owner=module, values=False)
+
+    def _home(self) -> nn.Module:
+        # The tracer records what a convolution consists of, which for weights of a class of their
+        # own is below its reach.
+        weight = self.module._parameters.get("weight")
+        if torch._C._get_tracing_state() is None or not isinstance(weight, PackedTensor):
+            return self.module
+        parameters = {**self.module._parameters, "weight": weight.view_as(weight)}
+        return with_parameters(self.module, parameters)
 
     def _takes(self, x: torch.Tensor, weight: Any) -> bool:
         return self.sources.are_current() and takes(x, weight)
