@@ -198,6 +198,140 @@ def test_guards_call_the_forward() -> None:
         assert len(calls) == recorded
 
 
+class Embedded(nn.Module):
+    """Returns a size in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 8)
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        x = self.layer(self.table(tokens))
+        return x, {"size": x.shape, "sizes": [x.size()], "kind": x.dtype}
+
+
+def test_sizes_stay_sizes() -> None:
+    model, tokens = Embedded().eval(), torch.arange(6).view(2, 3)
+    optimized = _replaying(model, tokens)
+    with torch.no_grad():
+        found = optimized(tokens)[1]
+    assert type(found["size"]) is torch.Size
+    assert found == {"size": (2, 3, 8), "sizes": [torch.Size((2, 3, 8))], "kind": torch.float32}
+
+
+def test_errors_are_those_of_the_module() -> None:
+    model, tokens = Embedded().eval(), torch.arange(6).view(2, 3)
+    optimized = _replaying(model, tokens)
+    calls = _counts_original(optimized)
+    with torch.no_grad():
+        with pytest.raises(IndexError, match="out of range"):
+            optimized(tokens + 8)
+        assert len(calls) == 1
+        torch.testing.assert_close(optimized(tokens)[0], model(tokens)[0])
+    assert len(calls) == 1, "the program holds for other values"
+
+
+def test_a_program_that_fails_by_itself_is_not_used_again() -> None:
+    model, tokens = Embedded().eval(), torch.arange(6).view(2, 3)
+    optimized = _replaying(model, tokens)
+    calls, failures = _counts_original(optimized), []
+
+    def fails(tensors: list[Tensor]) -> None:
+        failures.append(1)
+        raise RuntimeError("could not create a memory")
+
+    replay: Any = optimized.__dict__["forward"]
+    for form, ((_, output),) in [*replay._programs.items()]:
+        replay._programs[form] = [(fails, output)]
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(optimized(tokens)[0], model(tokens)[0])
+    assert len(failures) == 1
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("other", ["layer", "parameter"])
+def test_swapped_tensors_are_seen(other: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).eval()
+    x = torch.randn(3, 256)
+    optimized = _replaying(model, x)
+    with torch.no_grad():
+        optimized(x)
+        for each in (model, optimized):
+            new = each[2].weight if other == "layer" else nn.Parameter(torch.ones(256, 256))
+            torch.utils.swap_tensors(each[0].weight, new)
+        for _ in range(3):
+            torch.testing.assert_close(optimized(x), model(x))
+
+
+class Gathering(nn.Module):
+    """Puts its result into a list that it is given, or into one of its own, and returns that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor, given: Any = None, writes: bool = False) -> Any:
+        y = self.layer(x)
+        if writes:
+            given.append(y)
+            return y
+        return y, self.kept if given is None else given
+
+
+def test_lists_of_others_are_written_to_as_often_as_stock_does() -> None:
+    model, x = Gathering().eval(), torch.randn(3, 8)
+    optimized = _replaying(model, (x, (x,)))
+    with torch.no_grad():
+        given: list[Tensor] = []
+        for count in range(1, 5):
+            torch.testing.assert_close(optimized(x, [*given], writes=True), model(x, given, True))
+            for _ in range(3):
+                found: list[Tensor] = []
+                optimized(x, found, writes=True)
+                assert len(found) == 1
+            assert len(given) == count
+        for _ in range(4):
+            assert optimized(x)[1] is optimized.kept
+            assert optimized(x, given)[1] is given
+
+
+def test_inputs_with_attributes_run_the_module() -> None:
+    class Marked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * getattr(x, "factor", 1.0)
+
+    model, x = Marked(8, 4).eval(), torch.randn(3, 8)
+    optimized = _replaying(model, x)
+    with torch.no_grad():
+        marked = x.clone()
+        marked.factor = 2.0  # type: ignore[attr-defined]
+        for given in (x, marked, x):
+            torch.testing.assert_close(optimized(given), model(given))
+
+
+def test_what_is_put_in_later_is_followed() -> None:
+    class Asking(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * getattr(self, "factor", 1.0)
+
+    model, x = Asking(8, 4).eval(), torch.randn(3, 8)
+    optimized = _replaying(model, x)
+    calls = _counts_original(optimized)
+    with torch.no_grad():
+        optimized(x)
+        assert not calls
+        model.factor = optimized.factor = 2.0  # type: ignore[assignment]
+        for _ in range(3):
+            torch.testing.assert_close(optimized(x), model(x))
+        known = len(calls)
+        optimized(x)
+        assert len(calls) == known, "recorded again"
+
+
 def test_undo_copy_and_pickle() -> None:
     model = _mlp()
     x = torch.randn(3, 8)

@@ -281,13 +281,12 @@ class Reachable:
 
     def _tensor(self, tensor: Tensor) -> None:
         self._places.add_tensor(tensor)
-        self._places.types.append((tensor, type(tensor)))
-        # What two tensors swap is all but themselves, their attributes among it.
-        self._places.attributes.append((tensor, "__dict__", tensor.__dict__))
         self._dictionary(tensor.__dict__)
         self._class(type(tensor))
         if isinstance(tensor, PackedTensor):
             self._packed.append(tensor)
+            # `torch.utils.swap_tensors` leaves nothing of a tensor but the object.
+            self._places.attributes.append((tensor, "__dict__", tensor.__dict__))
         elif type(tensor) not in (Tensor, nn.Parameter):
             raise CaptureError(f"its code can read a {type(tensor).__name__}")
 

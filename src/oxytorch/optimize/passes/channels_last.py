@@ -26,18 +26,22 @@ _FORMATS = {
 
 class OrderedForward(Forward):
     """The forward of a convolution with a weight in channels-last order: its own, or the one that
-    a pass gave it."""
+    a pass gave it.
 
-    def __init__(self, module: nn.Module) -> None:
+    dims: the dimensions of an input with a batch.
+    """
+
+    def __init__(self, module: nn.Module, dims: int) -> None:
         super().__init__(module)
         self.inner = module.__dict__.get("forward", self.own)
+        self.dims = dims
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self.inner(*args, **kwargs)
         x = args[0] if args else kwargs.get("input")
         if type(result) is not torch.Tensor or not isinstance(x, torch.Tensor):
             return result
-        if x.dim() != self.module.weight.dim():  # one image without a batch
+        if x.dim() != self.dims:
             return result.contiguous()
         return kept(result, x)
 
@@ -62,7 +66,7 @@ def run(context: Context) -> None:
         values = weight.detach().contiguous(memory_format=format_)
         converted = nn.Parameter(values, weight.requires_grad)
         context.set_parameter(module, "weight", converted)
-        context.set_forward(module, OrderedForward(module))
+        context.set_forward(module, OrderedForward(module, weight.dim()))
         context.did("channels_last", module, f"{type(module).__name__} weight")
     is_done = any(isinstance(m.__dict__.get("forward"), OrderedForward) for m in context.paths)
     if is_done and not isinstance(model.__dict__.get("forward"), (ModelForward, OrderedForward)):

@@ -80,15 +80,16 @@ def run(context: Context) -> None:
 
 def is_order_free(context: Context) -> tuple[bool, bool]:
     """Whether convolutions may return what order they like, since the model's code does not ask
-    for it: in calls with inputs in torch's order, if outputs then are in it too, and in calls with
-    an input in channels-last order."""
+    for it and its outputs are in torch's: in calls with inputs in torch's order, and in calls with
+    an input in channels-last order, which may return such an output."""
     run = context.run
     if run is None or run.reads_strides:
         return False, False
     call = run.calls[0]
     if any(map(is_last, _plain(call.given))):
         return False, True  # what outputs are of other inputs was not seen
-    return not any(map(has_other_order, _plain(run.values_of(call.outer_output)))), True
+    is_free = not any(map(has_other_order, _plain(run.values_of(call.outer_output))))
+    return is_free, is_free
 
 
 def _plain(nested: Any) -> Iterator[torch.Tensor]:
