@@ -265,7 +265,8 @@ class Reachable:
         elif isinstance(value, weakref.ref):
             self._todo.append(value())  # which is kept, and cannot go away
         elif isinstance(value, types.ModuleType):
-            if value.__name__ != "__main__":  # where every line of a notebook adds a name
+            # Every line of a notebook adds a name, and libraries of modules load them one by one.
+            if type(value) is types.ModuleType and value.__name__ != "__main__":
                 self._count(value.__dict__)
             for name in self._names & value.__dict__.keys():
                 if isinstance(value.__dict__[name], _OPAQUE) or _is_of_torch(value):
