@@ -1,4 +1,4 @@
-"""What code does with a parameter, whatever its class: a packed one answers as nn.Parameter does."""
+"""What code does with a parameter: a packed one answers as nn.Parameter does."""
 
 from __future__ import annotations
 
@@ -54,5 +54,7 @@ def test_numpy_asks_whether_gradients_are_enabled(models: tuple[nn.Module, nn.Mo
 @pytest.mark.parametrize("function", [oxytorch.undo, oxytorch.explain])
 def test_what_is_no_model_is_named(function: object) -> None:
     assert callable(function)
-    with pytest.raises(TypeError, match="expected model to be a torch.nn.Module, got a NoneType"):
+    with pytest.raises(
+        TypeError, match=r"expected model to be a torch\.nn\.Module, got a NoneType"
+    ):
         function(None)

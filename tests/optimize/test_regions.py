@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -545,3 +546,42 @@ def test_functions_changed_in_place_are_followed(
     same(stock, ours, x)
     monkeypatch.undo()
     same(stock, ours, x)
+
+
+class Long(Block):
+    """Makes many large tensors, one after the other; its arguments have names of generated code."""
+
+    def forward(self, v1: Tensor, r2: Tensor) -> Tensor:  # type: ignore[override]
+        x = v1
+        for _ in range(12):
+            x = F.gelu(self.up(x)) + r2
+        return x
+
+
+def test_a_region_keeps_no_more_tensors_than_the_code() -> None:
+    alive: list[int] = []
+
+    class Counts(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            made.extend([weakref.ref(result)] if isinstance(result, Tensor) else [])
+            alive.append(sum(ref() is not None for ref in made))
+            return result
+
+    torch.manual_seed(0)
+    stock, x = Long().eval(), sample()
+    call = {"v1": x, "r2": torch.randn(8, WIDTH)}
+    ours = oxytorch.optimize(stock, sample_input=call)
+    program = ours.__dict__["forward"].programs[0]
+    with torch.no_grad():
+        torch.testing.assert_close(program.run((), call), stock(**call))
+    most = []
+    for run in (lambda: stock(**call), lambda: program.run((), call)):
+        made: list[Any] = []
+        alive.clear()
+        with torch.no_grad(), Counts():
+            run()
+        most.append(max(alive))
+    assert most[1] <= most[0] + 1

@@ -64,7 +64,7 @@ def _new_clock() -> Tensor:
         return torch.zeros((), dtype=torch.uint8)
 
 
-class _PackedMeta(type(Tensor)):  # type: ignore[misc]
+class _PackedMeta(torch._C._TensorMeta):
     """Lets the class of a packed parameter be called as nn.Parameter is: `type(p)(values,
     requires_grad=...)` makes a plain one."""
 
@@ -539,6 +539,9 @@ class ReorderedTensor(PackedTensor):
     def packed(self) -> Tensor:
         """What oneDNN reads."""
         stored: _Stored = self.cell.stored
+        if stored.packed is None:  # another thread took the plain values out since it was asked
+            stored = self._stored(self.values(), stored.scale)
+            assert stored.packed is not None
         return stored.packed
 
     @property
@@ -551,6 +554,15 @@ class ReorderedTensor(PackedTensor):
 
     def _unpack(self, packed: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not say how to restore its values")
+
+    def _taken_out(self) -> Tensor:
+        plain = super()._taken_out()
+        stored: _Stored | None = self.cell.stored
+        if stored is not None and stored.packed is not None:
+            with self.cell.lock:
+                if self.cell.is_out:  # it is packed anew when it is used next
+                    self.cell.stored = _Stored(None, stored.scale)
+        return plain
 
     def nbytes_packed(self) -> int:
         """Bytes that the stored form takes, and the plain values where these are kept."""
@@ -586,7 +598,7 @@ class ReorderedTensor(PackedTensor):
         own: _Stored = self.cell.stored
         if own.kept is not None:
             return own.kept.clone()
-        stored = self._unpack(own.packed)
+        stored = self._unpack(self.packed)
         if own.correction is None or own.scale is None:
             return stored
         bits = _BITS[self.dtype]
@@ -602,14 +614,20 @@ class ReorderedTensor(PackedTensor):
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
+_nbytes = torch.ops.mkldnn._nbytes.default
+
+
 class _Stored:
-    """The stored form of a reordered weight: see `ReorderedTensor`."""
+    """The stored form of a reordered weight: see `ReorderedTensor`.
+
+    packed: None while the plain values are out.
+    """
 
     __slots__ = ("correction", "kept", "packed", "scale")
 
     def __init__(
         self,
-        packed: Tensor,
+        packed: Tensor | None,
         scale: Tensor | None = None,
         correction: Tensor | None = None,
         kept: Tensor | None = None,
@@ -621,4 +639,5 @@ class _Stored:
 
     def nbytes(self) -> int:
         beside = [t for t in (self.correction, self.kept, self.scale) if t is not None]
-        return int(torch.ops.mkldnn._nbytes.default(self.packed)) + sum(t.nbytes for t in beside)
+        packed = 0 if self.packed is None else int(_nbytes(self.packed))
+        return packed + sum(t.nbytes for t in beside)

@@ -139,6 +139,13 @@ def _optimized(
     try:
         separate = _keeps_all if inplace else Separation(model)
         _optimize_in_place(result, dtype, sample, names, separate)
+        if sample is not None and passes is None and not (tune or inplace or _asked(dtype)):
+            from .tune import choose, loses
+
+            if loses(model, result, sample):
+                names, tuned = choose(model, dtype, sample, names)
+                result = copied(model)
+                _optimize_in_place(result, dtype, sample, names, separate)
         report = explain(result)
         report.tuned = tuned
         if verify:

@@ -100,7 +100,7 @@ def _norm_pays(context: Context, module: nn.Module, forward: NormForward) -> boo
         return True
     width = size[-1] if size else len(weight)  # type: ignore[arg-type]
     dtype = torch.float32 if weight is None else context.target_dtype(module, weight)
-    rows = rows_of(size)
+    rows = rows_of(size, width)
 
     def calls(count: int) -> Calls:
         x = input_of(count, width, size).to(dtype)

@@ -7,6 +7,7 @@ everything but the kernel. A weight that an embedding shares keeps its plain val
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ...graph.patterns import is_packable_convolution
 from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, linear, supports
 from ..context import Context
-from ..measure import Calls, first_win, input_of, may_stay_beside, rows_of
+from ..measure import Calls, about, fewer_rows, first_win, input_of, may_stay_beside, rows_of
 from .cast import CastInput, short_name
 
 SMALLEST_LINEAR = 32 << 10
@@ -149,28 +150,52 @@ def _pays(
     size = context.observed.input_sizes.get(module)
     stock, ours = _stand_in(module, weight), _stand_in(module, packed)
     own, forward = type(module).forward, kind(ours)
-    key: tuple[Any, ...] = (type(module), type(packed), tuple(weight.shape), weight.dtype)
+    channels, kernel = tuple(map(about, weight.shape[:2])), tuple(weight.shape[2:])
+    key: tuple[Any, ...] = (type(module), type(packed), channels, kernel, weight.dtype)
     if isinstance(packed, PackedConvolutionWeight):
         assert size is not None
         x = torch.rand(size).to(weight.dtype)
         both: Calls = (lambda: own(stock, x), _in_last_order(x, forward))
-        return first_win((*key, packed.geometry, size), [both]) is not None
+        geometry = replace(packed.geometry, groups=about(packed.geometry.groups)[0])
+        return first_win((*key, geometry, tuple(map(about, size))), [both]) is not None
     assert isinstance(packed, PackedLinearWeight)
-    rows = rows_of(size)
+    rows = rows_of(size, weight.numel())
 
     def calls(count: int) -> Calls:
         width = weight.shape[0 if packed.transposed else 1]
         x = input_of(count, width, size).to(weight.dtype)
         return lambda: own(stock, x), lambda: forward(x)
 
-    key = (*key, size if size is None else len(size), rows)
-    first = first_win(key, [calls(count) for count in rows])
-    if first is None or (first and (first > 1 or weight.nbytes > MOST_BESIDE)):
+    key = (*key, packed.transposed, size if size is None else len(size))
+    first = first_win((*key, rows), [calls(count) for count in rows])
+    if first is None:
+        return False
+    if size is not None:
+        _leave_fewer_rows(packed, weight, key, rows[0], calls)
+        return True
+    if first and (first > 1 or weight.nbytes > MOST_BESIDE):
         return False
     if first:
         packed.leave_few_rows(rows[first], weight)
-        return may_stay_beside((*key, first), calls(rows[0]))
+        return may_stay_beside((*key, rows, first), calls(rows[0]))
     return True
+
+
+def _leave_fewer_rows(
+    packed: PackedLinearWeight,
+    weight: torch.Tensor,
+    key: tuple[Any, ...],
+    rows: int,
+    calls: Callable[[int], Calls],
+) -> None:
+    """Have calls with fewer rows than the sample's take the plain values of a small weight, where
+    these are faster."""
+    fewer = fewer_rows(rows)
+    if not fewer or weight.nbytes > MOST_BESIDE:
+        return
+    first = first_win((*key, "fewer", fewer), [calls(count) for count in fewer])
+    if first != 0:
+        packed.leave_few_rows(rows if first is None else fewer[first], weight)
 
 
 def _stand_in(module: nn.Module, weight: torch.Tensor) -> nn.Module:
@@ -239,8 +264,9 @@ def plain_state(
     The parameters themselves, which `keep_vars=True` asks for, stay in it.
     """
     for name, parameter in module._parameters.items():
-        is_packed = isinstance(parameter, PackedTensor)
-        if is_packed and state.get(prefix + name, parameter) is not parameter:
+        if not isinstance(parameter, PackedTensor):
+            continue
+        if state.get(prefix + name, parameter) is not parameter:
             state[prefix + name] = parameter.plain()
 
 
