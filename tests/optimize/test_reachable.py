@@ -40,6 +40,22 @@ class Doubled(Settings):
     pass
 
 
+class Late:
+    late = 2.0
+
+
+class Meta(type):
+    pass
+
+
+class Mode(metaclass=Meta):
+    pass
+
+
+def _rename(kind: type) -> None:
+    kind.__name__ = "Renamed"
+
+
 settings_file = types.ModuleType("settings_file")
 
 
@@ -105,6 +121,7 @@ class Base(nn.Module):
         self.constant = torch.ones(4)
         self.word = "relu"
         self.weak = weakref.ref(self.settings)
+        self.mode = Mode()
         self.empty = object.__new__(Slots)
         self.is_filled, self.fill = with_empty_variable()
 
@@ -170,6 +187,19 @@ CHANGES: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]] = 
         lambda m: _set(nn.functional, "relu", torch.tanh),
     ),
     "held_weakly": (lambda m, x: x * m.weak().scale, lambda m: _set(m.settings, "scale", 2.0)),
+    "asks_for_gradients": (
+        lambda m, x: x * m.layer.weight.requires_grad,
+        lambda m: m.requires_grad_(False),
+    ),
+    "gradient": (
+        lambda m, x: x * (m.layer.weight.grad is None),
+        lambda m: _set(m.layer.weight, "grad", torch.ones(4, 4)),
+    ),
+    "bases": (
+        lambda m, x: x * getattr(m.settings, "late", 1.0),
+        lambda m: _set(type(m), "__bases__", (Late, *type(m).__bases__)),
+    ),
+    "name_of_a_class": (lambda m, x: x * len(type(m).__name__), lambda m: _rename(type(m))),
     "class_of_an_object": (
         lambda m, x: x * m.settings.scale,
         lambda m: _set(m.settings, "__class__", Doubled),
@@ -209,6 +239,10 @@ ABSENT: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]] = {
         lambda m, x: x * hasattr(settings_file, "late"),
         lambda m: _set(settings_file, "late", 2.0),
     ),
+    "class_of_a_class": (
+        lambda m, x: x * hasattr(type(m.mode), "late"),
+        lambda m: _set(Meta, "late", 2.0),
+    ),
     "slot": (lambda m, x: x * hasattr(m.empty, "scale"), lambda m: _set(m.empty, "scale", 2.0)),
     "variable": (lambda m, x: x * m.is_filled(), lambda m: m.fill(2.0)),
 }
@@ -227,7 +261,7 @@ def _everything_back() -> Any:
     VARIABLE.set(1.0)
     os.environ.pop("REACHABLE", None)
     scaled.__defaults__[0][:] = [1.0]  # type: ignore[index]
-    for owner in (Base, nn.Linear, Settings, scaled, settings_file):
+    for owner in (Base, nn.Linear, Settings, Meta, scaled, settings_file):
         vars(owner).get("late") and delattr(owner, "late")
     TABLE.pop("late", None)
     globals().pop("late", None)

@@ -88,6 +88,9 @@ _UNREAD = nn.Module().__dict__.keys() - {
 }  # fmt: skip
 """Torch's own tables that a call in plain inference does not look at."""
 
+_OF_TENSORS = frozenset(["grad", "requires_grad"])
+"""What can be set on a tensor and is no value of it."""
+
 _CALLS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
 
 
@@ -282,6 +285,8 @@ class Reachable:
 
     def _tensor(self, tensor: Tensor) -> None:
         self._places.add_tensor(tensor)
+        for name in _OF_TENSORS & self._names:
+            self._places.attributes.append((tensor, name, getattr(tensor, name)))
         self._dictionary(tensor.__dict__)
         self._class(type(tensor))
         if isinstance(tensor, PackedTensor):
@@ -353,6 +358,11 @@ class Reachable:
         if id(kind) in self._seen and self._seen[id(kind)] is _DONE:
             return
         self._seen[id(kind)] = _DONE
+        self._class(type(kind))
+        for name in ("__mro__", "__name__"):
+            found = getattr(kind, name)
+            if found is getattr(kind, name):  # not of a class in C, whose name cannot change
+                self._places.attributes.append((kind, name, found))
         for owner in kind.__mro__:
             table = _table_of(owner)
             if id(table) not in self._seen and owner.__module__ != "builtins":
