@@ -242,6 +242,23 @@ def test_errors_of_onednn_while_it_compiles_are_a_refusal(
         torch.testing.assert_close(optimized(x), model(x), atol=1e-4, rtol=1e-4)
 
 
+def test_a_module_that_fails_on_another_input_is_refused() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+            self.table = nn.Embedding(3, 8)
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            return self.body(x) + self.table(labels[:, 0])[:, :, None, None]
+
+    model, x, labels = Chosen().eval(), torch.randn(1, 8, 9, 9), torch.tensor([[1, 5]])
+    optimized = oxytorch.optimize(model, sample_input=(x, labels), passes=PASSES)
+    assert "a run of it fails, IndexError: index out of range" in _reasons(optimized)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x, labels), model(x, labels), atol=1e-4, rtol=1e-4)
+
+
 def test_errors_of_onednn_at_a_call_run_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, failures = _network(), _image(), []
     optimized = _compiled(model, x)

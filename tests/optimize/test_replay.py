@@ -232,6 +232,26 @@ def test_errors_are_those_of_the_module() -> None:
     assert len(calls) == 1, "the program holds for other values"
 
 
+@pytest.mark.parametrize("where", ["build", "_watched"])
+def test_errors_while_a_form_is_recorded_run_the_module(where: str) -> None:
+    model = _mlp()
+    optimized = _replaying(model, torch.randn(3, 8))
+    replay, failures = optimized.__dict__["forward"], []
+
+    def fails(*given: Any) -> Any:
+        failures.append(1)
+        raise RuntimeError("could not create a memory")
+
+    setattr(replay, where, fails)
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(5, 8)
+            torch.testing.assert_close(optimized(x), model(x))
+        with pytest.raises(RuntimeError, match="shapes|inner product"):
+            optimized(torch.randn(5, 7))
+    assert len(failures) == 1
+
+
 def test_a_program_that_fails_by_itself_is_not_used_again() -> None:
     model, tokens = Embedded().eval(), torch.arange(6).view(2, 3)
     optimized = _replaying(model, tokens)

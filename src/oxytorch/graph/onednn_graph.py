@@ -152,7 +152,7 @@ def build(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         _check(program, recording, tensors, recording.tensors)
         _check(program, recording, rolled, expected)
     except RuntimeError as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        reason = [type(error).__name__, *str(error).strip().splitlines()][-1]
         raise CaptureError(f"oneDNN's graph compiler fails: {reason}") from error
     return program, recording.output
 

@@ -176,8 +176,11 @@ class Replay(OwnSignature):
                     raise CaptureError("it returns a list or dictionary of others")
                 if not state.is_current():
                     raise CaptureError("its code keeps a state")
-            except CaptureError as error:
-                self._refused[form] = str(error)
+            except Exception as error:
+                # Not raised here: where the module's own code fails as well, it says so itself.
+                is_reason = isinstance(error, CaptureError)
+                name = "" if is_reason else f"a run of it fails, {type(error).__name__}: "
+                self._refused[form] = f"{name}{str(error).strip().partition(chr(10))[0]}"
                 return None
             if self._state is None or not self._state.is_current():
                 self._programs.clear()
