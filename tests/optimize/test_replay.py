@@ -247,7 +247,7 @@ def test_errors_while_a_form_is_recorded_run_the_module(where: str) -> None:
         for _ in range(4):
             x = torch.randn(5, 8)
             torch.testing.assert_close(optimized(x), model(x))
-        with pytest.raises(RuntimeError, match="shapes|inner product"):
+        with pytest.raises(RuntimeError, match=r"shapes|inner product"):
             optimized(torch.randn(5, 7))
     assert len(failures) == 1
 
@@ -317,6 +317,44 @@ def test_lists_of_others_are_written_to_as_often_as_stock_does() -> None:
         for _ in range(4):
             assert optimized(x)[1] is optimized.kept
             assert optimized(x, given)[1] is given
+
+
+class Writing(nn.Module):
+    """Writes to what it is given or keeps, for inputs of more than three rows."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.layer = nn.Linear(8, 4)
+        self.register_buffer("total", torch.zeros(4))
+        self.times, self.log, self.table = 0, [0], {"times": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > 3:
+            if self.kind == "input":
+                x.mul_(2)
+            elif self.kind == "buffer":
+                self.total.add_(1)
+            elif self.kind == "attribute":
+                self.times += 1
+            elif self.kind == "list":
+                self.log.append(1)
+            else:
+                self.table["times"] += 1
+        return self.layer(x) + self.total + self.times + len(self.log) + self.table["times"]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", ["input", "buffer", "attribute", "list", "dictionary"])
+def test_code_of_a_call_has_its_effects_once(kind: str, mode: Any) -> None:
+    model = Writing(kind).eval()
+    optimized = _replaying(model, torch.randn(3, 8))
+    with mode():
+        for _ in range(5):
+            x = torch.randn(5, 8)
+            given = [x.clone(), x.clone()]
+            torch.testing.assert_close(optimized(given[0]), model(given[1]))
+            assert torch.equal(*given)
 
 
 def test_inputs_with_attributes_run_the_module() -> None:
@@ -413,7 +451,7 @@ class Refused(nn.Module):
         ("buffer", "writes to"),
         ("input", "writes to"),
         ("attribute", "keeps a state"),
-        ("counter", "two runs"),
+        ("counter", "keeps a state"),
         ("random", "other results"),
         ("object", "holds a object"),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from copy import copy
+from operator import is_
 from typing import Any, Protocol
 
 import torch
@@ -86,7 +88,12 @@ class Replay(OwnSignature):
         if self._is_special():
             raise CaptureError("a module has a hook or is in training mode")
         with torch.no_grad(), self._in_place():
-            self._capture(form, args, kwargs)
+            try:
+                self.forward(*args, **kwargs)  # what is made at the first call is not looked at
+                self._capture(form, args, kwargs)
+            except Exception as error:
+                first = str(error).strip().partition("\n")[0]
+                raise CaptureError(f"it fails, {type(error).__name__}: {first}") from error
         if form in self._refused:
             raise CaptureError(self._refused[form])
 
@@ -150,38 +157,38 @@ class Replay(OwnSignature):
             self._seen.add(form)
         if wanted and self._lock.acquire(blocking=False):
             self._lock.release()
-            captured = self._capture(form, args, kwargs)
-            if captured is not None:
-                return captured[0]
+            return self._capture(form, args, kwargs)[0]
         return self.forward(*args, **kwargs)
 
     def _capture(
         self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any] | None:
-        """Add a program for this call and return its output in a tuple.
+    ) -> tuple[Any, ...]:
+        """Run the module's own code, and add a program for such calls; its output in a tuple.
 
-        None, and the reason noted, where there can be no program.
+        Where there can be no program the reason is noted. Raises what the module's code raises.
         """
         with self._lock:
+            before = _Before(self.module, args, kwargs)
+            value = self.forward(*args, **kwargs)
             try:
-                # Containers of its own, since the code runs more often than it was asked to.
-                args, kwargs = pytree.tree_map(_itself, (args, kwargs))
+                if not before.holds() or _form(args, kwargs)[0] != form:
+                    # Else the runs below would do again what was asked for once.
+                    raise CaptureError("its code writes to its input or keeps a state")
                 state = self._watched(args, kwargs)
-                if _form(args, kwargs)[0] != form:
-                    raise CaptureError("its code writes to a list or dictionary that it is given")
-                program, value = self.build(self.forward, args, kwargs)
-                output = _Output(value)
+                program, again = self.build(self.forward, args, kwargs)
+                output = _Output(again)
                 known = {id(own) for own in _containers((args, kwargs))}
-                if any(id(own) in known or state.holds(own) for own in _containers(value)):
+                if any(id(own) in known or state.holds(own) for own in _containers(again)):
                     raise CaptureError("it returns a list or dictionary of others")
                 if not state.is_current():
                     raise CaptureError("its code keeps a state")
+            except CaptureError as error:
+                self._refused[form] = str(error)
+                return (value,)
             except Exception as error:
-                # Not raised here: where the module's own code fails as well, it says so itself.
-                is_reason = isinstance(error, CaptureError)
-                name = "" if is_reason else f"a run of it fails, {type(error).__name__}: "
-                self._refused[form] = f"{name}{str(error).strip().partition(chr(10))[0]}"
-                return None
+                first = str(error).strip().partition("\n")[0]
+                self._refused[form] = f"a run of it fails, {type(error).__name__}: {first}"
+                return (value,)
             if self._state is None or not self._state.is_current():
                 self._programs.clear()
             self._state = state
@@ -212,7 +219,6 @@ class Replay(OwnSignature):
         """What the module's code can read, seen in a run of it and of what stands in for parts."""
         codes = self._codes  # of all programs, which one look serves
         codes.refusal = None
-        self.forward(*args, **kwargs)  # what is made at the first call is not looked at
         with codes.watching():
             with own_code():
                 self.forward(*args, **kwargs)
@@ -228,6 +234,39 @@ class Replay(OwnSignature):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
+
+
+class _Before:
+    """What a run of a module can write to, as it was before."""
+
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._inputs = [(t, t.detach().clone()) for t in input_tensors(args, kwargs)]
+        plain = (
+            t
+            for t in (*module.parameters(), *module.buffers())
+            if type(t) in (Tensor, nn.Parameter)
+        )
+        self._held = [(t, t._version) for t in plain if not t.is_inference()]
+        owned = [m.__dict__ for m in module.modules()]
+        inner = [v for own in owned for v in own.values() if isinstance(v, (dict, list, set))]
+        self._tables: list[tuple[Any, Any]] = [(table, copy(table)) for table in (*owned, *inner)]
+
+    def holds(self) -> bool:
+        """Whether nothing was written to."""
+        return (
+            all(t._version == version for t, version in self._held)
+            and all(_is_same(now, then) for now, then in self._tables)
+            and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in self._inputs)
+        )
+
+
+def _is_same(now: Any, then: Any) -> bool:
+    """Whether a dictionary, list or set holds the very same objects."""
+    if len(now) != len(then):
+        return False
+    if isinstance(now, dict):
+        return all(now.get(key, MISSING) is value for key, value in then.items())
+    return bool(now == then) if isinstance(now, set) else all(map(is_, now, then))
 
 
 def _moved_to_front(items: Any, position: int) -> list[Any]:
@@ -306,10 +345,6 @@ def _check_output(value: Any) -> None:
 
 def _is_size(value: Any) -> bool:
     return type(value) is torch.Size  # which torch takes for a tuple
-
-
-def _itself(leaf: Any) -> Any:
-    return leaf
 
 
 def _nodes(nested: Any) -> list[Any]:
