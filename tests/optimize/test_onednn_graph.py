@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -171,6 +172,121 @@ def test_compiled_calls_do_not_reach_the_forward(mode: Any) -> None:
             torch.testing.assert_close(optimized(x), model(x), rtol=1e-4, atol=1e-4)
             assert torch.equal(x, kept)
     assert not calls
+
+
+FORMS: dict[str, Callable[[], Tensor]] = {
+    "channels_last": lambda: torch.randn(2, 8, 9, 7).contiguous(memory_format=torch.channels_last),
+    "columns": lambda: torch.randn(2, 8, 9, 40)[..., :7],
+    "every_second": lambda: torch.randn(2, 8, 18, 7)[:, :, ::2],
+    "channels": lambda: torch.randn(2, 30, 9, 7)[:, 3:11],
+    "part_of_channels_last": lambda: torch.randn(2, 9, 7, 16)[..., :8].permute(0, 3, 1, 2),
+    "turned": lambda: torch.randn(2, 8, 7, 9).mT,
+    "batch_last": lambda: torch.randn(8, 9, 7, 2).permute(3, 0, 1, 2),
+    "expanded": lambda: torch.randn(1, 8, 9, 1).expand(2, 8, 9, 7),
+    "offset": lambda: torch.randn(1011)[3:].view(2, 8, 9, 7),
+}
+"""Ways in which an image may lie in memory. What is compiled for one reads over its end in another,
+which ends the process."""
+
+
+@pytest.mark.parametrize("before", ["residual", "plain"])
+@pytest.mark.parametrize("name", [*FORMS])
+def test_images_of_any_strides(name: str, before: str) -> None:
+    torch.manual_seed(0)
+    body = Residual() if before == "residual" else nn.Conv2d(8, 8, 3)
+    model = nn.Sequential(body, nn.Conv2d(8, 4, 1)).eval()
+    optimized = _compiled(model, FORMS[name]())
+    calls = _counts_original(optimized)
+    with torch.no_grad():
+        for _ in range(3):
+            x = FORMS[name]()
+            found, wanted = optimized(x), model(x)
+            assert found.stride() == wanted.stride()
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        assert not calls
+        for other in FORMS.values():
+            x = other()
+            torch.testing.assert_close(optimized(x), model(x), atol=1e-4, rtol=1e-4)
+
+
+def test_a_program_refuses_other_strides() -> None:
+    optimized = _compiled(_network(), _image())
+    (program,) = optimized.__dict__["forward"].programs()
+    assert program([_image()]) is not None
+    assert program([_image().contiguous(memory_format=torch.channels_last)]) is None
+    assert program([_image(40)[..., ::2, ::2]]) is None
+    assert program([_image(24)]) is None
+
+
+def test_an_input_over_itself_is_refused() -> None:
+    x = torch.randn(200).as_strided((2, 3, 8, 8), (20, 10, 5, 1))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).eval()
+    optimized = oxytorch.optimize(model, sample_input=x, passes=["onednn_graph"])
+    assert "share memory" in _reasons(optimized)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x), model(x))
+
+
+@pytest.mark.parametrize("where", ["_compile", "__call__"])
+def test_errors_of_onednn_while_it_compiles_are_a_refusal(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any) -> Any:
+        raise RuntimeError("could not create a memory")
+
+    model, x = _network(), _image()
+    monkeypatch.setattr(OneDnnProgram, where, fails)
+    optimized = oxytorch.optimize(model, sample_input=x, passes=PASSES)
+    assert "could not create a memory" in _reasons(optimized)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x), model(x), atol=1e-4, rtol=1e-4)
+
+
+def test_a_module_that_fails_on_another_input_is_refused() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+            self.table = nn.Embedding(3, 8)
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            return self.body(x) + self.table(labels[:, 0])[:, :, None, None]
+
+    model, x, labels = Chosen().eval(), torch.randn(1, 8, 9, 9), torch.tensor([[1, 5]])
+    optimized = oxytorch.optimize(model, sample_input=(x, labels), passes=PASSES)
+    assert "a run of it fails, IndexError: index out of range" in _reasons(optimized)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x, labels), model(x, labels), atol=1e-4, rtol=1e-4)
+
+
+def test_errors_of_onednn_at_a_call_run_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, failures = _network(), _image(), []
+    optimized = _compiled(model, x)
+
+    def fails(*given: Any) -> Any:
+        failures.append(1)
+        raise RuntimeError("could not create a memory")
+
+    monkeypatch.setattr(OneDnnProgram, "__call__", fails)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(optimized(x), model(x), atol=1e-4, rtol=1e-4)
+    assert len(failures) == 1
+
+
+def test_what_is_put_in_later_is_followed() -> None:
+    class Asking(Residual):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * getattr(self, "factor", 1.0)
+
+    model = nn.Sequential(Asking()).eval()
+    x = torch.randn(1, 8, 9, 9)
+    optimized = _compiled(model, x)
+    with torch.no_grad():
+        optimized(x)
+        model[0].factor = optimized[0].factor = 2.0
+        for _ in range(3):
+            torch.testing.assert_close(optimized(x), model(x), atol=1e-4, rtol=1e-4)
 
 
 def test_results_of_two_calls_are_apart() -> None:

@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import time
+import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -35,6 +36,29 @@ class Settings:
     scale: float = 1.0
 
 
+class Doubled(Settings):
+    pass
+
+
+class Late:
+    late = 2.0
+
+
+class Meta(type):
+    pass
+
+
+class Mode(metaclass=Meta):
+    pass
+
+
+def _rename(kind: type) -> None:
+    kind.__name__ = "Renamed"
+
+
+settings_file = types.ModuleType("settings_file")
+
+
 class Slots:
     __slots__ = ("scale",)
 
@@ -59,6 +83,30 @@ def with_closure() -> tuple[Callable[[Tensor], Tensor], Callable[[float], None]]
     return apply, change
 
 
+def with_empty_variable() -> tuple[Callable[[], bool], Callable[[float], None]]:
+    if not NAMES:
+        scale = 1.0
+
+    def is_filled() -> bool:
+        try:
+            return scale > 0
+        except NameError:
+            return False
+
+    def fill(value: float) -> None:
+        nonlocal scale
+        scale = value
+
+    return is_filled, fill
+
+
+def _late() -> bool:
+    try:
+        return late > 0  # type: ignore[name-defined, no-any-return]
+    except NameError:
+        return False
+
+
 class Base(nn.Module):
     KIND = 1.0
 
@@ -72,6 +120,10 @@ class Base(nn.Module):
         self.partial = functools.partial(scaled, factors=[1.0])
         self.constant = torch.ones(4)
         self.word = "relu"
+        self.weak = weakref.ref(self.settings)
+        self.mode = Mode()
+        self.empty = object.__new__(Slots)
+        self.is_filled, self.fill = with_empty_variable()
 
     @property
     def hidden(self) -> float:
@@ -134,7 +186,67 @@ CHANGES: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]] = 
         lambda m, x: nn.functional.relu(x),
         lambda m: _set(nn.functional, "relu", torch.tanh),
     ),
+    "held_weakly": (lambda m, x: x * m.weak().scale, lambda m: _set(m.settings, "scale", 2.0)),
+    "asks_for_gradients": (
+        lambda m, x: x * m.layer.weight.requires_grad,
+        lambda m: m.requires_grad_(False),
+    ),
+    "gradient": (
+        lambda m, x: x * (m.layer.weight.grad is None),
+        lambda m: _set(m.layer.weight, "grad", torch.ones(4, 4)),
+    ),
+    "bases": (
+        lambda m, x: x * getattr(m.settings, "late", 1.0),
+        lambda m: _set(type(m), "__bases__", (Late, *type(m).__bases__)),
+    ),
+    "name_of_a_class": (lambda m, x: x * len(type(m).__name__), lambda m: _rename(type(m))),
+    "class_of_an_object": (
+        lambda m, x: x * m.settings.scale,
+        lambda m: _set(m.settings, "__class__", Doubled),
+    ),
 }
+
+ABSENT: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]] = {
+    "default": (lambda m, x: x * getattr(m, "late", 1.0), lambda m: _set(m, "late", 2.0)),
+    "asked_for": (lambda m, x: x * hasattr(m, "late"), lambda m: _set(m, "late", 2.0)),
+    "key": (lambda m, x: x * ("late" in m.__dict__), lambda m: _set(m, "late", 2.0)),
+    "listed": (lambda m, x: x * len(vars(m)), lambda m: _set(m, "late", 2.0)),
+    "name_made": (lambda m, x: x * hasattr(m, "la" + "te"), lambda m: _set(m, "late", 2.0)),
+    "child": (lambda m, x: x * hasattr(m.layer, "late"), lambda m: _set(m.layer, "late", 2.0)),
+    "new_child": (lambda m, x: x * hasattr(m, "late"), lambda m: _set(m, "late", nn.ReLU())),
+    "class": (lambda m, x: x * hasattr(m, "late"), lambda m: _set(type(m), "late", 2.0)),
+    "base_class": (lambda m, x: x * hasattr(m, "late"), lambda m: _set(Base, "late", 2.0)),
+    "class_of_torch": (
+        lambda m, x: x * hasattr(m.layer, "late"),
+        lambda m: _set(nn.Linear, "late", 2.0),
+    ),
+    "object": (
+        lambda m, x: x * hasattr(m.settings, "late"),
+        lambda m: _set(m.settings, "late", 2.0),
+    ),
+    "class_of_an_object": (
+        lambda m, x: x * hasattr(m.settings, "late"),
+        lambda m: _set(Settings, "late", 2.0),
+    ),
+    "function": (lambda m, x: x * hasattr(scaled, "late"), lambda m: _set(scaled, "late", 2.0)),
+    "weight": (
+        lambda m, x: x * hasattr(m.layer.weight, "late"),
+        lambda m: _set(m.layer.weight, "late", 2.0),
+    ),
+    "dictionary": (lambda m, x: x * ("late" in TABLE), lambda m: _set(TABLE, "late", 2.0)),
+    "global_by_name": (lambda m, x: x * _late(), lambda m: globals().update(late=2.0)),
+    "module": (
+        lambda m, x: x * hasattr(settings_file, "late"),
+        lambda m: _set(settings_file, "late", 2.0),
+    ),
+    "class_of_a_class": (
+        lambda m, x: x * hasattr(type(m.mode), "late"),
+        lambda m: _set(Meta, "late", 2.0),
+    ),
+    "slot": (lambda m, x: x * hasattr(m.empty, "scale"), lambda m: _set(m.empty, "scale", 2.0)),
+    "variable": (lambda m, x: x * m.is_filled(), lambda m: m.fill(2.0)),
+}
+"""What code asks for that is not there, and the change that puts it there."""
 
 
 @pytest.fixture(autouse=True)
@@ -149,11 +261,15 @@ def _everything_back() -> Any:
     VARIABLE.set(1.0)
     os.environ.pop("REACHABLE", None)
     scaled.__defaults__[0][:] = [1.0]  # type: ignore[index]
+    for owner in (Base, nn.Linear, Settings, Meta, scaled, settings_file):
+        vars(owner).get("late") and delattr(owner, "late")
+    TABLE.pop("late", None)
+    globals().pop("late", None)
 
 
-@pytest.mark.parametrize("name", [*CHANGES])
+@pytest.mark.parametrize("name", [*CHANGES, *(f"absent_{name}" for name in ABSENT)])
 def test_changes_are_seen(name: str) -> None:
-    read, change = CHANGES[name]
+    read, change = CHANGES.get(name) or ABSENT[name.removeprefix("absent_")]
     module = _module(read)
     state = _looked_at(module)
     assert state.is_current()
@@ -164,15 +280,20 @@ def test_changes_are_seen(name: str) -> None:
     assert not state.is_current()
 
 
-def test_all_global_variables_are_looked_at_where_the_code_asks_for_them() -> None:
+@pytest.mark.parametrize(
+    ("read", "change"), [("globals()['NUMBER']", "NUMBER"), ("('late' in globals())", "late")]
+)
+def test_all_global_variables_are_looked_at_where_the_code_asks_for_them(
+    read: str, change: str
+) -> None:
     table = {"NUMBER": 1.0, "__name__": "elsewhere", "__builtins__": __builtins__}
-    code = "def forward(self, x):\n    return self.layer(x) * globals()['NUMBER']\n"
+    code = f"def forward(self, x):\n    return self.layer(x) * {read}\n"
     exec(code, table)
     module = _module(lambda m, x: x)
     type(module).forward = table["forward"]  # type: ignore[method-assign, assignment]
     state = _looked_at(module)
     assert state.is_current()
-    table["NUMBER"] = 2.0
+    table[change] = 2.0
     assert not state.is_current()
 
 

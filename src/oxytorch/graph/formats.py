@@ -9,6 +9,7 @@ order; a model whose code does not bear it gets torch's order from every convolu
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -55,30 +56,34 @@ class _Opaque(Exception):
 class ModelForward(Forward):
     """The forward of a model in which convolutions may keep channels-last order.
 
-    is_free: whether they may; not any more once a call failed or returned what cannot be looked
-    into.
+    is_free: whether they may in a call with inputs in torch's order. is_free_last: in a call with
+    an input in channels-last order. Not any more once a call failed or returned what cannot be
+    looked into.
     """
 
-    def __init__(self, module: nn.Module, is_free: bool) -> None:
+    def __init__(self, module: nn.Module, is_free: bool, is_free_last: bool) -> None:
         super().__init__(module)
         self.inner = module.__dict__.get("forward", self.own)
         self.is_free = is_free
+        self.is_free_last = is_free_last
         self._modules = [*module.modules()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Random numbers of dropout would fall on other values in another order.
-        bears = self.is_free and is_plain_inference() and not any(map(_is_training, self._modules))
-        if not bears or _local.is_free:
+        may = (self.is_free or self.is_free_last) and not _local.is_free
+        bears = may and is_plain_inference() and not any(map(_is_training, self._modules))
+        is_given_last = bears and any(map(is_last, _tensors((args, kwargs))))
+        if not bears or not (self.is_free_last if is_given_last else self.is_free):
             return self.inner(*args, **kwargs)
         _local.is_free = True
         try:
             result = self.inner(*args, **kwargs)
-            if any(map(is_last, _tensors((args, kwargs)))):
+            if is_given_last:
                 return result
             return pytree.tree_map(_in_torchs_order, result)
         except (RuntimeError, _Opaque):
             # Without the other order the model's code either runs or says itself what is wrong.
-            self.is_free = False
+            self.is_free = self.is_free_last = False
         finally:
             _local.is_free = False
         return self.inner(*args, **kwargs)
@@ -89,14 +94,16 @@ def _tensors(nested: Any) -> list[Tensor]:
 
 
 def has_other_order(x: Tensor) -> bool:
-    """Whether a tensor may be in the order that convolutions of ours return."""
-    is_turned = x.dim() == 3 and not x.is_contiguous() and x.mT.is_contiguous()
-    return is_turned or is_last(x)
+    """Whether a tensor may be of the order that convolutions of ours return: a part or a view of
+    such a one as well."""
+    strides = [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+    return any(before < after for before, after in pairwise(filter(None, strides)))
 
 
 def _in_torchs_order(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
-        return leaf.contiguous() if has_other_order(leaf) else leaf
+        is_strided = leaf.layout == torch.strided
+        return leaf.contiguous() if is_strided and has_other_order(leaf) else leaf
     if is_constant(leaf):
         return leaf
     raise _Opaque(type(leaf).__name__)

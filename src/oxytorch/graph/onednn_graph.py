@@ -37,6 +37,7 @@ class OneDnnProgram:
     """
 
     def __init__(self, recording: Recording, tensors: list[Tensor]) -> None:
+        self._forms = [_form(t) for t in tensors]
         # Whoever calls watches the parameters.
         self._constants = [
             (t, t._version) for t in recording.externals if not isinstance(t, nn.Parameter)
@@ -54,23 +55,47 @@ class OneDnnProgram:
             raise CaptureError("oneDNN's graph compiler takes no part of it")
 
     def _compile(self, tensors: list[Tensor]) -> int:
-        try:
-            for _ in range(WARM_UP):
-                self._tape(tensors)
-            graph = str(torch._C._last_executed_optimized_graph())
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise CaptureError(f"oneDNN's graph compiler fails: {reason}") from error
+        for _ in range(WARM_UP):
+            self._tape(tensors)
+        graph = str(torch._C._last_executed_optimized_graph())
         return graph.count("= prim::oneDNNFusionGroup_")
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None:
-        """Run on the tensors of a call; None once a tensor that was a constant is written to, and
-        for inputs with NaN or infinity."""
-        if not all(map(_is_finite, tensors)):
+        """Run on the tensors of a call; None for tensors of another form, once a tensor that was a
+        constant is written to, and for inputs with NaN or infinity."""
+        # A compiled graph takes any memory for that of the form it was compiled for.
+        if [_form(t) for t in tensors] != self._forms or not all(map(_is_finite, tensors)):
             return None
         if any(t._version != version for t, version in self._constants):
             return None
         return self._tape(tensors)
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _copied(tensor: Tensor, by: int = 0) -> Tensor:
+    """A copy with the very same strides, its values rolled by so many along the last dimension."""
+    own = tensor.detach()
+    for dim, stride in enumerate(own.stride()):
+        if stride == 0:
+            own = own.narrow(dim, 0, min(own.shape[dim], 1))
+    made = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype)
+    made.copy_(own.roll(by, -1) if by and own.dim() else own)
+    return made.expand(tensor.shape)
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether places of a tensor may share memory, but for those along an expanded dimension."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if stride == 0 or size == 1:
+            continue
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -95,11 +120,13 @@ def build(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     oneDNN cannot compile it, and where the compiled graph's answers are other ones.
     """
     tensors = input_tensors(args, kwargs)
+    if any(map(_overlaps, tensors)):
+        raise CaptureError("places of an input share memory")
     if not all(map(_is_finite, tensors)):
         raise CaptureError("an input holds NaN or infinity")
     if any(t.is_inference() for t in tensors):
         with torch.inference_mode(False):
-            own = [t.clone() for t in tensors]
+            own = [*map(_copied, tensors)]
         args, kwargs = _with_tensors(args, kwargs, tensors, own)
         tensors = own
     forward(*args, **kwargs)  # what is made at the first call is not recorded
@@ -117,11 +144,16 @@ def build(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         raise CaptureError("sums may overflow in float16, and oneDNN's graphs lose NaN")
     if any(step.read is not None for step in recording.steps):
         raise CaptureError("its code reads values of tensors")
-    program = OneDnnProgram(recording, tensors)
-    _check(program, recording, tensors, recording.tensors)
-    rolled = [t.roll(1, -1) if t.dim() else t for t in tensors]
+    rolled = [_copied(t, by=1) for t in tensors]
     others = _with_tensors(args, kwargs, tensors, rolled)
-    _check(program, recording, rolled, output_tensors(forward(*others[0], **others[1])))
+    expected = output_tensors(forward(*others[0], **others[1]))
+    try:
+        program = OneDnnProgram(recording, tensors)
+        _check(program, recording, tensors, recording.tensors)
+        _check(program, recording, rolled, expected)
+    except RuntimeError as error:
+        reason = [type(error).__name__, *str(error).strip().splitlines()][-1]
+        raise CaptureError(f"oneDNN's graph compiler fails: {reason}") from error
     return program, recording.output
 
 
@@ -165,7 +197,7 @@ def _check(
     expected: the module's own output. In a narrow dtype both are measured against the recorded
     steps in float32; twice the module's own error is allowed, and at least the tolerance.
     """
-    given = [t.clone() for t in tensors]
+    given = [*map(_copied, tensors)]
     found = program(given)
     assert found is not None
     if not all(map(torch.equal, given, tensors)):

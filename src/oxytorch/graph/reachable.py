@@ -3,14 +3,20 @@
 A recording of a whole module holds what its Python decided. It decided by the attributes of the
 modules, by what these hold (configurations, lists, dictionaries), by global variables, by what
 closures and classes hold, and by tensors. All of that can be reached from the modules and from the
-code that ran, and is compared by identity before each use of the recording. What cannot be reached
+code that ran, and is compared by identity before each use of the recording. It decided by what it
+asked for and did not find as well (`getattr` with a default, `hasattr`): so every table that it can
+have asked is counted, and a global variable that it names and that is not there is looked for. What
+cannot be reached
 (files, the clock, the environment) is only read through functions of Python's library, and code
 that calls those is refused.
 """
 
 from __future__ import annotations
 
+import builtins
+import dis
 import functools
+import gc
 import logging
 import os
 import sys
@@ -61,7 +67,7 @@ _LOOK_UPS = frozenset(["getattr", "hasattr", "vars", "dir", "globals", "locals"]
 _OPAQUE = (
     type(None), bool, int, float, complex, str, bytes, range, slice, torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.Size, types.BuiltinFunctionType, types.CodeType,
-    logging.Logger, weakref.ref, type(NotImplemented), type(...), property, staticmethod,
+    logging.Logger, type(NotImplemented), type(...), property, staticmethod,
 )  # fmt: skip
 """What holds nothing that a module's code reads through it, or holds it for good."""
 
@@ -81,6 +87,9 @@ _UNREAD = nn.Module().__dict__.keys() - {
     "training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"
 }  # fmt: skip
 """Torch's own tables that a call in plain inference does not look at."""
+
+_OF_TENSORS = frozenset(["grad", "requires_grad"])
+"""What can be set on a tensor and is no value of it."""
 
 _CALLS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
 
@@ -176,6 +185,7 @@ class Reachable:
         self._home = module
         self._places = Places()
         self._packed: list[PackedTensor] = []
+        self._absent: list[tuple[Any, str]] = []
         self._variables: list[tuple[ContextVar[Any], Any]] = []
         self._seen: dict[int, Any] = {}
         self._names = {name for code in codes.seen for name in code.co_names}.union(_CALLS)
@@ -186,6 +196,11 @@ class Reachable:
             for name in [*table] if reads_table else code.co_names:
                 if name in table:
                     self._entry(table, name)
+            if reads_table:
+                self._count(table)
+            for name in _global_names(code).difference(table):
+                for place in (table, vars(builtins)):
+                    self._places.entries.append((place, name, place.get(name, MISSING)))
         if codes.reads_environment:
             self._todo.append(config.environment)
         while self._todo:
@@ -200,8 +215,13 @@ class Reachable:
         return (
             self._places.are_current()
             and all(variable.get(MISSING) is value for variable, value in self._variables)
+            and not any(_is_there(owner, name) for owner, name in self._absent)
             and all(map(PackedTensor.is_packed, self._packed))
         )
+
+    def holds(self, value: Any) -> bool:
+        """Whether this very object can be reached."""
+        return self._seen.get(id(value)) is value
 
     def _entry(self, table: dict[Any, Any], key: Any) -> None:
         self._places.entries.append((table, key, table[key]))
@@ -210,6 +230,9 @@ class Reachable:
     def _attribute(self, owner: Any, name: str, value: Any) -> None:
         self._places.attributes.append((owner, name, value))
         self._todo.append(value)
+
+    def _count(self, table: Any) -> None:
+        self._places.sizes.append((table, len(table)))
 
     def _visit(self, value: Any) -> None:
         if isinstance(value, _OPAQUE) or id(value) in self._seen:
@@ -242,7 +265,12 @@ class Reachable:
             self._todo += [value.__self__, value.__func__]
         elif isinstance(value, functools.partial):
             self._todo += [value.func, value.args, value.keywords]
+        elif isinstance(value, weakref.ref):
+            self._todo.append(value())  # which is kept, and cannot go away
         elif isinstance(value, types.ModuleType):
+            # Every line of a notebook adds a name, and libraries of modules load them one by one.
+            if type(value) is types.ModuleType and value.__name__ != "__main__":
+                self._count(value.__dict__)
             for name in self._names & value.__dict__.keys():
                 if isinstance(value.__dict__[name], _OPAQUE) or _is_of_torch(value):
                     self._places.entries.append((value.__dict__, name, value.__dict__[name]))
@@ -257,8 +285,14 @@ class Reachable:
 
     def _tensor(self, tensor: Tensor) -> None:
         self._places.add_tensor(tensor)
+        for name in _OF_TENSORS & self._names:
+            self._places.attributes.append((tensor, name, getattr(tensor, name)))
+        self._dictionary(tensor.__dict__)
+        self._class(type(tensor))
         if isinstance(tensor, PackedTensor):
             self._packed.append(tensor)
+            # `torch.utils.swap_tensors` leaves nothing of a tensor but the object.
+            self._places.attributes.append((tensor, "__dict__", tensor.__dict__))
         elif type(tensor) not in (Tensor, nn.Parameter):
             raise CaptureError(f"its code can read a {type(tensor).__name__}")
 
@@ -273,12 +307,7 @@ class Reachable:
                     self._todo += [] if _is_ours(value) else [value]
             elif name not in _UNREAD:
                 self._entry(module.__dict__, name)
-        # What is found in the class may be hidden by an attribute.
-        hidden = self._in_class(type(module)) | {"forward"}
-        for name in (
-            hidden - module.__dict__.keys() - ({"forward"} if module is self._home else set())
-        ):
-            self._places.entries.append((module.__dict__, name, MISSING))
+        self._count(module.__dict__)
         for _, name in functions_of(type(module)):
             self._places.entries.append((vars(functional), name, vars(functional)[name]))
         self._places.types.append((module, type(module)))
@@ -287,7 +316,7 @@ class Reachable:
     def _dictionary(self, found: Any) -> None:
         if not isinstance(found, dict):
             raise CaptureError("its code can read a view of a dictionary, which cannot be compared")
-        self._places.sizes.append((found, len(found)))
+        self._count(found)
         for key in [*found]:
             self._places.entries.append((found, key, dict.__getitem__(found, key)))
             self._todo.append(dict.__getitem__(found, key))
@@ -297,13 +326,12 @@ class Reachable:
             return
         self._places.attributes.append((function, "__code__", function.__code__))
         self._todo += [function.__defaults__, function.__kwdefaults__]
-        if function.__dict__:
-            self._todo.append(function.__dict__)
+        self._todo.append(function.__dict__)
         for cell in function.__closure__ or ():
             try:
                 self._attribute(cell, "cell_contents", cell.cell_contents)
             except ValueError:  # empty as yet
-                continue
+                self._absent.append((cell, "cell_contents"))
 
     def _object(self, value: Any) -> None:
         """The attributes of an object."""
@@ -314,10 +342,15 @@ class Reachable:
         kind = type(value)
         if kind.__module__ == "builtins":
             return
+        self._places.types.append((value, kind))
         for slots in (vars(owner).get("__slots__", ()) for owner in kind.__mro__):
             for name in (slots,) if isinstance(slots, str) else tuple(slots):
-                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                if name in ("__dict__", "__weakref__"):
+                    continue
+                if hasattr(value, name):
                     self._attribute(value, name, getattr(value, name))
+                else:
+                    self._absent.append((value, name))
         self._class(kind)
 
     def _class(self, kind: type) -> None:
@@ -325,6 +358,16 @@ class Reachable:
         if id(kind) in self._seen and self._seen[id(kind)] is _DONE:
             return
         self._seen[id(kind)] = _DONE
+        self._class(type(kind))
+        for name in ("__mro__", "__name__"):
+            found = getattr(kind, name)
+            if found is getattr(kind, name):  # not of a class in C, whose name cannot change
+                self._places.attributes.append((kind, name, found))
+        for owner in kind.__mro__:
+            table = _table_of(owner)
+            if id(table) not in self._seen and owner.__module__ != "builtins":
+                self._seen[id(table)] = table
+                self._count(table)
         is_library = _is_of_torch(kind) or kind.__module__.split(".")[0] in sys.stdlib_module_names
         for name in _CALLS if is_library else self._in_class(kind):
             found = getattr(kind, name, None)
@@ -344,6 +387,33 @@ class Reachable:
 
 
 _DONE = object()
+
+
+def _is_there(owner: Any, name: str) -> bool:
+    """Whether an attribute or the content of a cell has been set."""
+    try:
+        getattr(owner, name)
+    except (AttributeError, ValueError):
+        return False
+    return True
+
+
+def _table_of(kind: type) -> dict[str, Any]:
+    """The dictionary of a class, of which Python itself shows a view only."""
+    found = gc.get_referents(vars(kind))
+    if len(found) != 1 or type(found[0]) is not dict:
+        raise CaptureError(f"its code can read the class {kind.__name__}, which cannot be compared")
+    return found[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _global_names(code: types.CodeType) -> frozenset[str]:
+    """The global variables that code names."""
+    instructions = (i for i in dis.get_instructions(code) if i.opname in _GLOBAL_READS)
+    return frozenset(i.argval for i in instructions)
+
+
+_GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 def _is_of_torch(value: Any) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from operator import is_
 from typing import Any, Protocol
 
 import torch
@@ -11,12 +14,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.modes import is_plain_inference, own_code
-from ..core.sources import GLOBAL_HOOKS
+from ..core.sources import GLOBAL_HOOKS, MISSING
 from .errors import CaptureError
 from .forward import OwnSignature
 from .reachable import Codes, Reachable
 
-_CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+_CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
 
 MOST_FORMS = 16
 """Forms of call that are captured unless another number is given."""
@@ -84,8 +87,13 @@ class Replay(OwnSignature):
             raise CaptureError(str(error)) from None
         if self._is_special():
             raise CaptureError("a module has a hook or is in training mode")
-        with torch.no_grad():
-            self._capture(form, args, kwargs)
+        with torch.no_grad(), self._in_place():
+            try:
+                self.forward(*args, **kwargs)  # what is made at the first call is not looked at
+                self._capture(form, args, kwargs)
+            except Exception as error:
+                first = str(error).strip().partition("\n")[0]
+                raise CaptureError(f"it fails, {type(error).__name__}: {first}") from error
         if form in self._refused:
             raise CaptureError(self._refused[form])
 
@@ -110,13 +118,35 @@ class Replay(OwnSignature):
                     self._state, self._codes = None, Codes()
         programs = self._programs.get(form, ())
         for position, (program, output) in enumerate(programs):
-            results = program(tensors)
+            try:
+                results = program(tensors)
+            except Exception as error:
+                return self._run_own(form, program, error, args, kwargs)
             if results is not None:
                 if position:
                     with self._lock:
                         self._programs[form] = _moved_to_front(programs, position)
                 return output.rebuilt(results)
         return self._run_new(form, args, kwargs)
+
+    def _run_own(
+        self,
+        form: Hashable,
+        failed: Program,
+        error: Exception,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the module's own code in place of a program that raised an error.
+
+        It says itself what is wrong with the input; where nothing is, the program goes.
+        """
+        value = self.forward(*args, **kwargs)
+        with self._lock:
+            rest = [own for own in self._programs.get(form, ()) if own[0] is not failed]
+            self._programs[form] = rest
+            self._refused[form] = f"its program fails: {error}"
+        return value
 
     def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = len(self._programs.get(form, ()))
@@ -127,33 +157,57 @@ class Replay(OwnSignature):
             self._seen.add(form)
         if wanted and self._lock.acquire(blocking=False):
             self._lock.release()
-            captured = self._capture(form, args, kwargs)
-            if captured is not None:
-                return captured[0]
+            return self._capture(form, args, kwargs)[0]
         return self.forward(*args, **kwargs)
 
     def _capture(
         self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any] | None:
-        """Add a program for this call and return its output in a tuple.
+    ) -> tuple[Any, ...]:
+        """Run the module's own code, and add a program for such calls; its output in a tuple.
 
-        None, and the reason noted, where there can be no program.
+        Where there can be no program the reason is noted. Raises what the module's code raises.
         """
         with self._lock:
+            before = _Before(self.module, args, kwargs)
+            value = self.forward(*args, **kwargs)
             try:
+                if not before.holds() or _form(args, kwargs)[0] != form:
+                    # Else the runs below would do again what was asked for once.
+                    raise CaptureError("its code writes to its input or keeps a state")
                 state = self._watched(args, kwargs)
-                program, value = self.build(self.forward, args, kwargs)
-                output = _Output(value)
+                program, again = self.build(self.forward, args, kwargs)
+                output = _Output(again)
+                known = {id(own) for own in _containers((args, kwargs))}
+                if any(id(own) in known or state.holds(own) for own in _containers(again)):
+                    raise CaptureError("it returns a list or dictionary of others")
                 if not state.is_current():
                     raise CaptureError("its code keeps a state")
             except CaptureError as error:
                 self._refused[form] = str(error)
-                return None
+                return (value,)
+            except Exception as error:
+                first = str(error).strip().partition("\n")[0]
+                self._refused[form] = f"a run of it fails, {type(error).__name__}: {first}"
+                return (value,)
             if self._state is None or not self._state.is_current():
                 self._programs.clear()
             self._state = state
             self._programs[form] = [(program, output), *self._programs.get(form, ())]
             return (value,)
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """While it stands where it will: the attributes of the module are counted."""
+        places = self.module.__dict__
+        before = places.get("forward", MISSING)
+        places["forward"] = self
+        try:
+            yield
+        finally:
+            if before is MISSING:
+                del places["forward"]
+            else:
+                places["forward"] = before
 
     def _is_special(self) -> bool:
         """Whether a module has a hook or is in training mode, for now."""
@@ -165,7 +219,6 @@ class Replay(OwnSignature):
         """What the module's code can read, seen in a run of it and of what stands in for parts."""
         codes = self._codes  # of all programs, which one look serves
         codes.refusal = None
-        self.forward(*args, **kwargs)  # what is made at the first call is not looked at
         with codes.watching():
             with own_code():
                 self.forward(*args, **kwargs)
@@ -181,6 +234,39 @@ class Replay(OwnSignature):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
+
+
+class _Before:
+    """What a run of a module can write to, as it was before."""
+
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._inputs = [(t, t.detach().clone()) for t in input_tensors(args, kwargs)]
+        plain = (
+            t
+            for t in (*module.parameters(), *module.buffers())
+            if type(t) in (Tensor, nn.Parameter)
+        )
+        self._held = [(t, t._version) for t in plain if not t.is_inference()]
+        owned = [m.__dict__ for m in module.modules()]
+        inner = [v for own in owned for v in own.values() if isinstance(v, (dict, list, set))]
+        self._tables: list[tuple[Any, Any]] = [(table, copy(table)) for table in (*owned, *inner)]
+
+    def holds(self) -> bool:
+        """Whether nothing was written to."""
+        return (
+            all(t._version == version for t, version in self._held)
+            and all(_is_same(now, then) for now, then in self._tables)
+            and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in self._inputs)
+        )
+
+
+def _is_same(now: Any, then: Any) -> bool:
+    """Whether a dictionary, list or set holds the very same objects."""
+    if len(now) != len(then):
+        return False
+    if isinstance(now, dict):
+        return all(now.get(key, MISSING) is value for key, value in then.items())
+    return bool(now == then) if isinstance(now, set) else all(map(is_, now, then))
 
 
 def _moved_to_front(items: Any, position: int) -> list[Any]:
@@ -202,6 +288,8 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     if kind is Tensor or kind is nn.Parameter:
         if value.layout != torch.strided or value.device.type != "cpu":
             raise _Foreign("an input is no plain tensor on the CPU")
+        if value.__dict__:
+            raise _Foreign("an input has attributes of its own, which may change")
         tensors.append(value)
         form = value.shape, value.dtype, value.stride(), value.storage_offset()
         return *form, kind, value.requires_grad
@@ -219,10 +307,13 @@ class _Output:
 
     def __init__(self, value: Any) -> None:
         _check_output(value)
-        leaves, self._spec = pytree.tree_flatten(value)
+        leaves, self._spec = pytree.tree_flatten(value, _is_size)
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._is_tensor = isinstance(value, Tensor)
+        again = pytree.tree_unflatten(leaves, self._spec)
+        if [*map(type, _nodes(again))] != [*map(type, _nodes(value))]:
+            raise CaptureError(f"its output is a {type(value).__name__}, which torch takes apart")
 
     def rebuilt(self, tensors: list[Tensor]) -> Any:
         """The same structure with other tensors."""
@@ -242,10 +333,30 @@ def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]
 def output_tensors(value: Any) -> list[Tensor]:
     """The tensors of an output in order. Raises CaptureError for what may carry state."""
     _check_output(value)
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    leaves = pytree.tree_leaves(value, _is_size)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _check_output(value: Any) -> None:
-    for leaf in pytree.tree_leaves(value):
+    for leaf in pytree.tree_leaves(value, _is_size):
         if type(leaf) is not Tensor and not isinstance(leaf, _CONSTANTS):
             raise CaptureError(f"its output holds a {type(leaf).__name__}")
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is torch.Size  # which torch takes for a tuple
+
+
+def _nodes(nested: Any) -> list[Any]:
+    """A value and all that the containers in it hold."""
+    found = [nested]
+    if isinstance(nested, dict):
+        nested = [*nested.values()]
+    if isinstance(nested, (tuple, list)) and not _is_size(nested):
+        found += [inner for item in nested for inner in _nodes(item)]
+    return found
+
+
+def _containers(nested: Any) -> list[Any]:
+    """The lists and dictionaries in a value, which can be written to."""
+    return [own for own in _nodes(nested) if isinstance(own, (list, dict))]

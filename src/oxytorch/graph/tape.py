@@ -220,8 +220,8 @@ def record(
     Returns the tape and the output. Raises CaptureError.
     """
     recording = recorded(run, inputs)
-    tape = Tape(recording.steps, recording.externals, recording.outputs)
     try:
+        tape = Tape(recording.steps, recording.externals, recording.outputs)
         for _ in range(WARM_UP):
             again = tape(inputs)
     except RuntimeError as error:  # TorchScript knows no such form of an operator

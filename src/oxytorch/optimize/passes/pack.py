@@ -76,19 +76,21 @@ def run(context: Context) -> None:
     model = context.model
     convolutions = (m for m in context.open_modules() if is_packable_convolution(m))
     if any(_is_packed(m) and m is not model for m in convolutions) and model not in context.closed:
-        context.set_forward(model, ModelForward(model, _is_order_free(context)))
+        context.set_forward(model, ModelForward(model, *is_order_free(context)))
 
 
-def _is_order_free(context: Context) -> bool:
+def is_order_free(context: Context) -> tuple[bool, bool]:
     """Whether convolutions may return what order they like, since the model's code does not ask
-    for it and its outputs are in torch's."""
+    for it and its outputs are in torch's: in calls with inputs in torch's order, and in calls with
+    an input in channels-last order, which may return such an output."""
     run = context.run
     if run is None or run.reads_strides:
-        return False
+        return False, False
     call = run.calls[0]
     if any(map(is_last, _plain(call.given))):
-        return True  # and calls with such an input may return such an output
-    return not any(map(has_other_order, _plain(run.values_of(call.outer_output))))
+        return False, True  # what outputs are of other inputs was not seen
+    is_free = not any(map(has_other_order, _plain(run.values_of(call.outer_output))))
+    return is_free, is_free
 
 
 def _plain(nested: Any) -> Iterator[torch.Tensor]:
