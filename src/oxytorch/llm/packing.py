@@ -29,11 +29,15 @@ from .weights import RowsWeight, StackedWeight
 
 
 class WeightSet(Change):
-    """A parameter became a part of a joined weight, or was cast; `undo` makes it what it was."""
+    """A parameter became a part of a joined weight, or was cast; `undo` makes it what it was.
+
+    Until it is settled that is the parameter itself, and then one of the values that there are.
+    """
 
     def __init__(self, module: nn.Module, name: str, tensor: Tensor) -> None:
         before = module._parameters[name]
         assert before is not None
+        self.before: nn.Parameter | None = before
         self.module = module
         self.name = name
         self.dtype = before.dtype
@@ -42,7 +46,14 @@ class WeightSet(Change):
             tensor = nn.Parameter(tensor, before.requires_grad)
         module._parameters[name] = tensor
 
+    def settle(self) -> None:
+        """Let go of the parameter that was replaced."""
+        self.before = None
+
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        if self.before is not None:
+            self.module._parameters[self.name] = self.before
+            return
         now = self.module._parameters[self.name]
         if now is None:
             return
@@ -55,6 +66,13 @@ class WeightSet(Change):
                 values = now.detach().to(self.dtype).clone()
             restored[now] = nn.Parameter(values, now.requires_grad)
         self.module._parameters[self.name] = restored[now]
+
+
+def settle(changes: list[Change]) -> None:
+    """Free the parameters that changes replaced: these stay."""
+    for change in changes:
+        if isinstance(change, WeightSet):
+            change.settle()
 
 
 class BufferCast(Change):
@@ -187,16 +205,23 @@ class Packer(Products):
     dtype: of the result. config: how weights are quantized, or None: panels of bfloat16, or plain
     weights where dtype is float32. Weights that are packed already keep their form.
     separate: the model is a copy that still shares its tensors with another; what is not packed is
-    copied too.
+    copied too. keeps: whether replaced parameters stay in memory until all is done, so that the
+    model can be given back as it was.
     """
 
     def __init__(
-        self, record: Record, dtype: torch.dtype, config: WeightConfig | None, separate: bool
+        self,
+        record: Record,
+        dtype: torch.dtype,
+        config: WeightConfig | None,
+        separate: bool,
+        keeps: bool,
     ) -> None:
         self.record = record
         self.dtype = dtype
         self.config = config
         self.separate = separate
+        self.keeps = keeps
         self._cast: dict[nn.Parameter, nn.Parameter] = {}
         self._made: set[nn.Parameter] = set()
 
