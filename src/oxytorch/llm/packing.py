@@ -25,7 +25,7 @@ from ..quantization.weights import ReorderedPanelWeight, quantized
 from .layer import Product
 from .matching import Unmatched
 from .plan import ProductPlan, Products
-from .weights import RowsWeight, StackedWeight
+from .weights import RowsWeight, StackedWeight, stored_form
 
 
 class WeightSet(Change):
@@ -112,6 +112,7 @@ class TiedHeadForward(PanelForward):
         self.owner = owner
         self.plain = owner._parameters["weight"]
         self.seen: tuple[Any, Any] | None = None
+        self.marks: tuple[Any, ...] | None = None
         self.sums: tuple[tuple[float, float], tuple[float, float]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -135,10 +136,12 @@ class TiedHeadForward(PanelForward):
         plain = self.plain
         if not isinstance(head, PackedTensor) or plain is None:
             return
+        # Who holds plain values of the head may write to them unseen.
+        is_packed = head.is_packed()
+        if self.seen is not None and is_packed and self.marks == _marks(plain, head):
+            return
         if self.seen is not None:
             found = _written(plain), _written(head)
-            if found == self.seen:
-                return
             was_written = [now != then for now, then in zip(found, self.seen, strict=True)]
         else:
             now = [_sums(plain), _sums(head.values())] if self.sums is not None else []
@@ -150,6 +153,7 @@ class TiedHeadForward(PanelForward):
                 plain.copy_(head.values())
         head.is_packed()
         self.seen = _written(plain), _written(head)
+        self.marks = _marks(plain, head)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy finds out at its first use whether it was written to before.
@@ -158,19 +162,33 @@ class TiedHeadForward(PanelForward):
         sums = None
         if isinstance(head, PackedTensor) and self.plain is not None:
             sums = _sums(self.plain), _sums(head.values())
-        return {**super().__getstate__(), "seen": None, "sums": sums}
+        return {**super().__getstate__(), "seen": None, "marks": None, "sums": sums}
+
+
+def _marks(plain: Tensor, head: PackedTensor) -> tuple[Any, ...]:
+    """What changes where one of the two was written to, or the head's plain values were read."""
+    return _written(plain), id(head.cell), head.cell.clock._version
 
 
 def _written(weight: Tensor) -> tuple[int, ...]:
-    """What a write to a weight changes."""
+    """What changes where a weight was written to."""
     if isinstance(weight, PackedTensor):
-        return id(weight.cell), weight.cell.clock._version
+        weight.sync()
+        stored: Any = stored_form(weight)
+        return id(weight.cell), *_written(stored.packed)
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 def _sums(values: Tensor) -> tuple[float, float]:
     wide = values.detach().double()
     return float(wide.sum()), float(wide.square().sum())
+
+
+class OwnForward(Forward):
+    """The forward of a module whose weights only a fused layer reads packed: its own."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.own(*args, **kwargs)
 
 
 class TiedEmbeddingForward(Forward):
@@ -335,8 +353,10 @@ class Packer(Products):
         if isinstance(tensor, PackedTensor):
             handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
             changes.append(HookAdded(module, "_state_dict_hooks", handle.id))
-        if isinstance(tensor, (PanelWeight, ReorderedPanelWeight)) and not already:
-            changes.append(ForwardSet(module, PanelForward(module)))
+        if isinstance(tensor, PackedTensor) and not already:
+            is_panels = isinstance(tensor, (PanelWeight, ReorderedPanelWeight))
+            kind = PanelForward if is_panels else OwnForward
+            changes.append(ForwardSet(module, kind(module)))
 
     def head(self, module: nn.Module, transposed: bool, model: nn.Module) -> None:
         """Packs the output head; an embedding that shares its weight keeps the plain one."""

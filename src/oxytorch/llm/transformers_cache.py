@@ -282,32 +282,42 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         assert self.length == length
 
 
-def layer_of(cache: Any, index: int, dtype: torch.dtype) -> PreallocatedLayer | None:
-    """Returns layer `index` of a cache of transformers as one of ours, or None.
+def takes(cache: Any, index: int) -> bool:
+    """Whether layer `index` of a cache of transformers is one of ours, or can be replaced by one.
 
-    An ordinary dynamic layer is replaced in the cache, with all that it holds. A layer of another
-    kind (static, quantized, offloaded) stays, and the caller leaves the call to the model's own.
+    A layer of another kind (static, quantized, offloaded) cannot, nor can one that somebody has
+    taken tokens out of.
     """
     if not is_dynamic(cache):
-        return None
+        return False
+    if index >= len(cache.layers):
+        return getattr(cache, "layer_class_to_replicate", None) is DynamicLayer
+    layer: Any = cache.layers[index]
+    if type(layer) is PreallocatedLayer:
+        return True
+    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        return False
+    length = layer.get_seq_length()
+    keys, values = layer.keys, layer.values
+    if not length:
+        return True
+    return keys is not None and values is not None and keys.shape[-2] == values.shape[-2] == length
+
+
+def layer_of(cache: Any, index: int, dtype: torch.dtype) -> PreallocatedLayer:
+    """Returns layer `index` of a cache that `takes` it as one of ours.
+
+    An ordinary dynamic layer is replaced in the cache, with all that it holds.
+    """
     layers = cache.layers
-    if index >= len(layers):
-        if getattr(cache, "layer_class_to_replicate", None) is not DynamicLayer:
-            return None
-        while len(layers) <= index:
-            layers.append(PreallocatedLayer(dtype))
+    while len(layers) <= index:
+        layers.append(PreallocatedLayer(dtype))
     layer = layers[index]
     if type(layer) is PreallocatedLayer:
         return layer
-    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-        return None
     dynamic: Any = layer
     ours = PreallocatedLayer(dtype, getattr(dynamic, "sliding_window", None))
-    length = dynamic.get_seq_length()
-    if length:
-        keys, values = dynamic.keys, dynamic.values
-        if keys is None or values is None or {keys.shape[-2], values.shape[-2]} != {length}:
-            return None  # a window has already dropped tokens, or someone did
-        ours.adopt(keys, values)
+    if dynamic.get_seq_length():
+        ours.adopt(dynamic.keys, dynamic.values)
     layers[index] = ours
     return ours
