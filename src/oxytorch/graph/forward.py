@@ -89,17 +89,17 @@ class Forward(OwnSignature):
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
-        module, home = self.module, self._home()
+        module = self.module
         if torch._C._get_tracing_state() is not None:
             expose_weights(module)
         elif not is_compiling():
-            _take_out(home)
+            _take_out(module)
         if self.converts and not torch.is_autocast_enabled("cpu"):
             dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
             if dtype is not None:
                 args = tuple(_converted(a, dtype) for a in args)
                 kwargs = {name: _converted(value, dtype) for name, value in kwargs.items()}
-        return type(module).forward(home, *args, **kwargs)
+        return type(module).forward(self._home(), *args, **kwargs)
 
     def _home(self) -> nn.Module:
         """What the module's own forward is called on."""

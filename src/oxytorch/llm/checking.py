@@ -137,10 +137,11 @@ def wide_copy(layer: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
 
     def shown(parameter: Tensor) -> Tensor:
-        values = parameter.detach().float()
+        values: Tensor = parameter.detach().float()
         if parameter.dim() == 1:
             return values + 0.2 * torch.randn(values.shape, generator=generator)
-        return 2 * values / (values.std() * values.shape[-1] ** 0.5).clamp_min(1e-30)
+        scale: Tensor = (values.std() * values.shape[-1] ** 0.5).clamp_min(1e-30)
+        return 2 * values / scale
 
     return _copy(layer, shown)
 

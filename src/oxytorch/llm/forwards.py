@@ -51,9 +51,9 @@ class LayerForward(Forward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else kwargs.get("hidden_states")
-        arguments = None
-        if isinstance(hidden, Tensor) and not is_dynamo_compiling():
-            arguments = self._understood(hidden, args, kwargs)
+        if not isinstance(hidden, Tensor) or is_dynamo_compiling():
+            return self.own(*args, **kwargs)
+        arguments = self._understood(hidden, args, kwargs)
         # Last, since weights are packed again for it.
         if arguments is None or not self.standing.allows(hidden):
             return self.own(*args, **kwargs)

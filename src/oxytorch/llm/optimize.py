@@ -275,8 +275,8 @@ class _Work:
         self.packer.cast_rest(self.model, set(), set())
         embedding: Any = self.model
         weight = embedding.get_input_embeddings()._parameters.get("weight")
-        if weight is not None:
-            self.packer.cast_positions(self.model, weight.shape[-1])
+        width = 0 if weight is None else weight.shape[-1]
+        self.packer.cast_buffers(self.model, width)
 
     def whole(self, layers: list[LayerCalls], rotations: Rotations, config: Any) -> None:
         """Makes the record of the whole model that `llm.generate` steps through."""

@@ -6,6 +6,7 @@ allow it, else tensors that look them up.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ..graph.forward import Forward, with_parameters
 from ..ops._panels import PanelWeight
 from ..ops._panels.layout import OUTPUTS
 from ..optimize.passes.pack import plain_state
-from ..optimize.record import Change, ForwardSet, HookAdded, Record
+from ..optimize.record import BufferSet, Change, ForwardSet, HookAdded, Record
 from ..quantization.configs import WeightConfig
 from ..quantization.joining import whole_of
 from ..quantization.layers import PanelForward
@@ -75,20 +76,6 @@ def settle(changes: list[Change]) -> None:
             change.settle()
 
 
-class BufferCast(Change):
-    """A buffer was cast."""
-
-    def __init__(self, module: nn.Module, name: str, dtype: torch.dtype) -> None:
-        self.module = module
-        self.name = name
-        self.before = module._buffers[name]
-        assert self.before is not None
-        module._buffers[name] = self.before.to(dtype)
-
-    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        self.module._buffers[self.name] = self.before
-
-
 class HeadSet(Change):
     """A head whose weight an embedding shares got a packed one; `undo` ties them again."""
 
@@ -117,8 +104,9 @@ class TiedHeadForward(PanelForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.renew()
-        if self._home() is not self.module:
-            return self.own(*args, **kwargs)
+        home = self._home()
+        if home is not self.module:
+            return type(self.module).forward(home, *args, **kwargs)
         return super().__call__(*args, **kwargs)
 
     def _home(self) -> nn.Module:
@@ -408,16 +396,24 @@ class Packer(Products):
                         self._made.add(self._cast[parameter])
                     self.record.changes.append(WeightSet(module, name, self._cast[parameter]))
 
-    def cast_positions(self, model: nn.Module, width: int) -> None:
-        """Casts tables of positions, buffers [..., width]: embeddings that they are added to are.
+    def cast_buffers(self, model: nn.Module, width: int) -> None:
+        """Casts buffers as `from_pretrained(dtype=...)` does: those of the state dictionary, but
+        for what the model keeps in float32.
 
-        Other buffers keep their dtype: angles want all the digits that they have.
+        Of others, tables of positions, [..., width], since the embeddings that they are added to
+        are cast. The rest keeps its dtype: angles want all the digits that they have.
         """
-        for module in model.modules():
-            for name, buffer in [*module._buffers.items()]:
-                is_table = buffer is not None and buffer.dim() > 1 and buffer.shape[-1] == width
-                if is_table and buffer.is_floating_point() and buffer.dtype != self.dtype:  # type: ignore[union-attr]
-                    self.record.changes.append(BufferCast(module, name, self.dtype))
+        kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+        is_kept = re.compile("|".join(rf"(^|\.){name}($|\.)" for name in kept) or "(?!)").search
+        for path, module in model.named_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is None or not buffer.is_floating_point() or buffer.dtype == self.dtype:
+                    continue
+                is_table = buffer.dim() > 1 and buffer.shape[-1] == width
+                is_saved = name not in module._non_persistent_buffers_set
+                if is_table or (is_saved and not is_kept(f"{path}.{name}")):
+                    cast = buffer.detach().to(self.dtype)
+                    self.record.changes.append(BufferSet(module, name, cast))
 
     def _sorted(self, module: nn.Module, plan: ProductPlan) -> Product:
         weight = module.get_parameter("weight").detach()
