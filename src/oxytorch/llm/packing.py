@@ -317,7 +317,8 @@ class Packer(Products):
             return result
         if self.dtype == torch.bfloat16:
             return PanelWeight.from_dense(values)
-        return self.own(values).contiguous()
+        own = self.own(values)
+        return own if own.t().is_contiguous() else own.contiguous()
 
     def single(self, module: nn.Module, transposed: bool, name: str) -> None:
         """Packs the weight of a linear layer that belongs to no product."""
@@ -455,12 +456,16 @@ def _spans(rows: list[int]) -> list[tuple[int, int]]:
 
 
 def reordered(weight: Tensor, transposed: bool, order: Tensor | None) -> Tensor:
-    """A weight [out, in] in the order in which its module keeps it."""
+    """A weight [out, in] in the order in which its module keeps it, one that looks contiguous."""
     if not transposed and order is None:
         return weight
     if isinstance(weight, PanelWeight):
         return ReorderedPanelWeight(weight, transposed, order)
-    return weight.t()
+    if isinstance(weight, RowsWeight):
+        return RowsWeight(weight.packed, weight.places, transposed, order)
+    if order is None and weight.t().is_contiguous():
+        return weight.t()
+    return RowsWeight(weight, torch.arange(len(weight)), transposed, order)
 
 
 def halves(weight: Tensor) -> list[Tensor]:
@@ -505,6 +510,7 @@ def part_of(whole: Tensor, begin: int, end: int) -> Tensor:
         return whole
     if not isinstance(whole, PanelWeight):
         return whole[begin:end]
-    if whole.is_gated or begin % OUTPUTS == 0:
+    fills_panels = begin % OUTPUTS == 0 and (end % OUTPUTS == 0 or end == whole.shape[0])
+    if whole.is_gated or fills_panels:
         return whole.part(begin, end)
     return RowsWeight(whole, torch.arange(begin, end))
