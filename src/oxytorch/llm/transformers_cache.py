@@ -253,10 +253,21 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def crop(self, tokens: int) -> None:
         """tokens: below zero, how many to forget; above, how many to keep (older releases)."""
         self._settle()
+        if tokens > 0:
+            self._refuse_as_replaced(tokens)
         if tokens < 0:
             self.length = max(0, self.length + tokens)
         elif tokens > 0:
             self.length = min(self.length, tokens)
+
+    def _refuse_as_replaced(self, tokens: int) -> None:
+        """Raises what the layer that this one replaces would of a number of tokens to keep."""
+        if self.window is None:
+            DynamicLayer().crop(tokens)  # type: ignore[no-untyped-call]
+            return
+        replaced: Any = DynamicSlidingWindowLayer(self.window)
+        replaced.cumulative_length = self.length
+        replaced.crop(tokens)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._settle()
