@@ -38,7 +38,7 @@ PRECISIONS = {
 
 
 def precision(text: str, also: str | None = None) -> Precision:
-    """The precision of a word; raises ArgumentTypeError with the choices, and what is one `also`."""
+    """The precision of a word; raises ArgumentTypeError with the choices, `also` among them."""
     if text not in PRECISIONS:
         choices = ", ".join(PRECISIONS if also is None else (also, *PRECISIONS))
         raise argparse.ArgumentTypeError(f"unknown precision {text!r}; choices: {choices}")
