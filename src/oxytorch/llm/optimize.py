@@ -33,10 +33,11 @@ from .layer import FusedLayer, Mlp
 from .matching import Unmatched
 from .model import FusedModel, fuse
 from .observing import LayerCalls, Rotations, decoder_layers, move, observe
-from .packing import Packer, TiedHeadForward, settle
+from .packing import Packer, settle
 from .parts import improve_parts, set_norm_forward, stored_transposed
 from .plan import Plan
 from .report import LanguageModelReport
+from .tied import TiedHeadForward
 from .weights import stored_form
 
 _Model = TypeVar("_Model", bound=nn.Module)
