@@ -273,3 +273,21 @@ def test_a_cache_goes_from_one_mode_to_another(
     assert distance(found[1], found[0]) < 1e-5
     if gradients:
         assert distance(gradients[1], gradients[0]) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3"])
+@pytest.mark.parametrize("kept", [3, 12])
+def test_crops_that_transformers_refuses_are_refused(family: str, kept: int) -> None:
+    model = build(family)
+    fast = llm.optimize(model, dtype=torch.float32)
+    told = []
+    for one in (model, fast):
+        cache = transformers.DynamicCache(config=model.config)
+        with torch.no_grad():
+            one(torch.full((1, 12), 5), past_key_values=cache)
+        try:
+            cache.crop(kept)
+            told.append((None, cache.get_seq_length()))
+        except (ValueError, RuntimeError) as error:
+            told.append((type(error), str(error)))
+    assert told[0] == told[1]

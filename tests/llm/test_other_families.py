@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from language_models import (
@@ -192,3 +195,56 @@ def test_text_and_images_of_qwen_vl(kind: str) -> None:
         "mm_token_type_ids": (image == 198).long(),
     }
     assert torch.equal(tokens(fast, given), tokens(model, given))
+
+
+@pytest.mark.parametrize(
+    "kind", ["t5", "bart", "whisper", "marian", "deepseek_v3", "gptj", "llama"]
+)
+def test_buffers_and_scores_have_the_dtypes_that_transformers_gives(
+    kind: str, tmp_path: Path
+) -> None:
+    model, given = _of_any_kind(kind)
+    model = model.eval()
+    model.save_pretrained(tmp_path)
+    stock = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    fast = llm.optimize(model)
+    dtypes = {name: buffer.dtype for name, buffer in stock.named_buffers()}
+    saved = {name for name in dtypes if name in stock.state_dict()}
+    found = {name: buffer.dtype for name, buffer in fast.named_buffers()}
+    assert {name: found[name] for name in saved} == {name: dtypes[name] for name in saved}
+    given = {
+        name: value.to(torch.bfloat16) if value.is_floating_point() else value
+        for name, value in given.items()
+    }
+    with torch.no_grad():
+        logits, expected = fast(**given).logits, stock(**given).logits
+    assert logits.dtype == expected.dtype == torch.bfloat16
+    oxytorch.undo(fast)
+    before = {name: buffer.dtype for name, buffer in model.named_buffers()}
+    assert {name: buffer.dtype for name, buffer in fast.named_buffers()} == before
+
+
+def _of_any_kind(kind: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    ids = torch.randint(3, VOCABULARY, (2, 9))
+    if kind in ("t5", "bart", "whisper"):
+        model, given = _encoder_decoder(kind)
+        return model, {**given, "decoder_input_ids": ids}
+    torch.manual_seed(0)
+    if kind == "marian":
+        config = transformers.MarianConfig(
+            vocab_size=VOCABULARY, d_model=64, encoder_layers=1, decoder_layers=1, pad_token_id=0,
+            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96,
+            decoder_ffn_dim=96, max_position_embeddings=64,
+        )  # fmt: skip
+        model = transformers.MarianMTModel(config)
+        return model, {"input_ids": ids, "decoder_input_ids": ids}
+    if kind == "deepseek_v3":
+        config = transformers.DeepseekV3Config(
+            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, n_group=2,
+            num_experts_per_tok=2, moe_intermediate_size=32, q_lora_rank=16, kv_lora_rank=16,
+            qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16, topk_group=1,
+            first_k_dense_replace=1,
+        )  # fmt: skip
+        return transformers.DeepseekV3ForCausalLM(config), {"input_ids": ids}
+    return build(kind), {"input_ids": ids}

@@ -106,7 +106,12 @@ def test_mistakes_are_named(folder, tmp_path, capsys):
     assert "is empty" in _refused([folder, "--prompt", ""], capsys)
     assert "more than the 128 positions" in _refused([folder, "--prompt", "a" * 120], capsys)
     told = _refused([folder, *prompt, "--context", "8", "--tokens", "6"], capsys)
-    assert "do not fit capacity 8" in told
+    assert "--context: a prompt of 3 tokens and 6 new ones do not fit 8 positions" in told
+    assert "give --context 9 or more" in told
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"caf\xe9")
+    told = _refused([folder, "--prompt-file", bad], capsys)
+    assert f"--prompt-file: {bad} is not UTF-8 text (byte 3)" in told
     assert "no chat template" in _refused([folder, *prompt, "--chat"], capsys)
     assert "temperature >= 0" in _refused([folder, *prompt, "--temperature", "-1"], capsys)
 

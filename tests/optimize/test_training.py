@@ -229,6 +229,57 @@ def test_an_unknown_optimizer_is_left_and_named() -> None:
     assert "torch.optim.rprop.Rprop is not known" in str(oxytorch.explain(trained))
 
 
+class Flat(torch.optim.Optimizer):
+    """An optimizer of the user's own, which keeps its parameters beside its groups too."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.own = [p for group in self.param_groups for p in group["params"]]
+        self.counts = {"steps": 0}
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else closure()
+        self.counts["steps"] += 1
+        with torch.no_grad():
+            for parameter in self.own:
+                parameter.sub_(self.param_groups[0]["lr"] * parameter.grad)
+        return loss
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.Rprop, Flat])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_an_optimizer_that_stays_steps_as_before(kind: Any, inplace: bool, dtype: Any) -> None:
+    def losses(model: Any, optimizer: Any) -> list[float]:
+        data = torch.Generator().manual_seed(0)
+        x, y = torch.randn(16, 8, generator=data), torch.randn(16, 2, generator=data)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            return loss
+
+        return [float(optimizer.step(closure).detach()) for _ in range(3)]
+
+    def pair() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 2)
+        return model, kind(model.parameters(), lr=0.1)
+
+    expected = losses(*pair())
+    model, optimizer = pair()
+    calls: list[Any] = []
+    optimizer.register_step_post_hook(lambda *args: calls.append(args))
+    before = copy.deepcopy(model.state_dict())
+    trained, stepped = oxytorch.optimize(model, optimizer=optimizer, inplace=inplace, dtype=dtype)
+    assert losses(trained, stepped) == expected
+    assert len(calls) == 3
+    if not inplace:
+        _assert_same(model.state_dict(), before)
+        assert stepped is not optimizer and trained is not model
+
+
 def test_weights_that_no_optimizer_holds_stay_float32() -> None:
     model = _network()
     model.conv.requires_grad_(False)

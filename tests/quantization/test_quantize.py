@@ -406,3 +406,16 @@ def test_foreseen_sizes_are_the_real_ones() -> None:
         model = nn.Sequential(nn.Linear(256, 40, bias=False))
         oxytorch.quantize_(model, config)
         assert model[0].weight.nbytes_packed() == config.nbytes(40, 256)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_is_the_layer_itself_is_named(value: float) -> None:
+    with pytest.raises(
+        ValueError, match="in_features 64 of the Linear, got 128; group_size=64 fits"
+    ):
+        oxytorch.quantize_(nn.Linear(64, 8), Int4Weight(group_size=128))
+    layer = nn.Linear(64, 8)
+    with torch.no_grad():
+        layer.weight[0, 0] = value
+    with pytest.raises(ValueError, match=r"expected finite values in weight, got NaN or infinity"):
+        oxytorch.quantize_(layer, Int8Weight())

@@ -141,8 +141,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def values(self) -> Tensor:
         """Return the plain values; a write to them is not seen."""
-        self._settle_relatives()
         plain = self.cell.plain
+        if plain is None or not self.cell.is_out:
+            self._sync_relatives()
         return self._restored() if plain is None else plain.detach()
 
     def plain(self) -> Tensor:
@@ -160,8 +161,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
             return self.restore()
 
     def _taken_out(self) -> Tensor:
-        self._settle_relatives()
         cell = self.cell
+        if not cell.is_out:
+            self._sync_relatives()
         with cell.lock:
             if cell.plain is None:
                 cell.plain = self._restored()
@@ -198,6 +200,12 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if self.cell.relatives is None:
             self.cell.relatives = []
         other.cell.relatives = self.cell.relatives
+
+    def _sync_relatives(self) -> None:
+        """Bring the values of relatives to the memory; they stay out for the calls after this."""
+        for other in self.cell.relatives or ():
+            if other.cell is not self.cell:
+                other.sync()
 
     def _settle_relatives(self) -> bool:
         """Bring the values of relatives to the memory; whether they all are packed again."""

@@ -18,7 +18,7 @@ from ..quantization.configs import (
     WeightConfig,
 )
 from ..quantization.layers import output_head
-from ..quantization.memory import check_available
+from ..quantization.memory import available_bytes, check_available
 from ..quantization.quantize import nbytes
 from .cache import DTYPES
 from .observing import LayerCalls
@@ -145,11 +145,11 @@ def check_memory(
     config: WeightConfig | None,
     dtype: torch.dtype,
     inplace: bool,
-) -> None:
+) -> bool:
     """Foresees the most memory beyond the model's own; raises MemoryError if there is less.
 
     That is the packed weights, less those that are freed on the way, and two float32 copies of a
-    layer.
+    layer. Returns whether nothing need be freed on the way: twice of what both take is free.
     """
     bits = 8 * dtype.itemsize if config is None else config.bits + 0.5  # and scales
     plain = [module.get_parameter(name) for _, module, name in _matrices(layers)]
@@ -166,6 +166,8 @@ def check_memory(
         needed = trial + packed + nbytes(model) - bytes_of_plain
         what = f"an optimized copy of {type(model).__name__} (inplace=True needs less)"
     check_available("llm.optimize", int(needed), what)
+    free = available_bytes()
+    return not inplace or (free is not None and free > 2 * (trial + packed + nbytes(model)))
 
 
 def _numbers(module: nn.Module) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..core.packed import PackedTensor
 from ..graph.agreement import difference
 from .cache import CacheLayer, rounded_capacity
-from .layer import FusedLayer
+from .layer import FusedLayer, RoutedMlp
 from .matching import Unmatched, layer_index, plans, window_of
 from .observing import LayerCalls
 from .plan import Plan, Products
@@ -22,14 +24,20 @@ ALLOWED = 1e-5
 
 
 ALLOWED_PACKED = {None: 0.02, 8: 0.05, 4: 0.5}
-"""The same of a packed layer's answer to the sample prompt, by the bits of its codes."""
+"""The same of a packed layer's answer to the sample prompt, by the bits of its codes. A layer that
+differs by more is compared with what its own code makes of the same weights."""
+
+ALLOWED_MULTIPLE = {None: 4.0, "int8": 32.0}
+"""How many times the error of its own code in the result's dtype such a layer may err, on a sample
+of few tokens, by what activations are rounded to: 8 bits are about eight times as coarse as
+bfloat16. Never more than `ALLOWED_PACKED` of 4 bits."""
 
 
 class Differs(Exception):
-    """No plan gives the layer's own answers; gap: by how much the best one differs."""
+    """A layer's own answers are not those of any plan, or of its packed form; gap: by how much."""
 
-    def __init__(self, gap: float) -> None:
-        super().__init__(f"differs from every recipe, by {gap:.1e} of its largest output at best")
+    def __init__(self, gap: float, reason: str = "its answers differ from every recipe's") -> None:
+        super().__init__(reason)
         self.gap = gap
 
 
@@ -99,16 +107,16 @@ def choose(calls: LayerCalls, config: Any, likely: Plan | None) -> tuple[Plan, f
         raise Unmatched("it is called without a cache")
     shape = calls.hidden.shape
     generator = torch.Generator().manual_seed(calls.position)
-    hidden = (
-        torch.randn(shape, generator=generator),
-        torch.randn(shape[0], 1, shape[2], generator=generator),
-    )
+    runs = [
+        (torch.randn(shape, generator=generator), prompt),
+        (torch.randn(shape[0], 1, shape[2], generator=generator), token),
+    ]
     expected = None
     best = float("inf")
     for plan in found:
         if expected is None:
-            expected = original(layer, plan, hidden, prompt, token)
-        gap = difference(expected, fused(layer, plan, hidden, prompt, token))
+            expected = original(layer, plan, runs)
+        gap = difference(expected, fused(plan.build(layer, Products()), plan, runs))
         if gap <= ALLOWED:
             return plan, gap
         best = min(best, gap)
@@ -126,45 +134,58 @@ def wide_copy(layer: nn.Module) -> nn.Module:
     Vectors (norms, biases) get noise, matrices are scaled so that they double what they are
     given: the ones, zeros and small weights of a fresh model would hide a wrong recipe.
     """
-    memo: dict[int, Any] = {}
     generator = torch.Generator().manual_seed(0)
-    for parameter in layer.parameters():
-        values = parameter.detach().float()
+
+    def shown(parameter: Tensor) -> Tensor:
+        values: Tensor = parameter.detach().float()
         if parameter.dim() == 1:
-            values = values + 0.2 * torch.randn(values.shape, generator=generator)
-        else:
-            values = 2 * values / (values.std() * values.shape[-1] ** 0.5).clamp_min(1e-30)
-        memo[id(parameter)] = nn.Parameter(values, requires_grad=False)
-    for buffer in layer.buffers():
-        memo[id(buffer)] = buffer
+            return values + 0.2 * torch.randn(values.shape, generator=generator)
+        scale: Tensor = (values.std() * values.shape[-1] ** 0.5).clamp_min(1e-30)
+        return 2 * values / scale
+
+    return _copy(layer, shown)
+
+
+def plain_copy(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy of a layer with the plain values of its parameters in another dtype."""
+
+    def plain(parameter: Tensor) -> Tensor:
+        values = parameter.values() if isinstance(parameter, PackedTensor) else parameter.detach()
+        return values.to(dtype)
+
+    return _copy(layer, plain)
+
+
+def _copy(layer: nn.Module, values: Callable[[Tensor], Tensor]) -> nn.Module:
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in layer.buffers()}
+    for parameter in layer.parameters():
+        memo[id(parameter)] = nn.Parameter(values(parameter), requires_grad=False)
     return copy.deepcopy(layer, memo)
 
 
-def wide(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same arguments, numbers in float32."""
+def wide(arguments: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """The same arguments, numbers in float32 or another dtype."""
 
     def cast(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
-            return value.float()
+            return value.to(dtype)
         return value
 
     result: dict[str, Any] = pytree.tree_map(cast, arguments)
     return result
 
 
-def original(
-    layer: nn.Module,
-    plan: Plan,
-    hidden: tuple[Tensor, Tensor],
-    prompt: dict[str, Any],
-    token: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
-    """The layer's own answers to the prompt and to the token behind it."""
+Runs = list[tuple[Tensor, dict[str, Any]]]
+"""Calls of a layer, one behind the other: hidden states [batch, n, width] and other arguments."""
+
+
+def original(layer: nn.Module, plan: Plan, runs: Runs) -> tuple[Tensor, ...]:
+    """The layer's own answers."""
     from transformers.cache_utils import DynamicCache
 
     cache = DynamicCache()
     answers = []
-    for states, arguments in zip(hidden, (prompt, token), strict=True):
+    for states, arguments in runs:
         changed = {**arguments, str(plan.cache_argument): cache}
         try:
             with torch.no_grad():
@@ -174,44 +195,80 @@ def original(
             reason = f"it does not run on random values ({type(error).__name__}: {line})"
             raise Unmatched(reason) from error
         answers.append(result[0] if isinstance(result, tuple) else result)
-    return answers[0], answers[1]
+    return tuple(answers)
 
 
 def fused(
-    layer: nn.Module,
-    plan: Plan,
-    hidden: tuple[Tensor, Tensor],
-    prompt: dict[str, Any],
-    token: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
+    record: FusedLayer, plan: Plan, runs: Runs, cache_dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
     """The fused layer's answers to the same, without masks: causal, in the plan's window."""
-    record = plan.build(layer, Products())
-    length = hidden[0].shape[1]
-    cache = CacheLayer.empty(
-        1, plan.kv_heads, rounded_capacity(length + 1), plan.head_dim, torch.float32
-    )
+    length = sum(states.shape[1] for states, _ in runs)
+    capacity = rounded_capacity(length)
+    batch = runs[0][0].shape[0]
+    cache = CacheLayer.empty(batch, plan.kv_heads, capacity, plan.head_dim, cache_dtype)
     answers = []
-    for states, arguments, start in zip(hidden, (prompt, token), (0, length), strict=True):
+    start = 0
+    for states, arguments in runs:
         cos, sin = plan.cos_sin(arguments)
         with torch.no_grad():
             answers.append(record.step(states, cache, start, cos, sin))
-    return answers[0], answers[1]
+        start += states.shape[1]
+    return tuple(answers)
 
 
 def packed_gap(
-    fused: FusedLayer, plan: Plan, calls: LayerCalls, dtype: torch.dtype, cache_dtype: torch.dtype
+    record: FusedLayer, plan: Plan, calls: LayerCalls, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> float:
     """How far a packed layer's answer to the sample prompt is from what the layer itself gave.
 
     As sizes of vectors: the difference by the answer.
     """
-    batch, length, _ = calls.hidden.shape
-    capacity = rounded_capacity(length)
-    cache = CacheLayer.empty(batch, plan.kv_heads, capacity, plan.head_dim, cache_dtype)
-    cos, sin = plan.cos_sin(calls.prompt)
-    if cos is not None and sin is not None:
-        cos, sin = cos.to(dtype), sin.to(dtype)
-    with torch.no_grad():
-        found = fused.step(calls.hidden.to(dtype), cache, 0, cos, sin).double()
-    expected = calls.output.double()
-    return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
+    found = fused(record, plan, _sample(calls, dtype), cache_dtype)
+    return _distance_of(found, (calls.output,))
+
+
+def gap_of_own_weights(
+    record: FusedLayer, plan: Plan, calls: LayerCalls, dtype: torch.dtype
+) -> tuple[float, float]:
+    """How far a packed layer's answer is from that of its own code in float32, with the same
+    rounded weights, and how far that of its own code in `dtype` is from it.
+
+    Where experts are routed, float32 takes those that the packed layer chose: scores that are
+    nearly alike are in another order in each dtype. Rounding of the cache is left out.
+    """
+    layer = calls.module
+    noted = record
+    if isinstance(record.mlp, RoutedMlp):
+        noted = replace(record, mlp=_Choice(record.mlp))  # type: ignore[arg-type]
+    found = fused(noted, plan, _sample(calls, dtype), dtype)
+    own = original(plain_copy(layer, dtype), plan, _sample(calls, dtype))
+    exact = plain_copy(layer, torch.float32)
+    expected = original(exact, plan, _sample(calls, torch.float32))
+    own_gap = _distance_of(own, expected)
+    if isinstance(noted.mlp, _Choice):
+        again = plan.build(exact, Products())
+        assert isinstance(again.mlp, RoutedMlp)
+        again.mlp = _Choice(again.mlp, noted.mlp.indices)  # type: ignore[assignment]
+        expected = fused(again, plan, _sample(calls, torch.float32))
+    return _distance_of(found, expected), own_gap
+
+
+def _sample(calls: LayerCalls, dtype: torch.dtype) -> Runs:
+    return [(calls.hidden.to(dtype), wide(calls.prompt, dtype))]
+
+
+def _distance_of(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
+    ours, theirs = found[0].double(), expected[0].double()
+    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
+
+
+class _Choice:
+    """Routed experts that notes which ones are chosen for each token, or takes those given."""
+
+    def __init__(self, mlp: RoutedMlp, indices: Tensor | None = None) -> None:
+        self.mlp = mlp
+        self.indices = indices
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        weights, self.indices = self.mlp.choose(x, self.indices)
+        return self.mlp.mixed(x, residual, weights, self.indices)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from ..graph.forward import Forward
 from . import recipes
@@ -44,23 +45,27 @@ class LayerForward(Forward):
         self.rotated = rotated
         self.standing = Standing(module, layer)
         assert plan.cache_argument is not None
+        self._cache_argument = plan.cache_argument
         self.known = {*recipes.KNOWN_ARGUMENTS, plan.cache_argument}
         self.known |= {name for name in plan.arguments if "position_embeddings" in name}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else kwargs.get("hidden_states")
-        result = None
-        if isinstance(hidden, Tensor) and self.standing.allows(hidden):
-            result = self._fused(hidden, args, kwargs)
-        if result is None:
+        if not isinstance(hidden, Tensor) or is_dynamo_compiling():
             return self.own(*args, **kwargs)
+        arguments = self._understood(hidden, args, kwargs)
+        # Last, since weights are packed again for it.
+        if arguments is None or not self.standing.allows(hidden):
+            return self.own(*args, **kwargs)
+        result = self._step(hidden, arguments)
         if self.plan.results:
             return (result, *[None] * (self.plan.results - 1))
         return result
 
-    def _fused(
+    def _understood(
         self, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tensor | None:
+    ) -> dict[str, Any] | None:
+        """The arguments of a call that the fused layer knows, by name, or None."""
         if hidden.dim() != 3 or hidden.dtype not in _DTYPES or hidden.device.type != "cpu":
             return None
         arguments = named_arguments(self.module, args, kwargs) if len(args) > 1 else kwargs
@@ -70,14 +75,19 @@ class LayerForward(Forward):
         mask = arguments.get("attention_mask")
         if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 4):
             return None
-        cos, sin = self.plan.cos_sin(arguments)
-        return self._step(hidden, arguments.get(self.plan.cache_argument), cos, sin, mask)  # type: ignore[arg-type]
+        cache = arguments.get(self._cache_argument)
+        if cache is not None:
+            from .transformers_cache import takes
 
-    def _step(
-        self, hidden: Tensor, cache: Any, cos: Tensor | None, sin: Tensor | None, mask: Any
-    ) -> Tensor | None:
+            if not takes(cache, self.plan.index):
+                return None
+        return arguments
+
+    def _step(self, hidden: Tensor, arguments: dict[str, Any]) -> Tensor:
         plan = self.plan
         batch, length, _ = hidden.shape
+        cos, sin = plan.cos_sin(arguments)
+        mask, cache = arguments.get("attention_mask"), arguments.get(self._cache_argument)
         if cache is None:
             capacity = rounded_capacity(length)
             stored = CacheLayer.empty(
@@ -87,8 +97,6 @@ class LayerForward(Forward):
         from .transformers_cache import layer_of
 
         ours = layer_of(cache, plan.index, self.cache_dtype)
-        if ours is None:
-            return None
         stored = ours.room((batch, plan.kv_heads, length, plan.head_dim), hidden.dtype)
         start, beams = ours.length, ours.beams
         before = ours.hidden(0)

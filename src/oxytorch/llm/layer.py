@@ -141,12 +141,24 @@ class RoutedMlp:
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Returns the result, + residual where one is given."""
+        return self.mixed(x, residual, *self.choose(x))
+
+    def choose(self, x: Tensor, indices: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Weights and numbers of each token's experts, [tokens, chosen]; indices: these numbers."""
         rows = x.reshape(-1, x.shape[-1])
         scores = F.softmax(self.router(rows).float(), dim=-1)
-        weights, indices = scores.topk(self.chosen, dim=-1)
+        if indices is None:
+            weights, indices = scores.topk(self.chosen, dim=-1)
+        else:
+            weights = scores.gather(-1, indices)
         if self.normalized:
             weights = weights / weights.sum(-1, keepdim=True)
+        return weights, indices
+
+    def mixed(self, x: Tensor, residual: Tensor | None, weights: Tensor, indices: Tensor) -> Tensor:
+        """Returns the answers of these experts times their weights, + residual if there is one."""
         if self.packed is None:
+            rows = x.reshape(-1, x.shape[-1])
             result = self._one_by_one(rows, weights, indices).view(x.shape)
         else:
             result = moe(x, weights, indices, *self.packed, self.activation)

@@ -6,18 +6,18 @@ allow it, else tensors that look them up.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
 from ..core.packed import PackedTensor
-from ..graph.forward import Forward, with_parameters
+from ..graph.forward import Forward
 from ..ops._panels import PanelWeight
 from ..ops._panels.layout import OUTPUTS
 from ..optimize.passes.pack import plain_state
-from ..optimize.record import Change, ForwardSet, HookAdded, Record
+from ..optimize.record import BufferSet, Change, ForwardSet, HookAdded, Record
 from ..quantization.configs import WeightConfig
 from ..quantization.joining import whole_of
 from ..quantization.layers import PanelForward
@@ -25,15 +25,20 @@ from ..quantization.weights import ReorderedPanelWeight, quantized
 from .layer import Product
 from .matching import Unmatched
 from .plan import ProductPlan, Products
+from .tied import HeadSet, TiedEmbeddingForward, TiedHeadForward, TiedState
 from .weights import RowsWeight, StackedWeight
 
 
 class WeightSet(Change):
-    """A parameter became a part of a joined weight, or was cast; `undo` makes it what it was."""
+    """A parameter became a part of a joined weight, or was cast; `undo` makes it what it was.
+
+    Until it is settled that is the parameter itself, and then one of the values that there are.
+    """
 
     def __init__(self, module: nn.Module, name: str, tensor: Tensor) -> None:
         before = module._parameters[name]
         assert before is not None
+        self.before: nn.Parameter | None = before
         self.module = module
         self.name = name
         self.dtype = before.dtype
@@ -42,7 +47,14 @@ class WeightSet(Change):
             tensor = nn.Parameter(tensor, before.requires_grad)
         module._parameters[name] = tensor
 
+    def settle(self) -> None:
+        """Let go of the parameter that was replaced."""
+        self.before = None
+
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        if self.before is not None:
+            self.module._parameters[self.name] = self.before
+            return
         now = self.module._parameters[self.name]
         if now is None:
             return
@@ -57,128 +69,18 @@ class WeightSet(Change):
         self.module._parameters[self.name] = restored[now]
 
 
-class BufferCast(Change):
-    """A buffer was cast."""
-
-    def __init__(self, module: nn.Module, name: str, dtype: torch.dtype) -> None:
-        self.module = module
-        self.name = name
-        self.before = module._buffers[name]
-        assert self.before is not None
-        module._buffers[name] = self.before.to(dtype)
-
-    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        self.module._buffers[self.name] = self.before
+def settle(changes: list[Change]) -> None:
+    """Free the parameters that changes replaced: these stay."""
+    for change in changes:
+        if isinstance(change, WeightSet):
+            change.settle()
 
 
-class HeadSet(Change):
-    """A head whose weight an embedding shares got a packed one; `undo` ties them again."""
-
-    def __init__(self, module: nn.Module, tensor: Tensor, owner: nn.Module) -> None:
-        self.module = module
-        self.owner = owner
-        module._parameters["weight"] = nn.Parameter(tensor, requires_grad=False)
-
-    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        self.module._parameters["weight"] = self.owner._parameters["weight"]
-
-
-class TiedHeadForward(PanelForward):
-    """The forward of a packed head whose weight an embedding has too, as a plain parameter.
-
-    The two are one weight to the user: what is written to one of them reaches the other.
-    """
-
-    def __init__(self, module: nn.Module, owner: nn.Module) -> None:
-        super().__init__(module)
-        self.owner = owner
-        self.plain = owner._parameters["weight"]
-        self.seen: tuple[Any, Any] | None = None
-        self.sums: tuple[tuple[float, float], tuple[float, float]] | None = None
+class OwnForward(Forward):
+    """The forward of a module whose weights only a fused layer reads packed: its own."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.renew()
-        if self._home() is not self.module:
-            return self.own(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
-
-    def _home(self) -> nn.Module:
-        # One weight has one gradient, which goes to the parameter of the embedding.
-        if self.plain is None or not (torch.is_grad_enabled() and self.plain.requires_grad):
-            return self.module
-        parameters = {**self.module._parameters, "weight": self.plain}
-        return with_parameters(self.module, parameters)  # type: ignore[no-any-return]
-
-    def renew(self) -> None:
-        """Brings head and embedding together after a write to one of them."""
-        if is_dynamo_compiling():
-            return
-        head = self.module._parameters.get("weight")
-        plain = self.plain
-        if not isinstance(head, PackedTensor) or plain is None:
-            return
-        if self.seen is not None:
-            found = _written(plain), _written(head)
-            if found == self.seen:
-                return
-            was_written = [now != then for now, then in zip(found, self.seen, strict=True)]
-        else:
-            now = [_sums(plain), _sums(head.values())] if self.sums is not None else []
-            was_written = [a != b for a, b in zip(now, self.sums or (), strict=True)]
-        with torch.no_grad():
-            if was_written[:1] == [True]:
-                head.copy_(plain)
-            elif was_written[1:] == [True]:
-                plain.copy_(head.values())
-        head.is_packed()
-        self.seen = _written(plain), _written(head)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy finds out at its first use whether it was written to before.
-        self.renew()
-        head: Any = self.module._parameters["weight"]
-        sums = None
-        if isinstance(head, PackedTensor) and self.plain is not None:
-            sums = _sums(self.plain), _sums(head.values())
-        return {**super().__getstate__(), "seen": None, "sums": sums}
-
-
-def _written(weight: Tensor) -> tuple[int, ...]:
-    """What a write to a weight changes."""
-    if isinstance(weight, PackedTensor):
-        return id(weight.cell), weight.cell.clock._version
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
-
-
-def _sums(values: Tensor) -> tuple[float, float]:
-    wide = values.detach().double()
-    return float(wide.sum()), float(wide.square().sum())
-
-
-class TiedEmbeddingForward(Forward):
-    """The forward of an embedding whose weight a packed head has too."""
-
-    def __init__(self, module: nn.Module, head: TiedHeadForward) -> None:
-        super().__init__(module)
-        self.head = head
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.head.renew()
         return self.own(*args, **kwargs)
-
-
-class TiedState:
-    """Gives the state dictionary the plain weight that an embedding shares with a packed head."""
-
-    def __init__(self, owner: nn.Module) -> None:
-        self.owner = owner
-
-    def __call__(
-        self, module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any
-    ) -> None:
-        plain = self.owner._parameters["weight"]
-        if plain is not None and prefix + "weight" in state:
-            state[prefix + "weight"] = plain.detach()
 
 
 class Packer(Products):
@@ -187,16 +89,23 @@ class Packer(Products):
     dtype: of the result. config: how weights are quantized, or None: panels of bfloat16, or plain
     weights where dtype is float32. Weights that are packed already keep their form.
     separate: the model is a copy that still shares its tensors with another; what is not packed is
-    copied too.
+    copied too. keeps: whether replaced parameters stay in memory until all is done, so that the
+    model can be given back as it was.
     """
 
     def __init__(
-        self, record: Record, dtype: torch.dtype, config: WeightConfig | None, separate: bool
+        self,
+        record: Record,
+        dtype: torch.dtype,
+        config: WeightConfig | None,
+        separate: bool,
+        keeps: bool,
     ) -> None:
         self.record = record
         self.dtype = dtype
         self.config = config
         self.separate = separate
+        self.keeps = keeps
         self._cast: dict[nn.Parameter, nn.Parameter] = {}
         self._made: set[nn.Parameter] = set()
 
@@ -286,7 +195,8 @@ class Packer(Products):
             return result
         if self.dtype == torch.bfloat16:
             return PanelWeight.from_dense(values)
-        return self.own(values).contiguous()
+        own = self.own(values)
+        return own if own.t().is_contiguous() else own.contiguous()
 
     def single(self, module: nn.Module, transposed: bool, name: str) -> None:
         """Packs the weight of a linear layer that belongs to no product."""
@@ -310,8 +220,10 @@ class Packer(Products):
         if isinstance(tensor, PackedTensor):
             handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
             changes.append(HookAdded(module, "_state_dict_hooks", handle.id))
-        if isinstance(tensor, (PanelWeight, ReorderedPanelWeight)) and not already:
-            changes.append(ForwardSet(module, PanelForward(module)))
+        if isinstance(tensor, PackedTensor) and not already:
+            is_panels = isinstance(tensor, (PanelWeight, ReorderedPanelWeight))
+            kind = PanelForward if is_panels else OwnForward
+            changes.append(ForwardSet(module, kind(module)))
 
     def head(self, module: nn.Module, transposed: bool, model: nn.Module) -> None:
         """Packs the output head; an embedding that shares its weight keeps the plain one."""
@@ -363,16 +275,24 @@ class Packer(Products):
                         self._made.add(self._cast[parameter])
                     self.record.changes.append(WeightSet(module, name, self._cast[parameter]))
 
-    def cast_positions(self, model: nn.Module, width: int) -> None:
-        """Casts tables of positions, buffers [..., width]: embeddings that they are added to are.
+    def cast_buffers(self, model: nn.Module, width: int) -> None:
+        """Casts buffers as `from_pretrained(dtype=...)` does: those of the state dictionary, but
+        for what the model keeps in float32.
 
-        Other buffers keep their dtype: angles want all the digits that they have.
+        Of others, tables of positions, [..., width], since the embeddings that they are added to
+        are cast. The rest keeps its dtype: angles want all the digits that they have.
         """
-        for module in model.modules():
-            for name, buffer in [*module._buffers.items()]:
-                is_table = buffer is not None and buffer.dim() > 1 and buffer.shape[-1] == width
-                if is_table and buffer.is_floating_point() and buffer.dtype != self.dtype:  # type: ignore[union-attr]
-                    self.record.changes.append(BufferCast(module, name, self.dtype))
+        kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+        is_kept = re.compile("|".join(rf"(^|\.){name}($|\.)" for name in kept) or "(?!)").search
+        for path, module in model.named_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is None or not buffer.is_floating_point() or buffer.dtype == self.dtype:
+                    continue
+                is_table = buffer.dim() > 1 and buffer.shape[-1] == width
+                is_saved = name not in module._non_persistent_buffers_set
+                if is_table or (is_saved and not is_kept(f"{path}.{name}")):
+                    cast = buffer.detach().to(self.dtype)
+                    self.record.changes.append(BufferSet(module, name, cast))
 
     def _sorted(self, module: nn.Module, plan: ProductPlan) -> Product:
         weight = module.get_parameter("weight").detach()
@@ -414,12 +334,16 @@ def _spans(rows: list[int]) -> list[tuple[int, int]]:
 
 
 def reordered(weight: Tensor, transposed: bool, order: Tensor | None) -> Tensor:
-    """A weight [out, in] in the order in which its module keeps it."""
+    """A weight [out, in] in the order in which its module keeps it, one that looks contiguous."""
     if not transposed and order is None:
         return weight
     if isinstance(weight, PanelWeight):
         return ReorderedPanelWeight(weight, transposed, order)
-    return weight.t()
+    if isinstance(weight, RowsWeight):
+        return RowsWeight(weight.packed, weight.places, transposed, order)
+    if order is None and weight.t().is_contiguous():
+        return weight.t()
+    return RowsWeight(weight, torch.arange(len(weight)), transposed, order)
 
 
 def halves(weight: Tensor) -> list[Tensor]:
@@ -464,6 +388,7 @@ def part_of(whole: Tensor, begin: int, end: int) -> Tensor:
         return whole
     if not isinstance(whole, PanelWeight):
         return whole[begin:end]
-    if whole.is_gated or begin % OUTPUTS == 0:
+    fills_panels = begin % OUTPUTS == 0 and (end % OUTPUTS == 0 or end == whole.shape[0])
+    if whole.is_gated or fills_panels:
         return whole.part(begin, end)
     return RowsWeight(whole, torch.arange(begin, end))

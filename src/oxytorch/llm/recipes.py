@@ -45,6 +45,7 @@ KNOWN_ARGUMENTS = (
     "position_ids",
     "use_cache",
     "cache_position",
+    "output_hidden_states",
 )
 """Arguments of a decoder layer that its fused form reads itself or has no use for."""
 

@@ -253,10 +253,21 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def crop(self, tokens: int) -> None:
         """tokens: below zero, how many to forget; above, how many to keep (older releases)."""
         self._settle()
+        if tokens > 0:
+            self._refuse_as_replaced(tokens)
         if tokens < 0:
             self.length = max(0, self.length + tokens)
         elif tokens > 0:
             self.length = min(self.length, tokens)
+
+    def _refuse_as_replaced(self, tokens: int) -> None:
+        """Raises what the layer that this one replaces would of a number of tokens to keep."""
+        if self.window is None:
+            DynamicLayer().crop(tokens)  # type: ignore[no-untyped-call]
+            return
+        replaced: Any = DynamicSlidingWindowLayer(self.window)
+        replaced.cumulative_length = self.length
+        replaced.crop(tokens)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._settle()
@@ -282,32 +293,42 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         assert self.length == length
 
 
-def layer_of(cache: Any, index: int, dtype: torch.dtype) -> PreallocatedLayer | None:
-    """Returns layer `index` of a cache of transformers as one of ours, or None.
+def takes(cache: Any, index: int) -> bool:
+    """Whether layer `index` of a cache of transformers is one of ours, or can be replaced by one.
 
-    An ordinary dynamic layer is replaced in the cache, with all that it holds. A layer of another
-    kind (static, quantized, offloaded) stays, and the caller leaves the call to the model's own.
+    A layer of another kind (static, quantized, offloaded) cannot, nor can one that somebody has
+    taken tokens out of.
     """
     if not is_dynamic(cache):
-        return None
+        return False
+    if index >= len(cache.layers):
+        return getattr(cache, "layer_class_to_replicate", None) is DynamicLayer
+    layer: Any = cache.layers[index]
+    if type(layer) is PreallocatedLayer:
+        return True
+    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        return False
+    length = layer.get_seq_length()
+    keys, values = layer.keys, layer.values
+    if not length:
+        return True
+    return keys is not None and values is not None and keys.shape[-2] == values.shape[-2] == length
+
+
+def layer_of(cache: Any, index: int, dtype: torch.dtype) -> PreallocatedLayer:
+    """Returns layer `index` of a cache that `takes` it as one of ours.
+
+    An ordinary dynamic layer is replaced in the cache, with all that it holds.
+    """
     layers = cache.layers
-    if index >= len(layers):
-        if getattr(cache, "layer_class_to_replicate", None) is not DynamicLayer:
-            return None
-        while len(layers) <= index:
-            layers.append(PreallocatedLayer(dtype))
+    while len(layers) <= index:
+        layers.append(PreallocatedLayer(dtype))
     layer = layers[index]
     if type(layer) is PreallocatedLayer:
         return layer
-    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-        return None
     dynamic: Any = layer
     ours = PreallocatedLayer(dtype, getattr(dynamic, "sliding_window", None))
-    length = dynamic.get_seq_length()
-    if length:
-        keys, values = dynamic.keys, dynamic.values
-        if keys is None or values is None or {keys.shape[-2], values.shape[-2]} != {length}:
-            return None  # a window has already dropped tokens, or someone did
-        ours.adopt(keys, values)
+    if dynamic.get_seq_length():
+        ours.adopt(dynamic.keys, dynamic.values)
     layers[index] = ours
     return ours

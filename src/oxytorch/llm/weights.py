@@ -25,17 +25,29 @@ def stored_form(parameter: Tensor) -> Tensor:
 class RowsWeight(PackedTensor):
     """Some rows of a weight that is stored in another order.
 
-    packed: the weight as it is stored, packed or plain. places: where each row of this one lies.
+    packed: the weight [out, in] as it is stored, packed or plain. places: where each row of this
+    one lies. transposed: whether this one is [in, out]. order: int64 [in], or None: column i of the
+    stored weight is column order[i] of this one.
     """
 
     packed: Tensor
     places: Tensor
+    transposed: bool
+    order: Tensor | None
 
-    _shared_fields = ("packed", "places")
+    _shared_fields = ("packed", "places", "transposed", "order")
 
-    def __new__(cls, packed: Tensor, places: Tensor) -> RowsWeight:
-        result = PackedTensor._wrap(cls, (len(places), packed.shape[1]), packed.dtype)
+    def __new__(
+        cls,
+        packed: Tensor,
+        places: Tensor,
+        transposed: bool = False,
+        order: Tensor | None = None,
+    ) -> RowsWeight:
+        shape = (len(places), packed.shape[1])
+        result = PackedTensor._wrap(cls, shape[::-1] if transposed else shape, packed.dtype)
         result.packed, result.places = packed, places
+        result.transposed, result.order = transposed, order
         return result
 
     def nbytes_packed(self) -> int:
@@ -45,36 +57,45 @@ class RowsWeight(PackedTensor):
     def restore(self) -> Tensor:
         packed = self.packed
         values = packed.dense() if isinstance(packed, PackedTensor) else packed
-        return values[self.places]
+        values = values[self.places]
+        if self.order is not None:
+            values = values[:, self.order.argsort()]
+        return values.t().contiguous() if self.transposed else values
 
     def repack(self, values: Tensor) -> None:
         packed = self.packed
-        whole = packed.dense() if isinstance(packed, PackedTensor) else packed
-        whole[self.places] = values.detach().to(self.dtype)
-        if isinstance(packed, PackedTensor):
-            packed.repack(whole)
+        values = values.detach().to(self.dtype)
+        values = values.t() if self.transposed else values
+        values = values if self.order is None else values[:, self.order]
+        if not isinstance(packed, PackedTensor):
+            packed[self.places] = values
+            return
+        whole = packed.dense()
+        whole[self.places] = values
+        packed.repack(whole)
 
     def copy(self) -> RowsWeight:
         self.sync()
         packed = self.packed
         own = packed.copy() if isinstance(packed, PackedTensor) else packed.clone()
-        return RowsWeight(own, self.places)
+        return RowsWeight(own, self.places, self.transposed, self.order)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowsWeight:
         if id(self) not in memo:
             self.sync()
-            own = RowsWeight(deepcopy(self.packed, memo), self.places)
+            own = RowsWeight(deepcopy(self.packed, memo), self.places, self.transposed, self.order)
             is_parameter = isinstance(self, nn.Parameter)
             memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
         return memo[id(self)]  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.sync()
-        return _rows, (self.packed, self.places, self.requires_grad)
+        fields = self.packed, self.places, self.transposed, self.order
+        return _rows, (fields, self.requires_grad)
 
 
-def _rows(packed: Tensor, places: Tensor, requires_grad: bool) -> nn.Parameter:
-    return nn.Parameter(RowsWeight(packed, places), requires_grad)
+def _rows(fields: tuple[Any, ...], requires_grad: bool) -> nn.Parameter:
+    return nn.Parameter(RowsWeight(*fields), requires_grad)
 
 
 class StackedWeight(PackedTensor):

@@ -21,7 +21,15 @@ from ..llm.generation import generate
 from ..llm.sampling import Sampler
 from .folder import is_quantized, load_tokenizer, read_config
 from .model import PreparedModel
-from .options import PRECISIONS, add_model_options, add_verb, output_file, positive, precision
+from .options import (
+    PRECISIONS,
+    add_model_options,
+    add_verb,
+    output_file,
+    positive,
+    precision,
+    text_of,
+)
 
 DESCRIPTION = """\
 Write text after a prompt with a model from a local folder. The text goes to standard output as it
@@ -185,6 +193,7 @@ def run(arguments: argparse.Namespace) -> int:
     Sampler(arguments.temperature, arguments.top_k, arguments.top_p)
     if arguments.repetition_penalty is not None:
         checked_penalty(arguments.repetition_penalty)
+    _check_context(ids.shape[1], arguments.tokens, arguments.context)
     wanted = arguments.weights or PRECISIONS["bf16"]
     prepared = PreparedModel.from_folder(
         arguments.folder, wanted, arguments.kv_cache, arguments.group_size, _tell
@@ -223,6 +232,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_context(length: int, new: int, context: int | None) -> None:
+    if context is not None and length + new > context:
+        raise ValueError(
+            f"--context: a prompt of {length} tokens and {new} new ones do not fit {context} "
+            f"positions; give --context {length + new} or more, fewer --tokens, or a shorter prompt"
+        )
+
+
 def measured_speed(prepared: PreparedModel, prompt: int, times: Sequence[float]) -> Speed:
     """The speed from the moments of the call and of each new token."""
     from ..benchmark.read_limit import read_limit
@@ -252,7 +269,7 @@ def measured_speed(prepared: PreparedModel, prompt: int, times: Sequence[float])
 
 def _prompt_text(arguments: argparse.Namespace) -> str:
     if arguments.prompt_file is not None:
-        text = arguments.prompt_file.read_text(encoding="utf-8")
+        text = text_of(arguments.prompt_file, "--prompt-file")
     else:
         text = arguments.prompt
     if not text:

@@ -37,12 +37,11 @@ PRECISIONS = {
 """Every precision by the word on the command line: weights, then activations if not bf16."""
 
 
-def precision(text: str) -> Precision:
-    """The precision of a word; raises ArgumentTypeError with the choices."""
+def precision(text: str, also: str | None = None) -> Precision:
+    """The precision of a word; raises ArgumentTypeError with the choices, `also` among them."""
     if text not in PRECISIONS:
-        raise argparse.ArgumentTypeError(
-            f"unknown precision {text!r}; choices: {', '.join(PRECISIONS)}"
-        )
+        choices = ", ".join(PRECISIONS if also is None else (also, *PRECISIONS))
+        raise argparse.ArgumentTypeError(f"unknown precision {text!r}; choices: {choices}")
     return PRECISIONS[text]
 
 
@@ -56,6 +55,14 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
     return int(text)
+
+
+def text_of(path: Path, option: str) -> str:
+    """What a file says; raises ValueError, which names both, where it holds no text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{option}: {path} is not UTF-8 text (byte {error.start})") from error
 
 
 def output_file(text: str) -> Path:

@@ -23,6 +23,7 @@ from .options import (
     output_file,
     positive,
     precision,
+    text_of,
 )
 
 STOCK = "float32"
@@ -91,7 +92,7 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
 def _rows(text: str) -> tuple[Precision | None, ...]:
     """Precisions of words separated by commas; None is the stock model."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    return tuple(None if word == STOCK else precision(word) for word in words)
+    return tuple(None if word == STOCK else precision(word, also=STOCK) for word in words)
 
 
 def _caches(text: str) -> tuple[str, ...]:
@@ -159,11 +160,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def text_tokens(tokenizer: Any, path: Path, option: str) -> Tensor:
     """The tokens of a file, int64 [tokens]; raises ValueError for a file that holds no text."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{option}: {path} is not UTF-8 text (byte {error.start})") from error
-    found = tokenizer(text)["input_ids"]
+    found = tokenizer(text_of(path, option))["input_ids"]
     if len(found) < 2:
         raise ValueError(f"{option}: expected at least 2 tokens in {path}, got {len(found)}")
     return torch.tensor(found, dtype=torch.int64)

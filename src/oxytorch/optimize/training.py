@@ -116,8 +116,6 @@ def optimize_for_training(
     report = record.report
     if is_known:
         optimizer = _fused(optimizer, fused_class)
-        for name, found in hooks.items():
-            getattr(optimizer, name).update(found)
         _report_layers(model, layers, report)
         held = (own for group in optimizer.param_groups for own in group["params"])
         kept = " with split weights" if any(map(_is_split, held)) else ""
@@ -129,6 +127,8 @@ def optimize_for_training(
         report.entries.append(
             Entry("optimizer", "", False, f"{name} is not known: it and all weights are as before")
         )
+    for name, found in hooks.items():
+        getattr(optimizer, name).update(found)
     model.__dict__[ATTRIBUTE] = record
     report.bytes_after = _nbytes(model)
     report.seconds = time.perf_counter() - began
@@ -175,8 +175,14 @@ def _check(model: nn.Module, optimizer: Any, dtype: Any, inplace: bool) -> Train
 
 
 def _copied(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    """Copies of both; the copied optimizer holds parameters of the copied model."""
+    memo: dict[int, Any] = {}
     try:
-        copied: tuple[nn.Module, Optimizer] = copy.deepcopy((model, optimizer))
+        copied: tuple[nn.Module, Optimizer] = copy.deepcopy((model, optimizer), memo)
+        if type(optimizer) not in _FUSED and not isinstance(optimizer, FusedOptimizer):
+            # torch copies groups and states only: LBFGS has its parameters in a list of its own.
+            lost = {k: v for k, v in vars(optimizer).items() if k not in vars(copied[1])}
+            vars(copied[1]).update(copy.deepcopy(lost, memo))
     except Exception as error:
         raise ValueError(
             f"optimize: {type(model).__name__} and its optimizer cannot be copied "

@@ -44,6 +44,16 @@ class Layer:
         return weight
 
     @property
+    def name(self) -> str:
+        """The path, or what the model is where it is the layer itself."""
+        return self.path or f"the {type(self.module).__name__}"
+
+    @property
+    def weight_name(self) -> str:
+        """The path of the weight."""
+        return f"{self.path}.weight" if self.path else "weight"
+
+    @property
     def shape(self) -> tuple[int, int]:
         """[out_features, in_features]."""
         first, second = self.weight.shape

@@ -74,7 +74,7 @@ def quantize_(
         show(index, len(layers), layer.path)
         before = layer.weight.nbytes
         weight = layer.weight.t() if layer.transposed else layer.weight
-        packed = quantized(weight, config, f"{layer.path}.weight", moments)
+        packed = quantized(weight, config, layer.weight_name, moments)
         del weight, moments
         record.changes += install(layer, packed)
         returned.add(before)
@@ -148,8 +148,14 @@ def _check_shapes(layers: Iterable[Layer], config: WeightConfig) -> None:
         if size is not None and layer.shape[1] % size:
             raise ValueError(
                 f"quantize_: expected a group_size that divides in_features {layer.shape[1]} of "
-                f"{layer.path}, got {size}; choose another or leave the layer out with a filter"
+                f"{layer.name}, got {size}; {_advice(layer)}"
             )
+
+
+def _advice(layer: Layer) -> str:
+    fitting = [size for size in (256, 128, 64, 32) if layer.shape[1] % size == 0]
+    found = f"group_size={fitting[0]} fits" if fitting else "use group_size=None"
+    return f"{found}, or leave the layer out with a filter" if layer.path else found
 
 
 def _check_values(layers: Iterable[Layer]) -> None:
@@ -157,7 +163,7 @@ def _check_values(layers: Iterable[Layer]) -> None:
         least, most = torch.aminmax(layer.weight.detach())
         if not (bool(least.isfinite()) and bool(most.isfinite())):
             raise ValueError(
-                f"quantize_: expected finite values in {layer.path}.weight, got NaN or infinity"
+                f"quantize_: expected finite values in {layer.weight_name}, got NaN or infinity"
             )
 
 

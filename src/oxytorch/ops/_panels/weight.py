@@ -145,7 +145,8 @@ class PanelWeight(PackedTensor):
     def part(self, begin: int, end: int) -> PanelWeight:
         """Returns the outputs begin to end as a weight over the same memory.
 
-        begin is a multiple of 16, or the part is a half of a gated weight.
+        begin and end are multiples of 16 (end may be the last output), so that no panel is shared
+        with others; or the part is a half of a gated weight.
         """
         if self.is_gated:
             half = self.shape[0] // 2
@@ -156,10 +157,13 @@ class PanelWeight(PackedTensor):
                 )
             panels = slice(begin // half, None, 2)
         else:
-            if begin % layout.OUTPUTS or not 0 <= begin < end <= self.shape[0]:
+            shares_panels = begin % layout.OUTPUTS or (
+                end % layout.OUTPUTS and end != self.shape[0]
+            )
+            if shares_panels or not 0 <= begin < end <= self.shape[0]:
                 raise ValueError(
-                    f"part: expected outputs in [0, {self.shape[0]}) that begin at a multiple of "
-                    f"{layout.OUTPUTS}, got {begin} to {end}"
+                    f"part: expected outputs in [0, {self.shape[0]}) that begin and end at a "
+                    f"multiple of {layout.OUTPUTS}, got {begin} to {end}"
                 )
             panels = slice(begin // layout.OUTPUTS, -(-end // layout.OUTPUTS))
         tensors = {name: getattr(self, name)[panels] for name in self._present()}
