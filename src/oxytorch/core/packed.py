@@ -203,7 +203,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def _sync_relatives(self) -> None:
         """Bring the values of relatives to the memory; they stay out for the calls after this."""
-        for other in self.cell.relatives or ():
+        for other in list(self.cell.relatives or ()):
             if other.cell is not self.cell:
                 other.sync()
 
