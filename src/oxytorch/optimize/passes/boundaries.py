@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ...graph.boundary import Boundary, BoundaryForward
 from ...graph.record import name_of
 from ..context import Context
-from . import cast
+from . import cast, whole
 from .kernels import NormForward
 
 VECTOR = 1
@@ -31,6 +31,7 @@ frequencies or statistics."""
 
 def prepare(context: Context) -> None:
     """Decide which modules are converted, and what all are given."""
+    whole.choose(context)
     _leave_shared(context)
     context.boundaries = _boundaries(context)
     if context.sample is None or not _converted(context):
@@ -66,7 +67,9 @@ def settle(context: Context, modules: list[nn.Module]) -> None:
 
 
 def _converted(context: Context) -> list[nn.Module]:
-    return [module for module in context.open_modules() if context.converts(module)]
+    """The modules that are converted, but for the parts of those converted as a whole."""
+    wholes = cast.converted_wholes(context)
+    return [*wholes, *(module for module in context.open_modules() if context.converts(module))]
 
 
 def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
@@ -87,6 +90,8 @@ def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary |
         return None
     is_patched = module in context.patched
     is_whole = (module in context.closed and not is_patched) or module in context.kept
+    if converts and is_whole:
+        return Boundary(context.dtype_of[module])
     own = _dtype_of_parameters(module, is_whole)
     if is_whole or (is_patched and own is not None):
         return Boundary(own, gives_back=True)
@@ -122,8 +127,7 @@ def _leave_shared(context: Context) -> None:
     while True:
         shared = {
             module: owner
-            for module in context.open_modules()
-            if context.converts(module)
+            for module in _converted(context)
             for owner in [_other_owner(context, module)]
             if owner is not None
         }
@@ -131,16 +135,17 @@ def _leave_shared(context: Context) -> None:
             return
         for module, owner in shared.items():
             context.left("cast", module, f"shares its weight with {owner}, which is not cast")
-        context.leave_dtype({*shared})
+            parts = module.modules() if module in context.closed else (module,)
+            context.leave_dtype({*parts})
 
 
 def _other_owner(context: Context, module: nn.Module) -> str | None:
     dtype = context.dtype_of[module]
-    for parameter in module._parameters.values():
-        if parameter is None or not parameter.is_floating_point():
+    for parameter in module.parameters(recurse=module in context.closed):
+        if not parameter.is_floating_point():
             continue
         for owner, _ in context.owners.get(id(parameter), []):
-            if context.dtype_of.get(owner) != dtype or owner in context.closed:
+            if context.dtype_of.get(owner) != dtype:
                 return context.paths[owner]
     return None
 
@@ -189,7 +194,7 @@ def as_converted(context: Context) -> Iterator[None]:
 def _table(context: Context) -> dict[int, torch.dtype]:
     """The dtype that each tensor of the model is to get, by its identity."""
     found: dict[int, torch.dtype] = {}
-    for module in context.open_modules():
+    for module in cast.changed(context):
         dtype = context.dtype_of.get(module)
         for parameter in module._parameters.values():
             if dtype is not None and parameter is not None and parameter.is_floating_point():

@@ -72,20 +72,24 @@ def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
             continue
         if not any(p is not None and p.is_floating_point() for p in module._parameters.values()):
             continue
-        by_path = max(
-            (key for key in rules if isinstance(key, str) and key and _below(path, key)),
-            key=len,
-            default=None,
-        )
         if _keeps_statistics(path, module, rules):
             continue
-        if by_path is not None:
-            wanted[module] = rules[by_path]
-        elif type(module) in rules:
-            wanted[module] = rules[type(module)]
+        chosen = asked(path, module, rules)
+        if chosen is not None:
+            wanted[module] = chosen
         elif "" in rules and (module in made_from or _listed(module, recognizer)):
             wanted[module] = rules[""]
     return wanted
+
+
+def asked(path: str, module: nn.Module, rules: Mapping[Any, torch.dtype]) -> torch.dtype | None:
+    """The dtype that a key gives a module, other than the one for all; the most particular wins."""
+    by_path = max(
+        (key for key in rules if isinstance(key, str) and key and _below(path, key)),
+        key=len,
+        default=None,
+    )
+    return rules.get(type(module) if by_path is None else by_path)
 
 
 def _keeps_statistics(path: str, module: nn.Module, rules: Mapping[Any, torch.dtype]) -> bool:
@@ -145,7 +149,18 @@ def made_for(model: nn.Module) -> dict[nn.Module, nn.Module]:
 
 def run(context: Context) -> None:
     """See above."""
-    convert(context, context.open_modules())
+    convert(context, changed(context))
+
+
+def changed(context: Context) -> list[nn.Module]:
+    """The modules whose parameters and buffers may be converted."""
+    parts = [part for root in converted_wholes(context) for part in root.modules()]
+    return [*context.open_modules(), *dict.fromkeys(parts)]
+
+
+def converted_wholes(context: Context) -> list[nn.Module]:
+    """The modules that read their parts' weights themselves and are converted with all of them."""
+    return [root for root in context.closed_roots if root in context.dtype_of]
 
 
 def convert(context: Context, modules: list[nn.Module], packs: bool = True) -> None:
@@ -177,7 +192,7 @@ def convert(context: Context, modules: list[nn.Module], packs: bool = True) -> N
                 if takes_input(context, owner) and "forward" not in owner.__dict__:
                     context.set_forward(owner, CastInput(owner))
         context.did("cast", module, f"{type(module).__name__} to {short_name(dtype)}")
-        if takes_input(context, module):
+        if module not in context.closed and takes_input(context, module):
             context.set_forward(module, CastInput(module))
 
 
@@ -245,6 +260,8 @@ def _packed_later(context: Context, module: nn.Module) -> bool:
     from .lstm import refusal as lstm_refusal
     from .pack import refusal
 
+    if module in context.closed:
+        return False
     if type(module) is nn.LSTM:
         return "lstm" in context.passes and lstm_refusal(context, module) is None
     return "pack" in context.passes and refusal(context, module) is None
