@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ def choose(context: Context) -> None:
 
 
 def _wholes(context: Context) -> list[nn.Module]:
-    return [root for root in context.closed_roots if type(root) in ATTENTION]
+    return [root for root in context.closed_roots if isinstance(root, ATTENTION)]
 
 
 def _dtype(context: Context, module: nn.Module) -> torch.dtype | None:
@@ -135,7 +135,10 @@ def _form(given: Given) -> str:
     def of(leaf: Any) -> Any:
         if isinstance(leaf, PackedSequence):
             return ("packed", tuple(leaf.data.shape), tuple(leaf.batch_sizes.tolist()))
-        return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+        if not isinstance(leaf, Tensor):
+            return leaf
+        parts = leaf.unbind() if leaf.is_nested else [leaf]
+        return ([tuple(part.shape) for part in parts], leaf.dtype)
 
     is_leaf = partial(_is_a, PackedSequence)
     return repr([of(leaf) for leaf in pytree.tree_leaves(given, is_leaf=is_leaf)])
@@ -171,15 +174,8 @@ def _sequence(batch_first: bool, batch: int, count: int, width: int) -> Tensor:
 
 
 def _loss(module: nn.Module, dtype: torch.dtype, given: list[Given]) -> str | None:
-    """Why a module should not be converted; None where it is faster so, amid others of the dtype."""
+    """Why a module should not be converted; None where it is faster so amid others."""
     own = next(p.dtype for p in module.parameters() if p.is_floating_point())
-    plain = BoundaryForward(_bare(module), Boundary(own, gives_back=True))
-    converted = BoundaryForward(_bare(module).to(dtype), Boundary(dtype))
-
-    def calls(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Calls:
-        args, kwargs = pytree.tree_map(partial(_of_dtype, dtype), (args, kwargs))
-        return lambda: plain(*args, **kwargs), lambda: converted(*args, **kwargs)
-
     kept = [
         (name, value)
         for part in module.modules()
@@ -189,11 +185,30 @@ def _loss(module: nn.Module, dtype: torch.dtype, given: list[Given]) -> str | No
     shapes = [tuple(p.shape) for p in module.parameters()]
     key = (repr(module), repr(kept), repr(shapes), own, dtype, *map(_form, given))
     try:
-        won = first_win(key, [calls(*each) for each in given])
-    except Exception as error:  # whatever torch's layer says of the dtype
+        won = first_win(key, _pairs(module, own, dtype, given))
+    except Exception as error:  # whatever a layer says of the dtype, or a subclass of our input
         message = str(error).strip().partition("\n")[0]
-        return f"fails in {cast.short_name(dtype)} ({type(error).__name__}: {message})"
+        return f"cannot be timed in {cast.short_name(dtype)} ({type(error).__name__}: {message})"
     return None if won == 0 else f"{cast.short_name(own)} is as fast here"
+
+
+def _pairs(
+    module: nn.Module, own: torch.dtype, dtype: torch.dtype, given: list[Given]
+) -> list[Calls]:
+    """The layer in its own dtype and in another one, in which both are given their inputs."""
+
+    @cache  # where such a layer was timed before, no copies are made
+    def both() -> tuple[BoundaryForward, BoundaryForward]:
+        converted = BoundaryForward(_bare(module).to(dtype), Boundary(dtype))
+        return BoundaryForward(_bare(module), Boundary(own, gives_back=True)), converted
+
+    def calls(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Calls:
+        args, kwargs = pytree.tree_map(
+            partial(_of_dtype, dtype), (args, kwargs), is_leaf=partial(_is_a, PackedSequence)
+        )
+        return lambda: both()[0](*args, **kwargs), lambda: both()[1](*args, **kwargs)
+
+    return [calls(*each) for each in given]
 
 
 def _bare(module: nn.Module) -> nn.Module:
