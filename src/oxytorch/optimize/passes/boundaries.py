@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,6 +61,8 @@ def settle(context: Context, modules: list[nn.Module]) -> None:
             forward.gives_back = True
             continue
         context.set_forward(module, BoundaryForward(module, boundary))
+        if boundary == Boundary(explains=boundary.explains):
+            continue
         does = "returns the dtype that it is given"
         if boundary.takes is not None:
             does = f"inputs to {cast.short_name(boundary.takes)}"
@@ -81,6 +84,9 @@ def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
         boundary = _boundary(context, module, module in converted)
         if boundary is not None:
             found[module] = boundary
+    if context.model not in converted and not isinstance(context.model, torch.jit.ScriptModule):
+        explains = min((context.dtype_of[m] for m in converted), key=lambda d: d.itemsize)
+        found[context.model] = replace(found.get(context.model, Boundary()), explains=explains)
     return found
 
 
@@ -103,7 +109,7 @@ def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary |
         if type(module) is nn.RMSNorm:
             return Boundary(gives_back=rule is None)
         if context.is_mixed(own):
-            return Boundary(own, gives_back=rule is None)
+            return Boundary(own, gives_back=rule is None, agrees=cast.is_made(module))
         return None
     if own is not None and not converts and context.recognizer.norm(module) is not None:
         return Boundary(gives_back=True)
@@ -207,7 +213,7 @@ def _table(context: Context) -> dict[int, torch.dtype]:
 @contextmanager
 def _within(context: Context) -> Iterator[None]:
     """While all modules have their boundaries; converted layers take the dtype that they get."""
-    boundaries = {**context.boundaries}
+    boundaries = {m: replace(each, explains=None) for m, each in context.boundaries.items()}
     for module in _converted(context):
         if module not in boundaries and cast.takes_input(context, module):
             boundaries[module] = Boundary(context.dtype_of[module])

@@ -51,6 +51,10 @@ TAKE_ANY = (
 _DECLARED: dict[type, tuple[str, ...]] = {
     **dict.fromkeys(CAST_TYPES[:7], ("weight", "bias")),
     **dict.fromkeys(CAST_TYPES[7:9], ("weight",)),
+    **dict.fromkeys(
+        (nn.GRUCell, nn.LSTMCell, nn.RNNCell), ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    ),
+    nn.Bilinear: ("weight", "bias"),
 }
 """The parameters that layers have, or what a pruned or normed one is made of (weight_orig)."""
 
@@ -114,15 +118,23 @@ def _below(path: str, key: str) -> bool:
 
 
 def _listed(module: nn.Module, recognizer: Recognizer) -> bool:
-    own = module._flat_weights_names if isinstance(module, nn.RNNBase) else ()
-    for name in (*own, *_DECLARED.get(type(module), ())):
-        if not any(n == name or n.startswith(f"{name}_") for n in module._parameters):
-            return False  # a plain tensor stands in its place, and keeps its dtype
+    if is_made(module):
+        return False  # it has the dtype of what it is made of
     if type(module) in CAST_TYPES or (
         isinstance(module, CAST_TYPES) and parametrize.is_parametrized(module)
     ):
         return True
     return not is_torchs(module) and recognizer.norm(module) is None
+
+
+def is_made(module: nn.Module) -> bool:
+    """Whether a plain tensor stands in the place of a layer's parameter, which code outside may
+    make of others at each call."""
+    own = module._flat_weights_names if isinstance(module, nn.RNNBase) else ()
+    return any(
+        not any(n == name or n.startswith(f"{name}_") for n in module._parameters)
+        for name in (*own, *_DECLARED.get(type(module), ()))
+    )
 
 
 def _parametrizations(module: nn.Module) -> list[nn.Module]:
