@@ -20,6 +20,7 @@ from networks import NETWORKS
 from torch import nn
 
 import oxytorch
+from oxytorch.graph.errors import DtypeError
 from oxytorch.optimize import PASSES
 
 CASES: dict[str, Build] = {**ARCHITECTURES, **NETWORKS}
@@ -95,6 +96,18 @@ class Stock:
             return _errors(self.answers, wide)
         except (RuntimeError, ValueError, TypeError, NotImplementedError, KeyError):
             return {}  # what stock cannot compute in float64 has the usual limit
+
+    @functools.cached_property
+    def cast_fails(self) -> str:
+        """Why stock's `.bfloat16()` of the model that is optimized, which has been called, does not
+        run; empty where it does."""
+        try:
+            model = copy.deepcopy(self.case.model).to(torch.bfloat16)
+            for given in (self.case.first, self.case.second):
+                call(model, _converted(given, torch.bfloat16))
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            return _text(error)
+        return ""
 
     def _converted(self, inputs: list[Any], dtype: torch.dtype = torch.bfloat16) -> list[Any]:
         model = copy.deepcopy(self._untouched).to(dtype)
@@ -185,7 +198,10 @@ def check(name: str, way: str, dtype: str) -> Outcome:
             outcome.findings += [Finding(what, message) for message in test()]
         except Exception as error:  # whatever is raised is what the zoo looks for
             outcome.findings.append(Finding(what, _text(error)))
+            if isinstance(error, DtypeError):
+                refused.append(_text(error.__cause__ or error))
 
+    refused: list[str] = []
     try:
         torch.manual_seed(1)
         model = oxytorch.optimize(known.case.model, **options(way, dtype, known.case))
@@ -203,6 +219,8 @@ def check(name: str, way: str, dtype: str) -> Outcome:
     changed = changed_modules(known.case.model, model)
     outcome.changed = len(changed)
     claim("explain", lambda: _explained(model, changed))
+    if refused and len(refused) == len(outcome.findings) and known.cast_fails:
+        return Outcome(skipped=f"refused: {refused[0]}; stock's .bfloat16(): {known.cast_fails}")
     return outcome
 
 
