@@ -18,6 +18,7 @@ from building import Build, Case
 from forms import Leaves, difference_in_form, relative_error, tensors_of
 from networks import NETWORKS
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import oxytorch
 from oxytorch.graph.errors import DtypeError
@@ -114,8 +115,23 @@ class Stock:
         return [call(model, _converted(given, dtype)) for given in inputs]
 
     def _autocast(self, inputs: list[Any]) -> list[Any]:
+        """Under autocast, with what modules return rounded as a converted model's values are.
+
+        Autocast alone keeps sums between layers in float32, which is more than bfloat16 can do.
+        """
+        model = copy.deepcopy(self._untouched)
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                module.register_forward_hook(lambda _, __, result: pytree.tree_map(_rounded, result))
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return [call(self._untouched, given) for given in inputs]
+            return [call(model, given) for given in inputs]
+
+
+def _rounded(value: Any) -> Any:
+    """The same value, with no more digits than bfloat16 has where it is a float32 tensor."""
+    if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
+        return value.to(torch.bfloat16).to(torch.float32)
+    return value
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
