@@ -122,7 +122,9 @@ class Stock:
         model = copy.deepcopy(self._untouched)
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                module.register_forward_hook(lambda _, __, result: pytree.tree_map(_rounded, result))
+                module.register_forward_hook(
+                    lambda _, __, result: pytree.tree_map(_rounded, result)
+                )
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return [call(model, given) for given in inputs]
 

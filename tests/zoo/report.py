@@ -2,7 +2,7 @@
 
 Each model runs in a worker process that writes a line of JSON for every combination: a crash or a
 hang costs one model's results, and is one of them. Lines are kept as they come; `--resume` goes on
-where a run was stopped, `--show` prints the tables of a finished one. Each `--part` writes to a file
+where a run was stopped, `--show` prints the tables of a finished one. Each `--part` has a file
 of its own; `--show` without `--part` or `--output` reads those of all parts.
 """
 
