@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import oxytorch
-from oxytorch.optimize import measure
+from oxytorch.optimize import measure, tune
 from oxytorch.optimize.passes import kernels
 
 
@@ -17,6 +17,7 @@ from oxytorch.optimize.passes import kernels
 def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "TIMED", True)
     monkeypatch.setattr(measure, "_known", {})
+    monkeypatch.setattr(tune, "_paired", lambda *_: (1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_layer_is_used_from_where_it_never_loses(
     monkeypatch: pytest.MonkeyPatch, ratios: list[float], first: int | None
 ) -> None:
-    given = iter(ratios)
+    given = iter(ratios[::-1])  # the largest input first, and none below one that loses
     monkeypatch.setattr(measure, "_ratio", lambda plain, ours: next(given))
     sizes: list[measure.Calls] = [(torch.Tensor, torch.Tensor)] * len(ratios)
     assert measure.first_win("a layer", sizes) == first
@@ -71,6 +72,28 @@ def test_rows_are_the_samples_or_the_usual_ones() -> None:
     assert measure.rows_of((8,)) == (1,)
     assert measure.rows_of((4096, 4, 8)) == (measure.MOST_ROWS,)
     assert measure.rows_of(None) == measure.USUAL_ROWS
+    assert measure.rows_of(None, 1 << 27) == (1, 8)  # a large weight is timed with fewer
+    assert measure.rows_of(None, 1 << 40) == (1,)
+
+
+def test_layers_of_about_one_size_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[float] = []
+    monkeypatch.setattr(measure, "_ratio", lambda plain, ours: timed.append(1.0) or 1.0)
+    layers = [nn.Linear(256, width) for width in range(512, 640, 16)]
+    oxytorch.optimize(nn.ModuleList(layers).eval())
+    assert len(timed) == len(measure.USUAL_ROWS)
+    assert measure.about(511) != measure.about(512) != measure.about(513)
+
+
+def test_rows_of_a_sample_do_not_slow_down_fewer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(64, 64).eval()
+    x = torch.randn(32, 64)
+    for ratios, least in (([0.5, 2.0], 32), ([0.5, 0.5, 2.0], 16), ([0.5, 0.5, 0.5], 0)):
+        given = iter(ratios)
+        monkeypatch.setattr(measure, "_ratio", lambda plain, ours, given=given: next(given))
+        monkeypatch.setattr(measure, "_known", {})
+        weight = oxytorch.optimize(layer, sample_input=x).weight
+        assert weight.least_rows == least
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16])
@@ -93,3 +116,18 @@ def test_what_is_as_fast_is_left_and_named(monkeypatch: pytest.MonkeyPatch) -> N
     model = oxytorch.optimize(nn.Sequential(nn.LayerNorm(24)).eval())
     left = {e.module: e.detail for e in oxytorch.explain(model).left}
     assert "as fast" in left["0"] and "forward" not in model[0].__dict__  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("ratio", "is_kept"), [(1.5, False), (1.0, True), (0.5, True)])
+def test_a_model_that_is_slower_as_a_whole_is_left_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, is_kept: bool
+) -> None:
+    monkeypatch.setattr(measure, "_ratio", lambda plain, ours: 0.5)
+    monkeypatch.setattr(tune, "_paired", lambda *_: (ratio, ratio, 1.0))
+    stock = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).eval()
+    model = oxytorch.optimize(stock, sample_input=torch.randn(8, 64))
+    report = oxytorch.explain(model)
+    assert bool(report.done) is is_kept
+    assert (report.tuned is None) is is_kept
+    if not is_kept:
+        assert "kept the original" in str(report)

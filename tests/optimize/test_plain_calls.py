@@ -62,3 +62,16 @@ def test_an_lstm_that_the_sample_gives_a_packed_sequence_is_left_alone() -> None
     model = oxytorch.optimize(Tagger().eval(), sample_input=torch.rand(5, 16))
     assert type(model.lstm.weight_ih_l0) is nn.Parameter
     assert any("PackedSequence" in entry.detail for entry in oxytorch.explain(model).left)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor:torch.jit.TracerWarning")
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("name", [name for name in _layers() if name != "packed sequence"])
+def test_packed_layers_are_traced(name: str, gradients: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = _layers()[name]
+    model = oxytorch.optimize(layer.eval(), sample_input=x)
+    with torch.set_grad_enabled(gradients):
+        traced = torch.jit.trace(model, x)
+    assert {*traced.state_dict()} == {*layer.state_dict()}
+    torch.testing.assert_close(traced(x), layer(x), rtol=2e-5, atol=2e-6)

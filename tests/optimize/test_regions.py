@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -509,3 +510,78 @@ def test_copies_follow_their_own_lists() -> None:
     other.layers[0] = nn.Tanh()
     expected.layers[0] = nn.Tanh()  # type: ignore[index, operator]
     same(expected, other, sample())
+
+
+def _helper(x: Tensor, scale: float = 1.0) -> Tensor:
+    return x * scale
+
+
+def _other_helper(x: Tensor, scale: float = 1.0) -> Tensor:
+    return x * scale + 1
+
+
+class CallsHelper(Block):
+    def core(self, x: Tensor) -> Tensor:
+        found: Tensor = self.norm(x + _helper(self.down(F.gelu(self.up(x)))))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "value"),
+    [
+        (_helper, "__code__", _other_helper.__code__),
+        (_helper, "__defaults__", (2.0,)),
+        (CallsHelper.core, "__code__", Block.core.__code__),
+        (Block.forward, "__code__", CallsHelper.core.__code__),
+    ],
+)
+def test_functions_changed_in_place_are_followed(
+    function: Callable[..., Any], name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    stock, x = CallsHelper().eval(), sample()
+    ours = oxytorch.optimize(stock, sample_input=x)
+    same(stock, ours, x)
+    monkeypatch.setattr(function, name, value)
+    same(stock, ours, x)
+    monkeypatch.undo()
+    same(stock, ours, x)
+
+
+class Long(Block):
+    """Makes many large tensors, one after the other; its arguments have names of generated code."""
+
+    def forward(self, v1: Tensor, r2: Tensor) -> Tensor:  # type: ignore[override]
+        x = v1
+        for _ in range(12):
+            x = F.gelu(self.up(x)) + r2
+        return x
+
+
+def test_a_region_keeps_no_more_tensors_than_the_code() -> None:
+    alive: list[int] = []
+
+    class Counts(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            made.extend([weakref.ref(result)] if isinstance(result, Tensor) else [])
+            alive.append(sum(ref() is not None for ref in made))
+            return result
+
+    torch.manual_seed(0)
+    stock, x = Long().eval(), sample()
+    call = {"v1": x, "r2": torch.randn(8, WIDTH)}
+    ours = oxytorch.optimize(stock, sample_input=call)
+    program = ours.__dict__["forward"].programs[0]
+    with torch.no_grad():
+        torch.testing.assert_close(program.run((), call), stock(**call))
+    most = []
+    for run in (lambda: stock(**call), lambda: program.run((), call)):
+        made: list[Any] = []
+        alive.clear()
+        with torch.no_grad(), Counts():
+            run()
+        most.append(max(alive))
+    assert most[1] <= most[0] + 1

@@ -64,7 +64,17 @@ def _new_clock() -> Tensor:
         return torch.zeros((), dtype=torch.uint8)
 
 
-class PackedTensor(Tensor):
+class _PackedMeta(torch._C._TensorMeta):
+    """Lets the class of a packed parameter be called as nn.Parameter is: `type(p)(values,
+    requires_grad=...)` makes a plain one."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "requires_grad" in kwargs:
+            return nn.Parameter(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class PackedTensor(Tensor, metaclass=_PackedMeta):
     """A tensor stored in a kernel's own order; shape, dtype and values are those of the plain one.
 
     It is the weight: what writes to it, under whatever name, changes what the next call uses.
@@ -254,7 +264,7 @@ class PackedTensor(Tensor):
         cell.tick()  # what watches the cell that was replaced has to look again
 
     def numpy(self, *, force: bool = False) -> Any:
-        if self.requires_grad and not force:
+        if self.requires_grad and torch.is_grad_enabled() and not force:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. "
                 "Use tensor.detach().numpy() instead."
@@ -312,7 +322,9 @@ class PackedTensor(Tensor):
         return result
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
-        return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
+        if isinstance(self, nn.Parameter):
+            return repr(nn.Parameter(self.values(), self.requires_grad))
+        return repr(self.values())
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         if id(self) not in memo:
@@ -527,6 +539,9 @@ class ReorderedTensor(PackedTensor):
     def packed(self) -> Tensor:
         """What oneDNN reads."""
         stored: _Stored = self.cell.stored
+        if stored.packed is None:  # another thread took the plain values out since it was asked
+            stored = self._stored(self.values(), stored.scale)
+            assert stored.packed is not None
         return stored.packed
 
     @property
@@ -539,6 +554,15 @@ class ReorderedTensor(PackedTensor):
 
     def _unpack(self, packed: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} does not say how to restore its values")
+
+    def _taken_out(self) -> Tensor:
+        plain = super()._taken_out()
+        stored: _Stored | None = self.cell.stored
+        if stored is not None and stored.packed is not None:
+            with self.cell.lock:
+                if self.cell.is_out:  # it is packed anew when it is used next
+                    self.cell.stored = _Stored(None, stored.scale)
+        return plain
 
     def nbytes_packed(self) -> int:
         """Bytes that the stored form takes, and the plain values where these are kept."""
@@ -574,7 +598,7 @@ class ReorderedTensor(PackedTensor):
         own: _Stored = self.cell.stored
         if own.kept is not None:
             return own.kept.clone()
-        stored = self._unpack(own.packed)
+        stored = self._unpack(self.packed)
         if own.correction is None or own.scale is None:
             return stored
         bits = _BITS[self.dtype]
@@ -590,14 +614,20 @@ class ReorderedTensor(PackedTensor):
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
+_nbytes = torch.ops.mkldnn._nbytes.default
+
+
 class _Stored:
-    """The stored form of a reordered weight: see `ReorderedTensor`."""
+    """The stored form of a reordered weight: see `ReorderedTensor`.
+
+    packed: None while the plain values are out.
+    """
 
     __slots__ = ("correction", "kept", "packed", "scale")
 
     def __init__(
         self,
-        packed: Tensor,
+        packed: Tensor | None,
         scale: Tensor | None = None,
         correction: Tensor | None = None,
         kept: Tensor | None = None,
@@ -609,4 +639,5 @@ class _Stored:
 
     def nbytes(self) -> int:
         beside = [t for t in (self.correction, self.kept, self.scale) if t is not None]
-        return int(torch.ops.mkldnn._nbytes.default(self.packed)) + sum(t.nbytes for t in beside)
+        packed = 0 if self.packed is None else int(_nbytes(self.packed))
+        return packed + sum(t.nbytes for t in beside)

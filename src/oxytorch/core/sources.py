@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+import types
 import weakref
 from collections.abc import Iterable
 from operator import attrgetter, is_
@@ -163,6 +164,8 @@ class Sources:
         found.sizes += [(m.__dict__[t], count) for m, t, count in self._sizes]
         found.types = [*self._types]
         found.attributes = [own for own in self._found if own[2] is not MISSING]
+        functions = dict.fromkeys(v for *_, v in (*self._found, *self._globals) if _is_users(v))
+        found.attributes += [(f, name, getattr(f, name)) for f in functions for name in _CODE]
         tensors: list[Tensor | None] = [*self._tensors]
         if self._values:
             owned = (*self._modules, *self._owners)
@@ -220,6 +223,15 @@ def functions_of(kind: type[nn.Module]) -> tuple[tuple[str, str], ...]:
     found = sorted(name for name in names if callable(vars(functional).get(name)))
     _FUNCTIONS_OF[kind] = tuple((functional.__name__, name) for name in found)
     return _FUNCTIONS_OF[kind]
+
+
+_CODE = ("__code__", "__defaults__", "__kwdefaults__")
+"""What may be assigned to a function in place, as IPython's autoreload does."""
+
+
+def _is_users(value: Any) -> bool:
+    is_function = isinstance(value, types.FunctionType)
+    return is_function and not (value.__module__ or "").startswith(("torch.", "oxytorch."))
 
 
 def _same(now: Any, then: Any) -> bool:

@@ -29,6 +29,11 @@ _local = _Local()
 _is_training = attrgetter("training")
 
 
+def order_is_free() -> bool:
+    """Whether the code around a convolution may be given results in any order."""
+    return _local.is_free
+
+
 def kept(result: Tensor, x: Tensor) -> Tensor:
     """The result of a convolution of x, in the order that the code around it may be given."""
     return result if _local.is_free or is_last(x) else result.contiguous()
@@ -83,10 +88,15 @@ def _tensors(nested: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, Tensor)]
 
 
+def has_other_order(x: Tensor) -> bool:
+    """Whether a tensor may be in the order that convolutions of ours return."""
+    is_turned = x.dim() == 3 and not x.is_contiguous() and x.mT.is_contiguous()
+    return is_turned or is_last(x)
+
+
 def _in_torchs_order(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
-        turned = leaf.dim() == 3 and not leaf.is_contiguous() and leaf.mT.is_contiguous()
-        return leaf.contiguous() if turned or is_last(leaf) else leaf
+        return leaf.contiguous() if has_other_order(leaf) else leaf
     if is_constant(leaf):
         return leaf
     raise _Opaque(type(leaf).__name__)

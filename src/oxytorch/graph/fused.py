@@ -1,7 +1,9 @@
 """The calls that a region makes in place of several steps.
 
 Each reads its modules' parameters at every call, so new values are seen at once. Where a weight is
-not packed, or an input is not what the kernel takes, the modules themselves are called.
+not packed, or an input is not what the kernel takes, the modules themselves are called. Our kernels
+return torch's order in memory; operands in another one are combined by torch, whose result has
+theirs.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from ..core.sources import Sources
 from ..ops._post_op import NO_POST_OP, PostOp
 from ..ops.convolution import PackedConvolutionWeight, convolution, takes
 from ..ops.linear import PackedLinearWeight, linear
-from .formats import kept
+from .formats import is_last, kept, order_is_free
 from .recognize import Norm, holds_its_parameters
 
 BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -32,10 +34,14 @@ def is_computed(x: Tensor) -> bool:
 
 
 def can_fold(norm: nn.Module) -> bool:
-    """Whether a batch normalization has statistics and is not trained, and both are its own."""
+    """Whether a batch normalization has statistics and is not trained, both are its own, and its
+    weight is finite: an infinite one would make NaN of products that are not."""
     buffers = norm._buffers
     kept = buffers.get("running_mean") is not None and buffers.get("running_var") is not None
-    return kept and holds_its_parameters(norm) and not norm.training
+    if not kept or not holds_its_parameters(norm) or norm.training:
+        return False
+    weight = norm._parameters["weight"]
+    return weight is None or not bool(weight.detach().isinf().any())
 
 
 class Folded:
@@ -133,11 +139,27 @@ class FusedLayer:
             bias = self.module._parameters["bias"]
             if weight.scale is not None:
                 weight.fold(None)
-        if type(weight) is PackedLinearWeight:
-            return linear(x, weight, bias, self.post_op, other)
-        if not takes(x, weight):
+        is_linear = type(weight) is PackedLinearWeight
+        if not is_linear and not takes(x, weight):
             return None
-        return kept(convolution(x, weight, bias, self.post_op, other, self.padding), x)
+        post_op = self.post_op
+        combines_later = other is not None and not _keeps_order(None if is_linear else x, other)
+        if combines_later:
+            post_op = NO_POST_OP
+        given = None if combines_later else other
+        if is_linear:
+            result = linear(x, weight, bias, post_op, given)
+        else:
+            result = kept(convolution(x, weight, bias, post_op, given, self.padding), x)
+        return self.post_op.after(result, other) if combines_later else result
+
+
+def _keeps_order(x: Tensor | None, other: Tensor) -> bool:
+    """Whether torch's result of a binary operation has the order of its other operand: that of a
+    convolution of x, or of a linear layer."""
+    if x is None or not is_last(x):
+        return other.is_contiguous() or (x is not None and order_is_free())
+    return is_last(other)
 
 
 class FusedAddNorm:
@@ -160,6 +182,7 @@ class FusedAddNorm:
         names = ("weight",) if self.norm.kind == "rms_norm" else ("weight", "bias")
         same = x.shape == residual.shape and x.dtype == residual.dtype and is_computed(x)
         same = same and holds_its_parameters(self.module, names)
+        same = same and x.is_contiguous() and residual.is_contiguous()
         if not same or not (self.is_mixed or weight is None or weight.dtype == x.dtype):
             total = x + residual
             normed = self.module(total)
@@ -170,14 +193,20 @@ class FusedAddNorm:
 
 
 class FusedGate:
-    """activation(gate) * up in one sweep; kind is "gelu" or "silu"."""
+    """activation(gate) * up in one sweep, for GELU and SiLU.
 
-    def __init__(self, post_op: PostOp) -> None:
+    gate_first: whether activation(gate) is the first operand.
+    """
+
+    def __init__(self, post_op: PostOp, gate_first: bool) -> None:
         self.post_op = post_op
+        self.gate_first = gate_first
 
     def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
-        if gate.shape != up.shape or gate.dtype != up.dtype or not is_computed(gate):
-            return self.post_op.after(gate) * up
+        same = gate.shape == up.shape and gate.dtype == up.dtype and is_computed(gate)
+        if not (same and gate.is_contiguous() and up.is_contiguous()):
+            active = self.post_op.after(gate)
+            return active * up if self.gate_first else up * active
         if self.post_op.name == "gelu":
             return ops.gelu_mul(gate, up, self.post_op.algorithm)
         return ops.silu_mul(gate, up)

@@ -247,6 +247,7 @@ class Patterns:
         if post_op is not None:
             return post_op, None, [following]
         binary, other = self._binary(following, last)
+        is_first = other is not None and self.steps[following].arguments[0][0] == other
         if binary is None or (not _is_convolution(layer) and self._feeds_norm(following)):
             return PostOp(), None, []
         after = self.only_user(following)
@@ -255,8 +256,9 @@ class Patterns:
             and after is not None
             and self.activation(after) == PostOp("relu")
         ):
-            return PostOp("relu", binary=binary), other, [following, after]
-        return PostOp(binary=binary), other, [following]
+            post_op = PostOp("relu", binary=binary, other_first=is_first)
+            return post_op, other, [following, after]
+        return PostOp(binary=binary, other_first=is_first), other, [following]
 
     def _binary(self, number: int, left: int) -> tuple[str | None, Value | None]:
         step = self.steps[number]
@@ -353,10 +355,10 @@ class Patterns:
             if self.shape(source) != self.shape(up) or not self.is_sound([maker, number]):
                 continue
             modules = tuple(m for m in (self.module(maker),) if m is not None)
+            run = FusedGate(post_op, gate == args[0])
             return Match(
-                f"{post_op} * up", [maker, number], FusedGate(post_op), (source, up),
-                step.result, modules,
-            )  # fmt: skip
+                f"{post_op} * up", [maker, number], run, (source, up), step.result, modules
+            )
         return None
 
     def _embedding_bags(self, number: int) -> Match | None:

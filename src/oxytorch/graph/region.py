@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -333,6 +334,9 @@ class _Writer:
             expression = f"{self._object(target)}({', '.join(given)})"
         if any(not _is_value(leaf) for leaf in pytree.tree_leaves(result)):
             raise CaptureError("a call in it returns something besides tensors")
+        if type(result) is Value:
+            self._unpack(result, expression)
+            return
         name = f"r{len(self._lines)}"
         self._lines.append(f"    {name} = {expression}")
         self._unpack(result, name)
@@ -368,7 +372,23 @@ class _Writer:
 
     def finish(self, output: Any) -> str:
         self._lines.append(f"    return {self._expression(output)}")
-        return "\n".join(self._lines) + "\n"
+        return "\n".join(_freed(self._lines)) + "\n"
+
+
+def _freed(lines: list[str]) -> Iterator[str]:
+    """The lines, with what no later one uses deleted, so that its memory serves the next call."""
+    made = {line.partition(" = ")[0].strip() for line in lines}
+    last: dict[str, int] = {}
+    for number, line in enumerate(lines):
+        last |= dict.fromkeys(made.intersection(_NAME.findall(line)), number)
+    for number, line in enumerate(lines):
+        yield line
+        unused = [name for name, use in last.items() if use == number]
+        if unused and number < len(lines) - 1:
+            yield f"    del {', '.join(unused)}"
+
+
+_NAME = re.compile(r"\b[vr]\d+\b")
 
 
 def _is_value(leaf: Any) -> bool:

@@ -21,19 +21,24 @@ class PostOp:
 
     name, scalars and algorithm are oneDNN's words as torch's operators take them: `relu`,
     `sigmoid`, `tanh`, `swish` (SiLU), `hardswish`, `hardsigmoid`, `leaky_relu` [slope],
-    `hardtanh` [low, high] (clamp, ReLU6), `gelu` with algorithm `none` or `tanh`.
+    `hardtanh` [low, high] (clamp, ReLU6), `gelu` with algorithm `none` or `tanh`. other_first:
+    whether the second tensor is the binary operation's first operand, which of two orders in memory
+    is the one that torch's result has.
     """
 
     name: str = "none"
     scalars: tuple[float, ...] = ()
     algorithm: str = ""
     binary: str | None = None
+    other_first: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in _UNARY:
             raise ValueError(f"post_op: expected name in {sorted(_UNARY)}, got {self.name!r}")
         if self.binary is not None and self.binary not in _BINARY:
             raise ValueError(f"post_op: expected binary in {sorted(_BINARY)}, got {self.binary!r}")
+        if self.other_first and self.binary == "sub":
+            raise ValueError("post_op: expected other_first for add or mul, got it for sub")
 
     @property
     def is_fused(self) -> bool:
@@ -45,7 +50,8 @@ class PostOp:
         if self.binary is not None:
             if other is None:
                 raise ValueError(f"post_op: expected other for binary {self.binary!r}, got None")
-            result = _BINARY[self.binary](result, other)
+            operands = (other, result) if self.other_first else (result, other)
+            result = _BINARY[self.binary](*operands)
         return _UNARY[self.name](result, self)
 
     def after_(self, result: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:

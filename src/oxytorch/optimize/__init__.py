@@ -139,6 +139,13 @@ def _optimized(
     try:
         separate = _keeps_all if inplace else Separation(model)
         _optimize_in_place(result, dtype, sample, names, separate)
+        if sample is not None and passes is None and not (tune or inplace or _asked(dtype)):
+            from .tune import choose, loses
+
+            if loses(model, result, sample):
+                names, tuned = choose(model, dtype, sample, names)
+                result = copied(model)
+                _optimize_in_place(result, dtype, sample, names, separate)
         report = explain(result)
         report.tuned = tuned
         if verify:
@@ -187,6 +194,8 @@ def undo(model: _Model) -> _Model:
 
 def _record(model: nn.Module, caller: str) -> tuple[str, Record]:
     """Return what was done last to a model, and the attribute that holds it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller}: expected model to be a torch.nn.Module, got {_kind(model)}")
     for attribute in (ATTRIBUTE, QUANTIZED):
         record = record_of(model, attribute)
         if record is not None:

@@ -3,7 +3,8 @@
 oneDNN's products are not faster everywhere: they may take fewer threads than there are, upon which
 libgomp ends the others and makes new ones for the next operator, and a kind of convolution may have
 no fast kernel. So layers of each size are timed beside torch's before they are packed, in turns and
-among operators that use all threads, and the answer is kept for the process.
+among operators that use all threads, and the answer is kept for the process. Layers of about one
+size share it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ TIMED = True
 as good, whatever they are."""
 USUAL_ROWS, MOST_ROWS = (1, 16, 64, 256), 512
 """Rows of the inputs that are timed: where no sample tells, and at most."""
+MOST_WORK = 1 << 30
+"""Products of a call that is timed: layers too large for it are timed with fewer rows."""
 ROUNDS = 11
 """Turns of both, whose median decides: threads that are made anew cost time in most turns, not in
 all."""
+FEWEST_ROUNDS, CLEAR_GAIN, CLEAR_LOSS = 3, 0.8, 1.25
+"""Turns after which times are believed that say the same each time, by so much."""
 GAIN = 0.95
 """A layer is packed where it takes at most this part of torch's time."""
 NO_LOSS = 1.04
@@ -36,16 +41,34 @@ a model's time there, and single rows a part of its calls."""
 COLD = 2e-6
 """Seconds that the Python around a packed layer takes longer amid a model than here, where it has
 just run."""
-LONGEST = 0.25
+LONGEST = 0.15
 """Seconds after which no further round begins."""
 
 Calls = tuple[Callable[[], Tensor], Callable[[], Tensor]]
 """Torch's own layer, and the packed one, each with the Python around its operator."""
 
 
-def rows_of(size: Sequence[int] | None) -> tuple[int, ...]:
-    """The rows to time, more and more, for inputs of a size, or of a size that is not known."""
-    return (min(max(1, math.prod(size[:-1])), MOST_ROWS),) if size else USUAL_ROWS
+def rows_of(size: Sequence[int] | None, elements: int = 1) -> tuple[int, ...]:
+    """The rows to time, more and more, for inputs of a size, or of a size that is not known.
+
+    elements: those of the weight that each row is multiplied with.
+    """
+    most = min(MOST_ROWS, max(1, MOST_WORK // max(elements, 1)))
+    given = (max(1, math.prod(size[:-1])),) if size else USUAL_ROWS
+    return tuple(dict.fromkeys(min(rows, most) for rows in given))
+
+
+def fewer_rows(rows: int) -> tuple[int, ...]:
+    """The usual rows that are fewer than a sample's."""
+    return tuple(usual for usual in USUAL_ROWS[:2] if usual < rows)
+
+
+def about(number: int) -> tuple[int, bool]:
+    """What numbers of about one size have in common: those that vectors divide, and others."""
+    if number <= 64:
+        return number, True
+    step = 1 << (number.bit_length() - 3)
+    return number // step * step, number % 16 == 0
 
 
 def input_of(rows: int, width: int, size: Sequence[int] | None) -> Tensor:
@@ -54,7 +77,7 @@ def input_of(rows: int, width: int, size: Sequence[int] | None) -> Tensor:
     return torch.rand(width) if dims == 1 else torch.rand(*[1] * (dims - 2), rows, width)
 
 
-_known: dict[Hashable, list[float]] = {}
+_known: dict[Hashable, float] = {}
 _lock = threading.Lock()
 
 
@@ -63,11 +86,13 @@ def first_win(key: Hashable, sizes: Sequence[Calls]) -> int | None:
 
     key: what the times depend on, besides threads. sizes: both layers, on larger and larger inputs.
     """
-    ratios = _ratios(key, sizes)
-    begin = len(ratios)
-    while begin and ratios[begin - 1] <= NO_LOSS:
-        begin -= 1
-    return begin if any(ratio <= GAIN for ratio in ratios[begin:]) else None
+    first, wins = None, False
+    for number in reversed(range(len(sizes))):
+        ratio = _ratio_of((key, number), sizes[number])
+        if ratio > NO_LOSS:
+            break
+        first, wins = number, wins or ratio <= GAIN
+    return first if wins else None
 
 
 def may_stay_beside(key: Hashable, both: Calls) -> bool:
@@ -75,19 +100,19 @@ def may_stay_beside(key: Hashable, both: Calls) -> bool:
 
     key: what the times depend on, besides threads.
     """
-    return _ratios(("beside", key), [both])[0] <= MOST_BESIDE_LOSS
+    return _ratio_of(("beside", key), both) <= MOST_BESIDE_LOSS
 
 
-def _ratios(key: Hashable, sizes: Sequence[Calls]) -> list[float]:
-    """The packed layer's time divided by torch's, for each size."""
+def _ratio_of(key: Hashable, both: Calls) -> float:
+    """The packed layer's time divided by torch's."""
+    plain, packed = both
     key = (key, torch.get_num_threads())
     with _lock, torch.inference_mode():
         if not TIMED:
-            for plain, packed in sizes:
-                plain(), packed()
-            return [0.0] * len(sizes)
+            plain(), packed()
+            return 0.0
         if key not in _known:
-            _known[key] = [_ratio(plain, packed) for plain, packed in sizes]
+            _known[key] = _ratio(plain, packed)
         return _known[key]
 
 
@@ -100,6 +125,9 @@ def _ratio(plain: Callable[[], Tensor], packed: Callable[[], Tensor]) -> float:
         nothing, ours, own = (_seconds(run, between) for run in (_nothing, packed, plain))
         if turn:  # the first turn fills caches
             ratios.append((ours - nothing + COLD) / max(own - nothing, 1e-7))
+        is_clear = max(ratios, default=1) < CLEAR_GAIN or min(ratios, default=1) > CLEAR_LOSS
+        if turn >= FEWEST_ROUNDS and is_clear:
+            break
         if turn and time.perf_counter() - began > LONGEST:
             break
     return statistics.median(ratios)

@@ -10,11 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import measure
 from .passes import DEFAULT
 from .sample import Sample
 
 ROUNDS = 9
 """Paired rounds per comparison; the median of their ratios decides."""
+FIRST_ROUNDS = 3
+"""Rounds after which a model that is no slower than it was is believed to be so."""
+LONGEST = 3.0
+"""Seconds that further rounds may take, where the first ones say that it is slower."""
+LOSS = 1.03
+"""Ratio above which a model is slower than it was."""
 GAIN = 0.98
 """A pass is dropped only where the model without it takes at most this fraction of the time."""
 
@@ -68,6 +75,19 @@ def choose(
     return chosen, {"passes": list(chosen), "ratio": ratio, "lines": lines}
 
 
+def loses(model: nn.Module, optimized: nn.Module, sample: Sample) -> bool:
+    """Whether a model is slower as a whole, though each of its layers is faster by itself."""
+    if not measure.TIMED:
+        return False
+    ratio, before, after = _paired(model, optimized, sample, FIRST_ROUNDS)
+    if ratio <= 1.0:
+        return False
+    rounds = min(ROUNDS, int(LONGEST / (before + after)))
+    if rounds > FIRST_ROUNDS:
+        ratio, *_ = _paired(model, optimized, sample, rounds)
+    return ratio > LOSS
+
+
 def _differs(model: nn.Module, name: str) -> bool:
     """Whether a pass did anything to the model."""
     from . import explain
@@ -77,7 +97,9 @@ def _differs(model: nn.Module, name: str) -> bool:
     return any(e.pass_name == wanted and text in e.detail for e in explain(model).done)
 
 
-def _paired(first: nn.Module, second: nn.Module, sample: Sample) -> tuple[float, float, float]:
+def _paired(
+    first: nn.Module, second: nn.Module, sample: Sample, rounds: int = ROUNDS
+) -> tuple[float, float, float]:
     """Median ratio second / first over paired rounds, and both median times in seconds."""
 
     def call(model: nn.Module) -> Callable[[], Any]:
@@ -87,7 +109,7 @@ def _paired(first: nn.Module, second: nn.Module, sample: Sample) -> tuple[float,
     with sample.running(first, second), torch.no_grad():
         for run in (*runs, *runs):
             run()
-        pairs = [(_seconds(runs[0]), _seconds(runs[1])) for _ in range(ROUNDS)]
+        pairs = [(_seconds(runs[0]), _seconds(runs[1])) for _ in range(rounds)]
     ratio = statistics.median(b / a for a, b in pairs)
     return ratio, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
 

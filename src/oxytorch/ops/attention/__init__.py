@@ -157,6 +157,7 @@ def scaled_dot_product_attention(
         and (isa.active() != "amx" or (is_causal and query.dtype == torch.float32))
         and not dropout_p
         and not (is_causal and attn_mask is not None)
+        and not (is_causal and scale is not None and scale <= 0)  # NaN: torch scales -inf
         and (attn_mask is None or attn_mask.dtype in (torch.bool, torch.float32, query.dtype))
     ):
         return attention(query, key, value, attn_mask, scale, is_causal)

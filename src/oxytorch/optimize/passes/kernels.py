@@ -36,7 +36,7 @@ def run(context: Context) -> None:
             context.set_forward(module, forward)
             context.did("kernels", module, f"{type(module).__name__} -> ops.{norm.kind}")
             continue
-        if type(module) is nn.EmbeddingBag and is_plain_bag(module):
+        if type(module) is nn.EmbeddingBag and is_plain_bag(module) and not _differs(module):
             context.set_forward(module, EmbeddingBagForward(module, context.is_converted(module)))
             context.did("kernels", module, "EmbeddingBag -> ops.embedding_bag")
             continue
@@ -100,7 +100,7 @@ def _norm_pays(context: Context, module: nn.Module, forward: NormForward) -> boo
         return True
     width = size[-1] if size else len(weight)  # type: ignore[arg-type]
     dtype = torch.float32 if weight is None else context.target_dtype(module, weight)
-    rows = rows_of(size)
+    rows = rows_of(size, width)
 
     def calls(count: int) -> Calls:
         x = input_of(count, width, size).to(dtype)
@@ -150,6 +150,12 @@ class ActivationForward(Forward):
         return self.own(*args, **kwargs)
 
 
+def _differs(module: nn.EmbeddingBag) -> bool:
+    """Whether torch divides by other counts than our kernel: those of a last bag that ends before
+    the indices do."""
+    return module.mode == "mean" and bool(module.include_last_offset)
+
+
 class EmbeddingBagForward(Forward):
     """An embedding bag in our kernel."""
 
@@ -170,6 +176,7 @@ class EmbeddingBagForward(Forward):
             and "input" in given
             and (factors is None or factors.dtype == weight.dtype)
             and is_plain_bag(module)
+            and not _differs(module)
             and not must_run_plain(weight, factors)
         ):
             with suppress(RuntimeError):  # the module's own code says what is wrong

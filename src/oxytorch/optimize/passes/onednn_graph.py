@@ -139,7 +139,9 @@ def _all_or_nothing(context: Context) -> Iterator[None]:
     before = [
         (m, {**m._parameters}, {**m._buffers}, m.__dict__.get("forward")) for m in context.paths
     ]
-    values = [(p, p.data, p.grad) for p in context.model.parameters() if type(p) is nn.Parameter]
+    values: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = [
+        (p, p.data, p.grad) for p in context.model.parameters() if type(p) is nn.Parameter
+    ]
     values += [(b, b.data, b.grad) for b in context.model.buffers()]
     changes, entries = len(context.record.changes), len(context.record.report.entries)
     around = {**context.boundaries}

@@ -6,22 +6,24 @@ everything but the kernel. A weight that an embedding shares keeps its plain val
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor, ReorderedTensor, why_not_plain
 from ...core.sources import Sources
-from ...graph.formats import ModelForward, kept
+from ...graph.formats import ModelForward, has_other_order, is_last, kept
 from ...graph.forward import Forward, with_parameters
 from ...graph.patterns import is_packable_convolution
 from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, linear, supports
 from ..context import Context
-from ..measure import Calls, first_win, input_of, may_stay_beside, rows_of
+from ..measure import Calls, about, fewer_rows, first_win, input_of, may_stay_beside, rows_of
 from .cast import CastInput, short_name
 
 SMALLEST_LINEAR = 32 << 10
@@ -74,8 +76,25 @@ def run(context: Context) -> None:
     model = context.model
     convolutions = (m for m in context.open_modules() if is_packable_convolution(m))
     if any(_is_packed(m) and m is not model for m in convolutions) and model not in context.closed:
-        is_free = context.run is not None and not context.run.reads_strides
-        context.set_forward(model, ModelForward(model, is_free))
+        context.set_forward(model, ModelForward(model, _is_order_free(context)))
+
+
+def _is_order_free(context: Context) -> bool:
+    """Whether convolutions may return what order they like, since the model's code does not ask
+    for it and its outputs are in torch's."""
+    run = context.run
+    if run is None or run.reads_strides:
+        return False
+    call = run.calls[0]
+    if any(map(is_last, _plain(call.given))):
+        return True  # and calls with such an input may return such an output
+    return not any(map(has_other_order, _plain(run.values_of(call.outer_output))))
+
+
+def _plain(nested: Any) -> Iterator[torch.Tensor]:
+    for leaf in pytree.tree_leaves(nested):
+        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+            yield leaf
 
 
 def _is_packed(module: nn.Module) -> bool:
@@ -129,28 +148,52 @@ def _pays(
     size = context.observed.input_sizes.get(module)
     stock, ours = _stand_in(module, weight), _stand_in(module, packed)
     own, forward = type(module).forward, kind(ours)
-    key: tuple[Any, ...] = (type(module), type(packed), tuple(weight.shape), weight.dtype)
+    channels, kernel = tuple(map(about, weight.shape[:2])), tuple(weight.shape[2:])
+    key: tuple[Any, ...] = (type(module), type(packed), channels, kernel, weight.dtype)
     if isinstance(packed, PackedConvolutionWeight):
         assert size is not None
         x = torch.rand(size).to(weight.dtype)
         both: Calls = (lambda: own(stock, x), _in_last_order(x, forward))
-        return first_win((*key, packed.geometry, size), [both]) is not None
+        geometry = replace(packed.geometry, groups=about(packed.geometry.groups)[0])
+        return first_win((*key, geometry, tuple(map(about, size))), [both]) is not None
     assert isinstance(packed, PackedLinearWeight)
-    rows = rows_of(size)
+    rows = rows_of(size, weight.numel())
 
     def calls(count: int) -> Calls:
         width = weight.shape[0 if packed.transposed else 1]
         x = input_of(count, width, size).to(weight.dtype)
         return lambda: own(stock, x), lambda: forward(x)
 
-    key = (*key, size if size is None else len(size), rows)
-    first = first_win(key, [calls(count) for count in rows])
-    if first is None or (first and (first > 1 or weight.nbytes > MOST_BESIDE)):
+    key = (*key, packed.transposed, size if size is None else len(size))
+    first = first_win((*key, rows), [calls(count) for count in rows])
+    if first is None:
+        return False
+    if size is not None:
+        _leave_fewer_rows(packed, weight, key, rows[0], calls)
+        return True
+    if first and (first > 1 or weight.nbytes > MOST_BESIDE):
         return False
     if first:
         packed.leave_few_rows(rows[first], weight)
-        return may_stay_beside((*key, first), calls(rows[0]))
+        return may_stay_beside((*key, rows, first), calls(rows[0]))
     return True
+
+
+def _leave_fewer_rows(
+    packed: PackedLinearWeight,
+    weight: torch.Tensor,
+    key: tuple[Any, ...],
+    rows: int,
+    calls: Callable[[int], Calls],
+) -> None:
+    """Have calls with fewer rows than the sample's take the plain values of a small weight, where
+    these are faster."""
+    fewer = fewer_rows(rows)
+    if not fewer or weight.nbytes > MOST_BESIDE:
+        return
+    first = first_win((*key, "fewer", fewer), [calls(count) for count in fewer])
+    if first != 0:
+        packed.leave_few_rows(rows if first is None else fewer[first], weight)
 
 
 def _stand_in(module: nn.Module, weight: torch.Tensor) -> nn.Module:
@@ -214,9 +257,14 @@ def _keep_plain_state(context: Context, module: nn.Module) -> None:
 def plain_state(
     module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Give the state dictionary plain tensors where the module holds packed ones."""
+    """Give the state dictionary plain tensors where the module holds packed ones.
+
+    The parameters themselves, which `keep_vars=True` asks for, stay in it.
+    """
     for name, parameter in module._parameters.items():
-        if isinstance(parameter, PackedTensor) and prefix + name in state:
+        if not isinstance(parameter, PackedTensor):
+            continue
+        if state.get(prefix + name, parameter) is not parameter:
             state[prefix + name] = parameter.plain()
 
 
@@ -278,6 +326,15 @@ class ConvolutionForward(_PackedForward):
     def __init__(self, module: nn.Module, converts: bool = False) -> None:
         super().__init__(module, converts)
         self.sources = Sources([], owner=module, values=False)
+
+    def _home(self) -> nn.Module:
+        # The tracer records what a convolution consists of, which for weights of a class of their
+        # own is below its reach.
+        weight = self.module._parameters.get("weight")
+        if torch._C._get_tracing_state() is None or not isinstance(weight, PackedTensor):
+            return self.module
+        parameters = {**self.module._parameters, "weight": weight.view_as(weight)}
+        return with_parameters(self.module, parameters)
 
     def _takes(self, x: torch.Tensor, weight: Any) -> bool:
         return self.sources.are_current() and takes(x, weight)

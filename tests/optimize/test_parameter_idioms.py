@@ -1,0 +1,60 @@
+"""What code does with a parameter: a packed one answers as nn.Parameter does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import oxytorch
+
+
+@pytest.fixture
+def models() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    stock = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).eval()
+    return stock, oxytorch.optimize(stock)
+
+
+def test_keep_vars_gives_the_parameters_themselves(models: tuple[nn.Module, nn.Module]) -> None:
+    _, model = models
+    state = model.state_dict(keep_vars=True)
+    assert all(state[name] is parameter for name, parameter in model.named_parameters())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model(torch.randn(3, 16)).sum().backward()
+    torch.optim.SGD([*state.values()], 0.1).step()
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_the_class_makes_plain_parameters(
+    models: tuple[nn.Module, nn.Module], requires_grad: bool
+) -> None:
+    weight = models[1][0].weight
+    made = type(weight)(torch.ones(2, 3), requires_grad=requires_grad)
+    assert type(made) is nn.Parameter
+    assert made.requires_grad is requires_grad
+    assert torch.equal(made, torch.ones(2, 3))
+
+
+def test_it_is_printed_as_a_parameter(models: tuple[nn.Module, nn.Module]) -> None:
+    stock, model = models
+    assert repr(model[0].weight) == repr(stock[0].weight)
+    assert repr(model[0].weight.detach()) == repr(stock[0].weight.detach())
+
+
+def test_numpy_asks_whether_gradients_are_enabled(models: tuple[nn.Module, nn.Module]) -> None:
+    stock, model = models
+    with torch.no_grad():
+        assert (model[0].weight.numpy() == stock[0].weight.numpy()).all()
+    with pytest.raises(RuntimeError, match="requires grad"):
+        model[0].weight.numpy()
+
+
+@pytest.mark.parametrize("function", [oxytorch.undo, oxytorch.explain])
+def test_what_is_no_model_is_named(function: object) -> None:
+    assert callable(function)
+    with pytest.raises(
+        TypeError, match=r"expected model to be a torch\.nn\.Module, got a NoneType"
+    ):
+        function(None)
