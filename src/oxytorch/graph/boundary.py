@@ -61,8 +61,7 @@ class BoundaryForward(Forward):
         if self.boundary.gives_back:
             given = first_dtype(args, kwargs) or self.boundary.otherwise
         if takes is not None:
-            args = tuple([_taken(value, takes, least) for value in args])
-            kwargs = {name: _taken(value, takes, least) for name, value in kwargs.items()}
+            args, kwargs = taken(args, kwargs, takes, least)
         try:
             result = inner(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -111,6 +110,20 @@ def _advice(module: nn.Module, dtype: torch.dtype) -> str:
         f"give optimize(..., dtype={dtype}, sample_input=...) what the model is called with here, "
         "upon which such parts keep their dtype"
     )
+
+
+def taken(
+    args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, least_dims: int = 0
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with their floating-point tensors converted, each once.
+
+    Attention asks whether its query, key and value are one and the same.
+    """
+    values = [*args, *kwargs.values()]
+    distinct = {id(value): value for value in values}
+    found = {key: _taken(value, dtype, least_dims) for key, value in distinct.items()}
+    converted = [found[id(value)] for value in values]
+    return tuple(converted[: len(args)]), dict(zip(kwargs, converted[len(args) :], strict=True))
 
 
 def first_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:

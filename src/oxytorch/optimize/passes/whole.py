@@ -2,8 +2,9 @@
 
 Torch's layers of these kinds compute many steps, some of which are several times faster in bfloat16
 and some several times slower, by their size and the machine. So each is timed in both dtypes, on
-what the sample shows or on usual inputs, and half of these decide. Attention and transformer layers read the weights of their
-parts themselves: all their parameters and buffers get the dtype, as after `.bfloat16()`.
+what the sample shows or on usual inputs, and half of these decide. Attention and transformer layers
+read the weights of their parts themselves: all their parameters and buffers get the dtype, as after
+`.bfloat16()`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from ...graph.boundary import Boundary, BoundaryForward
+from ...graph.boundary import Boundary, BoundaryForward, taken
 from ..context import Context
 from ..measure import Calls, first_win
 from . import cast
@@ -163,6 +164,11 @@ def _usual(module: Any) -> list[Given]:
         widths += [attention.kdim, attention.vdim]
     elif isinstance(module, nn.TransformerDecoderLayer):
         widths += [module.multihead_attn.kdim]
+    if len({*widths}) == 1 and isinstance(module, nn.MultiheadAttention):  # of itself
+        return [
+            ((_sequence(attention.batch_first, batch, count, widths[0]),) * len(widths), {})
+            for batch, count in USUAL_STEPS
+        ]
     return [
         (tuple(_sequence(attention.batch_first, batch, count, width) for width in widths), {})
         for batch, count in USUAL_STEPS
@@ -204,9 +210,7 @@ def _pairs(
         return BoundaryForward(_bare(module), Boundary(own, gives_back=True)), converted
 
     def calls(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Calls:
-        args, kwargs = pytree.tree_map(
-            partial(_of_dtype, dtype), (args, kwargs), is_leaf=partial(_is_a, PackedSequence)
-        )
+        args, kwargs = taken(args, kwargs, dtype)
         return lambda: both()[0](*args, **kwargs), lambda: both()[1](*args, **kwargs)
 
     return [calls(*each) for each in given]
@@ -219,8 +223,3 @@ def _bare(module: nn.Module) -> nn.Module:
         part._forward_hooks.clear()
         part._forward_pre_hooks.clear()
     return made
-
-
-def _of_dtype(dtype: torch.dtype, value: Any) -> Any:
-    is_floating = isinstance(value, Tensor) and value.is_floating_point()
-    return value.to(dtype) if is_floating or isinstance(value, PackedSequence) else value
