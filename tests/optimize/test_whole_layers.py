@@ -227,3 +227,22 @@ def test_a_weight_shared_with_what_is_not_cast_keeps_the_whole_in_its_dtype() ->
     assert optimized.pair.bias is optimized.layer.linear2.bias
     with torch.no_grad():
         torch.testing.assert_close(optimized(x), model(x))
+
+
+class Noting(nn.MultiheadAttention):
+    def forward(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        self.seen = (query is key, key is value, query.dtype)
+        return super().forward(query, key, value, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_tensor_stays_one(dtype: torch.dtype) -> None:
+    model, x = Noting(SIZE, 2, batch_first=True).eval(), _x()
+    rules = {"": torch.bfloat16, "0": dtype}
+    optimized: Any = oxytorch.optimize(nn.ModuleList([model, nn.Linear(2, 2)]).eval(), dtype=rules)
+    given = x.to(torch.bfloat16 if dtype == torch.float32 else torch.float32)
+    with torch.no_grad():
+        optimized[0](given, given, value=given)
+        assert optimized[0].seen == (True, True, dtype)
+        optimized[0](given, given, value=given.clone())
+        assert optimized[0].seen == (True, False, dtype)
