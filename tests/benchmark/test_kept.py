@@ -203,6 +203,8 @@ def test_a_process_that_is_ended_leaves_a_valid_file(number: int, tmp_path: Path
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A run that was started in the background may ignore it, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
         deadline = time.monotonic() + 240

@@ -131,3 +131,13 @@ def test_a_model_that_is_slower_as_a_whole_is_left_as_it_was(
     assert (report.tuned is None) is is_kept
     if not is_kept:
         assert "kept the original" in str(report)
+
+
+def test_a_dtype_that_was_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_ratio", lambda plain, ours: 0.5)
+    monkeypatch.setattr(tune, "_paired", lambda *_: (1.5, 1.0, 1.0))
+    stock = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).eval()
+    x = torch.randn(8, 64)
+    model = oxytorch.optimize(stock, sample_input=x, dtype=torch.bfloat16)
+    assert {e.pass_name for e in oxytorch.explain(model).done} == {"cast"}
+    assert model[0].weight.dtype == torch.bfloat16 and model(x).dtype == torch.bfloat16  # type: ignore[index]

@@ -234,3 +234,35 @@ def test_errors_of_embedding_bags_are_torchs(indices: Any, offsets: Any) -> None
                 each(*given)
             errors.append((type(caught.value), str(caught.value)))
         assert errors[0] == errors[1]
+
+
+def test_an_operand_that_onednn_refuses_is_added_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oxytorch.graph import fused
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(8, 8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.conv(x)
+
+    refused = []
+    convolution = fused.convolution
+
+    def without_binary(
+        x: torch.Tensor, weight: Any, bias: Any, post_op: Any, *others: Any
+    ) -> torch.Tensor:
+        if post_op.binary is not None:
+            refused.append(post_op)
+            raise RuntimeError("could not create a memory")
+        return convolution(x, weight, bias, post_op, *others)
+
+    torch.manual_seed(0)
+    stock, x = Residual().eval(), torch.randn(2, 8, 6, 6)
+    model = oxytorch.optimize(stock, sample_input=x)
+    monkeypatch.setattr(fused, "convolution", without_binary)
+    with torch.inference_mode():
+        for _ in range(3):
+            torch.testing.assert_close(model(x), stock(x), rtol=1e-5, atol=1e-5)
+    assert len(refused) == 1  # and is not asked for again

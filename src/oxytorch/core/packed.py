@@ -179,7 +179,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                 return True
             if cell.is_pinned or cell.plain is None or self.why_not_packed() is not None:
                 return False
-            if type(cell.plain) is not Tensor or _is_aliased(cell.plain):
+            if type(cell.plain) is not Tensor or cell.plain.device.type != "cpu":
+                return False
+            if _is_aliased(cell.plain):
                 return False
             with torch.inference_mode(False), torch.no_grad(), _no_modes():
                 self.repack(cell.plain)

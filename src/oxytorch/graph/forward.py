@@ -92,7 +92,7 @@ class Forward(OwnSignature):
         module = self.module
         if torch._C._get_tracing_state() is not None:
             expose_weights(module)
-        elif not is_compiling():
+        elif not is_compiling() and not torch._C._len_torch_dispatch_stack():
             _take_out(module)
         if self.converts and not torch.is_autocast_enabled("cpu"):
             dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)

@@ -109,12 +109,17 @@ class FusedLayer:
         self.folded = folded
         self.padding = padding
         self.converts = converts
+        self._is_refused = False  # whether oneDNN does not take the second operand
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         weight: Any = self.module._parameters.get("weight")
         kind = type(weight)
         if kind is PackedLinearWeight or kind is PackedConvolutionWeight:
-            found = self._packed(x, weight, other)
+            try:
+                found = self._packed(x, weight, other)
+            except RuntimeError:  # the modules run, or say themselves what is wrong
+                self._is_refused = other is not None
+                found = None
             if found is not None:
                 return found
         if self.padding is not None:
@@ -143,7 +148,9 @@ class FusedLayer:
         if not is_linear and not takes(x, weight):
             return None
         post_op = self.post_op
-        combines_later = other is not None and not _keeps_order(None if is_linear else x, other)
+        combines_later = other is not None and (
+            self._is_refused or not _keeps_order(None if is_linear else x, other)
+        )
         if combines_later:
             post_op = NO_POST_OP
         given = None if combines_later else other

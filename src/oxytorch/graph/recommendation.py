@@ -142,10 +142,11 @@ def alike_bags(found: list[tuple[int, nn.Module, Any]]) -> list[tuple[int, nn.Mo
 
 def is_plain_bag(module: nn.Module) -> bool:
     """Whether an embedding bag is a plain sum or mean, without renormalization or padding."""
+    has: Any = module.__dict__
     return (
-        module.mode in ("sum", "mean")
-        and module.max_norm is None
-        and module.padding_idx is None
-        and not module.sparse
+        has["mode"] in ("sum", "mean")
+        and has["max_norm"] is None
+        and has["padding_idx"] is None
+        and not has["sparse"]
         and module._parameters.get("weight") is not None
     )

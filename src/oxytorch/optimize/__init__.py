@@ -139,11 +139,12 @@ def _optimized(
     try:
         separate = _keeps_all if inplace else Separation(model)
         _optimize_in_place(result, dtype, sample, names, separate)
-        if sample is not None and passes is None and not (tune or inplace or _asked(dtype)):
+        if sample is not None and passes is None and not (tune or inplace):
             from .tune import choose, loses
 
-            if loses(model, result, sample):
-                names, tuned = choose(model, dtype, sample, names)
+            if loses(model, result, dtype, sample):
+                always = () if dtype is None else ("cast",)
+                names, tuned = choose(model, dtype, sample, names, always)
                 result = copied(model)
                 _optimize_in_place(result, dtype, sample, names, separate)
         report = explain(result)

@@ -27,28 +27,30 @@ GAIN = 0.98
 
 
 def choose(
-    model: nn.Module, dtype: Any, sample: Sample, names: tuple[str, ...]
+    model: nn.Module,
+    dtype: Any,
+    sample: Sample,
+    names: tuple[str, ...],
+    always: tuple[str, ...] = (),
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return the passes worth running, and the times that say so.
+
+    always: those that are run whether they win or not.
 
     Starts from all passes together, since some pay only in company, then tries to do without each;
     at last the winner meets the original. Passes that are no default are tried the other way round:
     they are added where they win. Weights are shared between the candidates as far as they are not
     packed.
     """
-    from . import _nothing, _optimize_in_place
-    from .copies import copied
 
     def build(chosen: tuple[str, ...]) -> nn.Module:
-        candidate = copied(model)
-        _optimize_in_place(candidate, dtype, sample, chosen, _nothing)
-        return candidate
+        return _built(model, dtype, sample, chosen)
 
     lines: list[tuple[str, str]] = []
     chosen = tuple(name for name in names if name in DEFAULT)
     best = build(chosen)
     for name in names:
-        if name == "cast" and dtype is None:
+        if name in always or (name == "cast" and dtype is None):
             continue
         added = name not in DEFAULT
         if not added and not _differs(best, name):
@@ -67,18 +69,22 @@ def choose(
         if keep:
             best, chosen = candidate, other
         del candidate
-    ratio, before, after = _paired(model, best, sample)
+    first = build(always) if always else model
+    ratio, before, after = _paired(first, best, sample)
     lines.append(("original -> optimized", f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms"))
     if ratio > 1.0:
         lines.append(("kept the original", f"ratio {ratio:.3f}: nothing won"))
-        chosen = ()
+        chosen = always
     return chosen, {"passes": list(chosen), "ratio": ratio, "lines": lines}
 
 
-def loses(model: nn.Module, optimized: nn.Module, sample: Sample) -> bool:
-    """Whether a model is slower as a whole, though each of its layers is faster by itself."""
+def loses(model: nn.Module, optimized: nn.Module, dtype: Any, sample: Sample) -> bool:
+    """Whether a model is slower as a whole than it was, or than in another dtype alone, though each
+    of its layers is faster by itself."""
     if not measure.TIMED:
         return False
+    if dtype is not None:
+        model = _built(model, dtype, sample, ("cast",))
     ratio, before, after = _paired(model, optimized, sample, FIRST_ROUNDS)
     if ratio <= 1.0:
         return False
@@ -86,6 +92,15 @@ def loses(model: nn.Module, optimized: nn.Module, sample: Sample) -> bool:
     if rounds > FIRST_ROUNDS:
         ratio, *_ = _paired(model, optimized, sample, rounds)
     return ratio > LOSS
+
+
+def _built(model: nn.Module, dtype: Any, sample: Sample, chosen: tuple[str, ...]) -> nn.Module:
+    from . import _nothing, _optimize_in_place
+    from .copies import copied
+
+    candidate = copied(model)
+    _optimize_in_place(candidate, dtype, sample, chosen, _nothing)
+    return candidate
 
 
 def _differs(model: nn.Module, name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -160,28 +159,35 @@ class EmbeddingBagForward(Forward):
     """An embedding bag in our kernel."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            found = self._bags(*args, **kwargs)
+        except (RuntimeError, TypeError):  # the module's own code says what is wrong
+            found = None
+        return self.own(*args, **kwargs) if found is None else found
+
+    def _bags(
+        self,
+        input: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
         module: Any = self.module
-        weight = module._parameters.get("weight")
-        given = dict(zip(("input", "offsets", "per_sample_weights"), args, strict=False))
-        given |= kwargs
-        factors = given.get("per_sample_weights")
-        tensors = [value for value in given.values() if value is not None]
-        if (
+        weight: Any = module._parameters.get("weight")
+        factors = per_sample_weights
+        fits = (
             type(weight) is nn.Parameter
             and weight.dtype in _DTYPES
-            and all(
-                type(t) is torch.Tensor and t.device.type == "cpu"
-                for t in (*tensors, weight.detach())
-            )
-            and "input" in given
+            and weight.is_cpu
+            and type(input) is torch.Tensor
+            and input.is_cpu
+            and (offsets is None or (type(offsets) is torch.Tensor and offsets.is_cpu))
+            and (factors is None or (type(factors) is torch.Tensor and factors.is_cpu))
             and (factors is None or factors.dtype == weight.dtype)
             and is_plain_bag(module)
             and not _differs(module)
             and not must_run_plain(weight, factors)
-        ):
-            with suppress(RuntimeError):  # the module's own code says what is wrong
-                return ops.embedding_bag(
-                    weight, given["input"], given.get("offsets"), module.mode, factors,
-                    module.include_last_offset,
-                )  # fmt: skip
-        return self.own(*args, **kwargs)
+        )
+        if not fits:
+            return None
+        last = module.include_last_offset
+        return ops.embedding_bag(weight, input, offsets, module.mode, factors, last)
