@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,29 @@ def test_all_ways_are_timed_beside_each_other(
     assert all(len(record["rounds"]) == 2 for record in records.values())
     assert result["batch"] == 2
     assert result["level"] == str(oxytorch.isa.active())
+
+
+def test_autocast_that_fails_is_the_result_of_autocast_alone(
+    tiny_case: ModelCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_autocast(module: nn.Module, args: Any) -> None:
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("overflow")
+
+    def build(batch: int) -> Any:
+        model, inputs = tiny_case.build(batch)
+        model.register_forward_pre_hook(no_autocast)
+        return model, inputs
+
+    result = measure(replace(tiny_case, build=build), "bfloat16", monkeypatch)
+    records = {record["peer"]: record for record in result["peers"]}
+    assert records["eager"]["status"] == "failed" and "overflow" in records["eager"]["reason"]
+    others = [record for name, record in records.items() if name != "eager"]
+    assert {record["status"] for record in others} == {"measured"}
+    assert all("speedup" not in record for record in others)
+    monkeypatch.setattr(zoo_runs, "LOSS", 0.0)
+    assert zoo_runs.lost(result) == []
+    assert "failed: RuntimeError: overflow" in str(zoo_runs.zoo_tables([result])[0].notes)
 
 
 def test_an_optimize_that_fails_is_a_loss(

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import oxytorch
 from oxytorch.core.packed import PackedTensor
+from oxytorch.graph.errors import DtypeError
 from oxytorch.optimize import PASSES
 
 SIZE = 16
@@ -192,6 +193,21 @@ def _linear() -> nn.Linear:
     return nn.Linear(SIZE, SIZE)
 
 
+class Remade(nn.Module):
+    """A layer whose weight another module makes of a parameter of its own at each call."""
+
+    def __init__(self, layer: nn.Module, name: str) -> None:
+        super().__init__()
+        self.layer, self.name = layer, name
+        self.raw = nn.Parameter(getattr(layer, name).detach().clone())
+        del layer._parameters[name]
+        setattr(layer, name, self.raw.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> Any:
+        setattr(self.layer, self.name, self.raw * 1.5)
+        return self.layer(x)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "masked": Masked,
     "adapted": Adapted,
@@ -215,6 +231,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "rotary": lambda: Rotary(False),
     "rotary_elsewhere": lambda: Rotary(True),
     "normalized": Normalized,
+    "remade_linear": lambda: Remade(_linear(), "weight"),
+    "remade_alone": lambda: Remade(nn.Linear(SIZE, SIZE, bias=False), "weight"),
+    "remade_lstm": lambda: Remade(nn.LSTM(SIZE, SIZE), "weight_hh_l0"),
+    "remade_gru": lambda: Remade(nn.GRU(SIZE, SIZE, 2), "weight_ih_l1"),
+    "remade_cell": lambda: Remade(nn.RNNCell(SIZE, SIZE), "bias_hh"),
     "gathered": Gathered,
 }
 NEEDS_SAMPLE = ("rotary", "normalized")
@@ -286,6 +307,60 @@ def test_what_needs_float32_keeps_it_amid_others(inplace: bool) -> None:
         torch.testing.assert_close(optimized(x), stock(x), rtol=2e-2, atol=2e-2)
 
 
+class Mixing(nn.Module):
+    """Code that meets a float32 constant, as stock's does in bfloat16."""
+
+    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.make = _linear(), make
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.make(self.layer(x))
+
+
+MIXING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "matmul": lambda y: y @ torch.eye(SIZE),
+    "bmm": lambda y: torch.bmm(y[None], torch.eye(SIZE)[None])[0],
+    "linear": lambda y: F.linear(y, torch.eye(SIZE)),
+    "conv": lambda y: F.conv1d(y[None], torch.ones(2, len(y), 1)),
+    "fft": lambda y: torch.fft.fft(y).real,
+    "inverse": lambda y: torch.linalg.inv(y[:4, :4]),
+    "index_put": lambda y: torch.zeros(y.shape).index_put((torch.tensor([0]),), y[:1]),
+    "scatter": lambda y: torch.zeros(y.shape).scatter(0, torch.zeros(y.shape, dtype=int), y),
+    "attention": lambda y: F.scaled_dot_product_attention(y[None], y.float()[None], y[None])[0],
+    "lerp": lambda y: torch.lerp(y, torch.ones(SIZE), 0.5),
+    "numpy": lambda y: torch.from_numpy(y.numpy() + 1),
+    "complex": lambda y: torch.complex(y, torch.ones(y.shape)).real,
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("name", [*MIXING])
+def test_code_that_mixes_dtypes_says_what_to_do(name: str, nested: bool) -> None:
+    model = (nn.Sequential(Mixing(MIXING[name])) if nested else Mixing(MIXING[name])).eval()
+    x = torch.randn(6, SIZE)
+    with torch.no_grad():
+        with pytest.raises((RuntimeError, TypeError)) as stock:
+            copy.deepcopy(model).bfloat16()(x.bfloat16())
+        with pytest.raises(DtypeError, match=r"bfloat16.*sample_input") as ours:
+            oxytorch.optimize(model, dtype=torch.bfloat16)(x)
+        assert type(ours.value.__cause__) is type(stock.value)
+        assert str(ours.value.__cause__) == str(stock.value)
+        found = oxytorch.optimize(model, dtype=torch.bfloat16, sample_input=x)(x)
+        torch.testing.assert_close(found.float(), model(x), rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("given", [torch.ones(6, SIZE, dtype=torch.int64), torch.randn(6, 3), None])
+def test_other_errors_are_the_models_own(given: Any) -> None:
+    model = nn.Sequential(Mixing(F.relu)).eval()
+    optimized = oxytorch.optimize(model, dtype=torch.bfloat16)
+    with pytest.raises((RuntimeError, TypeError)) as stock:
+        copy.deepcopy(model).bfloat16()(given)
+    with pytest.raises(type(stock.value)) as ours:
+        optimized(given)
+    assert not isinstance(ours.value, DtypeError)
+
+
 def test_a_model_whose_own_code_needs_float32_stays_as_it_is() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -336,7 +411,7 @@ def test_a_sample_may_have_the_dtype_that_is_asked_for() -> None:
 
 
 def test_nothing_is_converted_at_the_entrance_of_what_nothing_converts() -> None:
-    model, x = nn.TransformerEncoderLayer(SIZE, 2, 8).eval(), torch.randn(1, 6, SIZE)
+    model, x = nn.Sequential(nn.BatchNorm1d(6), nn.PReLU()).eval(), torch.randn(1, 6, SIZE)
     optimized = oxytorch.optimize(model, dtype=torch.bfloat16, sample_input=x)
     with torch.no_grad():
         assert optimized(x).dtype == torch.float32

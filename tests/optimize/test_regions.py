@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -585,3 +586,28 @@ def test_a_region_keeps_no_more_tensors_than_the_code() -> None:
             run()
         most.append(max(alive))
     assert most[1] <= most[0] + 1
+
+
+class Squares(nn.Module):
+    """Operators whose functions pickle does not find by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.gelu(self.first(x)) ** 2
+        return 1 - (2 / (F.relu(self.second(y)) + 1)) + 2 ** (0 - y)
+
+
+def test_operators_of_tensors_are_found_again_in_a_file() -> None:
+    model, x = Squares().eval(), torch.randn(4, 16)
+    optimized = oxytorch.optimize(model, sample_input=x)
+    copied = pickle.loads(pickle.dumps(optimized))
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(copied(x), model(x))
+    programs = [
+        p for m in copied.modules() for p in getattr(m.__dict__.get("forward"), "programs", ())
+    ]
+    assert any("TensorBase.pow" in repr(p.scope) for p in programs)

@@ -2,7 +2,8 @@
 
 Each model runs in a worker process that writes a line of JSON for every combination: a crash or a
 hang costs one model's results, and is one of them. Lines are kept as they come; `--resume` goes on
-where a run was stopped, `--show` prints the tables of a finished one.
+where a run was stopped, `--show` prints the tables of a finished one. Each `--part` has a file
+of its own; `--show` without `--part` or `--output` reads those of all parts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 Line = dict[str, Any]
+FOLDER = Path("build")
+"""Where the lines are, unless `--output` says so."""
 SHOWN = 12
 """Combinations that are named for each cause."""
 
@@ -192,34 +195,63 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.report", description=__doc__)
     parser.add_argument("--models", default="", help="names, by commas (default: all)")
     parser.add_argument("--ways", default="default,sample_input,all_passes,tune", help="by commas")
-    parser.add_argument("--output", type=Path, default=Path("build/zoo.jsonl"), help="lines")
+    parser.add_argument("--output", type=Path, help="lines (default: one of build/zoo*.jsonl)")
     parser.add_argument("--resume", action="store_true", help="go on with what --output lacks")
     parser.add_argument("--show", action="store_true", help="only print the tables of --output")
-    parser.add_argument("--part", default="1/1", help="I/N: only every Nth model, from the Ith")
+    parser.add_argument("--part", type=_part, help="I/N: only every Nth model, from the Ith")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one model")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
     if arguments.worker:
         work(iter(sys.stdin.readline, ""), arguments.ways.split(","))
         return 0
-    lines = _read(arguments.output) if arguments.resume or arguments.show else []
-    if not arguments.show:
+    target = arguments.output or _default(arguments.part)
+    lines: list[Line] = []
+    if arguments.show:
+        is_all = arguments.output is None and arguments.part is None
+        targets = sorted(FOLDER.glob("zoo*.jsonl")) if is_all else [target]
+        lines = [line for one in targets for line in _read(one)]
+    else:
         from checks import CASES
 
         names = [name for name in arguments.models.split(",") if name] or list(CASES)
         unknown = [name for name in names if name not in CASES]
         if unknown:
             parser.error(f"--models: expected names of the zoo, got {', '.join(unknown)}")
-        first, _, step = arguments.part.partition("/")
-        names = names[int(first) - 1 :: int(step)]
+        first, step = arguments.part or (1, 1)
+        names = names[first - 1 :: step]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if arguments.resume:
+            lines = _read(target)
+        else:
+            for other in _earlier(target) if arguments.output is None else [target]:
+                other.unlink(missing_ok=True)
         had = {line["model"] for line in lines}
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        if not arguments.resume:
-            arguments.output.unlink(missing_ok=True)
         left = [name for name in names if name not in had]
-        lines += run(left, arguments.ways.split(","), arguments.output, arguments.timeout)
+        lines += run(left, arguments.ways.split(","), target, arguments.timeout)
     print(tables(lines))
     return 1 if any(line["status"] in ("wrong", "died", "broken check") for line in lines) else 0
+
+
+def _part(text: str) -> tuple[int, int]:
+    """What `--part` says: (I, N)."""
+    first, _, count = text.partition("/")
+    if not (first.isdigit() and count.isdigit() and 1 <= int(first) <= int(count)):
+        raise argparse.ArgumentTypeError(f"expected I/N with I from 1 to N, got {text!r}")
+    return int(first), int(count)
+
+
+def _default(part: tuple[int, int] | None) -> Path:
+    """The file of a part of the models, or of all."""
+    return FOLDER / ("zoo.jsonl" if part is None else f"zoo-{part[0]}-of-{part[1]}.jsonl")
+
+
+def _earlier(target: Path) -> list[Path]:
+    """The file of an earlier run, with those of runs that shared the models in another way: parts
+    of one run write at the same time and leave each other's alone."""
+    files = [(path, path.stem.partition("-of-")[2]) for path in FOLDER.glob("zoo*.jsonl")]
+    parts = target.stem.partition("-of-")[2]
+    return [path for path, count in files if path == target or count != parts]
 
 
 def _read(path: Path) -> list[Line]:

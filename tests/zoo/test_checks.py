@@ -16,6 +16,7 @@ from forms import difference_in_form, relative_error
 from torch import nn
 
 import oxytorch
+from oxytorch.graph.errors import DtypeError
 
 NAME = "vae"
 """It returns a dataclass."""
@@ -104,6 +105,33 @@ def test_a_change_that_is_not_told_is_found(spoil: Any) -> None:
     assert "such as mean" in next(one.message for one in found if one.claim == "explain")
 
 
+def _raise(x: torch.Tensor) -> Any:
+    raise DtypeError("mixes dtypes") from RuntimeError("not the same dtype")
+
+
+def _mixing(original: nn.Module, optimized: Any) -> None:
+    optimized.forward = _raise
+
+
+def test_mixed_dtypes_are_refused_where_stock_fails_too(
+    spoil: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {found.message for found in spoil(_mixing, "bfloat16")} == {"DtypeError: mixes dtypes"}
+    assert spoil(_mixing, "float32") != []
+    monkeypatch.setattr(checks.Stock, "cast_fails", "RuntimeError: no")
+    assert spoil(_mixing, "bfloat16") == []
+    outcome = check(NAME, "default", "bfloat16")  # `optimize` is still the one that spoils
+    checks.stock.cache_clear()
+    assert outcome.skipped.startswith("refused: RuntimeError: not the same dtype; stock's")
+
+    def mixing_and_wrong(original: Any, optimized: Any) -> None:
+        _mixing(original, optimized)
+        with torch.no_grad():
+            original.mean.bias.add_(1)
+
+    assert "original" in claims(spoil(mixing_and_wrong, "bfloat16"))
+
+
 def test_an_error_of_optimize_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(model: nn.Module, **given: Any) -> nn.Module:
         raise KeyError(0)
@@ -157,3 +185,24 @@ def test_the_report_goes_on_after_a_process_that_died(tmp_path: Any) -> None:
     lines = report.run([NAME, NAME], ["default"], tmp_path / "zoo.jsonl", timeout=0.01)
     assert [line["status"] for line in lines] == ["died", "died"]
     assert "the process died: no answer in" in lines[0]["findings"][0][1]
+
+
+def test_parts_of_a_run_have_files_of_their_own(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "FOLDER", tmp_path)
+    monkeypatch.setattr(checks, "CASES", {"no such model": None, "nor this": None})
+    (tmp_path / "zoo.jsonl").write_text("")
+    (tmp_path / "zoo-1-of-3.jsonl").write_text("")
+    for part in ("1/2", "2/2"):
+        assert report.main(["--ways", "default", "--part", part]) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"zoo-1-of-2.jsonl", "zoo-2-of-2.jsonl"}
+    capsys.readouterr()
+    report.main(["--show"])
+    shown = capsys.readouterr().out
+    assert "models (1): no such model" in shown and "models (1): nor this" in shown
+    report.main(["--show", "--part", "2/2"])
+    shown = capsys.readouterr().out
+    assert "models (1): no such model" not in shown and "models (1): nor this" in shown
+    with pytest.raises(SystemExit):
+        report.main(["--part", "3/2"])

@@ -68,9 +68,15 @@ def _check_again(
             refuse(record, "wrong", f"{text}: relative difference {record['difference']:.2g}")
 
 
-def _time_alone(eager: Peer, task: Task, rounds: int) -> float:
+def _time_alone(eager: Peer, task: Task, rounds: int, may_fail: bool) -> float | None:
     """Seconds of the eager model before any other peer is loaded in this process."""
-    runner = eager.prepare(task)
+    try:
+        runner = eager.prepare(task)
+        runner.call()
+    except Exception:  # which is noted as its result when its turn comes
+        if not may_fail:
+            raise
+        return None
     return spread(interleave({"eager": runner.call}, rounds=rounds)["eager"]).median
 
 
@@ -84,11 +90,13 @@ def run_model(
     threads: int,
     progress: Progress = no_progress,
     contestants: Mapping[str, Peer] = PEERS,
+    eager_may_fail: bool = False,
 ) -> dict[str, Any]:
     """Measure one model in one dtype with the named peers; the result as a JSON dictionary.
 
     `eager` always takes part: it gives the right answer and is the base of the ratios.
-    contestants: the peers by name.
+    contestants: the peers by name. eager_may_fail: whether its failure is a result like the others'
+    (autocast does not run every model); then there are no ratios to it.
     """
     torch.set_num_threads(threads)
     names = ["eager", *(name for name in peers if name != "eager")]
@@ -98,7 +106,7 @@ def run_model(
         expected = [tensor.clone() for tensor in output_tensors(call_model(model, inputs))]
         task = Task(model, inputs, dtype, threads)
         progress("eager", "alone")
-        alone = _time_alone(contestants["eager"], task, max(1, rounds // 2))
+        alone = _time_alone(contestants["eager"], task, max(1, rounds // 2), eager_may_fail)
         records: list[PeerRecord] = []
         runners: dict[str, Runner] = {}
         for name in names:
@@ -115,7 +123,7 @@ def run_model(
         judge(records, dtype)
         _check_again(runners, expected, records, progress)
         eager = records[0]
-        if not measured(eager):
+        if not measured(eager) and not eager_may_fail:
             raise RuntimeError(f"{case.name}: eager is {eager['status']}: {eager['reason']}")
         _time_together(records, runners, rounds, progress)
     return {
@@ -126,7 +134,9 @@ def run_model(
         "threads": threads,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "eager_alone_seconds": alone,
-        "eager_interleaved_over_alone": eager["seconds"]["median"] / alone,
+        "eager_interleaved_over_alone": (
+            eager["seconds"]["median"] / alone if alone and measured(eager) else None
+        ),
         "peers": records,
     }
 
@@ -139,6 +149,8 @@ def _time_together(
 ) -> None:
     """Interleaved rounds of every peer whose answer is right; the rest is let go before."""
     contestants = [record for record in records if measured(record)]
+    if not contestants:
+        return
     calls = {record["peer"]: runners[record["peer"]].call for record in contestants}
     runners.clear()
     gc.collect()
@@ -150,7 +162,8 @@ def _time_together(
         values = series[record["peer"]]
         record["rounds"] = values
         record["seconds"] = spread_record(spread(values))
-        record["speedup"] = spread_record(paired_ratio(series["eager"], values))
+        if "eager" in series:
+            record["speedup"] = spread_record(paired_ratio(series["eager"], values))
 
 
 def run_job(job: dict[str, Any], progress: Progress) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from .forward import Forward
+from .errors import DtypeError
+from .forward import Forward, with_parameters
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,17 @@ class Boundary:
     takes: the dtype that they are converted to, or None. least_dims: dimensions that a tensor has
     to have for that; those of fewer are often positions or frequencies, which would lose too much.
     gives_back: whether the module returns the dtype that it was given; `otherwise` where it was
-    given no such tensor, if that is a dtype.
+    given no such tensor, if that is a dtype. agrees: whether the weights of a layer, of which code
+    outside makes some at each call, are all given one dtype. explains: the dtype that parts of the
+    module were converted to, where an error about dtypes is to say what to do.
     """
 
     takes: torch.dtype | None = None
     gives_back: bool = False
     least_dims: int = 0
     otherwise: torch.dtype | None = None
+    agrees: bool = False
+    explains: torch.dtype | None = None
 
 
 class BoundaryForward(Forward):
@@ -47,15 +54,76 @@ class BoundaryForward(Forward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_autocast_enabled("cpu"):
             return self.inner(*args, **kwargs)
-        takes, least = self.boundary.takes, self.boundary.least_dims
+        takes, least, inner = self.boundary.takes, self.boundary.least_dims, self.inner
+        if self.boundary.agrees:
+            inner, takes = self._agreeing()
         given = None
         if self.boundary.gives_back:
             given = first_dtype(args, kwargs) or self.boundary.otherwise
         if takes is not None:
-            args = tuple([_taken(value, takes, least) for value in args])
-            kwargs = {name: _taken(value, takes, least) for name, value in kwargs.items()}
-        result = self.inner(*args, **kwargs)
+            args, kwargs = taken(args, kwargs, takes, least)
+        try:
+            result = inner(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if self.boundary.explains is None or not is_about_dtypes(error):
+                raise
+            raise DtypeError(_advice(self.module, self.boundary.explains)) from error
         return result if given is None else given_back(result, given)
+
+    def _agreeing(self) -> tuple[Any, torch.dtype | None]:
+        """The layer's forward with weights of one dtype, and that dtype.
+
+        It is that of the weights made outside, which is what the code around computes in.
+        """
+        module: Any = self.module
+        made = {name: v for name, v in vars(module).items() if _is_floating(v)}
+        dtype = next((value.dtype for value in made.values()), None)
+        if dtype is None or dtype == self.boundary.takes:
+            return self.inner, self.boundary.takes
+        parameters = {
+            name: None if p is None else _taken(p, dtype, 0)
+            for name, p in module._parameters.items()
+        }
+        alike = with_parameters(module, parameters)
+        vars(alike).update({name: value.to(dtype) for name, value in made.items()})
+        if isinstance(module, nn.RNNBase):
+            weights = [getattr(alike, name, None) for name in module._flat_weights_names]
+            vars(alike).update(_flat_weights=weights, _flat_weight_refs=[None] * len(weights))
+        return partial(type(module).forward, alike), dtype
+
+
+_ABOUT = re.compile(r"d-?types?\b|scalar ?type|bfloat16|\bhalf\b|float16", re.IGNORECASE)
+_OF_INTEGERS = re.compile(r"\b(u?int\d*|long|short|byte|char|bool|integral)\b", re.IGNORECASE)
+
+
+def is_about_dtypes(error: Exception) -> bool:
+    """Whether torch says that floating-point dtypes do not fit each other or an operator."""
+    message = str(error)
+    is_about = _ABOUT.search(message) is not None and _OF_INTEGERS.search(message) is None
+    return is_about and not isinstance(error, DtypeError)
+
+
+def _advice(module: nn.Module, dtype: torch.dtype) -> str:
+    return (
+        f"optimize: the code of {type(module).__name__} mixes {dtype} with other dtypes, or calls "
+        f"what has no {dtype}, as it may after .to({dtype}) alone (the error above says where); "
+        f"give optimize(..., dtype={dtype}, sample_input=...) what the model is called with here, "
+        "upon which such parts keep their dtype"
+    )
+
+
+def taken(
+    args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, least_dims: int = 0
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with their floating-point tensors converted, each once.
+
+    Attention asks whether its query, key and value are one and the same.
+    """
+    values = [*args, *kwargs.values()]
+    distinct = {id(value): value for value in values}
+    found = {key: _taken(value, dtype, least_dims) for key, value in distinct.items()}
+    converted = [found[id(value)] for value in values]
+    return tuple(converted[: len(args)]), dict(zip(kwargs, converted[len(args) :], strict=True))
 
 
 def first_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
@@ -77,6 +145,10 @@ def given_back(result: Any, dtype: torch.dtype) -> Any:
         result,
         is_leaf=lambda value: isinstance(value, PackedSequence),
     )
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _taken(value: Any, dtype: torch.dtype, least_dims: int) -> Any:

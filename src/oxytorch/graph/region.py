@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -74,6 +75,21 @@ class Slot:
         return type(argument) is type(self.value) and bool(argument == self.value)
 
 
+@dataclass(frozen=True)
+class _Method:
+    """A method of tensors in a file: some, as `__pow__`, have the name of what they wrap, under
+    which pickle does not find them."""
+
+    name: str
+
+
+def _by_name(value: Any) -> Any:
+    if not isinstance(value, FunctionType):
+        return value
+    name = next((name for name, method in vars(Tensor).items() if method is value), None)
+    return value if name is None else _Method(name)
+
+
 @dataclass
 class Program:
     """The steps of a region as Python source, for calls of one form.
@@ -105,10 +121,14 @@ class Program:
 
     def __getstate__(self) -> dict[str, Any]:
         made = ("run", "matches")
-        return {name: value for name, value in self.__dict__.items() if name not in made}
+        state = {name: value for name, value in self.__dict__.items() if name not in made}
+        return {**state, "scope": {name: _by_name(value) for name, value in self.scope.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        for name, value in self.scope.items():
+            if isinstance(value, _Method):
+                self.scope[name] = getattr(Tensor, value.name)
         self.__post_init__()
 
 

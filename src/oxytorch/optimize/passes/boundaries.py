@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 from ...graph.boundary import Boundary, BoundaryForward
 from ...graph.record import name_of
 from ..context import Context
-from . import cast
+from . import cast, whole
 from .kernels import NormForward
 
 VECTOR = 1
@@ -31,6 +32,7 @@ frequencies or statistics."""
 
 def prepare(context: Context) -> None:
     """Decide which modules are converted, and what all are given."""
+    whole.choose(context)
     _leave_shared(context)
     context.boundaries = _boundaries(context)
     if context.sample is None or not _converted(context):
@@ -59,6 +61,8 @@ def settle(context: Context, modules: list[nn.Module]) -> None:
             forward.gives_back = True
             continue
         context.set_forward(module, BoundaryForward(module, boundary))
+        if boundary == Boundary(explains=boundary.explains):
+            continue
         does = "returns the dtype that it is given"
         if boundary.takes is not None:
             does = f"inputs to {cast.short_name(boundary.takes)}"
@@ -66,7 +70,9 @@ def settle(context: Context, modules: list[nn.Module]) -> None:
 
 
 def _converted(context: Context) -> list[nn.Module]:
-    return [module for module in context.open_modules() if context.converts(module)]
+    """The modules that are converted, but for the parts of those converted as a whole."""
+    wholes = cast.converted_wholes(context)
+    return [*wholes, *(module for module in context.open_modules() if context.converts(module))]
 
 
 def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
@@ -78,6 +84,9 @@ def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
         boundary = _boundary(context, module, module in converted)
         if boundary is not None:
             found[module] = boundary
+    if context.model not in converted and not isinstance(context.model, torch.jit.ScriptModule):
+        explains = min((context.dtype_of[m] for m in converted), key=lambda d: d.itemsize)
+        found[context.model] = replace(found.get(context.model, Boundary()), explains=explains)
     return found
 
 
@@ -87,6 +96,8 @@ def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary |
         return None
     is_patched = module in context.patched
     is_whole = (module in context.closed and not is_patched) or module in context.kept
+    if converts and is_whole:
+        return Boundary(context.dtype_of[module])
     own = _dtype_of_parameters(module, is_whole)
     if is_whole or (is_patched and own is not None):
         return Boundary(own, gives_back=True)
@@ -98,7 +109,7 @@ def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary |
         if type(module) is nn.RMSNorm:
             return Boundary(gives_back=rule is None)
         if context.is_mixed(own):
-            return Boundary(own, gives_back=rule is None)
+            return Boundary(own, gives_back=rule is None, agrees=cast.is_made(module))
         return None
     if own is not None and not converts and context.recognizer.norm(module) is not None:
         return Boundary(gives_back=True)
@@ -122,8 +133,7 @@ def _leave_shared(context: Context) -> None:
     while True:
         shared = {
             module: owner
-            for module in context.open_modules()
-            if context.converts(module)
+            for module in _converted(context)
             for owner in [_other_owner(context, module)]
             if owner is not None
         }
@@ -131,16 +141,17 @@ def _leave_shared(context: Context) -> None:
             return
         for module, owner in shared.items():
             context.left("cast", module, f"shares its weight with {owner}, which is not cast")
-        context.leave_dtype({*shared})
+            parts = module.modules() if module in context.closed else (module,)
+            context.leave_dtype({*parts})
 
 
 def _other_owner(context: Context, module: nn.Module) -> str | None:
     dtype = context.dtype_of[module]
-    for parameter in module._parameters.values():
-        if parameter is None or not parameter.is_floating_point():
+    for parameter in module.parameters(recurse=module in context.closed):
+        if not parameter.is_floating_point():
             continue
         for owner, _ in context.owners.get(id(parameter), []):
-            if context.dtype_of.get(owner) != dtype or owner in context.closed:
+            if context.dtype_of.get(owner) != dtype:
                 return context.paths[owner]
     return None
 
@@ -189,7 +200,7 @@ def as_converted(context: Context) -> Iterator[None]:
 def _table(context: Context) -> dict[int, torch.dtype]:
     """The dtype that each tensor of the model is to get, by its identity."""
     found: dict[int, torch.dtype] = {}
-    for module in context.open_modules():
+    for module in cast.changed(context):
         dtype = context.dtype_of.get(module)
         for parameter in module._parameters.values():
             if dtype is not None and parameter is not None and parameter.is_floating_point():
@@ -202,7 +213,7 @@ def _table(context: Context) -> dict[int, torch.dtype]:
 @contextmanager
 def _within(context: Context) -> Iterator[None]:
     """While all modules have their boundaries; converted layers take the dtype that they get."""
-    boundaries = {**context.boundaries}
+    boundaries = {m: replace(each, explains=None) for m, each in context.boundaries.items()}
     for module in _converted(context):
         if module not in boundaries and cast.takes_input(context, module):
             boundaries[module] = Boundary(context.dtype_of[module])

@@ -51,6 +51,10 @@ TAKE_ANY = (
 _DECLARED: dict[type, tuple[str, ...]] = {
     **dict.fromkeys(CAST_TYPES[:7], ("weight", "bias")),
     **dict.fromkeys(CAST_TYPES[7:9], ("weight",)),
+    **dict.fromkeys(
+        (nn.GRUCell, nn.LSTMCell, nn.RNNCell), ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    ),
+    nn.Bilinear: ("weight", "bias"),
 }
 """The parameters that layers have, or what a pruned or normed one is made of (weight_orig)."""
 
@@ -72,20 +76,24 @@ def dtypes(model: nn.Module, dtype: Any) -> dict[nn.Module, torch.dtype]:
             continue
         if not any(p is not None and p.is_floating_point() for p in module._parameters.values()):
             continue
-        by_path = max(
-            (key for key in rules if isinstance(key, str) and key and _below(path, key)),
-            key=len,
-            default=None,
-        )
         if _keeps_statistics(path, module, rules):
             continue
-        if by_path is not None:
-            wanted[module] = rules[by_path]
-        elif type(module) in rules:
-            wanted[module] = rules[type(module)]
+        chosen = asked(path, module, rules)
+        if chosen is not None:
+            wanted[module] = chosen
         elif "" in rules and (module in made_from or _listed(module, recognizer)):
             wanted[module] = rules[""]
     return wanted
+
+
+def asked(path: str, module: nn.Module, rules: Mapping[Any, torch.dtype]) -> torch.dtype | None:
+    """The dtype that a key gives a module, other than the one for all; the most particular wins."""
+    by_path = max(
+        (key for key in rules if isinstance(key, str) and key and _below(path, key)),
+        key=len,
+        default=None,
+    )
+    return rules.get(type(module) if by_path is None else by_path)
 
 
 def _keeps_statistics(path: str, module: nn.Module, rules: Mapping[Any, torch.dtype]) -> bool:
@@ -110,15 +118,23 @@ def _below(path: str, key: str) -> bool:
 
 
 def _listed(module: nn.Module, recognizer: Recognizer) -> bool:
-    own = module._flat_weights_names if isinstance(module, nn.RNNBase) else ()
-    for name in (*own, *_DECLARED.get(type(module), ())):
-        if not any(n == name or n.startswith(f"{name}_") for n in module._parameters):
-            return False  # a plain tensor stands in its place, and keeps its dtype
+    if is_made(module):
+        return False  # it has the dtype of what it is made of
     if type(module) in CAST_TYPES or (
         isinstance(module, CAST_TYPES) and parametrize.is_parametrized(module)
     ):
         return True
     return not is_torchs(module) and recognizer.norm(module) is None
+
+
+def is_made(module: nn.Module) -> bool:
+    """Whether a plain tensor stands in the place of a layer's parameter, which code outside may
+    make of others at each call."""
+    own = module._flat_weights_names if isinstance(module, nn.RNNBase) else ()
+    return any(
+        not any(n == name or n.startswith(f"{name}_") for n in module._parameters)
+        for name in (*own, *_DECLARED.get(type(module), ()))
+    )
 
 
 def _parametrizations(module: nn.Module) -> list[nn.Module]:
@@ -145,7 +161,18 @@ def made_for(model: nn.Module) -> dict[nn.Module, nn.Module]:
 
 def run(context: Context) -> None:
     """See above."""
-    convert(context, context.open_modules())
+    convert(context, changed(context))
+
+
+def changed(context: Context) -> list[nn.Module]:
+    """The modules whose parameters and buffers may be converted."""
+    parts = [part for root in converted_wholes(context) for part in root.modules()]
+    return [*context.open_modules(), *dict.fromkeys(parts)]
+
+
+def converted_wholes(context: Context) -> list[nn.Module]:
+    """The modules that read their parts' weights themselves and are converted with all of them."""
+    return [root for root in context.closed_roots if root in context.dtype_of]
 
 
 def convert(context: Context, modules: list[nn.Module], packs: bool = True) -> None:
@@ -177,7 +204,7 @@ def convert(context: Context, modules: list[nn.Module], packs: bool = True) -> N
                 if takes_input(context, owner) and "forward" not in owner.__dict__:
                     context.set_forward(owner, CastInput(owner))
         context.did("cast", module, f"{type(module).__name__} to {short_name(dtype)}")
-        if takes_input(context, module):
+        if module not in context.closed and takes_input(context, module):
             context.set_forward(module, CastInput(module))
 
 
@@ -245,6 +272,8 @@ def _packed_later(context: Context, module: nn.Module) -> bool:
     from .lstm import refusal as lstm_refusal
     from .pack import refusal
 
+    if module in context.closed:
+        return False
     if type(module) is nn.LSTM:
         return "lstm" in context.passes and lstm_refusal(context, module) is None
     return "pack" in context.passes and refusal(context, module) is None

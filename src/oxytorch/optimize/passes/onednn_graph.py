@@ -92,7 +92,7 @@ def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
     try:
         with _all_or_nothing(context):
             if "cast" in context.passes:
-                inner = [m for m in context.open_modules() if m in parts]
+                inner = [m for m in cast.changed(context) if m in parts]
                 cast.convert(context, inner, packs=False)
                 closed = [m for m in context.closed_roots if m in parts]
                 boundaries.settle(context, [*inner, *closed])
