@@ -274,7 +274,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: PanelWeight.joined([PanelWeight.from_dense(torch.ones(16, n)) for n in (64, 65)]),
     ),
     (
-        "part: expected outputs in [0, 40) that begin at a multiple of 16, got 8 to 24",
+        "part: expected outputs in [0, 40) that begin and end at a multiple of 16, got 8 to 24",
         lambda: PanelWeight.from_dense(torch.ones(40, 64)).part(8, 24),
     ),
     (

@@ -144,11 +144,11 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         plain = self.cell.plain
         if plain is None or not self.cell.is_out:
             self._sync_relatives()
-        return self._restored() if plain is None else plain.detach()
+        return self._restored() if plain is None else _apart(plain)
 
     def plain(self) -> Tensor:
         """Return the plain values as a tensor that may be written to, which takes them out."""
-        return self._taken_out().detach()
+        return _apart(self._taken_out())
 
     def pin(self) -> Tensor:
         """Take the plain values out for good and return them."""
@@ -437,6 +437,11 @@ def why_not_plain(weight: object) -> str | None:
     if weight.numel() == 0:
         return "its weight is empty"
     return None
+
+
+def _apart(plain: Tensor) -> Tensor:
+    """Another tensor object over the same values; those of a compiler's tensor are for it alone."""
+    return plain.detach() if type(plain) is Tensor else plain
 
 
 def _is_aliased(plain: Tensor) -> bool:

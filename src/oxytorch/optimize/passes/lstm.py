@@ -39,7 +39,8 @@ def refusal(context: Context, module: nn.LSTM) -> str | None:
         return "LSTM: it is given no tensor, but a PackedSequence perhaps"
     weight = module._parameters["weight_ih_l0"]
     assert weight is not None
-    return supports(context.target_dtype(module, weight))
+    dtype = context.target_dtype(module, weight)
+    return "LSTM: torch packs no float16" if dtype == torch.float16 else supports(dtype)
 
 
 def run(context: Context) -> None:
