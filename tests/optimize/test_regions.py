@@ -611,3 +611,38 @@ def test_operators_of_tensors_are_found_again_in_a_file() -> None:
         p for m in copied.modules() for p in getattr(m.__dict__.get("forward"), "programs", ())
     ]
     assert any("TensorBase.pow" in repr(p.scope) for p in programs)
+
+
+class ReplacesBuffers(nn.Module):
+    """Its old buffers are freed while it runs, and the tensors made next may get their identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number in range(8):
+            self.register_buffer(f"mean{number}", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        for number in range(8):
+            setattr(self, f"mean{number}", x.mean(0) + number)
+        return [x + number for number in range(8)]
+
+
+class UsesReplaced(Block):
+    def prepare(self) -> None:
+        self.part = ReplacesBuffers()
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        made = self.part(F.gelu(self.up(x)))
+        again = self.part(self.core(x))
+        return [*made, *again]
+
+
+@both_ways
+def test_buffers_that_are_replaced_are_not_taken_for_what_comes_after(passes: Any) -> None:
+    torch.manual_seed(0)
+    stock, x = UsesReplaced().eval(), sample()
+    ours = oxytorch.optimize(stock, sample_input=x, passes=passes)
+    with torch.no_grad():
+        for _ in range(3):
+            for one, other in zip(ours(x), stock(x), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -147,12 +147,14 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
         self._left: list[int] = []  # calls whose last hooks run
         self._writes: set[int] = set()
         self._held: dict[int, Held] = {}
+        self._model_tensors: list[Tensor] = []  # keeps the ids valid where code replaces a buffer
         self._kept: set[int] = set()
         for module in model.modules():
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
                     if tensor is not None:
                         self._held.setdefault(id(tensor), Held(module, name))
+                        self._model_tensors.append(tensor)
                         self._keep(tensor)
         self._reads_strides = False
         self._perhaps_copies: set[int] = set()  # memory of which an alias might have been a copy

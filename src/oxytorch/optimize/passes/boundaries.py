@@ -193,8 +193,10 @@ def _error(context: Context) -> Exception | None:
 @contextmanager
 def as_converted(context: Context) -> Iterator[None]:
     """While the model runs as if its tensors had the dtypes that they are to get."""
+    tensors = [*context.model.parameters(), *context.model.buffers()]
     with _within(context), _AsConverted(_table(context)):
         yield
+    del tensors  # which kept their identities valid where code replaces a buffer
 
 
 def _table(context: Context) -> dict[int, torch.dtype]:
