@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import oxytorch
-from oxytorch.core.packed import PackedTensor, ReorderedTensor
+from oxytorch.core.packed import PackedTensor
+from oxytorch.core.reordered import ReorderedTensor
 
 WAYS: dict[str, Callable[[], Any]] = {
     "gradients": nullcontext,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -102,3 +102,14 @@ class Sample:
 
 def _is_one_of(leaf: Any, dtypes: set[torch.dtype]) -> bool:
     return isinstance(leaf, Tensor) and leaf.dtype in dtypes
+
+
+@contextmanager
+def before_each(modules: Iterable[nn.Module], note: Callable[..., None]) -> Iterator[None]:
+    """While modules tell what they are called with: note(module, args, kwargs)."""
+    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

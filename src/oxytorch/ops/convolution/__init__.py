@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...core.packed import ReorderedTensor
+from ...core.reordered import ReorderedTensor
 from .._post_op import NO_POST_OP, PostOp
 from ..linear import supports
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ...core.packed import ReorderedTensor
+from ...core.reordered import ReorderedTensor
 from .._post_op import NO_POST_OP, PostOp
 
 _MKLDNN = torch.ops.mkldnn

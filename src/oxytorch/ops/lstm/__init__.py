@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.packed import ReorderedTensor
+from ...core.reordered import ReorderedTensor
 from ..linear import supports
 
 _GATES = 4

@@ -18,6 +18,7 @@ from ...graph.errors import CaptureError
 from ...graph.onednn_graph import OneDnnProgram, available, build
 from ...graph.replay import Replay
 from ..context import Context
+from ..sample import before_each
 from . import boundaries, cast
 
 FEWEST_CONVOLUTIONS = 2
@@ -70,13 +71,8 @@ def _observed(
 
     scripted = torch.jit.ScriptModule
     wanted = [m for m in context.paths if _convolutions(m) and not isinstance(m, scripted)]
-    handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in wanted]
-    try:
-        with torch.no_grad(), boundaries.as_converted(context):
-            context.model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with before_each(wanted, note), torch.no_grad(), boundaries.as_converted(context):
+        context.model(*args, **kwargs)
     return calls
 
 

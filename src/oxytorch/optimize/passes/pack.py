@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ...core.modes import must_run_plain
-from ...core.packed import PackedTensor, ReorderedTensor, why_not_plain
+from ...core.packed import PackedTensor, why_not_plain
+from ...core.reordered import ReorderedTensor
 from ...core.sources import Sources
 from ...graph.formats import ModelForward, has_other_order, is_last, kept
 from ...graph.forward import Forward, with_parameters

@@ -10,8 +10,6 @@ read the weights of their parts themselves: all their parameters and buffers get
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -23,6 +21,7 @@ from torch.utils import _pytree as pytree
 from ...graph.boundary import Boundary, BoundaryForward, taken
 from ..context import Context
 from ..measure import Calls, first_win
+from ..sample import before_each
 from . import cast
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -115,19 +114,9 @@ def _calls(context: Context, modules: set[nn.Module]) -> dict[nn.Module, list[Gi
         if len(known) < MOST_FORMS and _form((args, kwargs)) not in known:
             found[module].append((args, kwargs))
 
-    with _before_each(modules, note), context.sample.running(context.model), torch.no_grad():
+    with before_each(modules, note), context.sample.running(context.model), torch.no_grad():
         context.model(*context.sample.args, **context.sample.kwargs)
     return found
-
-
-@contextmanager
-def _before_each(modules: set[nn.Module], note: Callable[..., None]) -> Iterator[None]:
-    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _form(given: Given) -> str:

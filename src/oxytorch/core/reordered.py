@@ -1,0 +1,126 @@
+"""Packed weights in the order of one of oneDNN's kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .packed import PackedTensor
+
+
+class ReorderedTensor(PackedTensor):
+    """A weight in the order of one of oneDNN's kernels, in memory that only these can read.
+
+    Subclasses say how to reorder values (`_pack`) and back (`_unpack`).
+
+    scale: a factor per output channel, float32 [out_channels] (a folded normalization). The stored
+    values are then values * scale, and restoring stays exact: one byte an element keeps by how
+    many units in the last place the division misses the user's value.
+    """
+
+    @property
+    def packed(self) -> Tensor:
+        """What oneDNN reads."""
+        stored: _Stored = self.cell.stored
+        if stored.packed is None:  # another thread took the plain values out since it was asked
+            stored = self._stored(self.values(), stored.scale)
+            assert stored.packed is not None
+        return stored.packed
+
+    @property
+    def scale(self) -> Tensor | None:
+        stored: _Stored | None = self.cell.stored
+        return None if stored is None else stored.scale
+
+    def _pack(self, stored: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not say how to reorder values")
+
+    def _unpack(self, packed: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not say how to restore its values")
+
+    def _taken_out(self) -> Tensor:
+        plain = super()._taken_out()
+        stored: _Stored | None = self.cell.stored
+        if stored is not None and stored.packed is not None:
+            with self.cell.lock:
+                if self.cell.is_out:  # it is packed anew when it is used next
+                    self.cell.stored = _Stored(None, stored.scale)
+        return plain
+
+    def nbytes_packed(self) -> int:
+        """Bytes that the stored form takes, and the plain values where these are kept."""
+        found = 0 if self.cell.plain is None else self.cell.plain.nbytes
+        return found if self.cell.stored is None else found + self.cell.stored.nbytes()
+
+    def fold(self, scale: Tensor | None) -> None:
+        """Store the same values times another scale."""
+        with self.cell.lock:
+            values = self.values()
+            self.cell.stored = self._stored(values, scale)
+            self.cell.tick()
+
+    def repack(self, values: Tensor) -> None:
+        """Replace the stored values by `values`, a plain floating tensor of this shape."""
+        self.cell.stored = self._stored(values.detach(), self.scale)
+
+    def _stored(self, values: Tensor, scale: Tensor | None) -> _Stored:
+        values = values.to(self.dtype).contiguous()
+        if scale is None:
+            return _Stored(self._pack(values))
+        stored = (values.float() * self._column(scale)).to(self.dtype).contiguous()
+        missed = self._divided(stored, scale)
+        bits = _BITS[self.dtype]
+        steps = values.view(bits).int() - missed.view(bits).int()
+        steps = torch.where(values == missed, 0, steps)
+        if bool((steps.abs() <= 127).all()) and bool(missed.isfinite().all()):
+            return _Stored(self._pack(stored), scale, steps.to(torch.int8))
+        return _Stored(self._pack(stored), scale, None, values.clone())
+
+    def restore(self) -> Tensor:
+        """Return the plain values, a new contiguous tensor of this shape and dtype."""
+        own: _Stored = self.cell.stored
+        if own.kept is not None:
+            return own.kept.clone()
+        stored = self._unpack(self.packed)
+        if own.correction is None or own.scale is None:
+            return stored
+        bits = _BITS[self.dtype]
+        return (self._divided(stored, own.scale).view(bits) + own.correction).view(self.dtype)
+
+    def _column(self, scale: Tensor) -> Tensor:
+        return scale.reshape(-1, *[1] * (self.dim() - 1))
+
+    def _divided(self, stored: Tensor, scale: Tensor) -> Tensor:
+        return (stored.float() / self._column(scale)).to(self.dtype).contiguous()
+
+
+_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+
+
+_nbytes = torch.ops.mkldnn._nbytes.default
+
+
+class _Stored:
+    """The stored form of a reordered weight: see `ReorderedTensor`.
+
+    packed: None while the plain values are out.
+    """
+
+    __slots__ = ("correction", "kept", "packed", "scale")
+
+    def __init__(
+        self,
+        packed: Tensor | None,
+        scale: Tensor | None = None,
+        correction: Tensor | None = None,
+        kept: Tensor | None = None,
+    ) -> None:
+        self.packed = packed
+        self.scale = scale
+        self.correction = correction
+        self.kept = kept
+
+    def nbytes(self) -> int:
+        beside = [t for t in (self.correction, self.kept, self.scale) if t is not None]
+        packed = 0 if self.packed is None else int(_nbytes(self.packed))
+        return packed + sum(t.nbytes for t in beside)
