@@ -8,12 +8,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from multiprocessing.context import get_spawning_popen
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
+
+from .operators import uses_of
 
 _Self = TypeVar("_Self", bound="PackedTensor")
 _aten = torch.ops.aten
@@ -373,7 +375,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
             return args[0].share()
         if func is _aten.clone.default and not kwargs.get("memory_format"):
             return args[0].copy()
-        uses = _USES.get(func) or _uses(func)
+        uses = uses_of(func)
         if uses.is_simple and not kwargs:
             given_plain = zip(args, uses.takes_out, strict=False)
             return func(
@@ -489,40 +491,6 @@ def _leave_alone() -> None:
     """Tell the compiler not to compile these files: it would, of a layer not compiled whole."""
     for name in (__name__, f"{__package__}.reordered"):
         sys.modules[_DYNAMO].add(name)
-
-
-class _Uses(NamedTuple):
-    """What an operator does with its arguments: their names, those that it writes to, and those
-    that its result is an alias of.
-
-    takes_out: for each argument whether it is one of the latter. is_simple: whether nothing is
-    written, and no argument is a list of tensors.
-    """
-
-    names: tuple[str, ...]
-    written: frozenset[str]
-    aliased: frozenset[str]
-    takes_out: tuple[bool, ...]
-    is_simple: bool
-
-
-_USES: dict[Any, _Uses] = {}
-
-
-def _uses(func: Any) -> _Uses:
-    arguments = func._schema.arguments
-    marked = [a for a in arguments if a.alias_info is not None]
-    written = frozenset(a.name for a in marked if a.alias_info.is_write)
-    aliased = frozenset(a.name for a in marked if not a.alias_info.is_write)
-    has_lists = any("Tensor" in str(a.type) and "List" in str(a.type) for a in arguments)
-    found = _USES[func] = _Uses(
-        tuple(a.name for a in arguments),
-        written,
-        aliased,
-        tuple(a.name in aliased for a in arguments),
-        not written and not has_lists,
-    )
-    return found
 
 
 def packed_around(cls: type[_Self], values: Tensor, fields: dict[str, Any]) -> _Self:

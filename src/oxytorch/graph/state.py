@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..core.modes import OwnDispatchMode
+from ..core.operators import uses_of
 
 Path = tuple[Any, ...]
 """Where a tensor is held: attributes, keys and places, from a root on."""
@@ -310,11 +311,8 @@ def _by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
 def written_to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors among its arguments that an operator says to write to."""
     given = _by_name(func, args, kwargs)
-    written = [
-        given.get(argument.name)
-        for argument in func._schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
+    uses = uses_of(func)
+    written = [given.get(name) for name in uses.names if name in uses.written]
     return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, Tensor)]
 
 
