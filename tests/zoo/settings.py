@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import importlib
+import zlib
+from typing import Any
+
+from oxytorch.optimize.passes import precision
+
+
+def _leave_a_third(context: Any) -> None:
+    """Choose by chance which layers are converted, so that all mixtures occur."""
+    if context.sample is None:
+        return  # all of them, there
+    layers = precision.candidates(context)
+    precision.leave(context, {m for m in layers if zlib.crc32(context.paths[m].encode()) % 3 == 0})
+
 
 _SETTINGS = (
     # Layers of any size are packed.
     ("oxytorch.optimize.passes.pack", "SMALLEST_LINEAR", 0),
     # Whether that pays or not.
     ("oxytorch.optimize.measure", "TIMED", False),
+    # Layers that keep their dtype amid converted ones, by chance and not by time.
+    ("oxytorch.optimize.passes.precision", "choose", _leave_a_third),
     # Which pass wins is chance with models this small: one round decides as well as nine.
     ("oxytorch.optimize.tune", "ROUNDS", 1),
 )
 
 
-def for_small_models() -> list[tuple[object, str, int]]:
+def for_small_models() -> list[tuple[object, str, Any]]:
     """Return (module, attribute, value) of each; AttributeError where one is no longer there."""
     found = []
     for module_name, attribute, value in _SETTINGS:

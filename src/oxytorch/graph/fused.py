@@ -93,7 +93,8 @@ class FusedLayer:
     """A linear layer or convolution with what was around it: zero padding before, a normalization
     folded in, a post-operation after.
 
-    converts: whether inputs of other floating dtypes are converted to the weight's.
+    converts: whether inputs of other floating dtypes are converted to the weight's; gives_back:
+    whether results then are converted to the input's.
     """
 
     def __init__(
@@ -103,12 +104,14 @@ class FusedLayer:
         folded: Folded | None = None,
         padding: tuple[int, ...] | None = None,
         converts: bool = False,
+        gives_back: bool = False,
     ) -> None:
         self.module = module
         self.post_op = post_op
         self.folded = folded
         self.padding = padding
-        self.converts = converts
+        self.converts = converts or gives_back
+        self.gives_back = gives_back
         self._is_refused = False  # whether oneDNN does not take the second operand
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Tensor:
@@ -132,10 +135,12 @@ class FusedLayer:
     def _packed(self, x: Tensor, weight: Any, other: Tensor | None) -> Tensor | None:
         if not weight.is_packed() or "bias" not in self.module._parameters:
             return None
-        if x.dtype is not weight.dtype:
+        given = x.dtype
+        if given is not weight.dtype:
             if not self.converts or not x.is_floating_point():
                 return None
             x = x.to(weight.dtype)
+        goes_back = self.gives_back and given is not weight.dtype
         if self.folded is not None:
             bias: Tensor | None = self.folded.update(weight)
             if bias is None:
@@ -149,15 +154,17 @@ class FusedLayer:
             return None
         post_op = self.post_op
         combines_later = other is not None and (
-            self._is_refused or not _keeps_order(None if is_linear else x, other)
+            self._is_refused or goes_back or not _keeps_order(None if is_linear else x, other)
         )
         if combines_later:
             post_op = NO_POST_OP
-        given = None if combines_later else other
+        second = None if combines_later else other
         if is_linear:
-            result = linear(x, weight, bias, post_op, given)
+            result = linear(x, weight, bias, post_op, second)
         else:
-            result = kept(convolution(x, weight, bias, post_op, given, self.padding), x)
+            result = kept(convolution(x, weight, bias, post_op, second, self.padding), x)
+        if goes_back:
+            result = result.to(given)
         return self.post_op.after(result, other) if combines_later else result
 
 

@@ -17,14 +17,13 @@ from torch.utils import _pytree as pytree
 
 from ..ops._post_op import PostOp
 from .fused import BatchNorm, Folded, FusedAddNorm, FusedGate, FusedLayer, can_fold
-from .recognize import Norm, Recognizer, activation_of_function, holds_its_parameters
+from .recognize import Norm, Recognizer, activation_of_function, convolution_of_module
 from .recommendation import FusedEmbeddingBags, FusedInteraction, alike_bags, find_interaction
 from .record import Record, Value
 
 ADD = (Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_, torch.add)
 MULTIPLY = (Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul)
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity)
-_CONVOLUTION: dict[type, int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 _BATCH_NORM: dict[type, int] = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
 
 
@@ -65,8 +64,9 @@ class Match:
 class Patterns:
     """The matches in a record.
 
-    converts: the modules whose inputs are to be converted to the dtype of their weight. is_free:
-    whether a module's call may be gone past.
+    converts: the modules whose inputs are to be converted to the dtype of their weight. gives_back:
+    those that compute in their own dtype and return the one that they are given. is_free: whether a
+    module's call may be gone past.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Patterns:
         recognizer: Recognizer,
         choices: Choices,
         converts: set[nn.Module],
+        gives_back: set[nn.Module],
         folds: dict[nn.Module, Folded],
         is_free: Callable[[nn.Module], bool],
     ) -> None:
@@ -84,6 +85,7 @@ class Patterns:
         self._recognizer = recognizer
         self._choices = choices
         self._converts = converts
+        self._gives_back = gives_back
         self._folds = folds
         self._taken: set[int] = set()
         self._users: dict[int, list[int]] = {}
@@ -231,7 +233,14 @@ class Patterns:
         return Match(
             " + ".join(parts),
             chain,
-            FusedLayer(layer, post_op, folded, padding, layer in self._converts),
+            FusedLayer(
+                layer,
+                post_op,
+                folded,
+                padding,
+                layer in self._converts,
+                layer in self._gives_back,
+            ),
             (source,) if other is None else (source, other),
             self.steps[chain[-1]].result,
             tuple(modules),
@@ -289,7 +298,7 @@ class Patterns:
         if type(layer) is nn.Linear:
             fits = dims == 1 and len(self.shape(self._input(number)) or ()) == 2
         else:
-            fits = _CONVOLUTION.get(type(layer)) == dims
+            fits = _spatial_dims(layer) == dims
             fits = fits and len(self.shape(self._input(number)) or ()) == dims + 2
         return fits and weight.shape[0] == norm.num_features and weight.is_floating_point()
 
@@ -300,7 +309,7 @@ class Patterns:
             return None, None
         args, kwargs = self.steps[maker].arguments
         given = {**dict(zip(("input", "pad", "mode", "value"), args, strict=False)), **kwargs}
-        sides, spatial = given.get("pad"), _CONVOLUTION.get(type(layer), 0)
+        sides, spatial = given.get("pad"), _spatial_dims(layer)
         if given.get("mode", "constant") != "constant" or given.get("value") not in (None, 0):
             return None, None
         if not isinstance(sides, (list, tuple)) or not all(type(s) is int for s in sides):
@@ -409,20 +418,21 @@ def values_in(nested: Any) -> Iterator[Value]:
 
 def is_packable_convolution(module: nn.Module) -> bool:
     """Whether a module is a convolution that oneDNN's pre-packed form covers."""
-    return (
-        type(module) in _CONVOLUTION
-        and holds_its_parameters(module)
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-    )
+    return convolution_of_module(module) is not None
 
 
 def _is_convolution(module: nn.Module) -> bool:
-    return type(module) in _CONVOLUTION
+    return isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
 
 
 def _kind(module: nn.Module) -> str:
     return "convolution" if _is_convolution(module) else "linear"
+
+
+def _spatial_dims(layer: nn.Module) -> int:
+    """The dimensions that a convolution goes over; 0 of a linear layer."""
+    weight = layer._parameters["weight"]
+    return weight.dim() - 2 if _is_convolution(layer) and weight is not None else 0
 
 
 __all__ = ["Choices", "Match", "Patterns", "is_packable_convolution", "values_in"]

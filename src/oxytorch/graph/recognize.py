@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from ..core.packed import PackedTensor
 from ..ops._post_op import PostOp
+from ..ops.convolution import Geometry
 from .formula import expression
 from .state import unchanged
 
@@ -223,6 +224,40 @@ class LinearForm:
     transposed: bool
 
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_MAY_DEFINE = {"__init__", "__module__", "__doc__", "__qualname__", "__annotations__",
+               "__parameters__", "__static_attributes__", "__firstlineno__", "reset_parameters",
+               "extra_repr"}  # fmt: skip
+
+
+def convolution_of_module(module: nn.Module) -> Geometry | None:
+    """Return the geometry of a convolution with zeros around its input, or None for anything else.
+
+    A class of the model's own is one that computes nothing itself, only sets its arguments.
+    """
+    base = next((kind for kind in type(module).__mro__ if kind in _CONVOLUTIONS), None)
+    if base is None or not holds_its_parameters(module):
+        return None
+    own = type(module).__mro__[: type(module).__mro__.index(base)]
+    if any({*vars(kind)} - _MAY_DEFINE for kind in own):
+        return None
+    layer: Any = module
+    padding = layer.padding
+    if padding == "valid":
+        padding = (0,) * len(layer.kernel_size)
+    elif padding == "same":
+        sums = [
+            step * (length - 1)
+            for step, length in zip(layer.dilation, layer.kernel_size, strict=True)
+        ]
+        if any(total % 2 for total in sums):
+            return None
+        padding = tuple(total // 2 for total in sums)
+    if layer.padding_mode != "zeros" or type(padding) is not tuple:
+        return None
+    return Geometry(layer.stride, padding, layer.dilation, layer.groups)
+
+
 def linear_of_module(module: nn.Module) -> LinearForm | None:
     """Return how a linear layer stores its weight, or None for anything else."""
     if type(module) is nn.Linear:
@@ -320,5 +355,10 @@ class Recognizer:
 
     def keeps_whole(self, module: nn.Module) -> bool:
         """Whether a graph should call this module instead of looking inside it."""
-        kinds = (self.linear(module), self.norm(module), self.activation(module))
+        kinds = (
+            convolution_of_module(module),
+            self.linear(module),
+            self.norm(module),
+            self.activation(module),
+        )
         return any(kind is not None for kind in kinds)

@@ -275,8 +275,8 @@ def _optimize_in_place(
         context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
         context.dtype, context.made_for = context.rules.get(""), made_for(model)
     try:
-        boundaries.prepare(context)
         observe(context)
+        boundaries.prepare(context)
         for run in dict.fromkeys(PASSES[name][1] or PASSES["fuse"][1] for name in _ordered(names)):
             assert run is not None
             context.index()

@@ -29,6 +29,8 @@ MOST_WORK = 1 << 30
 ROUNDS = 11
 """Turns of both, whose median decides: threads that are made anew cost time in most turns, not in
 all."""
+FEW_ROUNDS = 5
+"""Turns whose medians are compared where differences are large."""
 FEWEST_ROUNDS, CLEAR_GAIN, CLEAR_LOSS = 3, 0.8, 1.25
 """Turns after which times are believed that say the same each time, by so much."""
 GAIN = 0.95
@@ -78,6 +80,7 @@ def input_of(rows: int, width: int, size: Sequence[int] | None) -> Tensor:
 
 
 _known: dict[Hashable, float] = {}
+_seconds_known: dict[Hashable, tuple[float, ...]] = {}
 _lock = threading.Lock()
 
 
@@ -101,6 +104,31 @@ def may_stay_beside(key: Hashable, both: Calls) -> bool:
     key: what the times depend on, besides threads.
     """
     return _ratio_of(("beside", key), both) <= MOST_BESIDE_LOSS
+
+
+def seconds_of(key: Hashable, make: Callable[[], Sequence[Callable[[], Any]]]) -> tuple[float, ...]:
+    """The medians of the times of several calls, which `make` gives.
+
+    key: what they depend on, besides threads.
+    """
+    key = ("seconds", key, torch.get_num_threads())
+    with _lock, torch.inference_mode():
+        if key not in _seconds_known:
+            _seconds_known[key] = _medians(make())
+        return _seconds_known[key]
+
+
+def _medians(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
+    between = torch.zeros(torch.get_num_threads() << 16)
+    turns: list[list[float]] = []
+    began = time.perf_counter()
+    for turn in range(FEW_ROUNDS + 1):
+        nothing, *taken = (_seconds(run, between, 1) for run in (_nothing, *calls))
+        if turn:
+            turns.append([max(each - nothing, 1e-7) for each in taken])
+        if turn and time.perf_counter() - began > LONGEST:
+            break
+    return tuple(map(statistics.median, zip(*turns, strict=True)))
 
 
 def _ratio_of(key: Hashable, both: Calls) -> float:
@@ -137,11 +165,11 @@ def _nothing() -> None:
     return None
 
 
-def _seconds(run: Callable[[], Any], between: Tensor) -> float:
+def _seconds(run: Callable[[], Any], between: Tensor, calls: int = 3) -> float:
     """Of a call and the operator after it, which finds the threads that the call left."""
     between.add_(1)
     began = time.perf_counter()
-    for _ in range(3):
+    for _ in range(calls):
         run()
         between.add_(1)
-    return (time.perf_counter() - began) / 3
+    return (time.perf_counter() - began) / calls

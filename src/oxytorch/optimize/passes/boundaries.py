@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from ...graph.boundary import Boundary, BoundaryForward
 from ...graph.record import name_of
 from ..context import Context
-from . import cast, whole
+from . import cast, precision, whole
 from .kernels import NormForward
 
 VECTOR = 1
@@ -33,6 +33,7 @@ frequencies or statistics."""
 def prepare(context: Context) -> None:
     """Decide which modules are converted, and what all are given."""
     whole.choose(context)
+    precision.choose(context)
     _leave_shared(context)
     context.boundaries = _boundaries(context)
     if context.sample is None or not _converted(context):
@@ -78,7 +79,7 @@ def _converted(context: Context) -> list[nn.Module]:
 def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
     converted = {*_converted(context)}
     if not converted:
-        return {}
+        return _unconverted(context)
     found: dict[nn.Module, Boundary] = {}
     for module in (*context.open_modules(), *context.patched, *context.closed_roots):
         boundary = _boundary(context, module, module in converted)
@@ -88,6 +89,18 @@ def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
         explains = min((context.dtype_of[m] for m in converted), key=lambda d: d.itemsize)
         found[context.model] = replace(found.get(context.model, Boundary()), explains=explains)
     return found
+
+
+def _unconverted(context: Context) -> dict[nn.Module, Boundary]:
+    """The boundary of a model no layer of which is converted, though a dtype is asked for all."""
+    model = context.model
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if len(dtypes) != 1 or isinstance(model, torch.jit.ScriptModule):
+        return {}
+    (own,) = dtypes
+    if context.dtype in (None, own):
+        return {}
+    return {model: Boundary(own, gives_back=True, least_dims=VECTOR + 1)}
 
 
 def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary | None:

@@ -8,16 +8,19 @@ their float32 parameters: they cost nothing and their kernels take both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import ParametrizationList
 
+from ...core.modes import must_run_plain
 from ...graph.forward import Forward
-from ...graph.recognize import Recognizer
+from ...graph.recognize import Recognizer, convolution_of_module
 from ..context import Context
 
 CAST_TYPES = (
@@ -202,10 +205,10 @@ def convert(context: Context, modules: list[nn.Module], packs: bool = True) -> N
                     continue
                 context.did("cast", owner, f"{type(owner).__name__} to {short_name(dtype)}")
                 if takes_input(context, owner) and "forward" not in owner.__dict__:
-                    context.set_forward(owner, CastInput(owner))
+                    context.set_forward(owner, cast_input(owner))
         context.did("cast", module, f"{type(module).__name__} to {short_name(dtype)}")
         if module not in context.closed and takes_input(context, module):
-            context.set_forward(module, CastInput(module))
+            context.set_forward(module, cast_input(module))
 
 
 def takes_input(context: Context, module: nn.Module) -> bool:
@@ -300,3 +303,36 @@ class CastInput(Forward):
             ):
                 return type(self.module).forward(self.module, args[0])
         return self.own(*args, **kwargs)
+
+
+class CastPoint(CastInput):
+    """That of a convolution with one element in its kernel, which on a single position is a linear
+    layer: oneDNN has no fast convolution for it in narrow dtypes, and torch no other one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self._at_one_position(args[0]) if len(args) == 1 and not kwargs else None
+        return super().__call__(*args, **kwargs) if found is None else found
+
+    def _at_one_position(self, x: Any) -> Tensor | None:
+        if type(x) is not Tensor or x.shape[2:].numel() != 1:
+            return None
+        weight, bias = self.module._parameters.get("weight"), self._bias()
+        if type(weight) is not nn.Parameter or weight.dtype is not x.dtype or bias is False:
+            return None
+        if x.dim() != weight.dim() or not _is_point(self.module) or must_run_plain(x, weight, bias):
+            return None
+        found = functional.linear(x.flatten(1), weight.flatten(1), bias)
+        return found.reshape(*found.shape, *x.shape[2:])
+
+
+def _is_point(module: nn.Module) -> bool:
+    """Whether a convolution's output at a position is that of its input there, times a matrix."""
+    geometry = convolution_of_module(module)
+    if geometry is None or geometry.groups > 1 or any(geometry.padding):
+        return False
+    return math.prod(module.kernel_size) == 1  # type: ignore[arg-type]
+
+
+def cast_input(module: nn.Module) -> CastInput:
+    """The forward of a converted layer."""
+    return CastPoint(module) if _is_point(module) else CastInput(module)

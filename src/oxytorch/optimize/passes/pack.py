@@ -21,11 +21,12 @@ from ...core.sources import Sources
 from ...graph.formats import ModelForward, has_other_order, is_last, kept
 from ...graph.forward import Forward, with_parameters
 from ...graph.patterns import is_packable_convolution
-from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
+from ...graph.recognize import convolution_of_module
+from ...ops.convolution import PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, linear, supports
 from ..context import Context
 from ..measure import Calls, about, fewer_rows, first_win, input_of, may_stay_beside, rows_of
-from .cast import CastInput, short_name
+from .cast import cast_input, short_name
 
 SMALLEST_LINEAR = 32 << 10
 """Elements of a float32 linear weight below which a call of oneDNN costs more than it saves. With 0
@@ -109,8 +110,8 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     weight, bias = module._parameters["weight"], module._parameters.get("bias")
     assert weight is not None
     dtype, before = context.target_dtype(module, weight), weight.dtype
-    packed = _packed_weight(context, module, weight.detach(), dtype)
-    kind = ConvolutionForward if is_packable_convolution(module) else LinearForward
+    packed = packed_weight(context, module, weight.detach(), dtype)
+    kind = forward_kind(module)
     if not _pays(context, module, weight.detach().to(dtype), packed, kind):
         return "torch's own is as fast here"
     if beside:
@@ -149,14 +150,14 @@ def _pays(
     beside it.
     """
     size = context.observed.input_sizes.get(module)
-    stock, ours = _stand_in(module, weight), _stand_in(module, packed)
+    stock, ours = stand_in(module, weight), stand_in(module, packed)
     own, forward = type(module).forward, kind(ours)
     channels, kernel = tuple(map(about, weight.shape[:2])), tuple(weight.shape[2:])
     key: tuple[Any, ...] = (type(module), type(packed), channels, kernel, weight.dtype)
     if isinstance(packed, PackedConvolutionWeight):
         assert size is not None
         x = torch.rand(size).to(weight.dtype)
-        both: Calls = (lambda: own(stock, x), _in_last_order(x, forward))
+        both: Calls = (lambda: own(stock, x), amid_packed(x, forward))
         geometry = replace(packed.geometry, groups=about(packed.geometry.groups)[0])
         return first_win((*key, geometry, tuple(map(about, size))), [both]) is not None
     assert isinstance(packed, PackedLinearWeight)
@@ -199,7 +200,7 @@ def _leave_fewer_rows(
         packed.leave_few_rows(rows if first is None else fewer[first], weight)
 
 
-def _stand_in(module: nn.Module, weight: torch.Tensor) -> nn.Module:
+def stand_in(module: nn.Module, weight: torch.Tensor) -> nn.Module:
     """A module like a layer, with other values of its weight's dtype, to be timed."""
     bias = module._parameters.get("bias")
     parameters: dict[str, Any] = {**module._parameters, "weight": weight}
@@ -208,11 +209,13 @@ def _stand_in(module: nn.Module, weight: torch.Tensor) -> nn.Module:
     return with_parameters(module, parameters)  # type: ignore[no-any-return]
 
 
-def _in_last_order(
+def amid_packed(
     x: torch.Tensor, forward: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[[], torch.Tensor]:
-    """A packed convolution of x as most calls find it: in two dimensions and more from one in
-    channels-last order to the next, in one dimension with torch's order before and after."""
+    """A packed layer's call on x as most find it: of convolutions in two dimensions and more from
+    one in channels-last order to the next, in one dimension with torch's order before and after."""
+    if not isinstance(forward, ConvolutionForward):
+        return lambda: forward(x)
     order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if order is None:
         return lambda: forward(x).contiguous()
@@ -229,19 +232,20 @@ def cast_plain(context: Context, module: nn.Module) -> None:
         if parameter is not None and parameter.is_floating_point() and parameter.dtype != dtype:
             converted = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
             context.set_parameter(module, name, converted)
-    context.set_forward(module, CastInput(module))
+    context.set_forward(module, cast_input(module))
     context.did(
         "cast", module, f"{type(module).__name__} to {short_name(context.dtype_of[module])}"
     )
 
 
-def _packed_weight(
+def packed_weight(
     context: Context, module: nn.Module, weight: torch.Tensor, dtype: torch.dtype
 ) -> PackedTensor:
     form = context.recognizer.linear(module)
     if form is not None:
         return PackedLinearWeight(weight, dtype=dtype, transposed=form.transposed)
-    geometry = Geometry(module.stride, module.padding, module.dilation, module.groups)  # type: ignore[arg-type]
+    geometry = convolution_of_module(module)
+    assert geometry is not None
     size = context.observed.input_sizes.get(module)
     return PackedConvolutionWeight(weight, geometry, dtype=dtype, input_size=size)
 
@@ -344,6 +348,11 @@ class ConvolutionForward(_PackedForward):
 
     def _computed(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
         return kept(convolution(x, weight, bias), x)
+
+
+def forward_kind(module: nn.Module) -> type[_PackedForward]:
+    """The forward of a layer whose weight is packed."""
+    return ConvolutionForward if is_packable_convolution(module) else LinearForward
 
 
 def can_pack_beside(context: Context, module: nn.Module) -> bool:

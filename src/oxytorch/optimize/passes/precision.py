@@ -1,0 +1,172 @@
+"""Which linear layers and convolutions get the dtype asked for: those that are no slower in it.
+
+Processors differ: one without products of bfloat16 takes several times as long as in float32, one
+with AMX has no fast bfloat16 convolution of three channels or of a single position. So a layer of
+each size is timed in both dtypes, on what the sample shows or on a usual input. A layer that keeps
+its dtype amid converted ones converts its input and its output, which counts. Where the whole model
+as it is would be as fast as that, nothing is converted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.packed import why_not_plain
+from ...graph.boundary import Boundary, BoundaryForward
+from ...graph.patterns import is_packable_convolution
+from .. import measure
+from ..context import Context
+from ..measure import about
+from . import cast, pack
+
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
+USUAL_SIDES = {1: (1024, 512, 256, 128, 64), 2: (56, 28, 14, 7), 3: (16, 8, 4)}
+"""Sides of the inputs of convolutions that are timed where no sample tells, by dimensions: the
+largest with at most so many elements and products."""
+MOST_ELEMENTS, MOST_PRODUCTS = 1 << 19, 1 << 27
+FIRST_CHANNELS, FIRST_SIDE = 4, {1: 16_000, 2: 224, 3: 32}
+"""Channels up to which a convolution is taken for a network's first, and the side of its input."""
+USUAL_ROWS = 64
+"""Rows of the input of a linear layer."""
+
+CLEAR = 1.3
+"""How many times as long a layer has to take converted that keeps its dtype amid others."""
+LEAST_GAIN = 1.1
+"""How many times as fast the layers have to be together where some of them keep their dtype."""
+
+Times = tuple[float, ...]
+"""Seconds in the own dtype, in it amid converted layers, and in the dtype asked for."""
+
+
+def choose(context: Context) -> None:
+    """Have the layers converted that are as fast so, and the other ones not."""
+    if not measure.TIMED:
+        return
+    times = {layer: _times(context, layer) for layer in candidates(context)}
+    slower = {m for m, (_, amid, converted) in times.items() if converted > amid * CLEAR}
+    mixed = sum(amid if m in slower else converted for m, (_, amid, converted) in times.items())
+    if sum(own for own, _, _ in times.values()) <= mixed * (LEAST_GAIN if slower else 1.0):
+        slower = {*times}
+    leave(context, slower)
+    if len(slower) == len(times) > 0:
+        _leave_the_rest(context)
+
+
+def candidates(context: Context) -> list[nn.Module]:
+    """The linear layers and convolutions to be converted that no key names: a layer that one names
+    is converted whatever that costs."""
+    return [
+        module
+        for module in filter(context.converts, context.open_modules())
+        if _is_timed(context, module) and not _is_named(context, module)
+    ]
+
+
+def leave(context: Context, slower: set[nn.Module]) -> None:
+    """Leave layers in their dtype that are slower in the other one."""
+    for module in slower:
+        own = cast.short_name(_own(module))
+        context.left("cast", module, f"{type(module).__name__}: {own} is faster here")
+    context.leave_dtype(slower)
+
+
+def _leave_the_rest(context: Context) -> None:
+    """Leave what would be converted for the sake of the layers around it."""
+    rest = {
+        module
+        for module in filter(context.converts, context.open_modules())
+        if not isinstance(module, nn.RNNBase | nn.RNNCellBase) and not _is_named(context, module)
+    }
+    for module in rest:
+        kind = type(module).__name__
+        context.left("cast", module, f"{kind}: no layer around it is converted")
+    context.leave_dtype(rest)
+
+
+def _is_named(context: Context, module: nn.Module) -> bool:
+    return cast.asked(context.paths[module], module, context.rules) is not None
+
+
+def _is_timed(context: Context, module: nn.Module) -> bool:
+    """Whether a module is a layer whose time its weight and its input decide."""
+    is_convolution = is_packable_convolution(module) or type(module) in CONVOLUTIONS
+    if not (is_convolution or context.recognizer.linear(module) is not None):
+        return False
+    return why_not_plain(module._parameters.get("weight")) is None
+
+
+def _own(module: nn.Module) -> torch.dtype:
+    return module._parameters["weight"].dtype  # type: ignore[union-attr]
+
+
+def _times(context: Context, module: nn.Module) -> Times:
+    """The times of a layer of about this size."""
+    weight: Any = module._parameters["weight"]
+    weight = weight.detach()
+    dtype, own = context.dtype_of[module], weight.dtype
+    size = context.observed.input_sizes.get(module)
+    is_packed = "pack" in context.passes and pack.refusal(context, module) is None
+    form = context.recognizer.linear(module)
+    kept: tuple[Any, ...] = ()
+    if form is not None:
+        rows = math.prod(size[:-1]) if size else USUAL_ROWS
+        rows = max(1, min(rows, MOST_PRODUCTS // weight.numel()))
+        x = measure.input_of(rows, weight.shape[0 if form.transposed else 1], size)
+    else:
+        known = size is not None and len(size) == weight.dim() and 0 not in size
+        x = torch.rand(size if known else _usual_size(module, weight))  # type: ignore[arg-type]
+        names = ("stride", "padding", "dilation", "output_padding")
+        kept = tuple(getattr(module, name, None) for name in names)
+        kept += (*map(about, (module.groups, *x.shape)), *weight.shape[2:])
+    kept += (*map(about, (*weight.shape[:2], x.numel())), own, dtype, is_packed)
+    key = (type(module), *kept)
+    return measure.seconds_of(key, lambda: _ways(context, module, weight, x, is_packed))
+
+
+def _ways(
+    context: Context, module: nn.Module, weight: Tensor, x: Tensor, is_packed: bool
+) -> tuple[Callable[[], Any], ...]:
+    """Calls of a layer in its own dtype, in it amid converted layers, and in the one asked for."""
+    dtype = context.dtype_of[module]
+    stock, x, given = pack.stand_in(module, weight), x.to(weight.dtype), x.to(dtype)
+    amid = BoundaryForward(stock, Boundary(weight.dtype, gives_back=True))
+    if is_packed:
+        packed = pack.packed_weight(context, module, weight, dtype)
+        converted = pack.amid_packed(
+            given, pack.forward_kind(module)(pack.stand_in(module, packed))
+        )
+    else:
+        converted = partial(cast.cast_input(pack.stand_in(module, weight.to(dtype))), given)
+    return partial(type(module).forward, stock, x), partial(amid, given), converted
+
+
+def _usual_size(module: Any, weight: Tensor) -> tuple[int, ...]:
+    """The size of an input that a convolution may have."""
+    dims = weight.dim() - 2
+    channels, extent = (
+        module.in_channels,
+        max(
+            step * (length - 1) + 1
+            for step, length in zip(module.dilation, module.kernel_size, strict=True)
+        ),
+    )
+    if channels <= FIRST_CHANNELS:
+        side = FIRST_SIDE[dims]
+    else:
+        positions = [s**dims for s in USUAL_SIDES[dims]]
+        stride = 1 if isinstance(module, TRANSPOSED) else math.prod(module.stride)
+        fits = (
+            side
+            for side, count in zip(USUAL_SIDES[dims], positions, strict=True)
+            if channels * count <= MOST_ELEMENTS
+            and weight.numel() * count // stride <= MOST_PRODUCTS
+        )
+        side = next(fits, USUAL_SIDES[dims][-1])
+    return (1, channels, *[max(side, extent)] * dims)

@@ -1,0 +1,225 @@
+"""Which linear layers and convolutions get the dtype asked for, and what others do amid them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import oxytorch
+from oxytorch.core.packed import PackedTensor
+from oxytorch.graph.recognize import convolution_of_module
+from oxytorch.ops.convolution import Geometry
+from oxytorch.optimize import measure, tune
+from oxytorch.optimize.passes import cast, precision
+
+BF16 = torch.bfloat16
+
+
+def _times(monkeypatch: pytest.MonkeyPatch, times: Callable[[nn.Module], Any]) -> None:
+    """Have layers take so many seconds: as they are, so amid converted ones, and converted."""
+    monkeypatch.setattr(measure, "TIMED", True)
+    monkeypatch.setattr(measure, "_ratio", lambda plain, ours: 0.5)
+    monkeypatch.setattr(tune, "loses", lambda *_: False)
+    monkeypatch.setattr(precision, "_times", lambda context, module: times(module))
+
+
+class Residual(nn.Module):
+    """Convolutions with all that may be fused with them, then linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.same = nn.Conv2d(16, 16, 3, padding="same", groups=4)
+        self.norm_same = nn.BatchNorm2d(16)
+        self.squeeze = nn.Conv2d(16, 4, 1)
+        self.expand = nn.Conv2d(4, 16, 1)
+        self.first = nn.Linear(16, 32)
+        self.second = nn.Linear(32, 16)
+        self.layer_norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        x = F.relu(self.norm_same(self.same(x)) + x)
+        gate = torch.sigmoid(self.expand(F.silu(self.squeeze(x.mean((2, 3), keepdim=True)))))
+        x = (x * gate).flatten(2).transpose(1, 2)
+        return self.layer_norm(x + self.second(F.gelu(self.first(x))))
+
+
+LAYERS = ("stem", "same", "squeeze", "expand", "first", "second")
+
+
+def _residual() -> Residual:
+    torch.manual_seed(0)
+    model = Residual().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean)  # type: ignore[arg-type]
+            nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
+    return model
+
+
+@pytest.mark.parametrize("with_sample", [False, True])
+@pytest.mark.parametrize("kept", [*((name,) for name in LAYERS), LAYERS[::2], LAYERS[1::2]])
+def test_layers_that_are_slower_keep_their_dtype(
+    monkeypatch: pytest.MonkeyPatch, kept: tuple[str, ...], with_sample: bool
+) -> None:
+    stock, x = _residual(), torch.randn(2, 3, 8, 8)
+    shapes = {tuple(getattr(stock, name).weight.shape) for name in kept}
+
+    def times(module: nn.Module) -> tuple[float, float, float]:
+        return (9.0, 3.0, 4.0) if tuple(module.weight.shape) in shapes else (9.0, 3.0, 1.0)  # type: ignore[arg-type]
+
+    _times(monkeypatch, times)
+    given = {"sample_input": x} if with_sample else {}
+    model = oxytorch.optimize(stock, dtype=BF16, **given)  # type: ignore[call-overload]
+    expected = stock(x)
+    for name in LAYERS:
+        weight = getattr(model, name).weight
+        assert weight.dtype == (torch.float32 if name in kept else BF16), name
+    for given_x in (x, x.to(BF16)):
+        with torch.no_grad():
+            found = model(given_x)
+        assert found.dtype == BF16
+        assert (found - expected).abs().max() < 0.03 * expected.abs().max()
+    left = {e.module for e in oxytorch.explain(model).left if e.pass_name == "cast"}
+    assert {*kept} <= left
+    oxytorch.undo(model)
+    assert not any(isinstance(p, PackedTensor) for p in model.parameters())
+
+
+def test_nothing_is_converted_where_all_is_as_fast_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _times(monkeypatch, lambda module: (1.0, 1.1, 1.05))
+    stock, x = _residual(), torch.randn(2, 3, 8, 8)
+    for given in ({}, {"sample_input": x}):
+        model = oxytorch.optimize(stock, dtype=BF16, **given)  # type: ignore[call-overload]
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)
+            assert model(x.to(BF16)).dtype == BF16
+
+
+def test_a_layer_that_a_key_names_is_converted_whatever_it_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _times(monkeypatch, lambda module: (1.0, 1.1, 50.0))
+    model = oxytorch.optimize(_residual(), dtype={"": BF16, "first": BF16})
+    assert model.first.weight.dtype == BF16
+    assert model.second.weight.dtype == torch.float32
+
+
+def test_layers_are_timed() -> None:
+    """The times themselves: of a slow layer they are longer, and known the second time."""
+    calls = []
+
+    def slow() -> None:
+        calls.append(None)
+        torch.randn(400, 400) @ torch.randn(400, 400)
+
+    first = measure.seconds_of("slow and fast", lambda: (slow, lambda: None))
+    assert first[0] > first[1] > 0
+    count = len(calls)
+    assert measure.seconds_of("slow and fast", lambda: (slow, lambda: None)) == first
+    assert len(calls) == count
+
+
+class _Own(nn.Conv2d):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 3, groups=channels, padding="valid", dilation=2)
+
+
+class _Other(nn.Conv2d):
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Any) -> Tensor:
+        return super()._conv_forward(x, weight * 2, bias)
+
+
+class _OtherCall(nn.Conv1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+class _OtherWeight(nn.Conv2d):
+    def reset_parameters(self) -> None:
+        for parameter in self._parameters.values():
+            nn.init.uniform_(parameter)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return found * 2 if name == "weight" else found
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (nn.Conv2d(4, 4, 3, padding="same"), ((1, 1), (1, 1), (1, 1), 1)),
+        (nn.Conv2d(4, 4, (5, 1), padding="same", dilation=(3, 1)), ((1, 1), (6, 0), (3, 1), 1)),
+        (nn.Conv1d(4, 4, 4, padding="valid", stride=2), ((2,), (0,), (1,), 1)),
+        (nn.Conv1d(4, 4, 4, padding="same"), None),
+        (nn.Conv3d(4, 4, 2, padding="same", dilation=2), ((1,) * 3, (1,) * 3, (2,) * 3, 1)),
+        (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), None),
+        (_Own(4), ((1, 1), (0, 0), (2, 2), 4)),
+        (_Other(4, 4, 3), None),
+        (_OtherCall(4, 4, 3), None),
+        (_OtherWeight(4, 4, 3), None),
+        (nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), None),
+        (nn.ConvTranspose2d(4, 4, 3), None),
+    ],
+)
+@pytest.mark.parametrize("dtype", [None, BF16])
+def test_convolutions_of_any_spelling_are_packed(
+    layer: nn.Module, expected: tuple[Any, ...] | None, dtype: torch.dtype | None
+) -> None:
+    layer = layer.eval()
+    found = convolution_of_module(layer)
+    assert found == (None if expected is None else Geometry(*expected))
+    stock = nn.Sequential(copy.deepcopy(layer), nn.ReLU()).eval()
+    x = torch.randn(2, 4, *[12] * (layer.weight.dim() - 2))  # type: ignore[operator,union-attr,arg-type]
+    model = oxytorch.optimize(stock, dtype=dtype, sample_input=x)
+    is_packed = any(e.pass_name == "pack" for e in oxytorch.explain(model).done)
+    assert is_packed == (expected is not None)
+    tolerance = 1e-5 if dtype is None else 3e-2
+    for each in (x, x[:1], F.pad(x, (3, 0))):
+        with torch.no_grad():
+            torch.testing.assert_close(
+                model(each).float(), stock(each), rtol=tolerance, atol=tolerance
+            )
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_single_position_is_computed_as_by_the_convolution(
+    dims: int, bias: bool, stride: int, dtype: torch.dtype
+) -> None:
+    kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[dims]
+    layer = kind(24, 10, 1, bias=bias, stride=stride).eval().to(dtype)
+    forward = cast.cast_input(layer)
+    assert type(forward) is cast.CastPoint
+    for sides in ((1,) * dims, (3,) * dims, (1,) * (dims - 1) + (2,)):
+        for batch in (1, 4, 0):
+            x = torch.randn(batch, 24, *sides)
+            for given in (x, x.to(dtype)):
+                with torch.no_grad():
+                    found, expected = forward(given), layer(given.to(dtype))
+                assert found.dtype == dtype and found.shape == expected.shape
+                torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+                assert found.is_contiguous() == expected.is_contiguous()
+    x = torch.randn(24, *[1] * dims)  # without a batch
+    with torch.no_grad():
+        torch.testing.assert_close(forward(x), layer(x.to(dtype)), rtol=2e-2, atol=2e-2)
+    x = torch.randn(2, 24, *[1] * dims, dtype=dtype, requires_grad=True)
+    forward(x).sum().backward()
+    assert x.grad is not None and layer.weight.grad is not None
+    with pytest.raises(RuntimeError, match="channels"):
+        forward(torch.randn(2, 23, *[1] * dims))
+    padded = kind(24, 10, 1, padding=1).eval()
+    assert type(cast.cast_input(padded)) is cast.CastInput
