@@ -15,6 +15,7 @@ ASKS = frozenset(
     size stride dim ndimension numel nelement element_size is_contiguous data_ptr dim_order
     storage_offset _typed_storage is_floating_point is_complex is_signed
     is_shared is_pinned is_inference is_set_to is_same_size get_device __len__ __hash__ __repr__
+    is_conj is_neg is_coalesced is_distributed _is_view _is_zerotensor
     requires_grad_ detach_ retain_grad register_hook register_post_accumulate_grad_hook backward
     grad
     """.split()  # noqa: SIM905

@@ -29,7 +29,7 @@ MOST_WORK = 1 << 30
 ROUNDS = 11
 """Turns of both, whose median decides: threads that are made anew cost time in most turns, not in
 all."""
-FEW_ROUNDS = 5
+FEW_ROUNDS = 7
 """Turns whose medians are compared where differences are large."""
 FEWEST_ROUNDS, CLEAR_GAIN, CLEAR_LOSS = 3, 0.8, 1.25
 """Turns after which times are believed that say the same each time, by so much."""

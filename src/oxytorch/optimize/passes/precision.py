@@ -2,15 +2,14 @@
 
 Processors differ: one without products of bfloat16 takes several times as long as in float32, one
 with AMX has no fast bfloat16 convolution of three channels or of a single position. So a layer of
-each size is timed in both dtypes, on what the sample shows or on a usual input. A layer that keeps
-its dtype amid converted ones converts its input and its output, which counts. Where the whole model
-as it is would be as fast as that, nothing is converted.
+each size is timed in both dtypes, on what the sample shows or on a usual input. Where one layer is
+converted and the next one is not, the values between them are, which counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,13 +32,13 @@ largest with at most so many elements and products."""
 MOST_ELEMENTS, MOST_PRODUCTS = 1 << 19, 1 << 27
 FIRST_CHANNELS, FIRST_SIDE = 4, {1: 16_000, 2: 224, 3: 32}
 """Channels up to which a convolution is taken for a network's first, and the side of its input."""
-USUAL_ROWS = 64
-"""Rows of the input of a linear layer."""
+USUAL_ROWS, MOST_ROWS, FEW_PRODUCTS = 128, 1024, 1 << 22
+"""Rows of the input of a linear layer, and more of a small one, up to so many products: such layers
+have many, as the first ones of vision models."""
 
-CLEAR = 1.3
-"""How many times as long a layer has to take converted that keeps its dtype amid others."""
-LEAST_GAIN = 1.1
-"""How many times as fast the layers have to be together where some of them keep their dtype."""
+GAIN, UNKNOWN_GAIN = 1.05, 1.25
+"""How many times as fast layers have to be in their own dtype to keep it: where a sample tells the
+sizes of their inputs, and where these may be others."""
 
 Times = tuple[float, ...]
 """Seconds in the own dtype, in it amid converted layers, and in the dtype asked for."""
@@ -49,14 +48,33 @@ def choose(context: Context) -> None:
     """Have the layers converted that are as fast so, and the other ones not."""
     if not measure.TIMED:
         return
-    times = {layer: _times(context, layer) for layer in candidates(context)}
-    slower = {m for m, (_, amid, converted) in times.items() if converted > amid * CLEAR}
-    mixed = sum(amid if m in slower else converted for m, (_, amid, converted) in times.items())
-    if sum(own for own, _, _ in times.values()) <= mixed * (LEAST_GAIN if slower else 1.0):
-        slower = {*times}
-    leave(context, slower)
-    if len(slower) == len(times) > 0:
+    layers = candidates(context)
+    gain = UNKNOWN_GAIN if context.sample is None else GAIN
+    is_kept = fastest([_times(context, layer) for layer in layers], gain)
+    leave(context, {layer for layer, kept in zip(layers, is_kept, strict=True) if kept})
+    if layers and all(is_kept):
         _leave_the_rest(context)
+
+
+def fastest(times: Sequence[Times], gain: float = GAIN) -> list[bool]:
+    """Which layers of a chain keep their dtype, so that all together take the least time.
+
+    gain: how many times as fast they have to be in it.
+    Layers are taken to follow each other in the order in which the model names them. A change of
+    dtype before or after a layer costs half of what it takes longer amid converted ones.
+    """
+    # The least time up to a layer that is converted or kept, and which ones before it are kept.
+    converted: tuple[float, list[bool]] = (0.0, [])
+    kept: tuple[float, list[bool]] = (0.0, [])
+    change = 0.0
+    for own, amid, other in times:
+        before, change = change, max(amid - own, 0.0) / 2
+        between = max(before, change)
+        to_converted = min(converted, (kept[0] + between, kept[1]))
+        to_kept = min(kept, (converted[0] + between, converted[1]))
+        converted = to_converted[0] + other, [*to_converted[1], False]
+        kept = to_kept[0] + own * gain, [*to_kept[1], True]
+    return min(converted, kept)[1]
 
 
 def candidates(context: Context) -> list[nn.Module]:
@@ -116,7 +134,8 @@ def _times(context: Context, module: nn.Module) -> Times:
     form = context.recognizer.linear(module)
     kept: tuple[Any, ...] = ()
     if form is not None:
-        rows = math.prod(size[:-1]) if size else USUAL_ROWS
+        usual = max(USUAL_ROWS, min(MOST_ROWS, FEW_PRODUCTS // weight.numel()))
+        rows = math.prod(size[:-1]) if size else usual
         rows = max(1, min(rows, MOST_PRODUCTS // weight.numel()))
         x = measure.input_of(rows, weight.shape[0 if form.transposed else 1], size)
     else:
