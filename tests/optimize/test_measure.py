@@ -135,7 +135,7 @@ def test_a_model_that_is_slower_as_a_whole_is_left_as_it_was(
 
 def test_a_dtype_that_was_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_ratio", lambda plain, ours: 0.5)
-    monkeypatch.setattr(measure, "_medians", lambda calls: (2.0, 3.0, 1.0))
+    monkeypatch.setattr(measure, "_quartiles", lambda calls: (2.0, 3.0, 1.0))
     monkeypatch.setattr(tune, "_paired", lambda *_: (1.5, 1.0, 1.0))
     stock = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).eval()
     x = torch.randn(8, 64)

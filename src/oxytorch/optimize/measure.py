@@ -30,7 +30,7 @@ ROUNDS = 11
 """Turns of both, whose median decides: threads that are made anew cost time in most turns, not in
 all."""
 FEW_ROUNDS = 7
-"""Turns whose medians are compared where differences are large."""
+"""Turns whose lower quartiles are compared where differences are large."""
 FEWEST_ROUNDS, CLEAR_GAIN, CLEAR_LOSS = 3, 0.8, 1.25
 """Turns after which times are believed that say the same each time, by so much."""
 GAIN = 0.95
@@ -107,18 +107,18 @@ def may_stay_beside(key: Hashable, both: Calls) -> bool:
 
 
 def seconds_of(key: Hashable, make: Callable[[], Sequence[Callable[[], Any]]]) -> tuple[float, ...]:
-    """The medians of the times of several calls, which `make` gives.
+    """The usual times of several calls, which `make` gives: what others do on the machine aside.
 
     key: what they depend on, besides threads.
     """
     key = ("seconds", key, torch.get_num_threads())
     with _lock, torch.inference_mode():
         if key not in _seconds_known:
-            _seconds_known[key] = _medians(make())
+            _seconds_known[key] = _quartiles(make())
         return _seconds_known[key]
 
 
-def _medians(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
+def _quartiles(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
     between = torch.zeros(torch.get_num_threads() << 16)
     turns: list[list[float]] = []
     began = time.perf_counter()
@@ -128,7 +128,7 @@ def _medians(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
             turns.append([max(each - nothing, 1e-7) for each in taken])
         if turn and time.perf_counter() - began > LONGEST:
             break
-    return tuple(map(statistics.median, zip(*turns, strict=True)))
+    return tuple(sorted(each)[len(each) // 4] for each in zip(*turns, strict=True))
 
 
 def _ratio_of(key: Hashable, both: Calls) -> float:

@@ -52,12 +52,17 @@ class PackedLstmWeight(ReorderedTensor):
         return packed
 
     def why_not_packed(self) -> str | None:
-        return supports(self.dtype)
+        return why_not_packed(self.dtype)
 
     def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
         plain = packed.to_dense()  # [1, 1, input, gates, hidden]
         result: torch.Tensor = plain.squeeze(1).squeeze(0).permute(1, 2, 0).reshape(self.shape)
         return result.contiguous()
+
+
+def why_not_packed(dtype: torch.dtype) -> str | None:
+    """Return None where torch packs LSTM weights of this dtype on this CPU, else the reason."""
+    return "LSTM: torch packs no float16" if dtype == torch.float16 else supports(dtype)
 
 
 def lstm(

@@ -12,8 +12,7 @@ from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor
 from ...graph.forward import Forward, with_parameters
 from ...graph.recognize import holds_its_parameters
-from ...ops.linear import supports
-from ...ops.lstm import PackedLstmWeight, lstm
+from ...ops.lstm import PackedLstmWeight, lstm, why_not_packed
 from ..context import Context
 from ..measure import Calls, first_win
 from .pack import _keep_plain_state, cast_plain
@@ -40,7 +39,7 @@ def refusal(context: Context, module: nn.LSTM) -> str | None:
     weight = module._parameters["weight_ih_l0"]
     assert weight is not None
     dtype = context.target_dtype(module, weight)
-    return "LSTM: torch packs no float16" if dtype == torch.float16 else supports(dtype)
+    return why_not_packed(dtype)
 
 
 def run(context: Context) -> None:

@@ -2,8 +2,9 @@
 
 Processors differ: one without products of bfloat16 takes several times as long as in float32, one
 with AMX has no fast bfloat16 convolution of three channels or of a single position. So a layer of
-each size is timed in both dtypes, on what the sample shows or on a usual input. Where one layer is
-converted and the next one is not, the values between them are, which counts.
+each size is timed in both dtypes, on what the sample shows or on a usual input. A layer that keeps
+its dtype amid converted ones converts its input and its output, so only what is much slower does.
+Where nothing is gained by all that, no layer is converted.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ USUAL_ROWS, MOST_ROWS, FEW_PRODUCTS = 128, 1024, 1 << 22
 """Rows of the input of a linear layer, and more of a small one, up to so many products: such layers
 have many, as the first ones of vision models."""
 
-GAIN, UNKNOWN_GAIN = 1.05, 1.25
-"""How many times as fast layers have to be in their own dtype to keep it: where a sample tells the
-sizes of their inputs, and where these may be others."""
+CLEAR = 2.0
+"""How many times as long as a layer that keeps its dtype amid others a converted one has to take:
+changes of dtype cost more amid a model than here, and inputs may be of other sizes."""
+GAIN = 1.15
+"""How many times as fast the layers have to be together in their own dtype for all to keep it."""
 
 Times = tuple[float, ...]
 """Seconds in the own dtype, in it amid converted layers, and in the dtype asked for."""
@@ -49,32 +52,17 @@ def choose(context: Context) -> None:
     if not measure.TIMED:
         return
     layers = candidates(context)
-    gain = UNKNOWN_GAIN if context.sample is None else GAIN
-    is_kept = fastest([_times(context, layer) for layer in layers], gain)
-    leave(context, {layer for layer, kept in zip(layers, is_kept, strict=True) if kept})
-    if layers and all(is_kept):
+    kept = slower([_times(context, layer) for layer in layers])
+    leave(context, {layers[number] for number in kept})
+    if len(kept) == len(layers) > 0:
         _leave_the_rest(context)
 
 
-def fastest(times: Sequence[Times], gain: float = GAIN) -> list[bool]:
-    """Which layers of a chain keep their dtype, so that all together take the least time.
-
-    gain: how many times as fast they have to be in it.
-    Layers are taken to follow each other in the order in which the model names them. A change of
-    dtype before or after a layer costs half of what it takes longer amid converted ones.
-    """
-    # The least time up to a layer that is converted or kept, and which ones before it are kept.
-    converted: tuple[float, list[bool]] = (0.0, [])
-    kept: tuple[float, list[bool]] = (0.0, [])
-    change = 0.0
-    for own, amid, other in times:
-        before, change = change, max(amid - own, 0.0) / 2
-        between = max(before, change)
-        to_converted = min(converted, (kept[0] + between, kept[1]))
-        to_kept = min(kept, (converted[0] + between, converted[1]))
-        converted = to_converted[0] + other, [*to_converted[1], False]
-        kept = to_kept[0] + own * gain, [*to_kept[1], True]
-    return min(converted, kept)[1]
+def slower(times: Sequence[Times]) -> set[int]:
+    """The numbers of the layers that are too slow in the dtype asked for."""
+    kept = {n for n, (_, amid, converted) in enumerate(times) if converted > amid * CLEAR}
+    mixed = sum(amid if n in kept else other for n, (_, amid, other) in enumerate(times))
+    return {*range(len(times))} if sum(own for own, *_ in times) * GAIN <= mixed else kept
 
 
 def candidates(context: Context) -> list[nn.Module]:
@@ -87,12 +75,12 @@ def candidates(context: Context) -> list[nn.Module]:
     ]
 
 
-def leave(context: Context, slower: set[nn.Module]) -> None:
+def leave(context: Context, kept: set[nn.Module]) -> None:
     """Leave layers in their dtype that are slower in the other one."""
-    for module in slower:
+    for module in kept:
         own = cast.short_name(_own(module))
         context.left("cast", module, f"{type(module).__name__}: {own} is faster here")
-    context.leave_dtype(slower)
+    context.leave_dtype(kept)
 
 
 def _leave_the_rest(context: Context) -> None:
