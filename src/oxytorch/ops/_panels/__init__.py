@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
 from torch import Tensor
 
 from .._binding import entry
 from .experts import Experts, moe
-from .product import codes_product, dense_product, is_gated, nf4_product
+from .product import is_gated, linear_product
 from .weight import PanelWeight
 
 __all__ = ["Experts", "PanelWeight", "linear", "moe"]
@@ -33,37 +31,20 @@ def linear(
     if weight.is_gated is not is_gated(epilogue):
         wanted = "that ends in '_mul' for a gated weight" if weight.is_gated else "without '_mul'"
         raise ValueError(f"linear: expected an epilogue {wanted}, got {epilogue!r}")
-    result: Tensor
-    if weight.format == "bf16":
-        result = _bf16(x, weight.packed, weight.outputs, bias, other, epilogue)
-    elif weight.format == "nf4":
-        result = _nf4(
-            x,
-            weight.packed,
-            weight.channel_scales,
-            weight.group_scales,
-            weight.outputs,
-            bias,
-            other,
-            epilogue,
-        )
-    else:
-        result = (_int4 if weight.format == "int4" else _int8)(
-            x,
-            weight.packed,
-            weight.channel_scales,
-            weight.group_scales,
-            weight.zero_points,
-            weight.outputs,
-            bias,
-            other,
-            epilogue,
-            weight.activation or "none",
-        )
+    result: Tensor = _linear(
+        x,
+        weight.format,
+        weight.packed,
+        weight.channel_scales,
+        weight.group_scales,
+        weight.zero_points,
+        weight.outputs,
+        bias,
+        other,
+        epilogue,
+        weight.activation or "none",
+    )
     return result
 
 
-_bf16 = entry("linear_bf16", dense_product)
-_int8 = entry("linear_int8", functools.partial(codes_product, "int8"))
-_int4 = entry("linear_int4", functools.partial(codes_product, "int4"))
-_nf4 = entry("linear_nf4", nf4_product)
+_linear = entry("linear_panels", linear_product)

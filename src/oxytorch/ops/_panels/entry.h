@@ -18,7 +18,7 @@ struct TensorIfAny {
 // The tensors of a weight as the ops take them; only panels are there for bfloat16.
 struct PanelTensors {
   const Tensor& panels;
-  const Tensor* channel_scales = nullptr;
+  TensorIfAny channel_scales;
   TensorIfAny group_scales;
   TensorIfAny zero_points;
 };
@@ -46,6 +46,28 @@ inline PanelFormat parse_format(const char* op, const char* argument, const std:
     if (name == kNames[i]) return static_cast<PanelFormat>(i);
   }
   fail(op, argument, "'bf16', 'int8', 'int4' or 'nf4'", "'" + name + "'");
+}
+
+inline bool has_zero_points(PanelFormat format) {
+  return format == PanelFormat::int8 || format == PanelFormat::int4;
+}
+
+// A weight has the tensors that its format wants, and no others.
+inline void check_parts(const char* op, PanelFormat format, const std::string& name,
+                        const PanelTensors& tensors) {
+  const bool has_scales = format != PanelFormat::bf16;
+  const std::string with = "with format '" + name + "'";
+  if (has_scales && !tensors.channel_scales.tensor) {
+    fail(op, "channel_scales", "a tensor " + with, "None");
+  }
+  const auto check_none = [&](const char* argument, const TensorIfAny& given) {
+    if (given.tensor) fail(op, argument, "None " + with, describe(given.tensor->sizes()));
+  };
+  if (!has_scales) {
+    check_none("channel_scales", tensors.channel_scales);
+    check_none("group_scales", tensors.group_scales);
+  }
+  if (!has_zero_points(format)) check_none("zero_points", tensors.zero_points);
 }
 
 inline bool parse_activation(const char* op, const std::string& name) {
@@ -105,10 +127,11 @@ inline PanelsArgs describe_weight(const char* op, PanelFormat format, const Pane
   };
   check_panel_tensor(op, "panels", tensors.panels, byte, panels * panel_bytes(format, depth));
   weight.panels = static_cast<const std::uint8_t*>(contiguous_data(tensors.panels, copies.panels));
-  if (!tensors.channel_scales) return weight;
-  check_panel_tensor(op, "channel_scales", *tensors.channel_scales, single, panels * kPanelOutputs);
+  const Tensor* channel_scales = tensors.channel_scales.tensor;
+  if (!channel_scales) return weight;
+  check_panel_tensor(op, "channel_scales", *channel_scales, single, panels * kPanelOutputs);
   weight.channel_scales =
-      static_cast<const float*>(contiguous_data(*tensors.channel_scales, copies.channel_scales));
+      static_cast<const float*>(contiguous_data(*channel_scales, copies.channel_scales));
   if (const Tensor* scales = tensors.group_scales.tensor) {
     check_minimum_dim(op, "group_scales", *scales, 3);
     weight.groups = scales->size(1);

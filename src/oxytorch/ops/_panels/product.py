@@ -69,60 +69,31 @@ def _rounded_to_int8(x: Tensor) -> Tensor:
     return codes * (largest / 127)
 
 
-def dense_product(
+def linear_product(
     x: Tensor,
-    panels: Tensor,
-    out_features: int,
-    bias: Tensor | None,
-    other: Tensor | None,
-    epilogue: str,
-) -> Tensor:
-    """The reference of linear_bf16, over packed tensors."""
-    gated = is_gated(epilogue)
-    rows = 2 * out_features if gated else out_features
-    values = layout.unpack("bf16", panels, rows, x.shape[-1], gated)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return product(x, values.to(wide), bias, other, epilogue)
-
-
-def codes_product(
     format: str,
-    x: Tensor,
     panels: Tensor,
-    channel_scales: Tensor,
+    channel_scales: Tensor | None,
     group_scales: Tensor | None,
     zero_points: Tensor | None,
     out_features: int,
-    bias: Tensor | None,
-    other: Tensor | None,
-    epilogue: str,
+    bias: Tensor | None = None,
+    other: Tensor | None = None,
+    epilogue: str = "none",
     activation: str = "none",
 ) -> Tensor:
-    """The reference of linear_int8 and linear_int4, over packed tensors."""
+    """The reference of linear_panels."""
     gated = is_gated(epilogue)
     rows = 2 * out_features if gated else out_features
-    codes = layout.unpack(format, panels, rows, x.shape[-1], gated)
+    stored = layout.unpack(format, panels, rows, x.shape[-1], gated)
+    if channel_scales is None:
+        weight = stored.to(torch.promote_types(x.dtype, torch.float32))
+        return product(x, weight, bias, other, epilogue)
     scales = layout.by_output(layout.joined_scales(channel_scales, group_scales), rows, gated)
     if zero_points is not None:
         zero_points = layout.by_output(zero_points.transpose(1, 2), rows, gated)
-    weight = layout.values_of(format, codes, scales, zero_points)
+    weight = layout.values_of(format, stored, scales, zero_points)
     return product(x, weight, bias, other, epilogue, activation)
-
-
-def nf4_product(
-    x: Tensor,
-    panels: Tensor,
-    channel_scales: Tensor,
-    group_scales: Tensor | None,
-    out_features: int,
-    bias: Tensor | None,
-    other: Tensor | None,
-    epilogue: str,
-) -> Tensor:
-    """The reference of linear_nf4."""
-    return codes_product(
-        "nf4", x, panels, channel_scales, group_scales, None, out_features, bias, other, epilogue
-    )
 
 
 def experts_product(
@@ -171,26 +142,10 @@ def _expert_product(
     epilogue: str,
     activation: str,
 ) -> Tensor:
-    panels, *scales = (tensors[expert] if tensors else None for tensors in lists)
-    assert panels is not None
-    if format == "bf16":
-        return dense_product(x, panels, out_features, None, None, epilogue)
-    channel_scales, group_scales, zero_points = scales
-    assert channel_scales is not None
-    if format == "nf4":
-        return nf4_product(
-            x, panels, channel_scales, group_scales, out_features, None, None, epilogue
-        )
-    return codes_product(
-        format,
-        x,
-        panels,
-        channel_scales,
-        group_scales,
-        zero_points,
-        out_features,
-        None,
-        None,
-        epilogue,
-        activation,
+    panels, channel_scales, group_scales, zero_points = (
+        tensors[expert] if tensors else None for tensors in lists
     )
+    assert panels is not None
+    rounds = activation if format in layout.MIDDLE else "none"
+    parts = panels, channel_scales, group_scales, zero_points
+    return linear_product(x, format, *parts, out_features, epilogue=epilogue, activation=rounds)

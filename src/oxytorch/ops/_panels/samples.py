@@ -1,13 +1,13 @@
-"""Sample calls and cost of the linear ops over panels."""
+"""Sample calls of the ops over panels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from .._op import Cost, Sample
+from .._op import Sample
 from .._samples import values
 from . import layout
 from .product import is_gated
@@ -33,39 +33,20 @@ _CALLS: tuple[tuple[int, int, int, int | None, bool, bool, str, str], ...] = (
 )
 
 
-def linear_cost(
-    x: Tensor, weight: Sequence[Tensor | None], out_features: int, epilogue: str
-) -> Cost:
-    """Reads x and the weight's tensors, writes the result; and multiplies and adds."""
-    rows = x.numel() // x.shape[-1]
-    moved = x.nbytes + sum(tensor.nbytes for tensor in weight if tensor is not None)
-    outputs = out_features * (2 if is_gated(epilogue) else 1)
-    return Cost(moved + rows * out_features * x.dtype.itemsize, 2 * rows * outputs * x.shape[-1])
-
-
-def dense_calls(dtype: torch.dtype, size: str) -> Iterator[Sample]:
-    """Sample calls of linear_bf16."""
-    for name, x, weight, out_features, extras, _ in _calls("bf16", dtype, size):
-        yield Sample(name, (x, weight.packed, out_features, *extras))
-
-
-def code_calls(format: str, dtype: torch.dtype, size: str) -> Iterator[Sample]:
-    """Sample calls of linear_int8, linear_int4 and linear_nf4."""
-    for name, x, weight, out_features, extras, activation in _calls(format, dtype, size):
-        tensors = [weight.packed, weight.channel_scales, weight.group_scales]
-        if format in layout.MIDDLE:
-            tensors.append(weight.zero_points)
-            extras = (*extras, activation)
-        yield Sample(name, (x, *tensors, out_features, *extras))
+def linear_calls(format: str, dtype: torch.dtype, size: str) -> Iterator[Sample]:
+    """Sample calls of linear_panels in one format."""
+    for name, x, weight, out_features, extras in _calls(format, dtype, size):
+        tensors = weight.packed, weight.channel_scales, weight.group_scales, weight.zero_points
+        yield Sample(f"{format}-{name}", (x, format, *tensors, out_features, *extras))
 
 
 def _calls(
     format: str, dtype: torch.dtype, size: str
-) -> Iterator[tuple[str, Tensor, PanelWeight, int, tuple[object, ...], str]]:
+) -> Iterator[tuple[str, Tensor, PanelWeight, int, tuple[object, ...]]]:
     if size != "test":
         out, inputs = (512, 512) if size == "cache" else (16384, 8192)
         weight = weight_of_codes(format, out, inputs, None if format == "bf16" else 128, False)
-        yield f"1x{inputs}x{out}", values(1, inputs, dtype=dtype), weight, out, (), "none"
+        yield f"1x{inputs}x{out}", values(1, inputs, dtype=dtype), weight, out, ()
         return
     for rows, out, inputs, group, asymmetric, has_bias, epilogue, activation in _CALLS:
         if activation == "int8" and format not in layout.MIDDLE:
@@ -82,7 +63,7 @@ def _calls(
         other = values(rows, out, dtype=dtype) * size_of_values if epilogue == "add" else None
         name = f"{rows}x{inputs}x{out}-{epilogue}" + ("-int8" if activation == "int8" else "")
         x = values(rows, inputs, dtype=dtype) * size_of_values
-        yield name, x, weight, out, (bias, other, epilogue), activation
+        yield name, x, weight, out, (bias, other, epilogue, activation)
 
 
 def weight_of_codes(
