@@ -8,7 +8,7 @@ from harness import DTYPES, LEVELS, call, positional
 
 from oxytorch import _library, isa, ops, testing
 from oxytorch.ops import Op, Sample
-from oxytorch.ops._panels import PanelWeight, linear
+from oxytorch.ops.panels import PanelWeight, linear
 from oxytorch.ops.quantize_weight import quantize_weight
 
 pytestmark = pytest.mark.skipif(

@@ -10,7 +10,7 @@ from harness import LEVELS, call, positional
 
 from oxytorch import _library, isa, ops, testing
 from oxytorch.ops import Op, Sample
-from oxytorch.ops._panels import Experts, PanelWeight, linear, moe
+from oxytorch.ops.panels import Experts, PanelWeight, linear, moe
 from oxytorch.ops.quantize_weight import quantize_weight
 
 pytestmark = pytest.mark.skipif(

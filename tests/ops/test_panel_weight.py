@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from oxytorch import _library, isa, testing
-from oxytorch.ops._panels import PanelWeight, layout, linear
 from oxytorch.ops.pack_panels import pack_panels, unpack_panels
+from oxytorch.ops.panels import PanelWeight, layout, linear
 from oxytorch.ops.quantize_weight import quantize_weight
 
 SHAPES = [(1, 64), (16, 64), (33, 96), (40, 256), (7, 1037)]

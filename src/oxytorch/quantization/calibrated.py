@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..ops._panels.layout import MIDDLE, NF4
+from ..ops.panels.layout import MIDDLE, NF4
 from ..ops.quantize_weight import quantize_weight
 
 DAMPING = 0.01

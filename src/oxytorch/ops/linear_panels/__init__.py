@@ -9,9 +9,9 @@ from torch import Tensor
 
 from .._binding import entry
 from .._op import Cost, Op, Sample, register
-from .._panels import layout
-from .._panels.product import is_gated, linear_product
-from .._panels.samples import linear_calls
+from ..panels import layout
+from ..panels.product import is_gated, linear_product
+from ..panels.samples import linear_calls
 
 
 def linear_panels(
@@ -31,7 +31,7 @@ def linear_panels(
 
     x: [..., in_features], float32, bfloat16 or float16; rows may be strided.
     format: "bf16", "int8", "int4" or "nf4". panels: uint8, in the order that
-    `oxytorch.ops._panels.layout` tells; `PanelWeight` makes it.
+    `oxytorch.ops.panels.layout` tells; `PanelWeight` makes it.
     channel_scales: float32 [panels, 16] or flat, times group_scales float16 [panels, groups, 16] if
     given; groups have 32, 64, 128 or 256 in_features; None for bf16.
     zero_points: uint8 [panels, groups, 16], or None: 128 for int8, 8 for int4. A weight is

@@ -1,4 +1,4 @@
-#include "ops/_panels/entry.h"
+#include "ops/panels/entry.h"
 
 namespace oxytorch {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "ops/_panels/entry.h"
+#include "ops/panels/entry.h"
 
 namespace oxytorch {
 

@@ -1,5 +1,5 @@
 #include "core/parallel.h"
-#include "ops/_panels/entry.h"
+#include "ops/panels/entry.h"
 #include "ops/pack_panels/kernel.h"
 
 namespace oxytorch {

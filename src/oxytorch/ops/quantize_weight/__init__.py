@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._binding import is_compiled
-from .._panels.layout import GROUP_SIZES, NF4
+from ..panels.layout import GROUP_SIZES, NF4
 
 FORMATS = ("int8", "int4", "nf4")
 
@@ -36,7 +36,7 @@ def quantize_weight(
     """Return (codes, scales, zero_points) with weight ~ scale (code - zero_point).
 
     weight: [out_features, in_features], float32, bfloat16 or float16.
-    format: "int8" (codes 0 to 255), "int4" (0 to 15) or "nf4" (indexes of `_panels.layout.NF4`).
+    format: "int8" (codes 0 to 255), "int4" (0 to 15) or "nf4" (indexes of `panels.layout.NF4`).
     group_size: neighbouring inputs that share a scale; it divides in_features. None: all.
     codes: uint8 [out, in]; scales: float32 [out, groups]; zero_points: uint8 [out, groups], or None
     where symmetric (128 for int8, 8 for int4) and for nf4.

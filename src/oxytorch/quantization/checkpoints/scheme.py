@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops._panels.layout import GROUP_SIZES, MIDDLE
+from ...ops.panels.layout import GROUP_SIZES, MIDDLE
 from ..errors import CheckpointError
 from ..tensor_file import TensorFiles
 

@@ -1,7 +1,7 @@
 // Rows of x in the order and precision in which they are multiplied.
 #pragma once
 
-#include "ops/_panels/forms.h"
+#include "ops/panels/forms.h"
 
 namespace oxytorch::OXY_LEVEL {
 

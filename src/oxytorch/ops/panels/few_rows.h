@@ -2,9 +2,9 @@
 // read once, from its begin to its end, and asked for ahead of its use.
 #pragma once
 
-#include "ops/_panels/few_rows_args.h"
-#include "ops/_panels/finish.h"
-#include "ops/_panels/unpack.h"
+#include "ops/panels/few_rows_args.h"
+#include "ops/panels/finish.h"
+#include "ops/panels/unpack.h"
 
 namespace oxytorch::OXY_LEVEL {
 

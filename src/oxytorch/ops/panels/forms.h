@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/vec.h"
-#include "ops/_panels/many_rows_args.h"
+#include "ops/panels/many_rows_args.h"
 
 namespace oxytorch::OXY_LEVEL {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/tile.h"
-#include "ops/_panels/blocks.h"
+#include "ops/panels/blocks.h"
 
 #if defined(__AMX_TILE__)
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/_gated/gelu.h"
-#include "ops/_panels/many_rows_args.h"
+#include "ops/panels/many_rows_args.h"
 
 namespace oxytorch::OXY_LEVEL {
 

@@ -1,8 +1,8 @@
 // Checks, allocation and the choice of kernels that the linear ops over panels share.
 #pragma once
 
-#include "ops/_panels/few_rows_entry.h"
-#include "ops/_panels/many_rows_entry.h"
+#include "ops/panels/few_rows_entry.h"
+#include "ops/panels/many_rows_entry.h"
 
 namespace oxytorch {
 

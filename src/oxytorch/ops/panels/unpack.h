@@ -2,8 +2,8 @@
 // exact in every form.
 #pragma once
 
-#include "ops/_panels/forms.h"
-#include "ops/_panels/normal_floats.h"
+#include "ops/panels/forms.h"
+#include "ops/panels/normal_floats.h"
 
 namespace oxytorch::OXY_LEVEL {
 

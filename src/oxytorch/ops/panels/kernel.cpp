@@ -1,9 +1,9 @@
-#include "ops/_panels/kernel.h"
+#include "ops/panels/kernel.h"
 
-#include "ops/_panels/few_rows_ways.h"
-#include "ops/_panels/finish.h"
-#include "ops/_panels/many_rows.h"
-#include "ops/_panels/prepare_rows.h"
+#include "ops/panels/few_rows_ways.h"
+#include "ops/panels/finish.h"
+#include "ops/panels/many_rows.h"
+#include "ops/panels/prepare_rows.h"
 
 namespace oxytorch::OXY_LEVEL {
 

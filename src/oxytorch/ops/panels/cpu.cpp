@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "core/parallel.h"
-#include "ops/_panels/kernel.h"
-#include "ops/_panels/many_rows_entry.h"
+#include "ops/panels/kernel.h"
+#include "ops/panels/many_rows_entry.h"
 
 namespace oxytorch {
 

@@ -2,9 +2,9 @@
 // in_features it unpacks them into the nearest caches and multiplies them with all its rows.
 #pragma once
 
-#include "ops/_panels/blocks.h"
-#include "ops/_panels/tiles.h"
-#include "ops/_panels/unpack.h"
+#include "ops/panels/blocks.h"
+#include "ops/panels/tiles.h"
+#include "ops/panels/unpack.h"
 
 namespace oxytorch::OXY_LEVEL {
 

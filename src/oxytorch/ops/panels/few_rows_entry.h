@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
-#include "ops/_panels/kernel.h"
+#include "ops/panels/kernel.h"
 
 namespace oxytorch {
 

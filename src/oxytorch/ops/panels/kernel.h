@@ -1,7 +1,7 @@
 #pragma once
 
-#include "ops/_panels/few_rows_args.h"
-#include "ops/_panels/many_rows_args.h"
+#include "ops/panels/few_rows_args.h"
+#include "ops/panels/many_rows_args.h"
 
 OXY_KERNEL(prepare_rows, PrepareRowsArgs)
 OXY_KERNEL(multiply_panels, MultiplyPanelsArgs)

@@ -1,7 +1,7 @@
 // A block of some rows of x times a block of some panels, in vector registers.
 #pragma once
 
-#include "ops/_panels/forms.h"
+#include "ops/panels/forms.h"
 
 namespace oxytorch::OXY_LEVEL {
 

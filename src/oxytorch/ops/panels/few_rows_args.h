@@ -4,7 +4,7 @@
 // Then `multiply_few_rows` reads each panel once.
 #pragma once
 
-#include "ops/_panels/many_rows_args.h"
+#include "ops/panels/many_rows_args.h"
 
 namespace oxytorch {
 

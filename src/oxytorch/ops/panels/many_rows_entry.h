@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "ops/_panels/many_rows_args.h"
+#include "ops/panels/many_rows_args.h"
 
 namespace oxytorch {
 

@@ -2,8 +2,8 @@
 // whole numbers.
 #pragma once
 
-#include "ops/_panels/few_rows.h"
-#include "ops/_panels/prepare_rows.h"
+#include "ops/panels/few_rows.h"
+#include "ops/panels/prepare_rows.h"
 
 namespace oxytorch::OXY_LEVEL {
 

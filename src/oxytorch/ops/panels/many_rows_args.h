@@ -9,7 +9,7 @@
 
 namespace oxytorch {
 
-// How the weight's numbers are stored; oxytorch.ops._panels tells the order within a panel.
+// How the weight's numbers are stored; oxytorch.ops.panels tells the order within a panel.
 enum class PanelFormat : std::int32_t { bf16, int8, int4, nf4 };
 
 // What becomes of x before it is multiplied. A level without instructions for bfloat16 takes
