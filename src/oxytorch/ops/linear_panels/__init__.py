@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._binding import entry
 from .._op import Cost, Op, Sample, register
-from ..panels import layout
+from ..panels.formats import FORMATS
 from ..panels.product import is_gated, linear_product
 from ..panels.samples import linear_calls
 
@@ -68,7 +68,7 @@ reference = linear_product
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     """Calls for tests ("test") and benchmarks ("cache", "memory"), in every format."""
-    for format in layout.K_PER_ROW:
+    for format in FORMATS:
         yield from linear_calls(format, dtype, size)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import layout
+from .formats import FORMATS
 
 if TYPE_CHECKING:
     from .weight import PanelWeight
@@ -20,8 +21,8 @@ def _fail(argument: str, wanted: str, given: object) -> None:
 
 def check_format(format: str) -> None:
     """`format` is known."""
-    if format not in layout.K_PER_ROW:
-        _fail("format", f"in {list(layout.K_PER_ROW)}", repr(format))
+    if format not in FORMATS:
+        _fail("format", f"in {list(FORMATS)}", repr(format))
 
 
 def check_group_size(group_size: int | None, in_features: int) -> None:
@@ -45,7 +46,7 @@ def check_matrix(weight: Tensor) -> None:
 def check_codes(format: str, codes: Tensor, scales: Tensor, zero_points: Tensor | None) -> None:
     """Codes, scales and zero points that fit together."""
     check_format(format)
-    if format == "bf16":
+    if not FORMATS[format].has_codes:
         _fail("format", "with codes", repr(format))
     if codes.dim() != 2 or not codes.numel() or codes.dtype != torch.uint8:
         _fail("codes", "uint8 [out_features, in_features]", f"{codes.dtype} {list(codes.shape)}")
@@ -59,13 +60,13 @@ def check_codes(format: str, codes: Tensor, scales: Tensor, zero_points: Tensor 
         check_group_size(in_features // groups, in_features)
     if not bool(scales.isfinite().all()):
         _fail("scales", "that are finite", "infinity or NaN")
-    most = 255 if format == "int8" else 15
-    if format != "int8" and bool((codes > most).any()):
+    most = FORMATS[format].largest_code
+    if bool((codes > most).any()):
         _fail("codes", f"from 0 to {most}", int(codes.max()))
     if zero_points is None:
         return
-    if format == "nf4":
-        _fail("zero_points", "None for nf4", list(zero_points.shape))
+    if FORMATS[format].middle is None:
+        _fail("zero_points", f"None for {format}", list(zero_points.shape))
     if zero_points.shape != scales.shape or zero_points.dtype != torch.uint8:
         given = f"{zero_points.dtype} {list(zero_points.shape)}"
         _fail("zero_points", f"uint8 {list(scales.shape)}", given)
@@ -87,11 +88,11 @@ def check_tensors(
     panels = layout.panels_of(out_features, gated)
     groups = in_features // group_size if group_size else 1
     wanted = {"panels": (torch.uint8, [panels * layout.panel_bytes(format, in_features)])}
-    if format != "bf16":
+    if FORMATS[format].has_codes:
         wanted["channel_scales"] = torch.float32, [panels * layout.OUTPUTS]
         if group_size:
             wanted["group_scales"] = torch.float16, [panels, groups, layout.OUTPUTS]
-    if format in layout.MIDDLE and "zero_points" in tensors:
+    if FORMATS[format].middle is not None and "zero_points" in tensors:
         wanted["zero_points"] = torch.uint8, [panels, groups, layout.OUTPUTS]
     if tensors.keys() != wanted.keys():
         _fail("tensors", f"{sorted(wanted)}", sorted(tensors))

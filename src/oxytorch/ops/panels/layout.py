@@ -15,44 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .formats import FORMATS
+
 OUTPUTS = 16
 """Outputs of a panel."""
 
 DEPTH = 64
 """in_features are padded to a multiple of this."""
 
-ROW_BYTES = 64
-
-K_PER_ROW = {"bf16": 2, "int8": 4, "int4": 8, "nf4": 8}
-"""Values of k in a row of 64 bytes, by format."""
-
 GROUP_SIZES = (32, 64, 128, 256)
-
-MIDDLE = {"int8": 128, "int4": 8}
-"""The zero point of symmetric codes."""
-
-NF4 = (
-    -1.0,
-    -0.6961928009986877,
-    -0.5250730514526367,
-    -0.39491748809814453,
-    -0.28444138169288635,
-    -0.18477343022823334,
-    -0.09105003625154495,
-    0.0,
-    0.07958029955625534,
-    0.16093020141124725,
-    0.24611230194568634,
-    0.33791524171829224,
-    0.44070982933044434,
-    0.5626170039176941,
-    0.7229568362236023,
-    1.0,
-)
-"""Values of the codes of nf4.
-
-Source: Dettmers et al., QLoRA, 2023, appendix E.
-"""
 
 
 def panels_of(out_features: int, gated: bool = False) -> int:
@@ -68,7 +39,7 @@ def padded_depth(in_features: int) -> int:
 
 def panel_bytes(format: str, in_features: int) -> int:
     """Bytes of one panel."""
-    return padded_depth(in_features) // K_PER_ROW[format] * ROW_BYTES
+    return padded_depth(in_features) * OUTPUTS * FORMATS[format].bits // 8
 
 
 def by_panel(values: Tensor, gated: bool = False) -> Tensor:
@@ -97,7 +68,7 @@ def pack(format: str, values: Tensor, gated: bool = False) -> Tensor:
         rows = F.pad(rows, [0, missing])
     if format == "bf16":
         rows = torch.unflatten(rows, 2, (-1, 2))
-    elif format == "int8":
+    elif FORMATS[format].bits == 8:
         rows = torch.unflatten(rows, 2, (-1, 4))
     else:
         halves = torch.unflatten(rows, 2, (-1, 2, 4))
@@ -112,7 +83,7 @@ def unpack(
     rows = panels.reshape(panels_of(out_features, gated), -1, OUTPUTS, 4)
     if format == "bf16":
         rows = rows.contiguous().view(torch.bfloat16)
-    elif format in ("int4", "nf4"):
+    elif FORMATS[format].bits == 4:
         rows = torch.cat([rows & 15, rows >> 4], -1)
     values = rows.transpose(1, 2).flatten(2)[..., :in_features]
     return by_output(values, out_features, gated).contiguous()
@@ -139,13 +110,12 @@ def joined_scales(channel_scales: Tensor, group_scales: Tensor | None) -> Tensor
 
 def values_of(format: str, codes: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
     """Dequantizes codes [out, in] with scales and zero points [out, groups], in scales' dtype."""
-    if format == "nf4":
-        table = torch.tensor(NF4, dtype=torch.float32, device=codes.device).to(scales.dtype)
-        units = table[codes.long()]
-    else:
+    kind = FORMATS[format]
+    if kind.table is None:
         units = codes.to(scales.dtype)
+    else:
+        units = kind.values(codes.device).to(scales.dtype)[codes.long()]
     grouped = torch.unflatten(units, 1, (scales.shape[1], -1))
-    if format != "nf4":
-        zero = MIDDLE[format] if zero_points is None else zero_points[..., None]
-        grouped = grouped - zero
+    if kind.middle is not None:
+        grouped = grouped - (kind.middle if zero_points is None else zero_points[..., None])
     return (grouped * scales[..., None]).flatten(1)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import layout
+from .formats import FORMATS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda v: v,
@@ -146,6 +147,6 @@ def _expert_product(
         tensors[expert] if tensors else None for tensors in lists
     )
     assert panels is not None
-    rounds = activation if format in layout.MIDDLE else "none"
+    rounds = activation if FORMATS[format].middle is not None else "none"
     parts = panels, channel_scales, group_scales, zero_points
     return linear_product(x, format, *parts, out_features, epilogue=epilogue, activation=rounds)

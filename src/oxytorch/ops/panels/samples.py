@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._op import Sample
 from .._samples import values
-from . import layout
+from .formats import FORMATS
 from .product import is_gated
 from .weight import PanelWeight
 
@@ -45,11 +45,13 @@ def _calls(
 ) -> Iterator[tuple[str, Tensor, PanelWeight, int, tuple[object, ...]]]:
     if size != "test":
         out, inputs = (512, 512) if size == "cache" else (16384, 8192)
-        weight = weight_of_codes(format, out, inputs, None if format == "bf16" else 128, False)
+        weight = weight_of_codes(
+            format, out, inputs, 128 if FORMATS[format].has_codes else None, False
+        )
         yield f"1x{inputs}x{out}", values(1, inputs, dtype=dtype), weight, out, ()
         return
     for rows, out, inputs, group, asymmetric, has_bias, epilogue, activation in _CALLS:
-        if activation == "int8" and format not in layout.MIDDLE:
+        if activation == "int8" and FORMATS[format].middle is None:
             continue
         width = 2 * out if is_gated(epilogue) else out
         if is_gated(epilogue):
@@ -69,14 +71,14 @@ def _calls(
 def weight_of_codes(
     format: str, out_features: int, in_features: int, group_size: int | None, asymmetric: bool
 ) -> PanelWeight:
-    if format == "bf16":
+    if not FORMATS[format].has_codes:
         return PanelWeight.from_dense(torch.randn(out_features, in_features) / in_features**0.5)
     groups = in_features // group_size if group_size else 1
-    most = 256 if format == "int8" else 16
+    most = FORMATS[format].largest_code + 1
     # Results of about 1, as those of a trained layer.
     codes = torch.randint(most, (out_features, in_features), dtype=torch.uint8)
     scales = (torch.rand(out_features, groups) + 0.1) / most / in_features**0.5
     zero_points = None
-    if asymmetric and format in layout.MIDDLE:
+    if asymmetric and FORMATS[format].middle is not None:
         zero_points = torch.randint(most, (out_features, groups), dtype=torch.uint8)
     return PanelWeight.from_codes(format, codes, scales, zero_points)
