@@ -96,6 +96,17 @@ def test_stock_error_is_the_yardstick() -> None:
     assert other["status"] == "wrong"
 
 
+def test_twice_the_error_of_the_float32_answer_is_allowed() -> None:
+    stock, other = new_record("eager", "eager"), new_record("other", "other")
+    stock["difference"], other["difference"] = 0.0, 0.1
+    judge([stock, other], torch.float32)
+    assert other["status"] == "wrong" and "reason" in other
+    judge([stock, other], torch.float32, own_error=0.06)
+    assert other["status"] == "measured" and "reason" not in other
+    judge([stock, other], torch.float32, own_error=0.04)
+    assert other["status"] == "wrong"
+
+
 def test_difference_is_relative_to_the_largest_value() -> None:
     expected = [torch.tensor([1.0, -10.0])]
     assert largest_difference([torch.tensor([2.0, -10.0])], expected) == pytest.approx(0.1)

@@ -72,19 +72,22 @@ def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) ->
     return largest
 
 
-def judge(records: Sequence[PeerRecord], dtype: torch.dtype) -> None:
+def judge(records: Sequence[PeerRecord], dtype: torch.dtype, own_error: float = 0.0) -> None:
     """Give every peer that has answered its status: measured, or wrong.
 
     A wrong answer gets no speed. Twice the error of plain PyTorch in the same dtype is allowed.
+    own_error: that of the answer which all are compared with; twice as much is allowed too.
     """
     stock = [r["difference"] for r in records if r["peer"] in STOCK and "difference" in r]
-    allowed = max([LEAST_ALLOWED[dtype], *(2 * error for error in stock if math.isfinite(error))])
+    errors = [own_error, *filter(math.isfinite, stock)]
+    allowed = max(LEAST_ALLOWED[dtype], *(2 * error for error in errors))
     for record in records:
         if "difference" not in record:
             continue
         record["allowed_difference"] = allowed
         if record["difference"] <= allowed:
             record["status"] = "measured"
+            record.pop("reason", None)
         else:
             text = f"relative difference {record['difference']:.2g} > {allowed:.2g} allowed"
             refuse(record, "wrong", text)

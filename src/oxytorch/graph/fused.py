@@ -20,10 +20,7 @@ from ..ops._post_op import NO_POST_OP, PostOp
 from ..ops.convolution import PackedConvolutionWeight, convolution, takes
 from ..ops.linear import PackedLinearWeight, linear
 from .formats import is_last, kept, order_is_free
-from .recognize import Norm, holds_its_parameters
-
-BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
+from .recognize import BatchNorm, Norm, batch_norm_of_module, holds_its_parameters
 
 _COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -33,43 +30,29 @@ def is_computed(x: Tensor) -> bool:
     return x.dtype in _COMPUTED and x.device.type == "cpu"
 
 
-def can_fold(norm: nn.Module) -> bool:
-    """Whether a batch normalization has statistics and is not trained, both are its own, and its
-    weight is finite: an infinite one would make NaN of products that are not."""
-    buffers = norm._buffers
-    kept = buffers.get("running_mean") is not None and buffers.get("running_var") is not None
-    if not kept or not holds_its_parameters(norm) or norm.training:
-        return False
-    weight = norm._parameters["weight"]
-    return weight is None or not bool(weight.detach().isinf().any())
-
-
 class Folded:
-    """A batch normalization in evaluation mode as one factor and one shift per channel.
+    """A batch normalization with fixed statistics as one factor and one shift per channel.
 
     scale = gamma / sqrt(variance + eps); the layer's new bias is (bias - mean) * scale + beta.
     Both are computed again where one of the tensors that they come from has changed.
     """
 
-    def __init__(self, layer: nn.Module, norm: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, norm: nn.Module, found: BatchNorm) -> None:
         self.layer = layer
         self.norm = norm
-        self._compute()
+        self._compute(found)
 
-    def _compute(self) -> None:
+    def _compute(self, norm: BatchNorm) -> None:
         layer_bias = self.layer._parameters["bias"]
         self.sources = Sources([self.norm], [] if layer_bias is None else [layer_bias])
         self._layer_bias = layer_bias
-        buffers, parameters = self.norm._buffers, self.norm._parameters
-        variance, mean = buffers["running_var"], buffers["running_mean"]
-        assert variance is not None and mean is not None  # see can_fold
         with torch.inference_mode(False), torch.no_grad():
-            scale = (variance.double() + self.norm.eps).rsqrt()  # type: ignore[operator]
-            gamma, beta = parameters["weight"], parameters["bias"]
-            if gamma is not None:
-                scale = scale * gamma
-            shift = -mean.double() if layer_bias is None else layer_bias.double() - mean
-            shift = shift * scale if beta is None else shift * scale + beta
+            scale = (norm.variance.double() + norm.eps).rsqrt()
+            if norm.weight is not None:
+                scale = scale * norm.weight
+            mean = norm.mean.double()
+            shift = -mean if layer_bias is None else layer_bias.double() - mean
+            shift = shift * scale if norm.bias is None else shift * scale + norm.bias
             weight = self.layer._parameters["weight"]
             assert weight is not None
             self.scale, self.bias = scale.float(), shift.to(weight.dtype)
@@ -81,9 +64,10 @@ class Folded:
             return None
         same_bias = self.layer._parameters["bias"] is self._layer_bias
         if not (same_bias and self.bias.dtype == weight.dtype and self.sources.are_current()):
-            if not can_fold(self.norm):
+            norm = batch_norm_of_module(self.norm)
+            if norm is None:
                 return None
-            self._compute()
+            self._compute(norm)
         if weight.scale is not self.scale:
             weight.fold(self.scale)
         return self.bias
@@ -226,4 +210,4 @@ class FusedGate:
         return ops.silu_mul(gate, up)
 
 
-__all__ = ["BatchNorm", "Folded", "FusedAddNorm", "FusedGate", "FusedLayer"]
+__all__ = ["Folded", "FusedAddNorm", "FusedGate", "FusedLayer"]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from ..ops._post_op import PostOp
-from .fused import BatchNorm, Folded, FusedAddNorm, FusedGate, FusedLayer, can_fold
+from .fused import Folded, FusedAddNorm, FusedGate, FusedLayer
 from .recognize import Norm, Recognizer, activation_of_function, convolution_of_module
 from .recommendation import FusedEmbeddingBags, FusedInteraction, alike_bags, find_interaction
 from .record import Record
@@ -25,7 +25,6 @@ from .steps import Value
 ADD = (Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_, torch.add)
 MULTIPLY = (Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul)
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity)
-_BATCH_NORM: dict[type, int] = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,9 @@ class Patterns:
         norm = None if following is None else self.module(following)
         if self._choices.fold and norm is not None and self._can_fold(layer, norm, following):
             assert following is not None
-            folded = self._folds.get(layer) or Folded(layer, norm)
+            found = self._recognizer.batch_norm(norm)
+            assert found is not None
+            folded = self._folds.get(layer) or Folded(layer, norm, found)
             if folded.norm is not norm or not self.is_sound([*chain, following]):
                 return None
             chain.append(following)
@@ -289,19 +290,20 @@ class Patterns:
         return any(self.norm(user) is not None and self._may_join([number, user]) for user in users)
 
     def _can_fold(self, layer: nn.Module, norm: nn.Module, number: int | None) -> bool:
-        if type(norm) not in BatchNorm or not can_fold(norm):
+        found = self._recognizer.batch_norm(norm)
+        if found is None:
             return False
         if number is None or self._input(number) is None:
             return False
         weight = layer._parameters["weight"]
         assert weight is not None
-        dims = _BATCH_NORM[type(norm)]
+        dims = found.dims
         if type(layer) is nn.Linear:
             fits = dims == 1 and len(self.shape(self._input(number)) or ()) == 2
         else:
             fits = _spatial_dims(layer) == dims
             fits = fits and len(self.shape(self._input(number)) or ()) == dims + 2
-        return fits and weight.shape[0] == norm.num_features and weight.is_floating_point()
+        return fits and weight.shape[0] == len(found.variance) and weight.is_floating_point()
 
     def _padding(self, number: int, layer: nn.Module) -> tuple[tuple[int, ...] | None, int | None]:
         """Zeros that a step of its own puts evenly around a convolution's input, and that step."""

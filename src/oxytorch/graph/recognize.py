@@ -224,6 +224,104 @@ class LinearForm:
     transposed: bool
 
 
+BATCH_NORMS: dict[type, int] = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
+"""Torch's batch normalizations, with the dimensions that each goes over."""
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """A normalization with fixed statistics: (x - mean) / sqrt(variance + eps) * weight + bias.
+
+    dims: the dimensions that it goes over, besides those of batch and channels.
+    """
+
+    dims: int
+    mean: torch.Tensor
+    variance: torch.Tensor
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    eps: float
+
+
+def batch_norm_of_module(module: nn.Module) -> BatchNorm | None:
+    """Return the normalization with fixed statistics that a module computes, or None.
+
+    That is torch's in evaluation mode, or one of the model's own whose tensors are buffers (frozen
+    batch normalization). Not where a weight is infinite: it would make NaN of products that are
+    not.
+    """
+    buffers, parameters = module._buffers, module._parameters
+    mean, variance = buffers.get("running_mean"), buffers.get("running_var")
+    if mean is None or variance is None or module.training:
+        return None
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    if type(module) in BATCH_NORMS:
+        if not holds_its_parameters(module):
+            return None
+        weight, bias = parameters["weight"], parameters["bias"]
+        dims, eps = BATCH_NORMS[type(module)], float(module.eps)  # type: ignore[arg-type]
+    else:
+        weight, bias = buffers.get("weight"), buffers.get("bias")
+        found = _frozen_epsilon(module)
+        if found is None:
+            return None
+        dims, eps = 2, found
+    if weight is not None and bool(weight.detach().isinf().any()):
+        return None
+    return BatchNorm(dims, mean, variance, weight, bias, eps)
+
+
+_FROZEN = ("weight", "bias", "running_mean", "running_var")
+
+
+def _frozen_epsilon(module: nn.Module) -> float | None:
+    """The epsilon of a frozen batch normalization over images, by its formula; None for others."""
+    if type(module).__module__.startswith("torch.nn") or [*module.children()] or _hooked(module):
+        return None
+    tensors = {name: module._buffers.get(name) for name in _FROZEN}
+    variance = tensors["running_var"]
+    if any(p is not None for p in module._parameters.values()) or variance is None:
+        return None
+    if any(
+        t is None or t.shape != variance.shape or t.dtype != torch.float32 or t.device.type != "cpu"
+        for t in tensors.values()
+    ):
+        return None
+    x = torch.randn(2, len(variance), 3, 2, generator=torch.Generator().manual_seed(0))
+    named: dict[str, Any] = {**tensors}
+    found = expression(module.forward, x, named, module)
+    eps = _added_to("running_var", found)
+    if eps is None or variance.dim() != 1:
+        return None
+    weight, bias, mean, _ = (named[name] for name in _FROZEN)
+
+    def first(x: torch.Tensor) -> Any:
+        w, b, m, v = (named[name].reshape(1, -1, 1, 1) for name in _FROZEN)
+        scale = w * (v + eps).rsqrt()
+        return x * scale + (b - m * scale)
+
+    def last(x: torch.Tensor) -> Any:
+        scale = weight * (variance + eps).rsqrt()
+        return x * scale.reshape(1, -1, 1, 1) + (bias - mean * scale).reshape(1, -1, 1, 1)
+
+    result = _try(module, x)
+    if found not in [expression(way, x, named) for way in (first, last)] or result is None:
+        return None
+    expected = F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+    return eps if torch.allclose(result, expected, rtol=1e-4, atol=1e-4) else None
+
+
+def _added_to(name: str, found: Any) -> float | None:
+    """The constant that an expression adds to a tensor, or to a view of it."""
+    match found:
+        case ("sum", float(constant), added) if added == name or added[:2] == ("view", name):
+            return constant
+        case (_, *parts):
+            return next((c for part in parts if (c := _added_to(name, part)) is not None), None)
+    return None
+
+
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MAY_DEFINE = {"__init__", "__module__", "__doc__", "__qualname__", "__annotations__",
                "__parameters__", "__static_attributes__", "__firstlineno__", "reset_parameters",
@@ -343,6 +441,10 @@ class Recognizer:
         found: Norm | None = self._once("norm", norm_of_module, module)
         return found
 
+    def batch_norm(self, module: nn.Module) -> BatchNorm | None:
+        found: BatchNorm | None = self._once("batch_norm", batch_norm_of_module, module)
+        return found
+
     def linear(self, module: nn.Module) -> LinearForm | None:
         found: LinearForm | None = self._once("linear", linear_of_module, module)
         return found
@@ -359,6 +461,7 @@ class Recognizer:
             convolution_of_module(module),
             self.linear(module),
             self.norm(module),
+            self.batch_norm(module),
             self.activation(module),
         )
         return any(kind is not None for kind in kinds)

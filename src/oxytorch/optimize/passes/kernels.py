@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from ... import ops
 from ...core.modes import must_run_plain
@@ -13,7 +14,7 @@ from ...core.sources import Sources
 from ...graph.boundary import first_dtype, given_back
 from ...graph.forward import Forward
 from ...graph.fused import is_computed
-from ...graph.recognize import Norm
+from ...graph.recognize import BATCH_NORMS, BatchNorm, Norm, batch_norm_of_module
 from ...graph.recommendation import is_plain_bag
 from ...ops._post_op import PostOp
 from ..context import Context
@@ -34,6 +35,12 @@ def run(context: Context) -> None:
                 continue
             context.set_forward(module, forward)
             context.did("kernels", module, f"{type(module).__name__} -> ops.{norm.kind}")
+            continue
+        if context.recognizer.batch_norm(module) is not None and type(module) not in BATCH_NORMS:
+            forward = FrozenNormForward(module)
+            if _frozen_norm_pays(context, module, forward):
+                context.set_forward(module, forward)
+                context.did("kernels", module, f"{type(module).__name__} -> torch batch_norm")
             continue
         if type(module) is nn.EmbeddingBag and is_plain_bag(module) and not _differs(module):
             context.set_forward(module, EmbeddingBagForward(module, context.is_converted(module)))
@@ -89,6 +96,46 @@ class NormForward(Forward):
         if type(x) is not torch.Tensor or x.is_nested or x.numel() < self.least_numel:
             return False
         return is_computed(x) and x.dim() > 0
+
+
+class FrozenNormForward(NormForward):
+    """A batch normalization of the model's own, whose tensors are buffers, as torch's in one sweep.
+
+    Torch's takes parameters in float32 with any input.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, Norm("batch_norm", 0.0), is_mixed=False)
+        self.sources = Sources([module])
+        self._norm = batch_norm_of_module(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        norm = self._known() if len(args) == 1 and not kwargs and self._takes(args[0]) else None
+        if norm is not None:
+            x = args[0]
+            fits = x.shape[1] == len(norm.mean) and (x.dtype == norm.mean.dtype or self.gives_back)
+            if fits and not must_run_plain(x, norm.weight):
+                tensors = norm.mean, norm.variance, norm.weight, norm.bias
+                return functional.batch_norm(x, *tensors, False, 0.0, norm.eps)
+        return self.own(*args, **kwargs)
+
+    def _takes(self, x: Any) -> bool:
+        return super()._takes(x) and x.dim() == 4 and x.dtype != torch.float16
+
+    def _known(self) -> BatchNorm | None:
+        """What the module computes, recognized anew where something has changed."""
+        if not self.sources.are_current():
+            self.sources, self._norm = Sources([self.module]), batch_norm_of_module(self.module)
+        return self._norm
+
+
+def _frozen_norm_pays(context: Context, module: nn.Module, forward: FrozenNormForward) -> bool:
+    channels = len(module._buffers["running_var"])  # type: ignore[arg-type]
+    size = context.observed.input_sizes.get(module) or (1, channels, 28, 28)
+    x = torch.rand(size)
+    own: Any = type(module).forward
+    both: Calls = (lambda: own(module, x), lambda: forward(x))
+    return first_win((type(module), size), [both]) is not None
 
 
 def _norm_pays(context: Context, module: nn.Module, forward: NormForward) -> bool:
