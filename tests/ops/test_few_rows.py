@@ -30,13 +30,9 @@ def weight_of(
 
 
 def sample_of(weight: PanelWeight, x: torch.Tensor) -> tuple[Op, Sample]:
-    op = ops.registry()[f"linear_{weight.format}"]
-    tensors = [weight.packed]
-    if weight.format != "bf16":
-        tensors += [weight.channel_scales, weight.group_scales]
-    if weight.format in ("int8", "int4"):
-        tensors.append(weight.zero_points)
-    return op, Sample("", (x, *tensors, weight.outputs))
+    scales = weight.channel_scales, weight.group_scales, weight.zero_points
+    arguments = (x, weight.format, weight.packed, *scales, weight.outputs)
+    return ops.registry()["linear_panels"], Sample("", arguments)
 
 
 def check(weight: PanelWeight, x: torch.Tensor, level: str, finite_rows: slice) -> torch.Tensor:
