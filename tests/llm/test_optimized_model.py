@@ -14,7 +14,7 @@ from language_models import FAMILIES, build, distance, logits, prompt, tokens, u
 import oxytorch
 from oxytorch import llm
 from oxytorch.llm.optimize import optimize
-from oxytorch.ops._panels import PanelWeight
+from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import memory
 
 transformers = pytest.importorskip("transformers")

@@ -15,7 +15,7 @@ import oxytorch
 from oxytorch import llm
 from oxytorch.llm.checking import Differs, choose
 from oxytorch.llm.observing import decoder_layers, observe
-from oxytorch.ops._panels import PanelWeight
+from oxytorch.ops.panels import PanelWeight
 
 
 @pytest.mark.parametrize("family", FAMILIES)

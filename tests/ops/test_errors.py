@@ -30,8 +30,20 @@ def codes(count: int) -> torch.Tensor:
 TABLE, BAGS = ones(9, 4), whole(0, 2)
 
 # A weight of 16 outputs and 64 in_features.
-INT4 = (codes(512), ones(16), None, None, 16)
-INT8 = (codes(1024), ones(16), None, None, 16)
+INT4 = ("int4", codes(512), ones(16), None, None, 16)
+INT8 = ("int8", codes(1024), ones(16), None, None, 16)
+
+
+def linear(
+    x: torch.Tensor,
+    format: str,
+    panels: torch.Tensor,
+    *scales: torch.Tensor | None,
+    **changed: object,
+) -> object:
+    """linear_panels with 16 outputs; what is not given of scales and zero points is None."""
+    missing = (None,) * (3 - len(scales))
+    return ops.linear_panels(x, format, panels, *scales, *missing, 16, **changed)  # type: ignore[arg-type]
 
 
 def routed(indices: torch.Tensor, **changed: object) -> object:
@@ -202,74 +214,90 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.interaction(ones(3, 4), [ones(3, 4), ones(3, 5)]),
     ),
     (
-        "linear_bf16: expected panels with 2048 elements, got [2047]",
-        lambda: ops.linear_bf16(ones(3, 64), codes(2047), 16),
+        "linear_panels: expected panels with 2048 elements, got [2047]",
+        lambda: linear(ones(3, 64), "bf16", codes(2047)),
     ),
     (
-        "linear_bf16: expected panels of dtype uint8, got float32",
-        lambda: ops.linear_bf16(ones(3, 64), ones(2048), 16),
+        "linear_panels: expected panels of dtype uint8, got float32",
+        lambda: linear(ones(3, 64), "bf16", ones(2048)),
     ),
     (
-        "linear_bf16: expected out_features of at least 1, got 0",
-        lambda: ops.linear_bf16(ones(3, 64), codes(0), 0),
+        "linear_panels: expected out_features of at least 1, got 0",
+        lambda: ops.linear_panels(ones(3, 64), "bf16", codes(0), None, None, None, 0),
     ),
     (
-        "linear_bf16: expected x with in_features, got [3, 0]",
-        lambda: ops.linear_bf16(ones(3, 0), codes(0), 16),
+        "linear_panels: expected x with in_features, got [3, 0]",
+        lambda: linear(ones(3, 0), "bf16", codes(0)),
     ),
     (
-        "linear_int4: expected epilogue 'none', 'gelu', 'gelu_tanh', 'silu', 'relu', 'add', "
+        "linear_panels: expected epilogue 'none', 'gelu', 'gelu_tanh', 'silu', 'relu', 'add', "
         "'silu_mul', 'gelu_mul' or 'gelu_tanh_mul', got 'tanh'",
-        lambda: ops.linear_int4(ones(3, 64), *INT4, epilogue="tanh"),
+        lambda: ops.linear_panels(ones(3, 64), *INT4, epilogue="tanh"),
     ),
     (
-        "linear_int4: expected panels with 1024 elements, got [512]",
-        lambda: ops.linear_int4(ones(3, 64), *INT4, epilogue="silu_mul"),
+        "linear_panels: expected panels with 1024 elements, got [512]",
+        lambda: ops.linear_panels(ones(3, 64), *INT4, epilogue="silu_mul"),
     ),
     (
-        "linear_int4: expected other with epilogue 'add', got None",
-        lambda: ops.linear_int4(ones(3, 64), *INT4, epilogue="add"),
+        "linear_panels: expected other with epilogue 'add', got None",
+        lambda: ops.linear_panels(ones(3, 64), *INT4, epilogue="add"),
     ),
     (
-        "linear_int4: expected other None with epilogue 'relu', got [3, 16]",
-        lambda: ops.linear_int4(ones(3, 64), *INT4, other=ones(3, 16), epilogue="relu"),
+        "linear_panels: expected other None with epilogue 'relu', got [3, 16]",
+        lambda: ops.linear_panels(ones(3, 64), *INT4, other=ones(3, 16), epilogue="relu"),
     ),
     (
-        "linear_int4: expected other of shape [3, 16], got [1, 16]",
-        lambda: ops.linear_int4(ones(3, 64), *INT4, other=ones(1, 16), epilogue="add"),
+        "linear_panels: expected other of shape [3, 16], got [1, 16]",
+        lambda: ops.linear_panels(ones(3, 64), *INT4, other=ones(1, 16), epilogue="add"),
     ),
     (
-        "linear_int4: expected bias of shape [16], got [17]",
-        lambda: ops.linear_int4(ones(3, 64), *INT4, ones(17)),
+        "linear_panels: expected bias of shape [16], got [17]",
+        lambda: ops.linear_panels(ones(3, 64), *INT4, ones(17)),
     ),
     (
-        "linear_int4: expected activation 'none' or 'int8', got 'int4'",
-        lambda: ops.linear_int4(ones(3, 64), *INT4, activation="int4"),
+        "linear_panels: expected activation 'none' or 'int8', got 'int4'",
+        lambda: ops.linear_panels(ones(3, 64), *INT4, activation="int4"),
     ),
     (
-        "linear_int8: expected group_scales with groups of 32, 64, 128 or 256 of 64 in_features, "
+        "linear_panels: expected group_scales with groups of 32, 64, 128 or 256 of 64 in_features, "
         "got 4 groups",
-        lambda: ops.linear_int8(
-            ones(3, 64), *INT8[:2], ones(1, 4, 16, dtype=torch.float16), None, 16
-        ),
+        lambda: linear(ones(3, 64), *INT8[:3], ones(1, 4, 16, dtype=torch.float16)),
     ),
     (
-        "linear_int8: expected group_scales of dtype float16, got float32",
-        lambda: ops.linear_int8(ones(3, 64), *INT8[:2], ones(1, 2, 16), None, 16),
+        "linear_panels: expected group_scales of dtype float16, got float32",
+        lambda: linear(ones(3, 64), *INT8[:3], ones(1, 2, 16)),
     ),
     (
-        "linear_int8: expected zero_points of shape [1, 1, 16], got [1, 2, 16]",
-        lambda: ops.linear_int8(
-            ones(3, 64), *INT8[:3], torch.zeros(1, 2, 16, dtype=torch.uint8), 16
-        ),
+        "linear_panels: expected zero_points of shape [1, 1, 16], got [1, 2, 16]",
+        lambda: linear(ones(3, 64), *INT8[:4], torch.zeros(1, 2, 16, dtype=torch.uint8)),
     ),
     (
-        "linear_nf4: expected channel_scales with 16 elements, got [15]",
-        lambda: ops.linear_nf4(ones(3, 64), codes(512), ones(15), None, 16),
+        "linear_panels: expected channel_scales with 16 elements, got [15]",
+        lambda: linear(ones(3, 64), "nf4", codes(512), ones(15)),
     ),
     (
-        "linear_nf4: expected channel_scales of dtype float32, got bfloat16",
-        lambda: ops.linear_nf4(ones(3, 64), codes(512), ones(16, dtype=torch.bfloat16), None, 16),
+        "linear_panels: expected channel_scales of dtype float32, got bfloat16",
+        lambda: linear(ones(3, 64), "nf4", codes(512), ones(16, dtype=torch.bfloat16)),
+    ),
+    (
+        "linear_panels: expected format 'bf16', 'int8', 'int4' or 'nf4', got 'int3'",
+        lambda: linear(ones(3, 64), "int3", codes(512), ones(16)),
+    ),
+    (
+        "linear_panels: expected channel_scales a tensor with format 'nf4', got None",
+        lambda: linear(ones(3, 64), "nf4", codes(512)),
+    ),
+    (
+        "linear_panels: expected channel_scales None with format 'bf16', got [16]",
+        lambda: linear(ones(3, 64), "bf16", codes(2048), ones(16)),
+    ),
+    (
+        "linear_panels: expected zero_points None with format 'nf4', got [1, 1, 16]",
+        lambda: linear(ones(3, 64), "nf4", codes(512), ones(16), None, ones(1, 1, 16)),
+    ),
+    (
+        "linear_panels: expected activation 'none' with format 'nf4', got 'int8'",
+        lambda: linear(ones(3, 64), "nf4", codes(512), ones(16), activation="int8"),
     ),
     (
         "interaction: expected dense of shape [batch, dim], got [4]",

@@ -8,14 +8,13 @@ from harness import DTYPES, LEVELS, call, positional
 
 from oxytorch import _library, isa, ops, testing
 from oxytorch.ops import Op, Sample
-from oxytorch.ops._panels import PanelWeight, linear
+from oxytorch.ops.panels import PanelWeight, linear
+from oxytorch.ops.panels.formats import CODES, FORMATS
 from oxytorch.ops.quantize_weight import quantize_weight
 
 pytestmark = pytest.mark.skipif(
     not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
 )
-
-FORMATS = ("bf16", "int8", "int4", "nf4")
 
 
 def weight_of(
@@ -31,13 +30,9 @@ def weight_of(
 
 
 def sample_of(weight: PanelWeight, x: torch.Tensor) -> tuple[Op, Sample]:
-    op = ops.registry()[f"linear_{weight.format}"]
-    tensors = [weight.packed]
-    if weight.format != "bf16":
-        tensors += [weight.channel_scales, weight.group_scales]
-    if weight.format in ("int8", "int4"):
-        tensors.append(weight.zero_points)
-    return op, Sample("", (x, *tensors, weight.outputs))
+    scales = weight.channel_scales, weight.group_scales, weight.zero_points
+    arguments = (x, weight.format, weight.packed, *scales, weight.outputs)
+    return ops.registry()["linear_panels"], Sample("", arguments)
 
 
 def check(weight: PanelWeight, x: torch.Tensor, level: str, finite_rows: slice) -> torch.Tensor:
@@ -63,7 +58,7 @@ def test_every_number_of_rows_gives_the_same_kind_of_result(format: str, level: 
 @pytest.mark.parametrize("group_size", [32, 64, 128, 256])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_group_sizes(group_size: int, symmetric: bool, level: str) -> None:
-    for format in FORMATS[1:]:
+    for format in CODES:
         weight = weight_of(format, 20, 512, group_size, symmetric)
         for short in DTYPES:
             check(weight, torch.randn(3, 512).to(DTYPES[short]), level, slice(None))

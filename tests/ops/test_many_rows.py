@@ -10,7 +10,7 @@ from harness import LEVELS, call, positional
 
 from oxytorch import _library, isa, ops, testing
 from oxytorch.ops import Op, Sample
-from oxytorch.ops._panels import Experts, PanelWeight, linear, moe
+from oxytorch.ops.panels import Experts, PanelWeight, linear, moe
 from oxytorch.ops.quantize_weight import quantize_weight
 
 pytestmark = pytest.mark.skipif(
@@ -60,15 +60,10 @@ def _arguments(index: int, dtype: torch.dtype) -> tuple[Any, ...]:
 
 def _sample(index: int, dtype: torch.dtype) -> tuple[Op, Sample]:
     x, weight, bias, other, epilogue = _arguments(index, dtype)
-    op = ops.registry()[f"linear_{weight.format}"]
-    tensors = [weight.packed]
-    if weight.format != "bf16":
-        tensors += [weight.channel_scales, weight.group_scales]
-    rest = [CALLS[index][2], bias, other, epilogue]
-    if weight.format in ("int8", "int4"):
-        tensors.append(weight.zero_points)
-        rest.append(weight.activation or "none")
-    return op, Sample(f"call{index}", (x, *tensors, *rest))
+    scales = weight.channel_scales, weight.group_scales, weight.zero_points
+    rest = CALLS[index][2], bias, other, epilogue, weight.activation or "none"
+    arguments = (x, weight.format, weight.packed, *scales, *rest)
+    return ops.registry()["linear_panels"], Sample(f"call{index}", arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])

@@ -12,8 +12,9 @@ import torch
 from torch.nn import functional as F
 
 from oxytorch import _library, isa, testing
-from oxytorch.ops._panels import PanelWeight, layout, linear
 from oxytorch.ops.pack_panels import pack_panels, unpack_panels
+from oxytorch.ops.panels import PanelWeight, layout, linear
+from oxytorch.ops.panels.formats import FORMATS
 from oxytorch.ops.quantize_weight import quantize_weight
 
 SHAPES = [(1, 64), (16, 64), (33, 96), (40, 256), (7, 1037)]
@@ -89,7 +90,7 @@ def test_dense_values_are_scale_times_distance_from_zero_point() -> None:
     )
     assert torch.equal(weight.dense(), wanted)
     normal = PanelWeight.from_codes("nf4", codes, scales, dtype=torch.float32)
-    table = torch.tensor(layout.NF4)
+    table = FORMATS["nf4"].values()
     assert torch.equal(normal.dense(), table[codes.long()] * scales.repeat_interleave(32, 1))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oxytorch.ops._panels.layout import values_of
+from oxytorch.ops.panels.layout import values_of
 from oxytorch.ops.quantize_weight import quantize_weight
 from oxytorch.quantization import Int4Weight, calibration, memory, quantize_
 from oxytorch.quantization.calibrated import DAMPING, calibrated_codes

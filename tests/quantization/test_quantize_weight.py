@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from oxytorch import _library, isa, testing
-from oxytorch.ops._panels.layout import values_of
+from oxytorch.ops.panels.layout import values_of
 from oxytorch.ops.quantize_weight import quantize_weight, reference
 
 LEVELS = [level.name for level in isa.levels() if level.supported]

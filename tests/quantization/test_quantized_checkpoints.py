@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import oxytorch
-from oxytorch.ops._panels import PanelWeight
+from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import CheckpointError
 from oxytorch.quantization.checkpoints import scheme_of
 

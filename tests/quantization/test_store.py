@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import oxytorch
-from oxytorch.ops._panels import PanelWeight
+from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import CheckpointError, Int4Weight, Int8Weight, NF4Weight, joining
 
 Make = Callable[[], nn.Module]

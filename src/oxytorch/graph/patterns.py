@@ -19,7 +19,8 @@ from ..ops._post_op import PostOp
 from .fused import Folded, FusedAddNorm, FusedGate, FusedLayer
 from .recognize import Norm, Recognizer, activation_of_function, convolution_of_module
 from .recommendation import FusedEmbeddingBags, FusedInteraction, alike_bags, find_interaction
-from .record import Record, Value
+from .record import Record
+from .steps import Value
 
 ADD = (Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_, torch.add)
 MULTIPLY = (Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul)

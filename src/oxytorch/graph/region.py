@@ -18,7 +18,8 @@ from .code import is_constant
 from .errors import CaptureError
 from .forward import Forward
 from .patterns import Match, values_in
-from .record import Call, Held, Other, Record, Step, Value
+from .record import Record
+from .steps import Call, Held, Other, Step, Value
 
 _REGION = "<oxytorch region>"
 """The file name of generated code."""

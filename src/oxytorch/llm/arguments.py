@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..core.packed import PackedTensor
+from ..ops.panels.formats import CODES
 from ..optimize.record import record_of
 from ..quantization.configs import (
     Int4Weight,
@@ -24,9 +25,6 @@ from .cache import DTYPES
 from .observing import LayerCalls
 from .parts import ROUTERS, stored_transposed
 
-FORMATS = ("int8", "int4", "nf4")
-"""Formats of quantized weights."""
-
 
 def weight_config(
     weights: str | WeightConfig | None, group_size: int | None, activation: str | None
@@ -39,8 +37,8 @@ def weight_config(
                 "llm.optimize: expected weights 'int8' or 'int4' with activation='int8', got None"
             )
         return weights
-    if weights not in FORMATS:
-        names = ", ".join(map(repr, FORMATS))
+    if weights not in CODES:
+        names = ", ".join(map(repr, CODES))
         raise ValueError(f"llm.optimize: expected weights None, {names}, got {weights!r}")
     if weights == "nf4":
         if activation is not None:

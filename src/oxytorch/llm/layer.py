@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..ops import cached_attention
-from ..ops._panels import Experts, PanelWeight, linear, moe
+from ..ops.panels import Experts, PanelWeight, linear, moe
 from .cache import CacheLayer
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -102,7 +102,7 @@ class Product:
             self.bias.copy_(module.get_parameter("bias").detach()[rows])
 
     def __call__(self, x: Tensor, epilogue: str = "none", other: Tensor | None = None) -> Tensor:
-        """Returns act(x @ weight^T + bias), + other, or act(gate) * up; see `_panels.linear`."""
+        """Returns act(x @ weight^T + bias), + other, or act(gate) * up; see `panels.linear`."""
         if self.order is not None:
             x = x[..., self.order]
         if isinstance(self.weight, PanelWeight):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..graph.agreement import difference
-from ..ops._panels import PanelWeight
+from ..ops.panels import PanelWeight
 from ..quantization.layers import output_head
 from .cache import KVCache
 from .forwards import LayerForward

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..core.packed import PackedTensor
-from ..ops._panels import PanelWeight
+from ..ops.panels import PanelWeight
 from ..optimize import undo
 from ..optimize.copies import Separation, copied
 from ..optimize.record import ATTRIBUTE, Change, ForwardSet, Record

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..core.packed import PackedTensor
 from ..graph.forward import Forward
-from ..ops._panels import PanelWeight
-from ..ops._panels.layout import OUTPUTS
+from ..ops.panels import PanelWeight
+from ..ops.panels.layout import OUTPUTS
 from ..optimize.passes.pack import plain_state
 from ..optimize.record import BufferSet, Change, ForwardSet, HookAdded, Record
 from ..quantization.configs import WeightConfig

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.packed import PackedTensor
-from ..ops._panels import PanelWeight
+from ..ops.panels import PanelWeight
 from ..quantization.weights import ReorderedPanelWeight
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .. import llm
 from ..core.packed import PackedTensor
 from ..llm.weights import RowsWeight, stored_form
-from ..ops._panels import PanelWeight
+from ..ops.panels import PanelWeight
 from .folder import is_quantized, load_model, read_config
 from .options import Precision
 

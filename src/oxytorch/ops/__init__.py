@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from .global_norm import global_norm
     from .interaction import interaction
     from .layer_norm import layer_norm
-    from .linear_bf16 import linear_bf16
-    from .linear_int4 import linear_int4
-    from .linear_int8 import linear_int8
-    from .linear_nf4 import linear_nf4
+    from .linear_panels import linear_panels
     from .merged_embedding_bag import merged_embedding_bag
     from .moe import moe
     from .rms_norm import rms_norm
@@ -44,10 +41,7 @@ __all__ = [
     "global_norm",
     "interaction",
     "layer_norm",
-    "linear_bf16",
-    "linear_int4",
-    "linear_int8",
-    "linear_nf4",
+    "linear_panels",
     "merged_embedding_bag",
     "moe",
     "registry",

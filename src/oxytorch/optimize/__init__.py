@@ -277,8 +277,7 @@ def _optimize_in_place(
     try:
         observe(context)
         boundaries.prepare(context)
-        for run in dict.fromkeys(PASSES[name][1] or PASSES["fuse"][1] for name in _ordered(names)):
-            assert run is not None
+        for run in dict.fromkeys(PASSES[name][1] for name in _ordered(names)):
             context.index()
             if run is replay.run:  # which records what stands around all modules
                 boundaries.settle(context, [*context.paths])

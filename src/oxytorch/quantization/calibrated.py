@@ -7,14 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..ops._panels.layout import MIDDLE, NF4
+from ..ops.panels.formats import FORMATS
 from ..ops.quantize_weight import quantize_weight
 
 DAMPING = 0.01
 """Part of the mean of the moments' diagonal that is added to it."""
 
 _BLOCK = 128  # columns between two updates of all that follow
-_LAST = {"int8": 255, "int4": 15}
 
 
 def calibrated_codes(
@@ -94,21 +93,20 @@ def _rounding(
 ) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
     """Returns what gives (codes, values) of one column [out] that lies in a group."""
     steps = scales.t().contiguous()
-    if format == "nf4":
-        table = torch.tensor(NF4)
-        bounds = (table[1:] + table[:-1]) / 2
+    kind = FORMATS[format]
+    if kind.middle is None:
+        table = kind.values()
 
         def nearest(column: Tensor, group: int) -> tuple[Tensor, Tensor]:
-            codes = torch.bucketize(column / steps[group], bounds)
+            codes = kind.nearest(column / steps[group])
             return codes.to(torch.uint8), table[codes] * steps[group]
 
         return nearest
-    last = _LAST[format]
-    middle = torch.full_like(steps, MIDDLE[format])
+    middle = torch.full_like(steps, kind.middle)
     zeros = middle if zero_points is None else zero_points.t().float().contiguous()
 
     def even(column: Tensor, group: int) -> tuple[Tensor, Tensor]:
-        codes = (column / steps[group]).round_().add_(zeros[group]).clamp_(0, last)
+        codes = (column / steps[group]).round_().add_(zeros[group]).clamp_(0, kind.largest_code)
         return codes.to(torch.uint8), (codes - zeros[group]).mul_(steps[group])
 
     return even

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ops._panels.layout import GROUP_SIZES
+from ..ops.panels.layout import GROUP_SIZES
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from ..ops._panels import PanelWeight
-from ..ops._panels.layout import OUTPUTS
+from ..ops.panels import PanelWeight
+from ..ops.panels.layout import OUTPUTS
 
 
 def whole_of(parts: Sequence[PanelWeight], gated: bool = False) -> PanelWeight | None:

@@ -14,7 +14,7 @@ from ..core.modes import must_run_plain
 from ..core.packed import PackedTensor, why_not_plain
 from ..graph.forward import Forward
 from ..graph.recognize import Recognizer
-from ..ops._panels import PanelWeight, linear
+from ..ops.panels import PanelWeight, linear
 from ..optimize.context import CLOSED
 from ..optimize.passes.pack import plain_state
 from ..optimize.record import Change, ForwardSet, HookAdded, ParameterSet

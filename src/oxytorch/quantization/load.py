@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..ops._panels import PanelWeight
+from ..ops.panels import PanelWeight
 from .building import empty_model, read_json
 from .checkpoints import Scheme, scheme_of
 from .errors import CheckpointError

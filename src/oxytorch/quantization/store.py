@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.packed import PackedTensor
-from ..ops._panels import PanelWeight
+from ..ops.panels import PanelWeight
 from .building import empty_model, read_json
 from .errors import CheckpointError
 from .filling import Filling, cast, check_slot, slots

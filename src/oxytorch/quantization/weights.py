@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.packed import PackedTensor
-from ..ops._panels import PanelWeight, linear
+from ..ops.panels import PanelWeight, linear
 from ..ops.quantize_weight import quantize_weight
 from .calibrated import calibrated_codes
 from .configs import WeightConfig

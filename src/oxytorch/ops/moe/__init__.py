@@ -9,11 +9,11 @@ from torch import Tensor
 
 from .._binding import entry
 from .._op import Cost, Op, Sample, register
-from .._panels.experts import Experts
-from .._panels.product import experts_product
-from .._panels.samples import weight_of_codes
-from .._panels.weight import PanelWeight
 from .._samples import values
+from ..panels.experts import Experts
+from ..panels.product import experts_product
+from ..panels.samples import weight_of_codes
+from ..panels.weight import PanelWeight
 
 
 def moe(
@@ -36,11 +36,11 @@ def moe(
 ) -> Tensor:
     """Sums, over the experts that a token chose, router weight times expert(token).
 
-    An expert is down(epilogue(gate_up(x))). `oxytorch.ops._panels.moe` takes `PanelWeight`s.
+    An expert is down(epilogue(gate_up(x))). `oxytorch.ops.panels.moe` takes `PanelWeight`s.
     x: [..., hidden], float32, bfloat16 or float16, with `tokens` rows.
     router_weights: [tokens, chosen], of x's dtype or float32. router_indices: int64, likewise.
     gate_up_format, down_format: "bf16", "int8", "int4" or "nf4". The lists have one tensor for each
-    expert, in the form that linear_int4 tells; scales are empty for bf16, group_scales and
+    expert, in the form that linear_panels tells; scales are empty for bf16, group_scales and
     zero_points where there are none. Panels of gate_up alternate between gate and up.
     inner_features: between gate_up and down. epilogue: "silu_mul", "gelu_mul" or "gelu_tanh_mul".
     activation: "int8" rounds what codes of 4 and 8 bits multiply to 255 steps a row.

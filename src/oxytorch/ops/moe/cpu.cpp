@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "ops/_panels/entry.h"
+#include "ops/panels/entry.h"
 
 namespace oxytorch {
 
@@ -188,7 +188,7 @@ static void multiply_few_of_each(const Rows& all, const std::vector<std::int64_t
 static void multiply_chosen(const Rows& x, const Routing& routing, bool of_tokens, DType dtype,
                             bool rounds_to_int8, const std::vector<RowsProduct>& products) {
   const PanelFormat format = products[0].weight.format;
-  const bool has_codes = format == PanelFormat::int8 || format == PanelFormat::int4;
+  const bool has_codes = has_zero_points(format);
   const bool rounds = rounds_to_int8 && has_codes;
   const std::vector<std::int64_t>* order = of_tokens ? &routing.tokens : nullptr;
   const RowForm form = row_form(dtype, rounds);

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from .._binding import is_compiled
-from .._panels import layout
+from ..panels import layout
 
 
 def pack_panels(values: Tensor, format: str, gated: bool = False) -> Tensor:
-    """Return values [out_features, in_features] in the order that `_panels.layout` tells.
+    """Return values [out_features, in_features] in the order that `panels.layout` tells.
 
     values: bfloat16 for format "bf16"; for "int8", "int4" and "nf4" codes, uint8, one a byte.
     gated: panels alternate between the upper and the lower half of the outputs.

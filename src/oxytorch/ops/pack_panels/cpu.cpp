@@ -1,6 +1,6 @@
 #include "core/parallel.h"
-#include "ops/_panels/entry.h"
 #include "ops/pack_panels/kernel.h"
+#include "ops/panels/entry.h"
 
 namespace oxytorch {
 

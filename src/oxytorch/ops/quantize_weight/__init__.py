@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from .._binding import is_compiled
-from .._panels.layout import GROUP_SIZES, NF4
-
-FORMATS = ("int8", "int4", "nf4")
+from ..panels.formats import CODES, FORMATS
+from ..panels.layout import GROUP_SIZES
 
 _SYMMETRIC_RANGES = (7.2, 7.7, 8.3, 8.9, 9.6, 10.4, 11.3, 12.5, 14.0, 16.5, 20.0)
 """How many scales long the larger side of a group of int4 is; beyond 8 it is cut off.
@@ -36,7 +35,7 @@ def quantize_weight(
     """Return (codes, scales, zero_points) with weight ~ scale (code - zero_point).
 
     weight: [out_features, in_features], float32, bfloat16 or float16.
-    format: "int8" (codes 0 to 255), "int4" (0 to 15) or "nf4" (indexes of `_panels.layout.NF4`).
+    format: "int8" (codes 0 to 255), "int4" (0 to 15) or "nf4" (indexes of `panels.formats.NF4`).
     group_size: neighbouring inputs that share a scale; it divides in_features. None: all.
     codes: uint8 [out, in]; scales: float32 [out, groups]; zero_points: uint8 [out, groups], or None
     where symmetric (128 for int8, 8 for int4) and for nf4.
@@ -53,7 +52,7 @@ def quantize_weight(
     size = weight.shape[1] if group_size is None else group_size
     function = _compiled if is_compiled("quantize_weight") and _is_ours(weight) else reference
     codes, scales, zero_points = function(weight, format, size, symmetric, search)
-    return codes, scales, None if symmetric or format == "nf4" else zero_points
+    return codes, scales, None if symmetric or FORMATS[format].middle is None else zero_points
 
 
 def reference(
@@ -87,10 +86,10 @@ def reference(
 
 def _check(weight: Tensor, format: str, group_size: int | None, symmetric: bool) -> None:
     name = "quantize_weight"
-    if format not in FORMATS:
-        raise ValueError(f"{name}: expected format from {', '.join(FORMATS)}, got {format!r}")
-    if format == "nf4" and not symmetric:
-        raise ValueError(f"{name}: expected symmetric=True for nf4, got False")
+    if format not in CODES:
+        raise ValueError(f"{name}: expected format from {', '.join(CODES)}, got {format!r}")
+    if FORMATS[format].middle is None and not symmetric:
+        raise ValueError(f"{name}: expected symmetric=True for {format}, got False")
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(
             f"{name}: expected weight of shape [out_features, in_features] with floating values, "
@@ -153,9 +152,7 @@ def _int8_asymmetric(groups: Tensor, search: bool) -> tuple[Tensor, Tensor, Tens
 
 def _nf4(groups: Tensor, search: bool) -> tuple[Tensor, Tensor, Tensor]:
     scale = _scale(groups.abs().amax(2, keepdim=True), groups)
-    table = torch.tensor(NF4, device=groups.device)
-    codes = torch.bucketize((groups / scale), (table[1:] + table[:-1]) / 2)
-    return codes, scale, torch.full_like(scale, 7)
+    return FORMATS["nf4"].nearest(groups / scale), scale, torch.full_like(scale, 7)
 
 
 def _int4_symmetric(groups: Tensor, search: bool) -> tuple[Tensor, Tensor, Tensor]:

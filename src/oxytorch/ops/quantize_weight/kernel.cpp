@@ -1,7 +1,7 @@
 #include "ops/quantize_weight/kernel.h"
 
 #include "core/vec.h"
-#include "ops/_panels/normal_floats.h"
+#include "ops/panels/normal_floats.h"
 
 namespace oxytorch::OXY_LEVEL {
 

@@ -18,13 +18,13 @@ from . import (
     rewrite,
 )
 
-PASSES: dict[str, tuple[str, Callable[[Context], None] | None]] = {
+PASSES: dict[str, tuple[str, Callable[[Context], None]]] = {
     "onednn_graph": (
         "compile convolution networks as a whole in oneDNN (needs sample_input)",
         onednn_graph.run,
     ),
-    "dropout": ("remove dropout and identity layers in evaluation mode", None),
-    "fold": ("fold batch normalization into the convolution or linear layer before it", None),
+    "dropout": ("remove dropout and identity layers in evaluation mode", rewrite.run),
+    "fold": ("fold batch normalization into the layer before it", rewrite.run),
     "fuse": ("give layers their activation and residual addition in the same sweep", rewrite.run),
     "cast": ("convert weights to the dtype asked for", cast.run),
     "kernels": ("run normalizations, activations and embedding bags in our kernels", kernels.run),
@@ -40,7 +40,7 @@ PASSES: dict[str, tuple[str, Callable[[Context], None] | None]] = {
     "replay": ("run the operators of the whole model without its Python (needs sample_input)",
                replay.run),
 }  # fmt: skip
-"""Name -> (what it does, function). "dropout", "fold" and "fuse" are one rewriting of graphs."""
+"""Name -> (what it does, function), which runs once: "dropout", "fold" and "fuse" share one."""
 
 DEFAULT = tuple(
     name for name in PASSES if name not in ("onednn_graph", "join", "channels_last", "replay")

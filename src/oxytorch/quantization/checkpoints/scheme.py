@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops._panels.layout import GROUP_SIZES, MIDDLE
+from ...ops.panels.formats import FORMATS
+from ...ops.panels.layout import GROUP_SIZES
 from ..errors import CheckpointError
 from ..tensor_file import TensorFiles
 
@@ -101,7 +102,8 @@ def fields_of(words: Tensor, bits: int) -> Tensor:
 
 def unless_middle(zero_points: Tensor, bits: int) -> Tensor | None:
     """Return zero points, or None where all are that of symmetric codes."""
-    middle = MIDDLE["int8" if bits == 8 else "int4"]
+    middle = FORMATS[f"int{bits}"].middle
+    assert middle is not None
     return None if bool((zero_points == middle).all()) else zero_points
 
 

@@ -1,0 +1,98 @@
+"""Linear layer over a weight in panels, of any format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .._binding import entry
+from .._op import Cost, Op, Sample, register
+from ..panels.formats import FORMATS
+from ..panels.product import is_gated, linear_product
+from ..panels.samples import linear_calls
+
+
+def linear_panels(
+    x: Tensor,
+    format: str,
+    panels: Tensor,
+    channel_scales: Tensor | None,
+    group_scales: Tensor | None,
+    zero_points: Tensor | None,
+    out_features: int,
+    bias: Tensor | None = None,
+    other: Tensor | None = None,
+    epilogue: str = "none",
+    activation: str = "none",
+) -> Tensor:
+    """Computes epilogue(x @ weight.T + bias) for a weight in panels.
+
+    x: [..., in_features], float32, bfloat16 or float16; rows may be strided.
+    format: "bf16", "int8", "int4" or "nf4". panels: uint8, in the order that
+    `oxytorch.ops.panels.layout` tells; `PanelWeight` makes it.
+    channel_scales: float32 [panels, 16] or flat, times group_scales float16 [panels, groups, 16] if
+    given; groups have 32, 64, 128 or 256 in_features; None for bf16.
+    zero_points: uint8 [panels, groups, 16], or None: 128 for int8, 8 for int4. A weight is
+    scale * (code - zero point), for nf4 scale * value of the code.
+    out_features: of the result. bias: [out_features], of x's dtype or float32.
+    epilogue: "none", "gelu", "gelu_tanh", "silu", "relu"; "add" adds other [..., out_features];
+    "silu_mul", "gelu_mul", "gelu_tanh_mul": panels alternate between gate and up, the activation of
+    the gate's result multiplies the up's, and bias has both, gate before up.
+    activation: for int8 and int4. "int8" rounds x to 255 steps a row, dynamically; else bfloat16 x
+    may be rounded to 15 bits of the largest magnitude of its group, or of 128 neighbours.
+    Returns [..., out_features] in x's dtype. Sums and epilogue are float32, rounded once; they do
+    not depend on the number of threads. float64 and other devices run `reference`.
+    Raises RuntimeError if a shape, dtype, device or name does not fit.
+    Source of NF4's values: Dettmers et al., QLoRA, 2023, appendix E.
+    """
+    result: Tensor = _call(
+        x,
+        format,
+        panels,
+        channel_scales,
+        group_scales,
+        zero_points,
+        out_features,
+        bias,
+        other,
+        epilogue,
+        activation,
+    )
+    return result
+
+
+reference = linear_product
+
+
+def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
+    """Calls for tests ("test") and benchmarks ("cache", "memory"), in every format."""
+    for format in FORMATS:
+        yield from linear_calls(format, dtype, size)
+
+
+def cost(
+    x: Tensor,
+    format: str,
+    panels: Tensor,
+    channel_scales: Tensor | None,
+    group_scales: Tensor | None,
+    zero_points: Tensor | None,
+    out_features: int,
+    bias: Tensor | None = None,
+    other: Tensor | None = None,
+    epilogue: str = "none",
+    activation: str = "none",
+) -> Cost:
+    """Reads x and the weight's tensors, writes the result; and multiplies and adds."""
+    rows = x.numel() // x.shape[-1]
+    tensors = (x, panels, channel_scales, group_scales, zero_points, bias, other)
+    moved = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    outputs = out_features * (2 if is_gated(epilogue) else 1)
+    return Cost(moved + rows * out_features * x.dtype.itemsize, 2 * rows * outputs * x.shape[-1])
+
+
+_call = entry("linear_panels", reference)
+
+op = register(Op(linear_panels, reference, samples, cost))

@@ -1,0 +1,79 @@
+"""The formats of weights in panels: what the codes of each mean, in one list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Format:
+    """How values are stored.
+
+    bits: of a value. middle: the zero point of symmetric codes; None where there are no zero
+    points. table: the values of the codes, times a scale; None where a code is its own value.
+    """
+
+    name: str
+    bits: int
+    middle: int | None = None
+    table: tuple[float, ...] | None = None
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether values are codes with scales, and not floating-point numbers."""
+        return self.bits < 16
+
+    @property
+    def largest_code(self) -> int:
+        return (1 << self.bits) - 1
+
+    def values(self, device: torch.device | None = None) -> Tensor:
+        """The values of the codes, float32."""
+        assert self.table is not None
+        return torch.tensor(self.table, device=device)
+
+    def nearest(self, units: Tensor) -> Tensor:
+        """The codes whose values are nearest, int64; for formats with a table."""
+        table = self.values(units.device)
+        return torch.bucketize(units, (table[1:] + table[:-1]) / 2)
+
+
+NF4 = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+"""Values of the codes of nf4.
+
+Source: Dettmers et al., QLoRA, 2023, appendix E.
+"""
+
+FORMATS = {
+    format.name: format
+    for format in (
+        Format("bf16", 16),
+        Format("int8", 8, middle=128),
+        Format("int4", 4, middle=8),
+        Format("nf4", 4, table=NF4),
+    )
+}
+"""By name, in the order of the C++ enumeration `PanelFormat`."""
+
+CODES = tuple(name for name, format in FORMATS.items() if format.has_codes)
+"""The names of those with codes and scales."""

@@ -1,0 +1,170 @@
+// Blocks of a product in the tile registers of AMX: 16 rows of x times the 16 outputs of a panel.
+#pragma once
+
+#include "core/tile.h"
+#include "ops/panels/blocks.h"
+
+#if defined(__AMX_TILE__)
+
+namespace oxytorch::OXY_LEVEL {
+
+// Registers 0 to 3 have sums, 4 and 5 rows of x, 6 and 7 panels. `units` along in_features.
+OXY_INLINE void configure_tiles(std::int64_t units) {
+  alignas(64) TileConfiguration configuration;
+  for (int i = 0; i < 8; ++i) {
+    const bool of_x = i == 4 || i == 5, of_panels = i > 5;
+    configuration.row_bytes[i] = static_cast<std::uint16_t>(of_x ? units * 4 : 64);
+    configuration.rows[i] = static_cast<std::uint8_t>(of_panels ? units : kTileHeight);
+  }
+  finish_stores(&configuration);
+  _tile_loadconfig(&configuration);
+}
+
+// The operands of tile instructions are part of the instruction, so loops cannot number them.
+
+template <bool second_rows, bool second_panel>
+OXY_INLINE void clear_sums() {
+  _tile_zero(0);
+  if constexpr (second_panel) _tile_zero(1);
+  if constexpr (second_rows) _tile_zero(2);
+  if constexpr (second_rows && second_panel) _tile_zero(3);
+}
+
+template <bool second_rows, bool second_panel>
+OXY_INLINE void load_sums(const float* sums) {
+  constexpr std::int64_t kStride = kItemOutputs * 4;
+  _tile_loadd(0, sums, kStride);
+  if constexpr (second_panel) _tile_loadd(1, sums + 16, kStride);
+  if constexpr (second_rows) _tile_loadd(2, sums + 16 * kItemOutputs, kStride);
+  if constexpr (second_rows && second_panel) {
+    _tile_loadd(3, sums + 16 * kItemOutputs + 16, kStride);
+  }
+}
+
+template <bool second_rows, bool second_panel>
+OXY_INLINE void store_sums(void* to, std::int64_t stride) {
+  std::uint8_t* sums = static_cast<std::uint8_t*>(to);
+  _tile_stored(0, sums, stride);
+  if constexpr (second_panel) _tile_stored(1, sums + 64, stride);
+  if constexpr (second_rows) _tile_stored(2, sums + 16 * stride, stride);
+  if constexpr (second_rows && second_panel) _tile_stored(3, sums + 16 * stride + 64, stride);
+}
+
+template <class Form, bool second_rows, bool second_panel>
+OXY_INLINE void multiply_step(const std::uint8_t* rows, std::int64_t row_bytes,
+                              const std::uint8_t* panels, std::int64_t panel_bytes) {
+  _tile_loadd(4, rows, row_bytes);
+  _tile_loadd(6, panels, 64);
+  if constexpr (second_panel) _tile_loadd(7, panels + panel_bytes, 64);
+  if constexpr (second_rows) _tile_loadd(5, rows + 16 * row_bytes, row_bytes);
+  if constexpr (kIsInteger<Form>) {
+    _tile_dpbsud(0, 4, 6);
+    if constexpr (second_panel) _tile_dpbsud(1, 4, 7);
+    if constexpr (second_rows) _tile_dpbsud(2, 5, 6);
+    if constexpr (second_rows && second_panel) _tile_dpbsud(3, 5, 7);
+  } else {
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (second_panel) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (second_rows) _tile_dpbf16ps(2, 5, 6);
+    if constexpr (second_rows && second_panel) _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+// Sums of up to 32 rows and two panels that have left the registers. They are scaled and added
+// while the next ones are multiplied.
+struct WaitingSums {
+  alignas(64) std::uint8_t values[32 * 128];
+  Tile tile;
+  std::int64_t rows;
+  int panels = 0;
+};
+
+template <class Form>
+static void add_sums(WaitingSums& waiting) {
+  const Tile tile = waiting.tile;
+  for (int p = 0; p < waiting.panels; ++p) {
+    const f32v scales = tile.scales ? load(tile.scales + p * kPanelOutputs) : splat(1.0f);
+    for (std::int64_t r = 0; r < waiting.rows; ++r) {
+      const u32v words = load_words(waiting.values + r * 128 + p * 64);
+      f32v sum;
+      if constexpr (kIsInteger<Form>) {
+        const i32v whole =
+            reinterpret_cast<i32v>(words) + minus_zero_points(tile, r, p * kPanelOutputs);
+        sum = __builtin_convertvector(whole, f32v);
+      } else {
+        sum = from_bits(words);
+      }
+      float* to = tile.sums + r * kItemOutputs + p * kPanelOutputs;
+      store(to, load(to) + sum * scales);
+    }
+  }
+  waiting.panels = 0;
+}
+
+// Up to 32 rows times up to two panels.
+template <class Form, bool second_rows, bool second_panel>
+static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t step,
+                           WaitingSums& waiting) {
+  const bool continues = !kIsInteger<Form> && !tile.scales;
+  finish_stores(tile.panels);
+  if (continues) {
+    load_sums<second_rows, second_panel>(tile.sums);
+  } else {
+    clear_sums<second_rows, second_panel>();
+  }
+  for (std::int64_t k = 0; k < tile.units; k += step) {
+    multiply_step<Form, second_rows, second_panel>(tile.rows + k * 4, tile.row_bytes,
+                                                   tile.panels + k * 64, tile.panel_bytes);
+  }
+  if (continues) {
+    store_sums<second_rows, second_panel>(tile.sums, kItemOutputs * 4);
+    return;
+  }
+  add_sums<Form>(waiting);
+  store_sums<second_rows, second_panel>(waiting.values, 128);
+  waiting.tile = tile;
+  waiting.rows = rows;
+  waiting.panels = second_panel ? 2 : 1;
+}
+
+template <class Form, bool second_panel>
+static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
+                               WaitingSums& waiting) {
+  for (; rows > 0; rows -= 32) {
+    if (rows > 16) {
+      multiply_tiles<Form, true, second_panel>(tile, rows < 32 ? rows : 32, step, waiting);
+    } else {
+      multiply_tiles<Form, false, second_panel>(tile, rows, step, waiting);
+    }
+    tile.rows += 32 * tile.row_bytes;
+    if (tile.row_sums) tile.row_sums += 32;
+    tile.sums += 32 * kItemOutputs;
+  }
+}
+
+// As multiply_block; there is room for sums of as many rows as tiles have.
+template <class Form>
+static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t panels) {
+  // Groups of 32 bytes fill half a register.
+  const std::int64_t step = tile.units % 16 ? 8 : 16;
+  configure_tiles(step);
+  WaitingSums waiting;
+  while (panels > 0) {
+    const std::int64_t taken = panels > 1 ? 2 : 1;
+    if (taken == 2) {
+      multiply_tile_rows<Form, true>(tile, rows, step, waiting);
+    } else {
+      multiply_tile_rows<Form, false>(tile, rows, step, waiting);
+    }
+    panels -= taken;
+    tile.panels += taken * tile.panel_bytes;
+    if (tile.zero_points) tile.zero_points += taken * kPanelOutputs;
+    if (tile.scales) tile.scales += taken * kPanelOutputs;
+    tile.sums += taken * kPanelOutputs;
+  }
+  add_sums<Form>(waiting);
+}
+
+}  // namespace oxytorch::OXY_LEVEL
+
+#endif

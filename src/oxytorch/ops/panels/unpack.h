@@ -1,0 +1,151 @@
+// A block of a panel from its stored numbers to rows of a form. Integers keep their scale: they are
+// exact in every form.
+#pragma once
+
+#include "ops/panels/forms.h"
+#include "ops/panels/normal_floats.h"
+
+namespace oxytorch::OXY_LEVEL {
+
+// One vector of outputs: number `number` of the numbers that a row of the panel holds of each.
+
+struct StoredHalves {
+  static constexpr int kNumbers = 2;
+  OXY_INLINE f32v value(u32v row, int number, i32v) {
+    return from_bits(number == 0 ? row << 16 : row & 0xffff0000);
+  }
+};
+
+struct StoredBytes {
+  static constexpr int kNumbers = 4;
+  OXY_INLINE i32v integer(u32v row, int number, i32v zero_point) {
+    return reinterpret_cast<i32v>(row >> 8 * number & 0xff) - zero_point;
+  }
+  OXY_INLINE f32v value(u32v row, int number, i32v zero_point) {
+    return __builtin_convertvector(integer(row, number, zero_point), f32v);
+  }
+};
+
+OXY_INLINE u32v nibble(u32v row, int number) {
+  return row >> (number < 4 ? 8 * number : 8 * number - 28) & 0xf;
+}
+
+struct StoredNibbles {
+  static constexpr int kNumbers = 8;
+  OXY_INLINE i32v integer(u32v row, int number, i32v zero_point) {
+    return reinterpret_cast<i32v>(nibble(row, number)) - zero_point;
+  }
+  OXY_INLINE f32v value(u32v row, int number, i32v zero_point) {
+    return __builtin_convertvector(integer(row, number, zero_point), f32v);
+  }
+};
+
+struct StoredNormalFloats {
+  static constexpr int kNumbers = 8;
+  OXY_INLINE f32v value(u32v row, int number, i32v) {
+    const u32v code = nibble(row, number);
+#if defined(__AVX512F__)
+    return reinterpret_cast<f32v>(
+        _mm512_permutexvar_ps(reinterpret_cast<__m512i>(code), _mm512_loadu_ps(kNormalFloats)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<f32v>(
+        _mm256_i32gather_ps(kNormalFloats, reinterpret_cast<__m256i>(code), 4));
+#else
+    f32v result;
+    for (int i = 0; i < kLanes; ++i) result[i] = kNormalFloats[code[i]];
+    return result;
+#endif
+  }
+};
+
+// The unit `index` of the units that a row of the panel holds of each output.
+
+template <class Stored>
+OXY_INLINE u32v unit_of(Single, Stored, u32v row, int index, i32v zero_point) {
+  return bits_of(Stored::value(row, index, zero_point));
+}
+
+template <class Stored>
+OXY_INLINE u32v unit_of(IntegerPair, Stored, u32v row, int index, i32v zero_point) {
+  const u32v low = reinterpret_cast<u32v>(Stored::integer(row, 2 * index, zero_point));
+  const u32v high = reinterpret_cast<u32v>(Stored::integer(row, 2 * index + 1, zero_point));
+  return (low & 0xffff) | high << 16;
+}
+
+#if defined(__AVX512BF16__)
+
+// NF4's values are rounded; all others have no more digits than bfloat16.
+template <class Stored>
+OXY_INLINE u32v unit_of(HalfPair, Stored, u32v row, int index, i32v zero_point) {
+  const f32v low = Stored::value(row, 2 * index, zero_point);
+  const f32v high = Stored::value(row, 2 * index + 1, zero_point);
+  return bits_of(low) >> 16 | (bits_of(high) & 0xffff0000);
+}
+
+OXY_INLINE u32v unit_of(HalfPair, StoredHalves, u32v row, int, i32v) { return row; }
+
+// Looks the numbers up: `table` has bfloat16 numbers for indexes of 5 bits, negative ones included.
+OXY_INLINE u32v look_up(u32v row, int index, u32v zero_points, __m512i table) {
+  const u32v shifted = index < 2 ? row : row >> 4;
+  const __m512i codes = _mm512_sub_epi8(reinterpret_cast<__m512i>(shifted & 0x0f0f0f0f),
+                                        reinterpret_cast<__m512i>(zero_points));
+  const int byte = 2 * (index & 1);
+  const __m512i spread =
+      _mm512_shuffle_epi8(codes, _mm512_broadcast_i32x4(_mm_setr_epi8(
+                                     byte, -1, byte + 1, -1, byte + 4, -1, byte + 5, -1, byte + 8,
+                                     -1, byte + 9, -1, byte + 12, -1, byte + 13, -1)));
+  return reinterpret_cast<u32v>(_mm512_permutexvar_epi16(spread, table));
+}
+
+OXY_INLINE u32v unit_of(HalfPair, StoredNibbles, u32v row, int index, i32v zero_point) {
+  alignas(64) std::uint16_t table[32];
+  for (int i = 0; i < 32; ++i) {
+    const float value = static_cast<float>(i < 16 ? i : i - 32);
+    table[i] = static_cast<std::uint16_t>(__builtin_bit_cast(std::uint32_t, value) >> 16);
+  }
+  const u32v zero_points = reinterpret_cast<u32v>(zero_point) * 0x01010101u;
+  return look_up(row, index, zero_points, _mm512_load_si512(table));
+}
+
+OXY_INLINE u32v unit_of(HalfPair, StoredNormalFloats, u32v row, int index, i32v) {
+  const u16v values = narrow(load(kNormalFloats), bf16{});
+  const __m512i table = _mm512_castsi256_si512(reinterpret_cast<__m256i>(values));
+  return look_up(row, index, u32v{}, table);
+}
+
+#endif
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+
+OXY_INLINE u32v unit_of(ByteQuad, StoredBytes, u32v row, int, i32v) { return row; }
+
+OXY_INLINE u32v unit_of(ByteQuad, StoredNibbles, u32v row, int index, i32v) {
+  return (index == 0 ? row : row >> 4) & 0x0f0f0f0f;
+}
+
+#endif
+
+// Whether the form's rows are those of the panel, so that there is nothing to unpack.
+template <class Form, class Stored>
+inline constexpr bool kReadsPanels = Stored::kNumbers == Form::kDepth;
+
+// `rows` rows of 64 bytes of a panel into kNumbers / kDepth times as many.
+template <class Form, class Stored>
+static void unpack_panel(Form form, Stored stored, const std::uint8_t* from, std::int64_t rows,
+                         const std::int32_t* zero_points, std::uint8_t* to) {
+  constexpr int kUnits = Stored::kNumbers / Form::kDepth;
+  for (int part = 0; part < kParts; ++part) {
+    constexpr std::int64_t kBytes = sizeof(u32v);
+    i32v zero_point;
+    std::memcpy(&zero_point, zero_points + part * kLanes, sizeof zero_point);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const u32v row = load_words(from + r * 64 + part * kBytes);
+      for (int unit = 0; unit < kUnits; ++unit) {
+        store_words(to + (r * kUnits + unit) * 64 + part * kBytes,
+                    unit_of(form, stored, row, unit, zero_point));
+      }
+    }
+  }
+}
+
+}  // namespace oxytorch::OXY_LEVEL
