@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +166,16 @@ class _OtherCall(nn.Conv1d):
         return super().forward(x) + 1
 
 
+class _OnTheInstance(nn.Conv2d):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._conv_forward = types.MethodType(_doubled, self)  # type: ignore[method-assign]
+
+
+def _doubled(self: Any, x: Tensor, weight: Tensor, bias: Any) -> Tensor:
+    return F.conv2d(x, weight * 2, bias)
+
+
 class _OtherWeight(nn.Conv2d):
     def reset_parameters(self) -> None:
         for parameter in self._parameters.values():
@@ -188,6 +199,7 @@ class _OtherWeight(nn.Conv2d):
         (_Other(4, 4, 3), None),
         (_OtherCall(4, 4, 3), None),
         (_OtherWeight(4, 4, 3), None),
+        (_OnTheInstance(4, 4, 3), None),
         (nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), None),
         (nn.ConvTranspose2d(4, 4, 3), None),
     ],
@@ -242,3 +254,110 @@ def test_a_single_position_is_computed_as_by_the_convolution(
         forward(torch.randn(2, 23, *[1] * dims))
     padded = kind(24, 10, 1, padding=1).eval()
     assert type(cast.cast_input(padded)) is cast.CastInput
+
+
+class Vision(nn.Module):
+    """Code that asks for the dtype of a weight, as transformers' vision models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 16, 4, 4)
+        self.project = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.patch(x.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
+        return self.project(h) @ h.transpose(1, 2)
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, xs: list[Tensor]) -> Tensor:
+        return self.layer(xs[0])
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def _kept(monkeypatch: pytest.MonkeyPatch, *kinds: type) -> None:
+    _times(monkeypatch, lambda m: (1.0, 1.2, 9.0) if isinstance(m, kinds) else (3.0, 3.2, 1.0))
+
+
+@pytest.mark.parametrize("with_sample", [False, True])
+@pytest.mark.parametrize("kinds", [(nn.Conv2d,), (nn.Linear,)])
+def test_what_keeps_its_dtype_returns_the_one_asked_for(
+    monkeypatch: pytest.MonkeyPatch, kinds: tuple[type, ...], with_sample: bool
+) -> None:
+    _kept(monkeypatch, *kinds)
+    stock, x = Vision().eval(), torch.randn(2, 3, 16, 16)
+    given = {"sample_input": x} if with_sample else {}
+    model = oxytorch.optimize(stock, dtype=BF16, **given)  # type: ignore[call-overload]
+    assert {m.weight.dtype for m in (model.patch, model.project)} == {torch.float32, BF16}
+    for each in (x, x.to(BF16)):
+        with torch.no_grad():
+            found = model(each)
+        assert found.dtype == BF16
+        assert (found - stock(x)).abs().max() < 0.05 * stock(x).abs().max()
+
+
+@pytest.mark.parametrize("with_sample", [False, True])
+@pytest.mark.parametrize("kinds", [(), (nn.Conv2d,), (nn.Linear,), (nn.Conv2d, nn.Linear)])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32, torch.float64])
+def test_a_later_conversion_is_followed(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kinds: tuple[type, ...], with_sample: bool
+) -> None:
+    _kept(monkeypatch, *kinds)
+    stock, x = Vision().eval(), torch.randn(2, 3, 16, 16)
+    given = {"sample_input": x} if with_sample else {}
+    model = oxytorch.optimize(stock, dtype=BF16, **given).to(dtype)  # type: ignore[call-overload]
+    with torch.no_grad():
+        found = model(x.to(dtype))
+    assert (found - stock(x)).abs().max() < 0.05 * stock(x).abs().max()
+
+
+def test_a_model_that_is_not_converted_takes_the_dtype_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _kept(monkeypatch, nn.Linear)
+    x = torch.randn(3, 16)
+    for given in ({}, {"sample_input": ([x.to(BF16)],)}):
+        stock = Lists().eval()
+        model = oxytorch.optimize(stock, dtype=BF16, **given)  # type: ignore[call-overload]
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        with torch.no_grad():
+            for found, wanted in (
+                (model([x.to(BF16)]), BF16),
+                (model.encode(x.to(BF16)), torch.float32),
+                (model.layer(x.to(BF16)), torch.float32),
+                (model.layer(x.to(BF16)[0])[None], torch.float32),
+                (model([x]), torch.float32),
+            ):
+                assert found.dtype == wanted
+                found = found.float()
+                torch.testing.assert_close(found, stock([x])[: len(found)], rtol=2e-2, atol=2e-2)
+            model = model.to(torch.float64)
+            assert model([x.double()]).dtype == torch.float64
+
+
+def test_a_weight_that_other_code_reads_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    _times(monkeypatch, lambda m: (1.0, 1.2, 9.0) if m.out_features == 9 else (3.0, 3.2, 1.0))
+    stock = nn.Sequential(nn.Embedding(9, 16), nn.Linear(16, 16), nn.Linear(16, 9, bias=False))
+    stock[2].weight = stock[0].weight
+    model = oxytorch.optimize(stock.eval(), dtype=BF16)
+    assert {m.weight.dtype for m in model} == {BF16}
+    with torch.no_grad():
+        assert model(torch.arange(9)).dtype == BF16
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv2d])
+def test_autocast_around_optimize_changes_nothing(kind: Any) -> None:
+    args, size = ((16, 8), (4, 16)) if kind is nn.Linear else ((16, 8, 3, 1, 1), (1, 16, 9, 9))
+    stock, x = nn.Sequential(kind(*args)).eval(), torch.randn(size)
+    with torch.autocast("cpu", BF16), torch.no_grad():
+        stock(x)
+        model = oxytorch.optimize(stock, sample_input=x)
+        assert model(x).dtype == BF16
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), stock(x))

@@ -23,15 +23,20 @@ class Boundary:
     takes: the dtype that they are converted to, or None. least_dims: dimensions that a tensor has
     to have for that; those of fewer are often positions or frequencies, which would lose too much.
     gives_back: whether the module returns the dtype that it was given; `otherwise` where it was
-    given no such tensor, if that is a dtype. agrees: whether the weights of a layer, of which code
-    outside makes some at each call, are all given one dtype. explains: the dtype that parts of the
-    module were converted to, where an error about dtypes is to say what to do.
+    given no such tensor, if that is a dtype. returns: the dtype that results are converted to,
+    whatever the module was given, until the user converts the model: as long as the module's
+    parameters have the dtype `takes`, and those of `beside`, one that was converted, that one.
+    agrees: whether the weights of a layer, of which code outside makes some at each call, are all
+    given one dtype. explains: the dtype that parts of the module were converted to, where an error
+    about dtypes is to say what to do.
     """
 
     takes: torch.dtype | None = None
     gives_back: bool = False
     least_dims: int = 0
     otherwise: torch.dtype | None = None
+    returns: torch.dtype | None = None
+    beside: nn.Module | None = None
     agrees: bool = False
     explains: torch.dtype | None = None
 
@@ -44,6 +49,7 @@ class BoundaryForward(Forward):
         is_script = isinstance(module, torch.jit.ScriptModule)  # keeps a method in its dictionary
         self.inner = self.own if is_script else module.__dict__.get("forward", self.own)
         self.boundary = boundary
+        self._keeps_dtype = boundary.takes is not None and boundary.takes is boundary.returns
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
@@ -52,12 +58,19 @@ class BoundaryForward(Forward):
         return super().own(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        is_usual = self._keeps_dtype and len(args) == 1 and not kwargs and type(args[0]) is Tensor
+        if is_usual and args[0].dtype is self.boundary.takes:
+            return self.inner(args[0])
         if torch.is_autocast_enabled("cpu"):
             return self.inner(*args, **kwargs)
         takes, least, inner = self.boundary.takes, self.boundary.least_dims, self.inner
         if self.boundary.agrees:
             inner, takes = self._agreeing()
-        given = None
+        given = self.boundary.returns
+        if given is not None and takes is not None:
+            own, takes = takes, dtype_of(self.module)
+            if takes is not own or not is_still(self.boundary.beside, given):
+                given = None  # the user has converted the model since
         if self.boundary.gives_back:
             given = first_dtype(args, kwargs) or self.boundary.otherwise
         if takes is not None:
@@ -90,6 +103,17 @@ class BoundaryForward(Forward):
             weights = [getattr(alike, name, None) for name in module._flat_weights_names]
             vars(alike).update(_flat_weights=weights, _flat_weight_refs=[None] * len(weights))
         return partial(type(module).forward, alike), dtype
+
+
+def dtype_of(module: nn.Module) -> torch.dtype | None:
+    """The dtype of a module's parameters, its own or those of its parts."""
+    own = first_dtype(tuple(module._parameters.values()), {})
+    return own or first_dtype(tuple(module.parameters()), {})
+
+
+def is_still(module: nn.Module | None, dtype: torch.dtype) -> bool:
+    """Whether a module's parameters have the dtype that they were converted to."""
+    return module is None or dtype_of(module) is dtype
 
 
 _ABOUT = re.compile(r"d-?types?\b|scalar ?type|bfloat16|\bhalf\b|float16", re.IGNORECASE)

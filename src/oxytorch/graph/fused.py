@@ -19,6 +19,7 @@ from ..core.sources import Sources
 from ..ops._post_op import NO_POST_OP, PostOp
 from ..ops.convolution import PackedConvolutionWeight, convolution, takes
 from ..ops.linear import PackedLinearWeight, linear
+from .boundary import Boundary, is_still
 from .formats import is_last, kept, order_is_free
 from .recognize import BatchNorm, Norm, batch_norm_of_module, holds_its_parameters
 
@@ -77,8 +78,8 @@ class FusedLayer:
     """A linear layer or convolution with what was around it: zero padding before, a normalization
     folded in, a post-operation after.
 
-    converts: whether inputs of other floating dtypes are converted to the weight's; gives_back:
-    whether results then are converted to the input's.
+    converts: whether inputs of other floating dtypes are converted to the weight's. boundary: of a
+    layer that keeps its dtype and returns another one.
     """
 
     def __init__(
@@ -88,14 +89,14 @@ class FusedLayer:
         folded: Folded | None = None,
         padding: tuple[int, ...] | None = None,
         converts: bool = False,
-        gives_back: bool = False,
+        boundary: Boundary | None = None,
     ) -> None:
         self.module = module
         self.post_op = post_op
         self.folded = folded
         self.padding = padding
-        self.converts = converts or gives_back
-        self.gives_back = gives_back
+        self.converts = converts or boundary is not None
+        self.boundary = boundary
         self._is_refused = False  # whether oneDNN does not take the second operand
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Tensor:
@@ -119,12 +120,11 @@ class FusedLayer:
     def _packed(self, x: Tensor, weight: Any, other: Tensor | None) -> Tensor | None:
         if not weight.is_packed() or "bias" not in self.module._parameters:
             return None
-        given = x.dtype
-        if given is not weight.dtype:
+        if x.dtype is not weight.dtype:
             if not self.converts or not x.is_floating_point():
                 return None
             x = x.to(weight.dtype)
-        goes_back = self.gives_back and given is not weight.dtype
+        returns = self._returned(weight)
         if self.folded is not None:
             bias: Tensor | None = self.folded.update(weight)
             if bias is None:
@@ -138,7 +138,9 @@ class FusedLayer:
             return None
         post_op = self.post_op
         combines_later = other is not None and (
-            self._is_refused or goes_back or not _keeps_order(None if is_linear else x, other)
+            self._is_refused
+            or returns is not None
+            or not _keeps_order(None if is_linear else x, other)
         )
         if combines_later:
             post_op = NO_POST_OP
@@ -147,9 +149,19 @@ class FusedLayer:
             result = linear(x, weight, bias, post_op, second)
         else:
             result = kept(convolution(x, weight, bias, post_op, second, self.padding), x)
-        if goes_back:
-            result = result.to(given)
+        if returns is not None:
+            result = result.to(returns)
         return self.post_op.after(result, other) if combines_later else result
+
+    def _returned(self, weight: Tensor) -> torch.dtype | None:
+        """The dtype that the result is converted to, if to another one."""
+        boundary = self.boundary
+        if boundary is None or boundary.returns is None or boundary.takes is not weight.dtype:
+            return None
+        is_other = boundary.returns is not weight.dtype
+        return (
+            boundary.returns if is_other and is_still(boundary.beside, boundary.returns) else None
+        )
 
 
 def _keeps_order(x: Tensor | None, other: Tensor) -> bool:

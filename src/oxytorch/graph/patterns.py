@@ -6,7 +6,7 @@ sees what lies between these steps, and no other step writes to what they read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from ..ops._post_op import PostOp
+from .boundary import Boundary
 from .fused import Folded, FusedAddNorm, FusedGate, FusedLayer
 from .recognize import Norm, Recognizer, activation_of_function, convolution_of_module
 from .recommendation import FusedEmbeddingBags, FusedInteraction, alike_bags, find_interaction
@@ -64,9 +65,9 @@ class Match:
 class Patterns:
     """The matches in a record.
 
-    converts: the modules whose inputs are to be converted to the dtype of their weight. gives_back:
-    those that compute in their own dtype and return the one that they are given. is_free: whether a
-    module's call may be gone past.
+    converts: the modules whose inputs are to be converted to the dtype of their weight. returns:
+    those that keep their dtype and return another one. is_free: whether a module's call may be gone
+    past.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Patterns:
         recognizer: Recognizer,
         choices: Choices,
         converts: set[nn.Module],
-        gives_back: set[nn.Module],
+        returns: Mapping[nn.Module, Boundary],
         folds: dict[nn.Module, Folded],
         is_free: Callable[[nn.Module], bool],
     ) -> None:
@@ -85,7 +86,7 @@ class Patterns:
         self._recognizer = recognizer
         self._choices = choices
         self._converts = converts
-        self._gives_back = gives_back
+        self._returns = returns
         self._folds = folds
         self._taken: set[int] = set()
         self._users: dict[int, list[int]] = {}
@@ -241,7 +242,7 @@ class Patterns:
                 folded,
                 padding,
                 layer in self._converts,
-                layer in self._gives_back,
+                self._returns.get(layer),
             ),
             (source,) if other is None else (source, other),
             self.steps[chain[-1]].result,

@@ -337,7 +337,7 @@ def convolution_of_module(module: nn.Module) -> Geometry | None:
     if base is None or not holds_its_parameters(module):
         return None
     own = type(module).__mro__[: type(module).__mro__.index(base)]
-    if any({*vars(kind)} - _MAY_DEFINE for kind in own):
+    if any({*vars(kind)} - _MAY_DEFINE for kind in own) or "_conv_forward" in module.__dict__:
         return None
     layer: Any = module
     padding = layer.padding

@@ -110,7 +110,7 @@ def optimize(
             f"optimize: {wanted}=True expected a sample_input to run the model on, got None"
         )
     sample = None if sample_input is None else Sample(sample_input)
-    with random_unmoved():
+    with random_unmoved(), torch.autocast("cpu", enabled=False):
         return _optimized(model, dtype, sample, inplace, verify, tune, passes)
 
 

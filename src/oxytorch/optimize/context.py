@@ -70,8 +70,10 @@ class Context:
     below. compiled: modules that run as a graph of oneDNN's, with all below; they are closed too.
     rules: the dtypes asked for, by "", path or type. boundaries: what modules are given and give
     where some are converted. kept: modules that keep their dtype since their code needs it;
-    kept_parts: these with all below. converts_vectors: whether vectors of the model's own classes
-    are converted too. made_for: modules that make a weight at each call, and for which module.
+    kept_parts: these with all below. slower: layers that keep their dtype since they are faster in
+    it, with the one that was asked for. converts_vectors: whether vectors of the model's own
+    classes are converted too. made_for: modules that make a weight at each call, and for which
+    module.
     """
 
     model: nn.Module
@@ -96,6 +98,7 @@ class Context:
     boundaries: dict[nn.Module, Boundary] = field(default_factory=dict)
     kept: set[nn.Module] = field(default_factory=set)
     kept_parts: set[nn.Module] = field(default_factory=set)
+    slower: dict[nn.Module, torch.dtype] = field(default_factory=dict)
     converts_vectors: bool = False
     made_for: dict[nn.Module, nn.Module] = field(default_factory=dict)
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
@@ -146,7 +149,8 @@ class Context:
     def is_converted(self, module: nn.Module) -> bool:
         """Whether a dtype is asked for a module, to which its inputs are converted."""
         forward = module.__dict__.get("forward")
-        return module in self.dtype_of or bool(getattr(forward, "converts", False))
+        is_asked = module in self.dtype_of or module in self.slower
+        return is_asked or bool(getattr(forward, "converts", False))
 
     def rule(self, module: nn.Module) -> torch.dtype | None:
         """The dtype that is asked for by a key that names the module or its type; for the model

@@ -62,7 +62,7 @@ def settle(context: Context, modules: list[nn.Module]) -> None:
             forward.gives_back = True
             continue
         context.set_forward(module, BoundaryForward(module, boundary))
-        if boundary == Boundary(explains=boundary.explains):
+        if boundary == Boundary(explains=boundary.explains) or boundary.takes is boundary.returns:
             continue
         does = "returns the dtype that it is given"
         if boundary.takes is not None:
@@ -83,6 +83,8 @@ def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
     found: dict[nn.Module, Boundary] = {}
     for module in (*context.open_modules(), *context.patched, *context.closed_roots):
         boundary = _boundary(context, module, module in converted)
+        if boundary is not None and boundary.returns is not None:
+            boundary = replace(boundary, beside=next(iter(converted)))
         if boundary is not None:
             found[module] = boundary
     if context.model not in converted and not isinstance(context.model, torch.jit.ScriptModule):
@@ -92,15 +94,17 @@ def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
 
 
 def _unconverted(context: Context) -> dict[nn.Module, Boundary]:
-    """The boundary of a model no layer of which is converted, though a dtype is asked for all."""
+    """The boundary of a model no layer of which is converted, though a dtype is asked for all: its
+    layers convert what they are given to their own."""
     model = context.model
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if len(dtypes) != 1 or isinstance(model, torch.jit.ScriptModule):
         return {}
-    (own,) = dtypes
-    if context.dtype in (None, own):
+    if context.dtype in (None, *dtypes):
         return {}
-    return {model: Boundary(own, gives_back=True, least_dims=VECTOR + 1)}
+    (own,) = dtypes
+    layers = dict.fromkeys(context.slower, Boundary(own, returns=own))
+    return {model: Boundary(gives_back=True), **layers}
 
 
 def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary | None:
@@ -115,6 +119,8 @@ def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary |
     if is_whole or (is_patched and own is not None):
         return Boundary(own, gives_back=True)
     is_layer = cast.is_layer(context, module)
+    if module in context.slower:
+        return Boundary(own, returns=context.slower[module])
     rule = context.rule(module)
     if own is not None and is_layer:
         if converts or type(module) in cast.TAKE_ANY:

@@ -319,7 +319,8 @@ class CastPoint(CastInput):
         weight, bias = self.module._parameters.get("weight"), self._bias()
         if type(weight) is not nn.Parameter or weight.dtype is not x.dtype or bias is False:
             return None
-        if x.dim() != weight.dim() or not _is_point(self.module) or must_run_plain(x, weight, bias):
+        fits = x.dim() == weight.dim() and x.shape[1] == weight.shape[1]
+        if not fits or not _is_point(self.module) or must_run_plain(x, weight, bias):
             return None
         found = functional.linear(x.flatten(1), weight.flatten(1), bias)
         return found.reshape(*found.shape, *x.shape[2:])

@@ -67,11 +67,14 @@ def slower(times: Sequence[Times]) -> set[int]:
 
 def candidates(context: Context) -> list[nn.Module]:
     """The linear layers and convolutions to be converted that no key names: a layer that one names
-    is converted whatever that costs."""
+    is converted whatever that costs. Nor those that share a weight with a module of another kind,
+    which hands it to other code."""
     return [
         module
         for module in filter(context.converts, context.open_modules())
-        if _is_timed(context, module) and not _is_named(context, module)
+        if _is_timed(context, module)
+        and not _is_named(context, module)
+        and not _is_shared(context, module)
     ]
 
 
@@ -80,6 +83,7 @@ def leave(context: Context, kept: set[nn.Module]) -> None:
     for module in kept:
         own = cast.short_name(_own(module))
         context.left("cast", module, f"{type(module).__name__}: {own} is faster here")
+    context.slower |= {module: context.dtype_of[module] for module in kept}
     context.leave_dtype(kept)
 
 
@@ -98,6 +102,11 @@ def _leave_the_rest(context: Context) -> None:
 
 def _is_named(context: Context, module: nn.Module) -> bool:
     return cast.asked(context.paths[module], module, context.rules) is not None
+
+
+def _is_shared(context: Context, module: nn.Module) -> bool:
+    owners = context.owners.get(id(module._parameters["weight"]), [])
+    return any(type(owner) is not type(module) for owner, _ in owners)
 
 
 def _is_timed(context: Context, module: nn.Module) -> bool:
@@ -143,7 +152,7 @@ def _ways(
     """Calls of a layer in its own dtype, in it amid converted layers, and in the one asked for."""
     dtype = context.dtype_of[module]
     stock, x, given = pack.stand_in(module, weight), x.to(weight.dtype), x.to(dtype)
-    amid = BoundaryForward(stock, Boundary(weight.dtype, gives_back=True))
+    amid = BoundaryForward(stock, Boundary(weight.dtype, returns=dtype))
     if is_packed:
         packed = pack.packed_weight(context, module, weight, dtype)
         converted = pack.amid_packed(

@@ -42,9 +42,9 @@ def run(context: Context) -> None:
         drop="dropout" in context.passes,
     )
     converts = {m for m in context.paths if context.converts(m)}
-    gives_back = {m for m, b in context.boundaries.items() if b.gives_back and not b.agrees}
+    returns = {m: each for m, each in context.boundaries.items() if each.returns is not None}
     patterns = Patterns(
-        record, context.recognizer, choices, converts, gives_back, context.folds, context.is_free
+        record, context.recognizer, choices, converts, returns, context.folds, context.is_free
     )
     programs: dict[nn.Module, list[tuple[Program, _Home]]] = {}
     for number, (made, home) in sorted(_programs(context, record, patterns).items()):
