@@ -40,6 +40,11 @@ class Boundary:
     agrees: bool = False
     explains: torch.dtype | None = None
 
+    @property
+    def keeps_dtype(self) -> bool:
+        """Whether the module returns what it takes: nothing around it was converted."""
+        return self.takes is not None and self.takes is self.returns
+
 
 class BoundaryForward(Forward):
     """A module's forward, its own or the one that a pass gave it, within its boundary."""
@@ -49,7 +54,7 @@ class BoundaryForward(Forward):
         is_script = isinstance(module, torch.jit.ScriptModule)  # keeps a method in its dictionary
         self.inner = self.own if is_script else module.__dict__.get("forward", self.own)
         self.boundary = boundary
-        self._keeps_dtype = boundary.takes is not None and boundary.takes is boundary.returns
+        self._keeps_dtype = boundary.keeps_dtype
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
