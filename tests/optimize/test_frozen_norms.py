@@ -109,6 +109,23 @@ def test_folded_or_computed_in_one_sweep(
         assert found.stride() == expected.stride()
 
 
+@pytest.mark.parametrize("dtype", [None, BF16])
+def test_torchs_own_computes_it(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | None) -> None:
+    calls = []
+    own = F.batch_norm
+
+    def counted(*args: Any) -> Tensor:
+        calls.append(args[0].dtype)
+        return own(*args)
+
+    model = oxytorch.optimize(Block(Frozen).eval(), dtype=dtype)
+    monkeypatch.setattr(F, "batch_norm", counted)
+    for _ in range(2):
+        with torch.no_grad():
+            model(torch.randn(2, 3, 10, 10))
+    assert calls == [dtype or torch.float32] * 4
+
+
 @pytest.mark.parametrize("with_sample", [False, True])
 def test_changes_are_followed(with_sample: bool) -> None:
     stock, x = Block(Frozen).eval(), torch.randn(2, 3, 10, 10)

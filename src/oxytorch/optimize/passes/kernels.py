@@ -106,17 +106,20 @@ class FrozenNormForward(NormForward):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module, Norm("batch_norm", 0.0), is_mixed=False)
-        self.sources = Sources([module])
         self._norm = batch_norm_of_module(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         norm = self._known() if len(args) == 1 and not kwargs and self._takes(args[0]) else None
         if norm is not None:
-            x = args[0]
-            fits = x.shape[1] == len(norm.mean) and (x.dtype == norm.mean.dtype or self.gives_back)
-            if fits and not must_run_plain(x, norm.weight):
-                tensors = norm.mean, norm.variance, norm.weight, norm.bias
-                return functional.batch_norm(x, *tensors, False, 0.0, norm.eps)
+            x, shape = args[0], norm.mean.shape
+            names = "running_mean", "running_var", "weight", "bias"
+            mean, variance, weight, bias = (self.module._buffers.get(name) for name in names)
+            fits = x.shape[1] == shape[0] and (x.dtype == norm.mean.dtype or self.gives_back)
+            fits = fits and all(
+                t is not None and t.shape == shape for t in (mean, variance, weight, bias)
+            )
+            if fits and not must_run_plain(x, weight, bias):
+                return functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, norm.eps)
         return self.own(*args, **kwargs)
 
     def _takes(self, x: Any) -> bool:
@@ -125,7 +128,8 @@ class FrozenNormForward(NormForward):
     def _known(self) -> BatchNorm | None:
         """What the module computes, recognized anew where something has changed."""
         if not self.sources.are_current():
-            self.sources, self._norm = Sources([self.module]), batch_norm_of_module(self.module)
+            self.sources = Sources([], owner=self.module, values=False)
+            self._norm = batch_norm_of_module(self.module)
         return self._norm
 
 
