@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ..ops._post_op import PostOp
 from .boundary import Boundary
 from .fused import Folded, FusedAddNorm, FusedGate, FusedLayer
-from .recognize import Norm, Recognizer, activation_of_function, convolution_of_module
+from .recognize import BatchNorm, Norm, Recognizer, activation_of_function, convolution_of_module
 from .recommendation import FusedEmbeddingBags, FusedInteraction, alike_bags, find_interaction
 from .record import Record
 from .steps import Value
@@ -210,10 +210,9 @@ class Patterns:
             padding = padded = None
         following = self.only_user(number)
         norm = None if following is None else self.module(following)
-        if self._choices.fold and norm is not None and self._can_fold(layer, norm, following):
-            assert following is not None
-            found = self._recognizer.batch_norm(norm)
-            assert found is not None
+        found = self._foldable(layer, norm, following) if self._choices.fold else None
+        if found is not None:
+            assert norm is not None and following is not None
             folded = self._folds.get(layer) or Folded(layer, norm, found)
             if folded.norm is not norm or not self.is_sound([*chain, following]):
                 return None
@@ -290,12 +289,13 @@ class Patterns:
         users = [] if value is None else self._users.get(value.number, [])
         return any(self.norm(user) is not None and self._may_join([number, user]) for user in users)
 
-    def _can_fold(self, layer: nn.Module, norm: nn.Module, number: int | None) -> bool:
-        found = self._recognizer.batch_norm(norm)
-        if found is None:
-            return False
-        if number is None or self._input(number) is None:
-            return False
+    def _foldable(
+        self, layer: nn.Module, norm: nn.Module | None, number: int | None
+    ) -> BatchNorm | None:
+        """What the normalization after a layer computes, where it can be folded into the layer."""
+        found = None if norm is None else self._recognizer.batch_norm(norm)
+        if found is None or number is None or self._input(number) is None:
+            return None
         weight = layer._parameters["weight"]
         assert weight is not None
         dims = found.dims
@@ -304,7 +304,8 @@ class Patterns:
         else:
             fits = _spatial_dims(layer) == dims
             fits = fits and len(self.shape(self._input(number)) or ()) == dims + 2
-        return fits and weight.shape[0] == len(found.variance) and weight.is_floating_point()
+        fits = fits and weight.shape[0] == len(found.variance) and weight.is_floating_point()
+        return found if fits else None
 
     def _padding(self, number: int, layer: nn.Module) -> tuple[tuple[int, ...] | None, int | None]:
         """Zeros that a step of its own puts evenly around a convolution's input, and that step."""

@@ -130,20 +130,23 @@ def _times(context: Context, module: nn.Module) -> Times:
     is_packed = "pack" in context.passes and pack.refusal(context, module) is None
     form = context.recognizer.linear(module)
     kept: tuple[Any, ...] = ()
+    make: Callable[[], Tensor]
     if form is not None:
         usual = max(USUAL_ROWS, min(MOST_ROWS, FEW_PRODUCTS // weight.numel()))
         rows = math.prod(size[:-1]) if size else usual
         rows = max(1, min(rows, MOST_PRODUCTS // weight.numel()))
-        x = measure.input_of(rows, weight.shape[0 if form.transposed else 1], size)
+        width = weight.shape[0 if form.transposed else 1]
+        make, numel = partial(measure.input_of, rows, width, size), rows * width
     else:
         known = size is not None and len(size) == weight.dim() and 0 not in size
-        x = torch.rand(size if known else _usual_size(module, weight))  # type: ignore[arg-type]
+        shape = size if size is not None and known else _usual_size(module, weight)
+        make, numel = partial(torch.rand, shape), math.prod(shape)
         names = ("stride", "padding", "dilation", "output_padding")
         kept = tuple(getattr(module, name, None) for name in names)
-        kept += (*map(about, (module.groups, *x.shape)), *weight.shape[2:])
-    kept += (*map(about, (*weight.shape[:2], x.numel())), own, dtype, is_packed)
+        kept += (about(module.groups), *map(about, shape), *weight.shape[2:])  # type: ignore[arg-type]
+    kept += (*map(about, (*weight.shape[:2], numel)), own, dtype, is_packed)
     key = (type(module), *kept)
-    return measure.seconds_of(key, lambda: _ways(context, module, weight, x, is_packed))
+    return measure.seconds_of(key, lambda: _ways(context, module, weight, make(), is_packed))
 
 
 def _ways(
