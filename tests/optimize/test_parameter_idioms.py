@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import oxytorch
+from oxytorch.core.packed import PackedTensor
 
 
 @pytest.fixture
@@ -58,3 +61,25 @@ def test_what_is_no_model_is_named(function: object) -> None:
         TypeError, match=r"expected model to be a torch\.nn\.Module, got a NoneType"
     ):
         function(None)
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["cleared", "held"])
+def test_autocast_refers_weakly_to_a_parameter_that_is_replaced(
+    stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).eval()
+    model, x = copy.deepcopy(stock), torch.randn(3, 16)
+    if stays:  # as what else refers weakly to a tensor in C++
+        monkeypatch.setattr(torch, "clear_autocast_cache", lambda: None)
+    before = [*model.parameters()]
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x)  # outside no_grad autocast keeps what it converted
+        oxytorch.optimize(model, inplace=True)
+        assert isinstance(model[0].weight, PackedTensor)
+        if not stays:
+            assert all(now is then for now, then in zip(model.parameters(), before, strict=True))
+        torch.testing.assert_close(model(x), stock(x))
+        oxytorch.undo(model)
+    assert {type(p) for p in (*model.parameters(), *before)} == {nn.Parameter}
+    for parameter, source in zip(model.parameters(), stock.parameters(), strict=True):
+        assert torch.equal(parameter, source)

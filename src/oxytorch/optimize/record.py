@@ -114,9 +114,14 @@ def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
         object_.data = other.data  # also where an autograd graph or a weak reference holds it
         object_.grad = None if gradient is None else gradient.to(object_.dtype)
         return True
+    torch.clear_autocast_cache()  # it refers weakly to parameters
+    kind, fields = type(object_), object_.__dict__
     try:
         torch.utils.swap_tensors(object_, other)  # type: ignore[no-untyped-call]
     except RuntimeError:  # held by an autograd graph or a weak reference
+        if type(object_) is not kind:  # torch swaps these before it asks whether the rest can be
+            object_.__class__, other.__class__ = kind, type(object_)
+            object_.__dict__, other.__dict__ = fields, object_.__dict__
         return False
     if gradient is not None:
         object_.grad = gradient.to(object_.dtype)
