@@ -10,14 +10,12 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ..graph.recognize import linear_of_module, norm_of_module
+from ..graph.recognize import activation_of_callable, linear_of_module, norm_of_module
+from ..ops._post_op import PostOp
 from ..ops.cached_attention import MOST_DIM
 from . import recipes
-from .layer import ACTIVATIONS
 from .plan import ExpertsPlan, NormPlan, Plan, ProductPlan
 
 
@@ -218,32 +216,8 @@ def _fits_flat(
 
 def norm_of(layer: nn.Module, path: str) -> NormPlan | None:
     """Returns what a norm computes, or None for anything else."""
-    module = layer.get_submodule(path)
-    found = norm_of_module(module)
-    if found is not None:
-        return NormPlan(path, found.kind, found.eps)
-    weight = module._parameters.get("weight")
-    if weight is None or weight.dim() != 1 or [*module.children()]:
-        return None
-    x = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
-    x[0] *= 1e-3  # small rows tell one epsilon from another
-    try:
-        with torch.no_grad():
-            result = module(x)
-    except Exception:  # any refusal by a user's module only means that it is something else
-        return None
-    if result.shape != x.shape:
-        return None
-    size, scale = (weight.shape[0],), weight.detach().float()
-    for eps in {v for v in vars(module).values() if isinstance(v, float) and 0 < v < 1e-2}:
-        forms = (
-            (NormPlan(path, "rms_norm", eps, 1.0), F.rms_norm(x, size, scale + 1, eps)),
-            (NormPlan(path, "layer_norm", eps), F.layer_norm(x, size, scale, None, eps)),
-        )
-        for plan, expected in forms:
-            if torch.allclose(result, expected, rtol=1e-5, atol=1e-5):
-                return plan
-    return None
+    found = norm_of_module(layer.get_submodule(path))
+    return None if found is None else NormPlan(path, found.kind, found.eps, found.offset)
 
 
 def _projections(layer: nn.Module, attention: str, head_dim: int) -> Iterator[dict[str, Any]]:
@@ -324,18 +298,25 @@ def mlp_products(layer: nn.Module, path: str) -> tuple[ProductPlan, ProductPlan]
 
 def activation_of(owner: nn.Module) -> str:
     """The name of the activation among `owner`'s attributes."""
-    x = torch.linspace(-8, 8, 101).reshape(1, 101)
     for attribute in recipes.ACTIVATION:
         function: Callable[..., Any] | None = getattr(owner, attribute, None)
         if not callable(function):
             continue
-        with torch.no_grad():
-            found = function(x.clone())
-        for name, known in ACTIVATIONS.items():
-            if torch.allclose(found, known(x), rtol=1e-5, atol=1e-5):
-                return name
-        raise Unmatched(f"its activation {attribute} is none of {', '.join(ACTIVATIONS)}")
+        name = _ACTIVATIONS.get(activation_of_callable(function))
+        if name is None:
+            known = ", ".join(_ACTIVATIONS.values())
+            raise Unmatched(f"its activation {attribute} is none of {known}")
+        return name
     raise Unmatched(f"no activation in {type(owner).__name__}")
+
+
+_ACTIVATIONS: dict[PostOp | None, str] = {
+    PostOp("gelu", (), "none"): "gelu",
+    PostOp("gelu", (), "tanh"): "gelu_tanh",
+    PostOp("swish"): "silu",
+    PostOp("relu"): "relu",
+}
+"""Names of the activations that `layer` computes."""
 
 
 def _experts(layer: nn.Module, path: str, owner: nn.Module) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,6 @@ from torch import nn
 from ..core.packed import PackedTensor
 from ..graph.agreement import difference
 from ..graph.recognize import linear_of_module
-from ..optimize.record import ForwardSet
 from . import recipes
 from .checking import ALLOWED, wide_copy
 from .forwards import MlpForward, NormForward
@@ -57,7 +56,7 @@ def set_norm_forward(layer: nn.Module, norm: NormPlan, packer: Packer) -> bool:
     module = layer.get_submodule(norm.path)
     if "forward" in module.__dict__:
         return False
-    packer.record.changes.append(ForwardSet(module, NormForward(module, norm.build(layer))))
+    packer.log.set_forward(module, NormForward(module, norm.build(layer)))
     return True
 
 
@@ -102,5 +101,5 @@ def _gated_mlp(layer: nn.Module, wide: nn.Module, packer: Packer) -> tuple[str, 
     if not isinstance(expected, torch.Tensor) or gap > ALLOWED:
         return None
     fused = Mlp(packer.of(layer, up), packer.of(layer, down), activation)
-    packer.record.changes.append(ForwardSet(module, MlpForward(module, fused)))
+    packer.log.set_forward(module, MlpForward(module, fused))
     return path, {*up.paths, *down.paths}

@@ -95,8 +95,8 @@ def loses(model: nn.Module, optimized: nn.Module, dtype: Any, sample: Sample) ->
 
 
 def _built(model: nn.Module, dtype: Any, sample: Sample, chosen: tuple[str, ...]) -> nn.Module:
+    from ..rewriting.copies import copied
     from . import _nothing, _optimize_in_place
-    from .copies import copied
 
     candidate = copied(model)
     _optimize_in_place(candidate, dtype, sample, chosen, _nothing)
