@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ..core.packed import PackedTensor
 from ..ops._post_op import PostOp
 from ..ops.convolution import Geometry
+from .agreement import RECOGNIZED
 from .formula import expression
 from .state import unchanged
 
@@ -81,7 +82,9 @@ def _by_formula(run: Callable[..., Any], module: nn.Module) -> PostOp | None:
     found = None if post_op is None else _try(run, module, x)
     if post_op is None or found is None or found.shape != x.shape:
         return None
-    same = torch.allclose(found, post_op.after(x), rtol=1e-6, atol=1e-6, equal_nan=True)
+    tolerance = RECOGNIZED[x.dtype]
+    expected = post_op.after(x)
+    same = torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
     return post_op if same else None
 
 
@@ -198,6 +201,8 @@ def norm_of_module(module: nn.Module) -> Norm | None:
         return None
     if isinstance(weight, PackedTensor) or weight.device.type != "cpu":
         return None
+    if weight.dtype not in RECOGNIZED:
+        return None
     x = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
     x[0] *= 1e-3  # small rows tell one epsilon from another
     formula = expression(module.forward, x.to(weight.dtype), {"weight": weight}, module)
@@ -210,7 +215,7 @@ def norm_of_module(module: nn.Module) -> Norm | None:
         expected = F.rms_norm(x, size, factor, norm.eps)
     else:
         expected = F.layer_norm(x, size, factor, None, norm.eps)
-    tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-2
+    tolerance = RECOGNIZED[weight.dtype]
     same = torch.allclose(found.float(), expected, rtol=tolerance, atol=tolerance)
     return norm if same else None
 
@@ -345,7 +350,9 @@ def _frozen_epsilon(module: nn.Module) -> float | None:
     if found not in [expression(way, x, named) for way in (first, last)] or result is None:
         return None
     expected = F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
-    return eps if torch.allclose(result, expected, rtol=1e-4, atol=1e-4) else None
+    tolerance = RECOGNIZED[x.dtype]
+    same = torch.allclose(result, expected, rtol=tolerance, atol=tolerance)
+    return eps if same else None
 
 
 def _added_to(name: str, found: Any) -> float | None:
@@ -403,11 +410,11 @@ def linear_of_module(module: nn.Module) -> LinearForm | None:
     names = {name for name, value in module._parameters.items() if value is not None}
     if weight is None or weight.dim() != 2 or names - {"weight", "bias"} or _hooked(module):
         return None
-    if weight.dtype not in _LINEAR_TOLERANCE or weight.device.type != "cpu":
+    if weight.dtype not in RECOGNIZED or weight.device.type != "cpu":
         return None
     if isinstance(weight, PackedTensor):
         return None
-    tolerance = _LINEAR_TOLERANCE[weight.dtype]
+    tolerance = RECOGNIZED[weight.dtype]
     for transposed in (True, False):
         x = torch.randn(2, weight.shape[0 if transposed else 1]).to(weight.dtype)
         tensors = {name: module._parameters[name] for name in names}
@@ -443,9 +450,6 @@ def _linear_formulas(transposed: bool) -> list[Any]:
         ]
     tensors = {"weight": weight, "bias": bias}
     return [e for run in spelled if (e := expression(run, x, tensors)) is not None]
-
-
-_LINEAR_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 def _hooked(module: nn.Module) -> bool:

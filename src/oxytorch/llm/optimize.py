@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..core.packed import PackedTensor
+from ..graph.agreement import FUSED_LAYER, PACKED_LAYER, PACKED_MULTIPLE
 from ..ops.panels import PanelWeight
 from ..quantization.configs import WeightConfig
 from ..quantization.layers import output_head
@@ -107,7 +108,7 @@ def optimize(
         ["llm.optimize"],
         kv_cache=next(name for name, known in DTYPES.items() if known == cache_dtype),
         layers=len(layers),
-        allowed=checking.ALLOWED,
+        allowed=FUSED_LAYER,
     )
     with rewriting(result, report) as log:
         work = _Work(result, log, dtype, config, cache_dtype, not inplace, has_room)
@@ -212,7 +213,7 @@ class _Work:
         """
         gap = checking.packed_gap(fused, plan, calls, self.dtype, self.cache_dtype)
         config = self.packer.config
-        is_near = gap <= checking.ALLOWED_PACKED[None if config is None else config.bits]
+        is_near = gap <= PACKED_LAYER[None if config is None else config.bits]
         if not is_near or (is_first and config is not None):
             self._check_rounding(calls, plan, fused)
         self.report.packed_difference = max(self.report.packed_difference, gap)
@@ -224,9 +225,9 @@ class _Work:
         activation = next((weight.activation for weight in panels if weight.activation), None)
         is_quantized = any(weight.format != "bf16" for weight in panels)
         gap, own = checking.gap_of_own_weights(fused, plan, calls, self.dtype)
-        least = checking.ALLOWED_PACKED[8 if is_quantized else None]
-        most = checking.ALLOWED_PACKED[4]
-        allowed = min(max(least, checking.ALLOWED_MULTIPLE[activation] * own), most)
+        least = PACKED_LAYER[8 if is_quantized else None]
+        most = PACKED_LAYER[4]
+        allowed = min(max(least, PACKED_MULTIPLE[activation] * own), most)
         if not gap <= allowed:
             raise checking.Differs(
                 gap,

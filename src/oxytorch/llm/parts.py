@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from ..core.packed import PackedTensor
-from ..graph.agreement import difference
+from ..graph.agreement import FUSED_LAYER, difference
 from ..graph.recognize import linear_of_module
 from . import recipes
-from .checking import ALLOWED, wide_copy
+from .checking import wide_copy
 from .forwards import MlpForward, NormForward
 from .layer import Mlp
 from .matching import Unmatched, activation_of, find, mlp_products, norm_of
@@ -98,7 +98,7 @@ def _gated_mlp(layer: nn.Module, wide: nn.Module, packer: Packer) -> tuple[str, 
         return None
     with torch.no_grad():
         gap = difference(expected, trial(x, None))
-    if not isinstance(expected, torch.Tensor) or gap > ALLOWED:
+    if not isinstance(expected, torch.Tensor) or gap > FUSED_LAYER:
         return None
     fused = Mlp(packer.of(layer, up), packer.of(layer, down), activation)
     packer.log.set_forward(module, MlpForward(module, fused))
