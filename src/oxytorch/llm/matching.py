@@ -55,61 +55,62 @@ def plans(
     part = layer.get_submodule(attention)
     if getattr(part, "is_causal", True) is not True:
         raise Unmatched(f"{attention} is not causal")
-    mlps = [*_mlps(layer)]
-    wirings = [*_wirings(layer)]
+    mlps, wirings = [*_mlps(layer)], [*_wirings(layer)]
     head_dim = _head_dim(part, config)
-    rotary = _rotary(arguments)
-    sinks = next((name for name in recipes.SINKS if name in part._parameters), None)
-    query_norm = _head_norm(layer, attention, recipes.QUERY_NORM)
-    key_norm = _head_norm(layer, attention, recipes.KEY_NORM)
-    if (query_norm is None) != (key_norm is None):
-        raise Unmatched("query and key are not normalized alike")
-    flat = query_norm is not None and _width(layer, query_norm) != head_dim
-    caches = [name for name in recipes.CACHE_ARGUMENTS if name in arguments]
+    norms = _head_norms(layer, attention, head_dim)
+    fixed = {**norms, **_fixed(layer, part, attention, arguments, config, position)}
     choices = itertools.product(
         wirings,
         _projections(layer, attention, head_dim),
         mlps,
-        rotary,
+        _rotary(arguments),
         _PAIRS,
         _numbers(part, recipes.SCALE) or (head_dim**-0.5,),
         (*_numbers(part, recipes.SOFTCAP), None),
     )
-    residual = (*_numbers(layer, recipes.RESIDUAL), 1.0)[0]
     for wiring, heads, mlp, turning, (interleaved, spread), scale, softcap in choices:
         if turning is None and interleaved:
             continue
-        if flat and not _fits_flat(layer, query_norm, key_norm, heads, head_dim):
+        if norms["flat_norms"] and not _fits_flat(layer, norms, heads, head_dim):
             raise Unmatched(f"{attention} normalizes neither heads nor all of them")
-        if residual != 1.0 and wiring["wiring"] != recipes.WIRINGS[0].name:
+        if fixed["residual"] != 1.0 and wiring["wiring"] != recipes.WIRINGS[0].name:
             continue
         yield Plan(
             attention=attention,
-            layout=heads["layout"],
-            qkv=heads["qkv"],
-            output=heads["output"],
-            heads=heads["heads"],
-            kv_heads=heads["kv_heads"],
             head_dim=head_dim,
             scale=scale,
-            query_norm=query_norm,
-            key_norm=key_norm,
             rotary=0 if turning is None else arguments[turning][0].shape[-1],
             rotary_argument=turning,
             interleaved=interleaved,
             spread=spread,
-            flat_norms=flat,
-            residual=residual,
             softcap=softcap,
-            window=window_of(part, config, position),
-            sinks=None if sinks is None else f"{attention}.{sinks}",
-            cache_argument=caches[0] if caches else None,
-            index=layer_index(part, position),
             results=results,
             arguments=tuple(arguments),
+            **fixed,
+            **heads,
             **wiring,
             **mlp,
         )
+
+
+def _fixed(
+    layer: nn.Module,
+    part: nn.Module,
+    attention: str,
+    arguments: dict[str, Any],
+    config: Any,
+    position: int,
+) -> dict[str, Any]:
+    """What the plans of a layer have in common; part: the module of its attention."""
+    sinks = next((name for name in recipes.SINKS if name in part._parameters), None)
+    caches = [name for name in recipes.CACHE_ARGUMENTS if name in arguments]
+    return {
+        "residual": (*_numbers(layer, recipes.RESIDUAL), 1.0)[0],
+        "window": window_of(part, config, position),
+        "sinks": None if sinks is None else f"{attention}.{sinks}",
+        "cache_argument": caches[0] if caches else None,
+        "index": layer_index(part, position),
+    }
 
 
 def linear(layer: nn.Module, path: str) -> tuple[nn.Module, bool]:
@@ -194,24 +195,27 @@ def _head_norm(layer: nn.Module, attention: str, names: tuple[str, ...]) -> Norm
     return norm
 
 
+def _head_norms(layer: nn.Module, attention: str, head_dim: int) -> dict[str, Any]:
+    """The norms of query and key, and whether they are over all heads as one row."""
+    query = _head_norm(layer, attention, recipes.QUERY_NORM)
+    key = _head_norm(layer, attention, recipes.KEY_NORM)
+    if (query is None) != (key is None):
+        raise Unmatched("query and key are not normalized alike")
+    flat = query is not None and _width(layer, query) != head_dim
+    return {"query_norm": query, "key_norm": key, "flat_norms": flat}
+
+
 def _width(layer: nn.Module, norm: NormPlan) -> int:
     return layer.get_submodule(norm.path).get_parameter("weight").numel()
 
 
 def _fits_flat(
-    layer: nn.Module,
-    query_norm: NormPlan | None,
-    key_norm: NormPlan | None,
-    heads: dict[str, Any],
-    head_dim: int,
+    layer: nn.Module, norms: dict[str, Any], heads: dict[str, Any], head_dim: int
 ) -> bool:
     """Whether both norms are over all heads as one row, which lie in blocks."""
-    assert query_norm is not None and key_norm is not None
     wanted = (heads["heads"] * head_dim, heads["kv_heads"] * head_dim)
-    return heads["layout"] == "blocks" and wanted == (
-        _width(layer, query_norm),
-        _width(layer, key_norm),
-    )
+    found = _width(layer, norms["query_norm"]), _width(layer, norms["key_norm"])
+    return heads["layout"] == "blocks" and wanted == found
 
 
 def norm_of(layer: nn.Module, path: str) -> NormPlan | None:
