@@ -23,11 +23,11 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 import oxytorch
-from oxytorch.benchmark.plot import draw
-from oxytorch.benchmark.report import provenance, tables_of
-from oxytorch.benchmark.results import new_run, write_run
-from oxytorch.benchmark.terminal import show_table
-from oxytorch.benchmark.trainings import loss_results, take_turns, time_results
+from oxytorch.benchmark.core.results import new_run, write_run
+from oxytorch.benchmark.report.pages import provenance, tables_of
+from oxytorch.benchmark.report.plot import draw
+from oxytorch.benchmark.report.terminal import show_table
+from training_turns import loss_results, take_turns, time_results
 
 DESCRIPTION = """\
 Trains one small language model, which predicts the next character of Python's own documentation,

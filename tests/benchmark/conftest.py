@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oxytorch.benchmark.contest import new_record, refuse
-from oxytorch.benchmark.models import ModelCase
-from oxytorch.benchmark.results import new_run, spread_record
-from oxytorch.benchmark.rounds import spread
+from oxytorch.benchmark.core.contest import new_record, refuse
+from oxytorch.benchmark.core.results import new_run, spread_record
+from oxytorch.benchmark.core.rounds import spread
+from oxytorch.benchmark.models.cases import ModelCase
 
 
 class TwoOutputs(nn.Module):

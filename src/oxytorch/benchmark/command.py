@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oxytorch import config
-from oxytorch.benchmark.machine import machine_name
+from oxytorch.benchmark.machine.description import machine_name
 
 SUMMARY = "measure ops, optimizers and whole models next to their peers"
 
@@ -204,8 +204,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from oxytorch.benchmark.report import fill_page, report
-    from oxytorch.benchmark.results import read_runs
+    from oxytorch.benchmark.core.results import read_runs
+    from oxytorch.benchmark.report.pages import fill_page, report
 
     runs = read_runs(arguments.paths)
     if arguments.plot is not None:
@@ -261,7 +261,7 @@ def _continue(path: Path) -> int:
     """Measure what is left of a run that was cut off, by the command in its file."""
     from dataclasses import asdict
 
-    from oxytorch.benchmark.kept import reopened
+    from oxytorch.benchmark.core.kept import reopened
 
     run = reopened(path)
     words = shlex.split(str(run["command"]))
@@ -290,8 +290,8 @@ def _continue(path: Path) -> int:
 def _do(arguments: argparse.Namespace, settings: Any, run: Any, paths: Sequence[Path]) -> int:
     """Measure what is left of a run, and show all of it; 1 where something failed."""
     from oxytorch.benchmark import runs
-    from oxytorch.benchmark.report import provenance, tables_of
-    from oxytorch.benchmark.terminal import show_table
+    from oxytorch.benchmark.report.pages import provenance, tables_of
+    from oxytorch.benchmark.report.terminal import show_table
 
     for path in paths:
         print(f"oxytorch bench: results go to {path} as they come", file=sys.stderr)
@@ -335,7 +335,7 @@ def _draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
             file=sys.stderr,
         )
         return
-    from oxytorch.benchmark.plot import draw
+    from oxytorch.benchmark.report.plot import draw
 
     draw(runs, path)
 
@@ -344,11 +344,14 @@ def _settings(arguments: argparse.Namespace) -> Any:
     """The options as settings; raises ValueError for a name that does not exist."""
     import torch
 
-    from oxytorch.benchmark import cold_start, gpu_optim_cases, op_runs, optim_cases
-    from oxytorch.benchmark.models import CASES
-    from oxytorch.benchmark.peers import PEERS
+    from oxytorch.benchmark.gpu import cases as gpu_optim_cases
+    from oxytorch.benchmark.gpu import cold_start
+    from oxytorch.benchmark.models.cases import CASES
+    from oxytorch.benchmark.models.contestants import PEERS
+    from oxytorch.benchmark.ops import runs as op_runs
+    from oxytorch.benchmark.optim import cases as optim_cases
     from oxytorch.benchmark.runs import Settings
-    from oxytorch.benchmark.zoo_models import ZOO
+    from oxytorch.benchmark.zoo.cases import ZOO
 
     of_ops = arguments.what == "ops"
     chosen = vars(arguments)

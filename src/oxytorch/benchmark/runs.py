@@ -10,13 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oxytorch.benchmark import cold_start, gpu_optim_cases, optim_cases, zoo_models, zoo_runs
-from oxytorch.benchmark.jobs import JobError, OnResult, run_contest, run_once
-from oxytorch.benchmark.kept import Run, keeping
-from oxytorch.benchmark.models import CASES
-from oxytorch.benchmark.peers import PEERS
-from oxytorch.benchmark.results import new_run
-from oxytorch.benchmark.terminal import Watcher, watching
+from oxytorch.benchmark.core.jobs import JobError, OnResult, run_contest, run_once
+from oxytorch.benchmark.core.kept import Run, keeping
+from oxytorch.benchmark.core.results import new_run
+from oxytorch.benchmark.gpu import cases as gpu_optim_cases
+from oxytorch.benchmark.gpu import cold_start
+from oxytorch.benchmark.models.cases import CASES
+from oxytorch.benchmark.models.contestants import PEERS
+from oxytorch.benchmark.optim import cases as optim_cases
+from oxytorch.benchmark.report.terminal import Watcher, watching
+from oxytorch.benchmark.zoo import cases as zoo_models
+from oxytorch.benchmark.zoo import runs as zoo_runs
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,7 @@ def limit_jobs(settings: Settings) -> list[Job]:
 
 def import_time_jobs(settings: Settings) -> list[Job]:
     """The time that `import oxytorch` adds."""
-    from oxytorch.benchmark.costs import measure_import_time
+    from oxytorch.benchmark.machine.costs import measure_import_time
 
     return [Job("import time", lambda watcher, on_result: on_result(measure_import_time()))]
 
