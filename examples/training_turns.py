@@ -7,16 +7,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.optim import Optimizer
 
-from oxytorch.benchmark.core.results import spread_record
+from oxytorch.benchmark.core.results import Result
 from oxytorch.benchmark.core.rounds import paired_ratio, spread
 from oxytorch.benchmark.optim.runs import low_half_bytes
-
-Result = dict[str, Any]
 
 
 class Training(Protocol):
@@ -128,9 +126,9 @@ def time_results(logs: Sequence[Log]) -> list[Result]:
                 "measure": "step",
                 "way": way,
                 "threads": torch.get_num_threads(),
-                "step_seconds": spread_record(spread(steps)),
-                "optimizer_seconds": spread_record(spread(of_optimizer)),
-                "speedup": spread_record(paired_ratio(base, steps)),
+                "step_seconds": spread(steps),
+                "optimizer_seconds": spread(of_optimizer),
+                "speedup": paired_ratio(base, steps),
                 "bytes_per_parameter": bytes_per_parameter(found[0].training.optimizer),
             }
         )

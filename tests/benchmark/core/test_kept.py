@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import pytest
 from commands import run_command
 
 from oxytorch import config
-from oxytorch.benchmark import runs
 from oxytorch.benchmark.core import results
-from oxytorch.benchmark.core.jobs import JobError
+from oxytorch.benchmark.core.jobs import Job, Settings
 from oxytorch.benchmark.core.kept import keeping, reopened
+from oxytorch.benchmark.core.processes import JobError
 from oxytorch.benchmark.core.results import read_run
 from oxytorch.benchmark.report.pages import merge, provenance
-from oxytorch.benchmark.runs import Job
+from oxytorch.benchmark.subjects import SUBJECTS
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def jobs_of(names: list[str], measured: list[str], stops_at: str = "") -> Any:
     """A plan of jobs that note that they ran; one of them is cut off after its result."""
 
     def job(name: str) -> Job:
-        def do(watcher: Any, on_result: Any) -> None:
+        def do(progress: Any, on_result: Any) -> None:
             measured.append(name)
             on_result(result(name, float(len(measured))))
             if name == stops_at:
@@ -122,7 +123,8 @@ def jobs_of(names: list[str], measured: list[str], stops_at: str = "") -> Any:
 
         return Job(name, do)
 
-    return lambda settings: [job(name) for name in names]
+    jobs = [job(name) for name in names]
+    return replace(SUBJECTS["models"], jobs=lambda settings: jobs)
 
 
 def test_a_run_goes_on_where_it_was_cut_off(
@@ -132,15 +134,15 @@ def test_a_run_goes_on_where_it_was_cut_off(
     path = tmp_path / "run.json"
     words = ["models", "--only", "bert", "--rounds", "3", "--json", str(path)]
     monkeypatch.setattr(sys, "argv", ["oxytorch", "bench", *words])
-    monkeypatch.setitem(runs.JOBS, "models", jobs_of(["a", "b", "c"], measured, "b"))
-    monkeypatch.setattr("oxytorch.benchmark.report.pages.tables_of", lambda run: [])
+    monkeypatch.setitem(SUBJECTS, "models", jobs_of(["a", "b", "c"], measured, "b"))
+    monkeypatch.setattr("oxytorch.benchmark.command.show_run", lambda run: None)
     with pytest.raises(KeyboardInterrupt):
         run_command(*words)
     cut_off = read_run(path)
     assert (cut_off["done"], cut_off["left"]) == (["a"], ["b", "c"])
     assert len(cut_off["results"]) == 2
 
-    monkeypatch.setitem(runs.JOBS, "models", jobs_of(["a", "b", "c"], measured))
+    monkeypatch.setitem(SUBJECTS, "models", jobs_of(["a", "b", "c"], measured))
     assert run_command("continue", str(path)) == 0
     assert measured == ["a", "b", "b", "c"]
     told = capsys.readouterr().err
@@ -169,8 +171,8 @@ def test_results_are_kept_where_no_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(config, "current", config.Config(cache_home=str(tmp_path)))
-    monkeypatch.setitem(runs.JOBS, "models", jobs_of(["a"], []))
-    monkeypatch.setattr("oxytorch.benchmark.report.pages.tables_of", lambda run: [])
+    monkeypatch.setitem(SUBJECTS, "models", jobs_of(["a"], []))
+    monkeypatch.setattr("oxytorch.benchmark.command.show_run", lambda run: None)
     assert run_command("models", "--rounds", "1") == 0
     [path] = (tmp_path / "oxytorch" / "bench").iterdir()
     assert read_run(path)["results"] == [result("a")]
@@ -180,12 +182,13 @@ def test_results_are_kept_where_no_file_is_named(
 def test_a_job_that_fails_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(watcher: Any, on_result: Any) -> None:
+    def fail(progress: Any, on_result: Any) -> None:
         raise JobError("killed by SIGSEGV", "")
 
-    good = jobs_of(["b"], [])(None)
-    monkeypatch.setitem(runs.JOBS, "models", lambda settings: [Job("a", fail), *good])
-    monkeypatch.setattr("oxytorch.benchmark.report.pages.tables_of", lambda run: [])
+    subject = jobs_of(["b"], [])
+    jobs = [Job("a", fail), *subject.jobs(Settings(rounds=1, threads=1))]
+    monkeypatch.setitem(SUBJECTS, "models", replace(subject, jobs=lambda settings: jobs))
+    monkeypatch.setattr("oxytorch.benchmark.command.show_run", lambda run: None)
     path = tmp_path / "run.json"
     assert run_command("models", "--json", str(path)) == 1
     assert read_run(path)["failures"] == [{"job": "a", "reason": "killed by SIGSEGV"}]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from typing import Any
 
 import pytest
 import torch
 
 from oxytorch.benchmark import command
-from oxytorch.benchmark.gpu import cases as gpu_optim_cases
+from oxytorch.benchmark.core.jobs import Settings
 from oxytorch.benchmark.gpu import runs as gpu_optim_runs
-from oxytorch.benchmark.gpu.cases import CASES, PEERS, llama_shapes, resnet50_shapes
-from oxytorch.benchmark.gpu.runs import CudaClock, GpuOptimSettings, HostClock, run_case
+from oxytorch.benchmark.gpu.cases import CASES, llama_shapes, resnet50_shapes
+from oxytorch.benchmark.gpu.clocks import Clock
+from oxytorch.benchmark.gpu.contestants import PEERS
+from oxytorch.benchmark.gpu.runs import run_case
 from oxytorch.benchmark.optim.cases import Case
 from oxytorch.benchmark.report.pages import tables_of
 
@@ -21,9 +24,38 @@ ELEMENTS = 80 * 70 + 9
 
 
 def measure(optimizer: str, *peers: str, formats: tuple[str, ...] = ("float32",)) -> dict[str, Any]:
-    settings = GpuOptimSettings((optimizer,), peers, formats, rounds=2, probe_bytes=1 << 16)
+    settings = Settings(only=(optimizer,), peers=peers, formats=formats, rounds=2, threads=1)
     [result] = run_case(TINY, settings, HostClock())
     return result
+
+
+class HostClock:
+    """As `Clock`, of a device that does what it is asked at once: the processor."""
+
+    device = torch.device("cpu")
+
+    def device_name(self) -> str:
+        return "processor"
+
+    def synchronize(self) -> None:
+        return
+
+    def on_host(self, call: Any) -> float:
+        return self.on_device(call, 1, 0)
+
+    def on_device(self, call: Any, count: int, host_seconds: float) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        return (time.perf_counter() - began) / count
+
+    def allocated(self) -> None:
+        return None
+
+
+@pytest.fixture(autouse=True)
+def _small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_optim_runs, "PROBE_BYTES", 1 << 16)
 
 
 def records(result: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +90,7 @@ def test_steps_are_timed_and_states_are_counted() -> None:
 
 
 def test_peers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_optim_cases.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = records(measure("AdamW", "optimi", "bitsandbytes", "flashoptim"))
     assert {record["status"] for record in found.values()} == {"absent"}
     assert found["optimi"]["reason"] == "optimi is not installed (pip install torch-optimi)"
@@ -95,7 +127,7 @@ def test_without_a_gpu_the_command_says_so(what: str, capsys: pytest.CaptureFixt
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_time_on_the_device_is_that_of_its_kernels() -> None:
-    clock = CudaClock()
+    clock = Clock()
     x = torch.zeros(1 << 28, device="cuda")
     clock.on_device(lambda: x.neg_(), 1, 1.0)  # the first call loads the kernel
     [alone, many] = [clock.on_device(lambda: x.neg_(), count, 1e-4) for count in (1, 20)]
@@ -104,9 +136,10 @@ def test_time_on_the_device_is_that_of_its_kernels() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_step_on_the_gpu_is_measured() -> None:
-    settings = GpuOptimSettings(("AdamW",), ("fused",), (), rounds=3, probe_bytes=1 << 26)
-    [result] = run_case(CASES["resnet50"], settings)
+def test_a_step_on_the_gpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_optim_runs, "PROBE_BYTES", 1 << 26)
+    settings = Settings(only=("AdamW",), peers=("fused",), rounds=3, threads=1)
+    [result] = run_case(CASES["resnet50"], settings, Clock())
     record = records(result)["fused"]
     assert record["status"] == "measured", record
     assert record["state_bytes_per_parameter"] == pytest.approx(8, rel=0.05)
@@ -116,6 +149,6 @@ def test_a_step_on_the_gpu_is_measured() -> None:
 def test_every_peer_has_a_place_in_the_plot() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("matplotlib is not installed")
-    from oxytorch.benchmark.report.plot import COLORS
+    from oxytorch.benchmark.report.plots import COLORS
 
     assert set(PEERS) <= set(COLORS)

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from oxytorch.__main__ import main
-from oxytorch.benchmark.core.contest import Absent
-from oxytorch.benchmark.core.jobs import JobError
+from oxytorch.benchmark.core.contest import Absent, require
+from oxytorch.benchmark.core.processes import JobError
 from oxytorch.benchmark.llm import processes as llm_jobs
 from oxytorch.benchmark.llm import runs as llm_runs
 from oxytorch.benchmark.llm.shapes import random_model
-from oxytorch.benchmark.llm.task import need
 from oxytorch.benchmark.report.pages import tables_of
 from oxytorch.llm_command.read_limit import read_limit
 
@@ -54,7 +53,7 @@ def test_a_contestant_that_dies_or_errs_is_named(tmp_path):
     try:
         with pytest.raises(JobError, match="no_such_request"):
             process.ask("no_such_request")
-        process._process.kill()
+        process._process._process.kill()
         with pytest.raises(JobError, match="SIGKILL"):
             process.ask("memory")
     finally:
@@ -94,7 +93,7 @@ def test_a_wrong_answer_gets_no_speed(tmp_path, monkeypatch):
 
 def test_missing_packages_are_named_with_their_command():
     with pytest.raises(Absent, match=r"not_a_package is not installed \(pip install some-name\)"):
-        need("not_a_package", "some-name")
+        require("not_a_package", "pip install some-name")
 
 
 MISTAKES = [

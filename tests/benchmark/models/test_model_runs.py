@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from oxytorch.benchmark.core.contest import Absent, judge, largest_difference, new_record
-from oxytorch.benchmark.models import runs as model_runs
+from oxytorch.benchmark.core.jobs import Settings
 from oxytorch.benchmark.models.cases import CASES, ModelCase, call_model, output_tensors
-from oxytorch.benchmark.models.contestants import PEERS, Peer, prepare_eager
+from oxytorch.benchmark.models.contestants import PEERS, Peer
 from oxytorch.benchmark.models.networks import DLRM, SequenceClassifier
+from oxytorch.benchmark.models.runs import run_model
 from oxytorch.benchmark.models.task import Runner, Task
+from oxytorch.benchmark.peers.stock import prepare_eager
 
 
-def run(case: ModelCase, *peers: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    result = model_runs.run_model(
-        case, dtype, peers=peers, batch=case.batch, rounds=1, threads=torch.get_num_threads()
-    )
+def run(case: ModelCase, *peers: str, dtype: str = "float32") -> dict[str, Any]:
+    settings = Settings(peers=peers, rounds=1, threads=torch.get_num_threads())
+    result = run_model(case, dtype, settings)
     return {record["peer"]: record for record in result["peers"]}
 
 
@@ -24,8 +25,8 @@ def add_peer(monkeypatch: pytest.MonkeyPatch, name: str, prepare: Any) -> None:
     monkeypatch.setitem(PEERS, name, Peer(name, name, prepare))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_peers_with_right_answers_are_timed(tiny_case: ModelCase, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_peers_with_right_answers_are_timed(tiny_case: ModelCase, dtype: str) -> None:
     records = run(tiny_case, "eager", "eager_cast", "oxytorch", dtype=dtype)
     assert records["eager"]["status"] == "measured"
     assert records["eager"]["speedup"]["median"] == 1.0
@@ -33,7 +34,7 @@ def test_peers_with_right_answers_are_timed(tiny_case: ModelCase, dtype: torch.d
     assert records["oxytorch"]["seconds"]["median"] > 0
     assert records["oxytorch"]["notes"]["optimize_seconds"] > 0
     cast = records["eager_cast"]
-    assert cast["status"] == ("absent" if dtype == torch.float32 else "measured")
+    assert cast["status"] == ("absent" if dtype == "float32" else "measured")
 
 
 def test_a_wrong_answer_gets_no_speed(

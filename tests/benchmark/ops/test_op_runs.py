@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 import oxytorch
-from oxytorch.benchmark.core.jobs import JobError
+from oxytorch.benchmark.core.jobs import Settings
+from oxytorch.benchmark.core.processes import JobError
 from oxytorch.benchmark.machine.costs import measure_import_time, measure_optimize, model_bytes
 from oxytorch.benchmark.machine.limits import BandwidthProbes, measure_limits
 from oxytorch.benchmark.models.cases import ModelCase
-from oxytorch.benchmark.ops.runs import OpSettings, run_op
+from oxytorch.benchmark.ops.runs import run_op
 from oxytorch.ops import Cost, Op, Sample
 
-ONE_ROUND = OpSettings(peers=("eager", "oxytorch"), rounds=1, matrix_size=16)
+ONE_ROUND = Settings(peers=("eager", "oxytorch"), sizes=("cache", "memory"), rounds=1, threads=1)
 
 
 def double(x: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ def make_op(function: Any) -> Op:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_an_op_is_measured_at_both_sizes(dtype: torch.dtype) -> None:
-    cache, memory = run_op(make_op(double), dtype, ONE_ROUND)
+    cache, memory = run_op(make_op(double), dtype, ONE_ROUND, matrix_size=16)
     assert (cache["size"], memory["size"]) == ("cache", "memory")
     assert cache["read_write_bandwidth"] is None
     assert memory["read_write_bandwidth"]["median"] > 0
@@ -47,7 +48,7 @@ def test_an_op_is_measured_at_both_sizes(dtype: torch.dtype) -> None:
 
 
 def test_a_wrong_op_gets_no_speed() -> None:
-    for result in run_op(make_op(wrong), torch.float32, ONE_ROUND):
+    for result in run_op(make_op(wrong), torch.float32, ONE_ROUND, matrix_size=16):
         eager, ours = result["peers"]
         assert eager["status"] == "measured"
         assert ours["status"] == "wrong"
@@ -58,11 +59,11 @@ def test_levels_are_separate_contestants() -> None:
     levels = [level.name for level in oxytorch.isa.levels() if level.supported][:2]
     if not levels:
         pytest.skip("the library is not built here, so there are no levels")
-    settings = OpSettings(
-        sizes=("cache",), peers=("oxytorch",), levels=levels, rounds=1, matrix_size=16
+    settings = Settings(
+        sizes=("cache",), peers=("oxytorch",), levels=tuple(levels), rounds=1, threads=1
     )
     op = oxytorch.ops.registry()["rms_norm"]
-    [result] = run_op(op, torch.float32, settings)
+    [result] = run_op(op, torch.float32, settings, matrix_size=16)
     names = [record["peer"] for record in result["peers"]]
     assert names == ["eager", *(f"oxytorch {level}" for level in levels)]
     assert all(record["status"] == "measured" for record in result["peers"])

@@ -9,19 +9,20 @@ from torch import Tensor
 
 from oxytorch.benchmark.core import jobs
 from oxytorch.benchmark.core.contest import no_progress
-from oxytorch.benchmark.core.jobs import JobError
-from oxytorch.benchmark.optim import cases as optim_cases
+from oxytorch.benchmark.core.jobs import Settings
+from oxytorch.benchmark.core.processes import JobError
 from oxytorch.benchmark.optim import runs as optim_runs
-from oxytorch.benchmark.optim.cases import FORMATS, OPTIMIZERS, Case, Entrant, bert_shapes
-from oxytorch.benchmark.optim.runs import OptimSettings, check, run_optimizer
+from oxytorch.benchmark.optim.cases import FORMATS, OPTIMIZERS, Case, bert_shapes
+from oxytorch.benchmark.optim.contestants import PEERS, Entrant
+from oxytorch.benchmark.optim.runs import check, run_optimizer
 
 TINY = Case("tiny", "Two tensors", lambda: [(80, 70), (9,)])
 ELEMENTS = 80 * 70 + 9
 
 
 def measure(optimizer: str, *peers: str, formats: tuple[str, ...] = ("float32",)) -> dict[str, Any]:
-    settings = OptimSettings(peers, formats, 2, torch.get_num_threads(), probe_bytes=1 << 16)
-    return run_optimizer(optimizer, TINY, settings)
+    settings = Settings(peers=peers, formats=formats, rounds=2, threads=torch.get_num_threads())
+    return run_optimizer(optimizer, TINY, settings, probe_bytes=1 << 16)
 
 
 def records(result: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def test_bert_base_has_its_parameters() -> None:
 
 
 def test_every_contestant_of_adamw_is_measured() -> None:
-    result = measure("AdamW", *optim_cases.PEERS, formats=tuple(FORMATS))
+    result = measure("AdamW", *PEERS, formats=tuple(FORMATS))
     found = records(result)
     if importlib.util.find_spec("intel_extension_for_pytorch") is None:
         assert found.pop("predecessor")["status"] == "absent"
@@ -91,15 +92,18 @@ def test_nan_is_wrong() -> None:
 
 
 def test_a_contestant_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake_run_once(job: dict[str, Any], silence: float, progress: Any, on_result: Any) -> None:
-        if "predecessor" in job["peers"]:
+    def fake_run_once(
+        module: str, settings: Settings, what: Any, progress: Any, on_result: Any
+    ) -> None:
+        if "predecessor" in settings.peers:
             raise JobError("killed by SIGILL", "predecessor")
         on_result({"peers": []})
 
     monkeypatch.setattr(jobs, "run_once", fake_run_once)
-    job = {"kind": "optim", "peers": ["fused", "predecessor"], "labels": optim_cases.PEERS}
+    labels = {name: PEERS[name] for name in ("fused", "predecessor")}
+    job = jobs.contest("AdamW", optim_runs, Settings(rounds=1, threads=1), labels)
     results: list[dict[str, Any]] = []
-    jobs.run_contest(job, 1, no_progress, results.append)
+    job.do(no_progress, results.append)
     [result] = results
     [record] = result["peers"]
     assert (record["label"], record["reason"]) == ("predecessor", "killed by SIGILL")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from oxytorch.benchmark.core.contest import Absent, largest_difference
+from oxytorch.benchmark.core.contest import Absent, largest_difference, require
 from oxytorch.benchmark.models.cases import ModelCase, call_model, output_tensors
-from oxytorch.benchmark.models.task import Task, require
+from oxytorch.benchmark.models.task import Task
 from oxytorch.benchmark.peers.exported import prepare_onnxruntime, prepare_openvino
 
 PREPARE = {"onnxruntime": prepare_onnxruntime, "openvino": prepare_openvino}

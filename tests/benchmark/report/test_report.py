@@ -14,7 +14,7 @@ from commands import run_command
 from oxytorch.benchmark import command
 from oxytorch.benchmark.core.results import read_run, read_runs, write_run
 from oxytorch.benchmark.machine.description import machine_name
-from oxytorch.benchmark.models.summary import summary_table
+from oxytorch.benchmark.models.tables import summary_table
 from oxytorch.benchmark.report.pages import fill_page, merge, report, tables_of
 
 
@@ -68,7 +68,7 @@ def test_a_plot_of_trainings_needs_their_losses(
     training_run: dict[str, Any], tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
-    from oxytorch.benchmark.report.plot import draw
+    from oxytorch.benchmark.report.drawing import draw
 
     steps = [result for result in training_run["results"] if result["measure"] == "step"]
     with pytest.raises(ValueError, match="their losses were not measured"):
@@ -172,7 +172,7 @@ def test_plots_are_drawn(
     kind: str, suffix: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
-    from oxytorch.benchmark.report.plot import draw
+    from oxytorch.benchmark.report.drawing import draw
 
     path = tmp_path / f"plot{suffix}"
     draw([request.getfixturevalue(kind)], path)

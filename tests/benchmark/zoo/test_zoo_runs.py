@@ -12,27 +12,25 @@ from torch import nn
 
 import oxytorch
 from oxytorch.benchmark import command
-from oxytorch.benchmark.core.contest import new_record, refuse
-from oxytorch.benchmark.core.results import spread_record
+from oxytorch.benchmark.core import jobs as core_jobs
+from oxytorch.benchmark.core.contest import new_record, no_progress, refuse
+from oxytorch.benchmark.core.jobs import Settings
 from oxytorch.benchmark.core.rounds import spread
 from oxytorch.benchmark.models.cases import ModelCase, call_model, output_tensors
 from oxytorch.benchmark.report.pages import merge, tables_of
-from oxytorch.benchmark.runs import Settings, zoo_jobs
 from oxytorch.benchmark.zoo import runs as zoo_runs
+from oxytorch.benchmark.zoo import tables
 from oxytorch.benchmark.zoo.cases import ZOO
+from oxytorch.benchmark.zoo.jobs import SUBJECT
+from oxytorch.benchmark.zoo.tables import lost
 
 
 def measure(case: ModelCase, dtype: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(ZOO, case.name, case)
-    job = {
-        "model": case.name,
-        "dtype": dtype,
-        "batch": 2,
-        "peers": zoo_runs.contestants(dtype),
-        "rounds": 2,
-        "threads": torch.get_num_threads(),
-    }
-    return zoo_runs.run_job(job, lambda peer, stage: None)
+    settings = Settings(
+        peers=tuple(zoo_runs.contestants(dtype)), rounds=2, threads=torch.get_num_threads()
+    )
+    return zoo_runs.run_job(no_progress, settings, case.name, dtype, batch=2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -67,9 +65,9 @@ def test_autocast_that_fails_is_the_result_of_autocast_alone(
     others = [record for name, record in records.items() if name != "eager"]
     assert {record["status"] for record in others} == {"measured"}
     assert all("speedup" not in record for record in others)
-    monkeypatch.setattr(zoo_runs, "LOSS", 0.0)
-    assert zoo_runs.lost(result) == []
-    assert "failed: RuntimeError: overflow" in str(zoo_runs.zoo_tables([result])[0].notes)
+    monkeypatch.setattr(tables, "LOSS", 0.0)
+    assert lost(result) == []
+    assert "failed: RuntimeError: overflow" in str(tables.zoo_tables([result])[0].notes)
 
 
 def test_an_optimize_that_fails_is_a_loss(
@@ -82,8 +80,8 @@ def test_an_optimize_that_fails_is_a_loss(
 
     monkeypatch.setattr(oxytorch, "optimize", refuse_to)
     result = measure(tiny_case, "float32", monkeypatch)
-    monkeypatch.setattr(zoo_runs, "LOSS", 0.0)
-    assert zoo_runs.lost(result) == [
+    monkeypatch.setattr(tables, "LOSS", 0.0)
+    assert lost(result) == [
         "tiny float32 batch 2, oxytorch, sample_input: failed: RuntimeError: no such layer"
     ]
 
@@ -92,7 +90,7 @@ def record_of(peer: str, *rounds: float) -> Any:
     record = new_record(peer, zoo_runs.CONTESTANTS[peer].label)
     record["status"] = "measured"
     record["rounds"] = list(rounds)
-    record["seconds"] = spread_record(spread(rounds))
+    record["seconds"] = spread(rounds)
     return record
 
 
@@ -120,7 +118,7 @@ def zoo_run(head: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_losses_are_against_the_fastest_stock_way_round_by_round(zoo_run: dict[str, Any]) -> None:
-    first, second = zoo_runs.lost(zoo_run["results"][0])
+    first, second = lost(zoo_run["results"][0])
     assert first == "tiny bfloat16 batch 8, oxytorch: wrong: relative difference 1 > 0.02 allowed"
     assert second.startswith("tiny bfloat16 batch 8, oxytorch, sample_input: 0.80x (0.75 to 0.80)")
     assert second.endswith("of torch, cast: 40 ms, 30 ms")
@@ -146,14 +144,14 @@ def test_every_model_dtype_and_batch_is_a_job() -> None:
     settings = command._settings(
         parse("zoo", "--models", "bert,swin", "--batch", "1,4", "--threads", "2")
     )
-    assert [job.name for job in zoo_jobs(settings)] == [
+    assert [job.name for job in SUBJECT.jobs(settings)] == [
         f"{model} {dtype} batch {batch}"
         for model in ("bert", "swin")
         for batch in (1, 4)
         for dtype in ("float32", "bfloat16")
     ]
     defaults = command._settings(parse("zoo"))
-    assert len(zoo_jobs(defaults)) == len(ZOO) * 4
+    assert len(SUBJECT.jobs(defaults)) == len(ZOO) * 4
 
 
 def test_unknown_models_and_batches_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,19 +165,15 @@ def test_unknown_models_and_batches_are_errors(capsys: pytest.CaptureFixture[str
 def test_losses_are_told_as_they_come(
     zoo_run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from oxytorch.benchmark import runs
-
-    def contest(job: Any, silence: float, progress: Any, on_result: Any) -> None:
+    def run_once(*arguments: Any) -> None:
+        on_result = arguments[-1]
         on_result(zoo_run["results"][0])
 
-    class Watcher:
-        stage = None
-
-    monkeypatch.setattr(runs, "run_contest", contest)
-    settings = Settings(("bert",), ("bfloat16",), (), rounds=1, threads=1, batches=(1,))
-    [job] = zoo_jobs(settings)
+    monkeypatch.setattr(core_jobs, "run_once", run_once)
+    settings = Settings(only=("bert",), dtypes=("bfloat16",), rounds=1, threads=1, batches=(1,))
+    [job] = SUBJECT.jobs(settings)
     kept: list[Any] = []
-    job.do(Watcher(), kept.append)  # type: ignore[arg-type]
+    job.do(no_progress, kept.append)
     assert kept == zoo_run["results"]
     assert capsys.readouterr().err.count("oxytorch bench: lost: tiny bfloat16 batch 8") == 2
 

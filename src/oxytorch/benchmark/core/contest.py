@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from oxytorch.benchmark.core.results import PeerRecord, Status
+from oxytorch.benchmark.core.results import Record, Status
+from oxytorch.benchmark.core.rounds import paired_ratio, spread
 
 STOCK = ("eager", "eager_cast")
 """Plain PyTorch: its own error in a dtype is the yardstick for everybody else's."""
@@ -24,6 +28,13 @@ class Absent(Exception):
     """A peer that cannot take part; the text is the reason, for the table."""
 
 
+def require(module: str, remedy: str = "pip install 'oxytorch[bench]'") -> Any:
+    """The imported module; raises `Absent` with the remedy where it is not installed."""
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise Absent(f"{module.partition('.')[0]} is not installed ({remedy})")
+    return importlib.import_module(module)
+
+
 def no_progress(peer: str, stage: str) -> None:
     """A `Progress` that nobody watches."""
 
@@ -34,23 +45,31 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
-def new_record(peer: str, label: str) -> PeerRecord:
+def new_record(peer: str, label: str) -> Record:
     """The record of a peer that has not shown anything yet."""
     return {"peer": peer, "label": label, "status": "failed", "notes": {}}
 
 
-def refuse(record: PeerRecord, status: Status, reason: str) -> None:
+def refuse(record: Record, status: Status, reason: str) -> None:
     """Note that a peer has no speed, and why."""
     record["status"] = status
     record["reason"] = reason
 
 
-def refuse_for(record: PeerRecord, error: Exception) -> None:
+def refuse_for(record: Record, error: Exception) -> None:
     """Note that a peer is absent, or that it failed, by the error it raised."""
     if isinstance(error, Absent):
         refuse(record, "absent", str(error))
     else:
         refuse(record, "failed", first_line(error))
+
+
+def add_times(record: Record, values: list[float], base: Sequence[float] | None = None) -> None:
+    """Note a peer's seconds in each round, and how they compare with those of the base."""
+    record["rounds"] = values
+    record["seconds"] = spread(values)
+    if base is not None:
+        record["speedup"] = paired_ratio(base, values)
 
 
 def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -72,7 +91,7 @@ def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) ->
     return largest
 
 
-def judge(records: Sequence[PeerRecord], dtype: torch.dtype, own_error: float = 0.0) -> None:
+def judge(records: Sequence[Record], dtype: torch.dtype, own_error: float = 0.0) -> None:
     """Give every peer that has answered its status: measured, or wrong.
 
     A wrong answer gets no speed. Twice the error of plain PyTorch in the same dtype is allowed.

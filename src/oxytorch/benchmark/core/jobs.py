@@ -1,113 +1,126 @@
-"""Runs jobs in processes of their own, so that no peer can spoil the next model's numbers.
-
-A process that dies or hangs is started again without the peer it died in; that peer's record
-then carries the reason.
-"""
+"""Jobs: the things that a run measures, each in a process of its own."""
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import IO, Any
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
 
 from oxytorch.benchmark.core.contest import Progress, new_record, refuse
-from oxytorch.benchmark.models.contestants import PEERS
+from oxytorch.benchmark.core.processes import JobError, Process
+from oxytorch.benchmark.core.results import Result
+from oxytorch.benchmark.machine.allocation import keep_freed_memory
 
-Result = dict[str, Any]
 OnResult = Callable[[Result], None]
 """Called with every result as it comes."""
 
 
-class JobError(RuntimeError):
-    """A job that gave no result; the text is the reason, `peer` whom it happened to."""
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the options say, for every subject; empty where all is meant.
 
-    def __init__(self, reason: str, peer: str) -> None:
-        super().__init__(reason)
-        self.peer = peer
+    Attributes:
+        only: names of models, ops or optimizers.
+        dtypes: names of dtypes.
+        peers: names of peers.
+        rounds: interleaved rounds.
+        threads: threads for every contestant.
+        batch: batch size of models; None means each model's own.
+        batches: batch sizes of the zoo's models.
+        sizes: of the samples of ops: cache, memory.
+        levels: ISA levels at which oxytorch's ops run; none means the active one.
+        cases: sets of tensors that optimizers update.
+        formats: storage formats of oxytorch's optimizers.
+        device: of cold starts: cuda, cpu.
+        allocation: "reuse" keeps freed memory (see `allocation.py`), "system" does not.
+        silence: seconds without any sign of life after which a peer is given up.
+    """
 
-
-def environment(folder: str) -> dict[str, str]:
-    """The user's environment, a fresh compile cache, and no network for hubs and telemetry."""
-    return {
-        **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": folder,
-        "HF_HUB_OFFLINE": "1",
-        "OPENVINO_TELEMETRY_OPT_OUT": "1",
-    }
-
-
-def _lines(stream: IO[str], silence: float) -> Iterator[str]:
-    """Lines of a stream; raises queue.Empty after `silence` seconds without one."""
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        for line in stream:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while (line := lines.get(timeout=silence)) is not None:
-        yield line
-
-
-def cause_of_death(code: int, log: Path) -> str:
-    """Signal or exit status, with the last line the process wrote."""
-    cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"{cause}; last line: {lines[-1].strip()[:160]}" if lines else cause
+    only: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+    rounds: int
+    threads: int
+    batch: int | None = None
+    batches: tuple[int, ...] = ()
+    sizes: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    device: str = "cuda"
+    allocation: str = "reuse"
+    silence: float = 300.0
 
 
-def run_once(job: dict[str, Any], silence: float, progress: Progress, on_result: OnResult) -> None:
+@dataclass(frozen=True)
+class Job:
+    """One thing to measure.
+
+    name: says what, and is no other job's of the run.
+    do: measures it and hands on each result as it comes; raises JobError where it cannot.
+    """
+
+    name: str
+    do: Callable[[Progress, OnResult], None]
+
+
+def single(name: str, module: ModuleType, settings: Settings, **what: Any) -> Job:
+    """A job without contestants: `run_job(progress, settings, **what)` of the module."""
+    return Job(name, partial(run_once, module.__name__, settings, what))
+
+
+def contest(
+    name: str, module: ModuleType, settings: Settings, labels: Mapping[str, str], **what: Any
+) -> Job:
+    """As `single`, with these contestants as `settings.peers`, whom `labels` calls in tables."""
+    return Job(name, partial(run_contest, module.__name__, settings, what, labels))
+
+
+def run_once(
+    module: str,
+    settings: Settings,
+    what: Mapping[str, Any],
+    progress: Progress,
+    on_result: OnResult,
+) -> None:
     """Run a job in a new process; results come with the allocation they were measured under.
 
     Raises:
-        JobError: the process reported an error, died, or was silent for `silence` seconds.
+        JobError: the process reported an error, died, or was silent for too long.
     """
-    with tempfile.TemporaryDirectory(prefix="oxytorch-bench-") as folder:
-        log = Path(folder) / "log.txt"
-        with log.open("w") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "oxytorch.benchmark.core.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment(folder),
-                text=True,
-            )
-        assert process.stdin is not None and process.stdout is not None
-        peer = ""
-        try:
-            process.stdin.write(json.dumps(job))
-            process.stdin.close()
-            for line in _lines(process.stdout, silence):
-                event = json.loads(line)
-                if event["event"] == "done":
-                    return
-                if event["event"] == "error":
-                    raise JobError(event["reason"], peer)
-                if event["event"] == "result":
-                    on_result({**event["result"], "allocation": event["allocation"]})
-                    continue
-                peer = event["peer"]
-                progress(peer, event["stage"])
-            raise JobError(cause_of_death(process.wait(), log), peer)
-        except queue.Empty:
-            raise JobError(f"gave no sign of life for {silence:.0f} s", peer) from None
-        finally:
-            process.kill()
-            process.wait()
+    process = Process(settings.silence)
+    arguments = {"module": module, "settings": asdict(settings), "what": what}
+    try:
+        for result in process.call(__name__, "measured", arguments, progress):
+            on_result(result)
+    finally:
+        process.close()
+
+
+def measured(
+    progress: Progress, module: str, settings: dict[str, Any], what: dict[str, Any]
+) -> Iterator[Result]:
+    """The results of a job, measured in this process."""
+    chosen = Settings(**settings)
+    torch.set_num_threads(chosen.threads)
+    allocation = keep_freed_memory() if chosen.allocation == "reuse" else "system"
+    found = importlib.import_module(module).run_job(progress, chosen, **what)
+    for result in [found] if isinstance(found, dict) else found:
+        yield {**result, "allocation": allocation}
 
 
 def run_contest(
-    job: dict[str, Any], silence: float, progress: Progress, on_result: OnResult
+    module: str,
+    settings: Settings,
+    what: Mapping[str, Any],
+    labels: Mapping[str, str],
+    progress: Progress,
+    on_result: OnResult,
 ) -> None:
     """As `run_once`; peers that took the process down are in the results with status "failed".
 
@@ -120,17 +133,16 @@ def run_contest(
 
     def with_lost(result: Result) -> None:
         for peer, reason in lost.items():
-            label = PEERS[peer].label if peer in PEERS else job.get("labels", {}).get(peer, peer)
-            record = new_record(peer, label)
+            record = new_record(peer, labels[peer])
             refuse(record, "failed", reason)
             result["peers"].append(record)
         on_result(result)
 
     while True:
-        remaining = [peer for peer in job["peers"] if peer not in lost]
+        left = tuple(peer for peer in labels if peer not in lost)
         try:
-            return run_once({**job, "peers": remaining}, silence, progress, with_lost)
+            return run_once(module, replace(settings, peers=left), what, progress, with_lost)
         except JobError as error:
-            if error.peer not in remaining or error.peer == "eager":
+            if error.peer not in left or error.peer == "eager":
                 raise
             lost[error.peer] = str(error)

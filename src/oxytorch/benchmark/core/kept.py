@@ -1,8 +1,7 @@
 """Results that are kept as they come, so that a run that is cut off leaves a valid file.
 
-A subcommand of `oxytorch bench` needs none of this by name: it is a function from `Settings` to
-`Job`s in `runs.JOBS`, and an entry of `report.KEYS`; `runs.measure` does the rest, and `oxytorch
-bench continue FILE` works. Other programs measure inside `keeping`::
+A subject of `oxytorch bench` needs none of this by name: `runs.measure` does it. Other programs
+measure inside `keeping`::
 
     run = new_run("models", command, settings)
     with keeping(run, ["bert float32", "bert bfloat16"], [path]) as kept:
@@ -16,13 +15,12 @@ bench continue FILE` works. Other programs measure inside `keeping`::
                 kept.finish(job)
 
 A job is what is done again where it was cut off; its name says what it measures. `paths` may be
-empty. `add`, `fail` and
-`finish` write the file at once. Its `done` and `left` name the jobs that are done and those that
-are not: a run with something `left` is incomplete. The kind of run has to stand in `report.KEYS`,
-which says what tells its results apart: a result replaces an earlier one of the same thing, so that
-a job that is done again leaves nothing twice. Ctrl-C and signals that end the process pass through
-`keeping` as exceptions, so that contexts inside close (and end their processes), and it says on
-standard error what was kept and how to go on.
+empty. `add`, `fail` and `finish` write the file at once. Its `done` and `left` name the jobs that
+are done and those that are not: a run with something `left` is incomplete. The kind of run has to
+stand in `kinds.KINDS`, which says what tells its results apart: a result replaces an earlier one of
+the same thing, so that a job that is done again leaves nothing twice. Ctrl-C and signals that end
+the process pass through `keeping` as exceptions, so that contexts inside close (and end their
+processes), and it says on standard error what was kept and how to go on.
 """
 
 from __future__ import annotations
@@ -35,12 +33,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from oxytorch.benchmark.core.results import read_run, write_run
-from oxytorch.benchmark.report.pages import is_same
-
-Run = dict[str, Any]
+from oxytorch.benchmark.core.results import Result, Run, read_run, write_run
+from oxytorch.benchmark.kinds import KINDS
+from oxytorch.benchmark.machine.description import describe_machine, describe_versions
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -61,13 +57,12 @@ class Kept:
         """Names of the jobs that are neither finished nor failed, in order."""
         return list(self.run["left"])
 
-    def add(self, result: dict[str, Any]) -> None:
+    def add(self, result: Result) -> None:
         """Keep a result, in place of an earlier one of the same thing."""
-        results = self.run["results"]
-        for index, earlier in enumerate(results):
-            if is_same(self.run["kind"], earlier, result):
-                results[index] = result
-                break
+        results, key = self.run["results"], KINDS[self.run["kind"]].key
+        keys = [key(earlier) for earlier in results]
+        if key(result) in keys:
+            results[keys.index(key(result))] = result
         else:
             results.append(result)
         self._write()
@@ -159,8 +154,6 @@ def reopened(path: Path) -> Run:
             machine or with other versions.
         FileNotFoundError: there is no such file.
     """
-    from oxytorch.benchmark.machine.description import describe_machine, describe_versions
-
     if not path.exists():
         raise FileNotFoundError(f"bench continue: {path} does not exist")
     run = read_run(path)

@@ -1,4 +1,4 @@
-"""The JSON that the benchmark writes, as typed dictionaries.
+"""The JSON that the benchmark writes.
 
 A file is one run: what was asked, on which machine, with which versions, and the results.
 """
@@ -10,9 +10,9 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
-from oxytorch.benchmark.core.rounds import Spread
+from oxytorch.benchmark.machine.description import describe_machine, describe_versions
 
 FORMAT = 1
 """Raised when a reader of older files would misunderstand newer ones."""
@@ -20,56 +20,31 @@ FORMAT = 1
 Status = Literal["measured", "absent", "failed", "wrong"]
 
 
-class SpreadRecord(TypedDict):
-    """Median and quartiles of a series."""
+Run = dict[str, Any]
+"""What a file holds: the head that `new_run` makes, `results`, and the jobs `done` and `left`."""
 
-    median: float
-    low: float
-    high: float
-    count: int
+Result = dict[str, Any]
+"""What was measured of one model, op, optimizer ...; most have `peers`, a record of each."""
 
+Record = dict[str, Any]
+"""One contestant in a result.
 
-class PeerRecord(TypedDict, total=False):
-    """One contestant on one model or op.
-
-    `status` says whether it was measured; `reason` why not. Times are seconds. `speedup` is the
-    time of the base (`eager`) divided by this one's, paired round by round. `difference` is the
-    largest absolute difference from the base in fp32, divided by the largest magnitude.
-    """
-
-    peer: str
-    label: str
-    status: Status
-    reason: str
-    prepare_seconds: float
-    notes: dict[str, object]
-    difference: float
-    allowed_difference: float
-    seconds: SpreadRecord
-    rounds: list[float]
-    speedup: SpreadRecord
-    fraction_of_limit: SpreadRecord
+`peer` is its name, `label` what tables call it. `status` says whether it was measured; `reason` why
+not; `notes` what else a reader should know. Times are seconds: `rounds` one for each round,
+`seconds` their spread, `prepare_seconds` before the first answer. `speedup` is the time of the base
+(`eager`) divided by this one's, paired round by round. `difference` is the largest absolute
+difference from the base in fp32, divided by the largest magnitude, `allowed_difference` what it may
+be. `fraction_of_limit` is the least possible time over the measured one.
+"""
 
 
-def spread_record(values: Spread) -> SpreadRecord:
-    """The JSON form of a spread."""
-    return {
-        "median": values.median,
-        "low": values.low,
-        "high": values.high,
-        "count": values.count,
-    }
+def is_measured(record: Record | None) -> bool:
+    """Whether there is a record, of a peer that ran with the right answer and has times."""
+    return record is not None and record["status"] == "measured"
 
 
-def measured(record: PeerRecord) -> bool:
-    """Whether the peer ran with the right answer and has times."""
-    return record["status"] == "measured"
-
-
-def new_run(kind: str, command: str, settings: dict[str, object]) -> dict[str, Any]:
+def new_run(kind: str, command: str, settings: dict[str, Any]) -> Run:
     """The head of a results file; `results` is filled by the runner."""
-    from oxytorch.benchmark.machine.description import describe_machine, describe_versions
-
     return {
         "format": FORMAT,
         "kind": kind,
@@ -82,7 +57,7 @@ def new_run(kind: str, command: str, settings: dict[str, object]) -> dict[str, A
     }
 
 
-def write_run(run: dict[str, Any], path: Path) -> None:
+def write_run(run: Run, path: Path) -> None:
     """Write a results file, with its folder; an existing file is replaced.
 
     Whenever the process ends, the file is whole: the old one or the new one.
@@ -96,7 +71,7 @@ def write_run(run: dict[str, Any], path: Path) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def read_run(path: Path) -> dict[str, Any]:
+def read_run(path: Path) -> Run:
     """Read a results file and check that it is one.
 
     Raises:
@@ -116,7 +91,7 @@ def read_run(path: Path) -> dict[str, Any]:
     return dict(run)
 
 
-def read_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def read_runs(paths: Sequence[Path]) -> list[Run]:
     """All results files among the paths; of a folder, every `*.json` below it, oldest first.
 
     Raises:

@@ -7,8 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from oxytorch import _garbage
 
@@ -19,9 +18,8 @@ SETTLE_SECONDS = 0.02
 """Pause before a contestant's turn: the idle OpenMP workers of the one before it still spin."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Median, quartiles and number of a series of measurements."""
+class Spread(TypedDict):
+    """Median, quartiles and number of a series of measurements, as they stand in the files."""
 
     median: float
     low: float
@@ -34,9 +32,10 @@ def spread(values: Sequence[float]) -> Spread:
     if not values:
         raise ValueError("spread: expected at least one value, got none")
     if len(values) < 4:
-        return Spread(statistics.median(values), min(values), max(values), len(values))
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(median, low, high, len(values))
+        low, median, high = min(values), statistics.median(values), max(values)
+    else:
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "low": low, "high": high, "count": len(values)}
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""The process in which one job runs: `python -m oxytorch.benchmark.core.worker`.
+"""The process that measures: `python -m oxytorch.benchmark.core.worker`.
 
-It reads one job as JSON from standard input and writes events, one JSON line each, to what was
-its standard output; whatever a library prints goes to standard error instead.
+It reads requests from standard input, one JSON line each, and writes events, one JSON line each, to
+what was its standard output; whatever a library prints goes to standard error instead. Between two
+requests it waits, so that contestants can take turns while all their weights stay in memory.
 """
 
 from __future__ import annotations
@@ -11,47 +12,37 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
-JOBS = {
-    "model": "oxytorch.benchmark.models.runs",
-    "op": "oxytorch.benchmark.ops.runs",
-    "optim": "oxytorch.benchmark.optim.runs",
-    "gpu-optim": "oxytorch.benchmark.gpu.runs",
-    "limits": "oxytorch.benchmark.machine.limits",
-    "optimize": "oxytorch.benchmark.machine.costs",
-    "zoo": "oxytorch.benchmark.zoo.runs",
-}
-"""Kind of job -> module with `run_job(job, progress)`: one result, or several as they come."""
+from oxytorch.benchmark.core.contest import Absent, first_line
 
 
 def main() -> int:
+    """Does what it is asked for, until nobody asks."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def send(**event: Any) -> None:
-        events.write(json.dumps(event) + "\n")
+    def send(event: str, **fields: Any) -> None:
+        events.write(json.dumps({"event": event, **fields}) + "\n")
         events.flush()
 
-    job = json.load(sys.stdin)
-    try:
-        allocation = "system"
-        if job["allocation"] == "reuse":
-            from oxytorch.benchmark.machine.allocation import keep_freed_memory
+    def progress(peer: str, stage: str) -> None:
+        send("stage", peer=peer, stage=stage)
 
-            allocation = keep_freed_memory()
-        found = importlib.import_module(JOBS[job["kind"]]).run_job(
-            job, lambda peer, stage: send(event="stage", peer=peer, stage=stage)
-        )
-        for result in [found] if isinstance(found, dict) else found:
-            send(event="result", result=result, allocation=allocation)
-    except Exception as error:
-        from oxytorch.benchmark.core.contest import first_line
-
-        traceback.print_exc()
-        send(event="error", reason=first_line(error))
-        return 1
-    send(event="done")
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            function = getattr(importlib.import_module(request["module"]), request["function"])
+            found = function(progress, **request["arguments"])
+            for result in found if isinstance(found, Iterator) else [found]:
+                send("result", result=result)
+            send("done")
+        except Absent as absent:
+            send("absent", reason=str(absent))
+        except Exception as error:
+            traceback.print_exc()
+            send("error", reason=first_line(error))
     # Some peers' libraries crash while they are unloaded, after all the work is done.
     events.close()
     sys.stderr.flush()

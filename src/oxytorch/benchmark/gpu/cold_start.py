@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oxytorch.benchmark.core.contest import new_record, refuse
-from oxytorch.benchmark.core.results import spread_record
+from oxytorch.benchmark.core.results import Result
 from oxytorch.benchmark.core.rounds import spread
 from oxytorch.benchmark.optim.cases import Case
 
@@ -68,36 +68,35 @@ WAYS = {
 """Every way by name, in the order of the table."""
 
 
-def measure_way(way: Way, case: Case, device: str, rounds: int, silence: float) -> dict[str, Any]:
+def measure_way(way: Way, case: Case, device: str, rounds: int, silence: float) -> Result:
     """Run the way `rounds` times, each in a fresh process with empty caches; the result as JSON."""
-    record: Any = new_record(way.name, way.label)
-    result: dict[str, Any] = {
+    result: Result = {
         "way": way.name,
         "case": case.name,
         "title": case.title,
         "tensors": len(case.shapes()),
         "device": device,
         "compiler": way.compiler,
-        **record,
+        **new_record(way.name, way.label),
     }
     if importlib.util.find_spec(way.needs) is None:
-        refuse(result, "absent", f"{way.needs} is not installed")  # type: ignore[arg-type]
+        refuse(result, "absent", f"{way.needs} is not installed")
         return result
     try:
         runs = [_run(way, case, device, silence) for _ in range(rounds)]
     except RuntimeError as error:
-        refuse(result, "failed", str(error))  # type: ignore[arg-type]
+        refuse(result, "failed", str(error))
         return result
     least = min(run["least_moved"] for run in runs)
     most = max(run["most_moved"] for run in runs)
     if not MOVED[0] <= least <= most <= MOVED[1]:
         text = f"two steps moved weights by {least:.2g} to {most:.2g}"
-        refuse(result, "wrong", text)  # type: ignore[arg-type]
+        refuse(result, "wrong", text)
         return result
     result["status"] = "measured"
     result.update(log=runs[0]["log"], device=runs[0]["device"])
     for stage in STAGES:
-        result[f"{stage}_seconds"] = spread_record(spread([run[stage] for run in runs]))
+        result[f"{stage}_seconds"] = spread([run[stage] for run in runs])
     return result
 
 

@@ -91,8 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     from oxytorch.benchmark.core.kept import keeping
     from oxytorch.benchmark.core.results import new_run
     from oxytorch.benchmark.llm.runs import run_llm
-    from oxytorch.benchmark.report.pages import provenance, tables_of
-    from oxytorch.benchmark.report.terminal import show_table, watching
+    from oxytorch.benchmark.report.drawing import draw_if_possible
+    from oxytorch.benchmark.report.terminal import show_run, watching
 
     command = shlex.join(["oxytorch", *sys.argv[1:]])
     result = new_run("llm", command, asdict(settings))
@@ -106,16 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
 
         watcher.start(f"llm bench {settings.shape or settings.folder}")
         run_llm(settings, keep, watcher.stage)
-    for table in tables_of(result):
-        show_table(table)
-    print(provenance(result))
-    if arguments.plot is not None:
-        from oxytorch.benchmark.report.plot import draw
-
-        draw([result], arguments.plot)
-    for path in (arguments.json, arguments.plot):
-        if path is not None:
-            print(f"wrote {path}")
+    show_run(result)
+    drawn = arguments.plot is not None and draw_if_possible([result], arguments.plot)
+    for path in [*paths, *([arguments.plot] if drawn else [])]:
+        print(f"wrote {path}")
     records = [record for entry in result["results"] for record in entry["peers"]]
     return 1 if any(record["status"] in ("failed", "wrong") for record in records) else 0
 
@@ -124,6 +118,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
     """The options as settings; raises ValueError for a name that does not exist."""
     import torch
 
+    from oxytorch.benchmark.core.subject import words
     from oxytorch.benchmark.llm.contestants import PEERS
     from oxytorch.benchmark.llm.runs import OURS, LlmSettings
     from oxytorch.benchmark.llm.shapes import SHAPES
@@ -139,7 +134,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
             "brings into its own formats"
         )
     others = [name for name in PEERS if name != OURS]
-    names = [word.strip() for word in arguments.peers.split(",") if word.strip()]
+    names = words(arguments.peers)
     for name in names:
         if name not in (*others, "all"):
             raise ValueError(f"--peers: unknown {name!r}; choices: all, {', '.join(others)}")

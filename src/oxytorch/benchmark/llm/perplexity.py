@@ -120,8 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from oxytorch.benchmark.core.kept import keeping
     from oxytorch.benchmark.core.results import new_run
-    from oxytorch.benchmark.report.pages import provenance, tables_of
-    from oxytorch.benchmark.report.terminal import show_table
+    from oxytorch.benchmark.report.terminal import show_run
 
     settings = {
         "folder": arguments.folder.name,
@@ -150,9 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
             entry |= _figures(losses, first)
             kept.add({**settings, **entry})
             kept.finish(name)
-    for table in tables_of(result):
-        show_table(table)
-    print(provenance(result))
+    show_run(result)
     if arguments.json is not None:
         print(f"wrote {arguments.json}")
     return 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from oxytorch.benchmark.report.pages import Run
-from oxytorch.benchmark.report.plot import COLORS, INK, ROUNDS, clean, machine_line
-from oxytorch.benchmark.report.tables import Result, is_measured
+from oxytorch.benchmark.core.results import Record, Result, Run, is_measured
+from oxytorch.benchmark.report.plots import COLORS, INK, ROUNDS, caption, clean
 
 _PEER_COLORS = {
     "torch": "#9aa3ad",
@@ -35,8 +34,7 @@ def draw_llm(plt: Any, run: Run) -> Any:
     panels[0].set_yticks(places, [str(record["label"]) for record in records])
     panels[0].invert_yaxis()
     figure.suptitle(str(results[0]["model"]), x=0.01, ha="left", fontsize=12)
-    remark = f"{ROUNDS}; random weights; | the time of plain reads of the weights"
-    figure.supxlabel(machine_line(run, remark), fontsize=8.5, x=0.01, ha="left", color="#6b7480")
+    caption(figure, run, f"{ROUNDS}; random weights; | the time of plain reads of the weights")
     return figure
 
 
@@ -52,7 +50,7 @@ def _places(results: list[Result]) -> list[float]:
     return places
 
 
-def _bar(panel: Any, record: Result, field: str, place: float) -> None:
+def _bar(panel: Any, record: Record, field: str, place: float) -> None:
     ours = str(record["peer"]).startswith("oxytorch")
     color = COLORS["oxytorch"] if ours else _PEER_COLORS.get(record["peer"], COLORS["eager"])
     value = record[field]["median"] * 1e3

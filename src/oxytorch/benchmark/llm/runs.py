@@ -13,15 +13,18 @@ from typing import Any
 import torch
 
 from oxytorch.benchmark.core.contest import Absent, Progress, new_record, refuse
-from oxytorch.benchmark.core.jobs import JobError
-from oxytorch.benchmark.core.results import spread_record
-from oxytorch.benchmark.core.rounds import spread
+from oxytorch.benchmark.core.jobs import OnResult
+from oxytorch.benchmark.core.processes import JobError
+from oxytorch.benchmark.core.results import Record, Result, is_measured
+from oxytorch.benchmark.core.rounds import paired_ratio, spread
 from oxytorch.benchmark.llm.contestants import PEERS
 from oxytorch.benchmark.llm.processes import ContestantProcess
 from oxytorch.benchmark.llm.task import LlmTask
 from oxytorch.llm_command.options import Precision
 
 OURS = "oxytorch"
+_Turn = dict[str, Any]
+"""What the process told of one turn: `first`, `tokens`; of ours `limit` and `matrix_rate` too."""
 
 LEAST_COSINE = {"bf16": 0.98, "int8": 0.97, "int4": 0.6, "nf4": 0.6}
 """Cosine of a contestant's logits to those of torch in bf16 below which its answer is wrong.
@@ -59,7 +62,7 @@ class LlmSettings:
 class _Seat:
     """A contestant of a group: its record, and its process once it is ready."""
 
-    record: dict[str, Any]
+    record: Record
     task: LlmTask
     peer: str
     process: ContestantProcess | None = None
@@ -67,9 +70,9 @@ class _Seat:
 
 def run_llm(
     settings: LlmSettings,
-    on_result: Callable[[dict[str, Any]], None],
+    on_result: OnResult,
     progress: Progress,
-) -> list[dict[str, Any]]:
+) -> list[Result]:
     """A result for each weight format: records of all contestants that have it."""
     with tempfile.TemporaryDirectory(prefix="oxytorch-llm-") as temporary:
         work = Path(settings.work or temporary)
@@ -107,13 +110,11 @@ def _seats(settings: LlmSettings, weights: str, work: Path) -> list[_Seat]:
         if (precision.weights or "bf16") == weights:
             name = OURS if precision.activation is None else f"{OURS}-{precision.name}"
             label = f"oxytorch {precision.name}"
-            record: dict[str, Any] = dict(new_record(name, label))
-            seats.append(_Seat(record, _task(settings, precision, work), OURS))
+            seats.append(_Seat(new_record(name, label), _task(settings, precision, work), OURS))
     for name in settings.peers:
         if weights in PEERS[name].weights:
-            record = dict(new_record(name, f"{PEERS[name].label} {weights}"))
-            task = replace(seats[0].task, activation=None)
-            seats.append(_Seat(record, task, name))
+            record = new_record(name, f"{PEERS[name].label} {weights}")
+            seats.append(_Seat(record, replace(seats[0].task, activation=None), name))
     return seats
 
 
@@ -134,12 +135,12 @@ def _run_group(
     settings: LlmSettings,
     answer: Path,
     progress: Progress,
-) -> dict[str, Any]:
+) -> Result:
     """Prepares all contestants of a format, checks them, and lets them take turns."""
     try:
         for seat in seats:
             _guarded(seat, partial(_prepare, seat, settings, answer, progress))
-        turns: dict[str, list[dict[str, Any]]] = {seat.record["peer"]: [] for seat in seats}
+        turns: dict[str, list[_Turn]] = {seat.record["peer"]: [] for seat in seats}
         for index in range(settings.rounds):
             for seat in seats if index % 2 == 0 else reversed(seats):
                 progress(seat.record["label"], f"round {index + 1}/{settings.rounds}")
@@ -172,9 +173,9 @@ def _guarded(seat: _Seat, do: Callable[[], None]) -> None:
         do()
         return
     except Absent as absent:
-        refuse(seat.record, "absent", str(absent))  # type: ignore[arg-type]
+        refuse(seat.record, "absent", str(absent))
     except JobError as error:
-        refuse(seat.record, "failed", str(error))  # type: ignore[arg-type]
+        refuse(seat.record, "failed", str(error))
     if seat.process is not None:
         seat.process.close()
         seat.process = None
@@ -191,7 +192,7 @@ def _prepare(seat: _Seat, settings: LlmSettings, answer: Path, progress: Progres
     record["cosine"] = cosine
     record["memory_bytes"] = seat.process.ask("memory")
     if not cosine >= LEAST_COSINE[seat.task.weights]:
-        refuse(record, "wrong", f"cosine of its logits to torch's is {cosine:.3f}")  # type: ignore[arg-type]
+        refuse(record, "wrong", f"cosine of its logits to torch's is {cosine:.3f}")
         seat.process.close()
         seat.process = None
 
@@ -202,7 +203,7 @@ def _cosine(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(torch.cosine_similarity(one, other, dim=0))
 
 
-def _take_turn(seat: _Seat, turns: dict[str, list[dict[str, Any]]]) -> None:
+def _take_turn(seat: _Seat, turns: dict[str, list[_Turn]]) -> None:
     assert seat.process is not None
     taken = seat.process.ask("turn")
     # The limit moves as the neighbours on the machine do: it is read beside each of our turns.
@@ -212,41 +213,40 @@ def _take_turn(seat: _Seat, turns: dict[str, list[dict[str, Any]]]) -> None:
     turns[seat.record["peer"]].append(taken)
 
 
-def _summarize(seat: _Seat, turns: Sequence[dict[str, Any]]) -> None:
+def _summarize(seat: _Seat, turns: Sequence[_Turn]) -> None:
     record = seat.record
     record["rounds"] = turns
-    record["first"] = spread_record(spread([turn["first"] for turn in turns]))
-    tokens = [statistics.median(turn["tokens"]) for turn in turns]
-    record["token"] = spread_record(spread(tokens))
+    first, tokens = _firsts(turns), _tokens(turns)
+    record["first"] = spread(first)
+    record["token"] = spread(tokens)
     record["status"] = "measured"
     if seat.peer == OURS:
-        record["limit"] = spread_record(spread([turn["limit"] for turn in turns]))
+        limits = [turn["limit"] for turn in turns]
         rates = [record["token_bytes"] / seconds for seconds in tokens]
-        record["bandwidth"] = spread_record(spread(rates))
-        fractions = [rate / turn["limit"] for rate, turn in zip(rates, turns, strict=True)]
-        record["fraction_of_limit"] = spread_record(spread(fractions))
-        operations = record["prompt_operations"]
-        record["fraction_of_matrix_rate"] = spread_record(
-            spread([operations / turn["first"] / turn["matrix_rate"] for turn in turns])
+        operations = [record["prompt_operations"] / seconds for seconds in first]
+        record["limit"] = spread(limits)
+        record["bandwidth"] = spread(rates)
+        record["fraction_of_limit"] = paired_ratio(rates, limits)
+        record["fraction_of_matrix_rate"] = paired_ratio(
+            operations, [turn["matrix_rate"] for turn in turns]
         )
 
 
-def _add_ratios(records: Sequence[dict[str, Any]]) -> None:
+def _firsts(turns: Sequence[_Turn]) -> list[float]:
+    return [turn["first"] for turn in turns]
+
+
+def _tokens(turns: Sequence[_Turn]) -> list[float]:
+    return [statistics.median(turn["tokens"]) for turn in turns]
+
+
+def _add_ratios(records: Sequence[Record]) -> None:
     """How many times faster the first of oxytorch's records is, round by round, than each peer."""
-    measured = [record for record in records if record["status"] == "measured"]
-    ours = next((record for record in measured if record["peer"] == OURS), None)
+    measured = [record for record in records if is_measured(record)]
+    ours = next((record["rounds"] for record in measured if record["peer"] == OURS), None)
     if ours is None:
         return
     for record in measured:
-        pairs = list(zip(ours["rounds"], record["rounds"], strict=True))
-        record["oxytorch_first_ratio"] = spread_record(
-            spread([theirs["first"] / mine["first"] for mine, theirs in pairs])
-        )
-        record["oxytorch_token_ratio"] = spread_record(
-            spread(
-                [
-                    statistics.median(theirs["tokens"]) / statistics.median(mine["tokens"])
-                    for mine, theirs in pairs
-                ]
-            )
-        )
+        theirs = record["rounds"]
+        record["oxytorch_first_ratio"] = paired_ratio(_firsts(theirs), _firsts(ours))
+        record["oxytorch_token_ratio"] = paired_ratio(_tokens(theirs), _tokens(ours))

@@ -1,35 +1,33 @@
-"""Results of `oxytorch llm bench` as tables."""
+"""Results of `oxytorch llm bench` and `oxytorch llm perplexity` as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from oxytorch.benchmark.report.tables import Result, Table, fraction_cell, is_measured, reasons
+from oxytorch.benchmark.core.results import Record, Result, is_measured
+from oxytorch.benchmark.report.tables import Table, by, fraction_cell, reasons, spread_cell
 
 
-def llm_table(results: Sequence[Result]) -> Table:
-    """Time of the prompt and of a token: a row for every contestant, format by format."""
+def llm_tables(results: Sequence[Result]) -> list[Table]:
+    """Times of the prompt and of a token, for each model."""
+    return [_speed(found) for found in by(results, "model").values()]
+
+
+def _speed(results: Sequence[Result]) -> Table:
+    """A row for every contestant, format by format."""
     first = results[0]
     table = Table(
         f"{first['model']}, batch 1, {first['prompt']} tokens of prompt, {first['tokens']} new",
         [
-            "contestant",
-            "prompt",
-            "of torch's products",
-            "a token",
-            "weights",
-            "read at",
-            "of the limit",
-            "memory",
+            *("contestant", "prompt", "of torch's products", "a token", "weights", "read at"),
+            *("of the limit", "memory", "peers' prompt over ours", "peers' token over ours"),
         ],
+        [_row(record) for result in results for record in result["peers"]],
+        reasons(results, lambda result: str(result["weights"])),
     )
-    table.header += ["peers' prompt over ours", "peers' token over ours"]
-    for result in results:
-        for record in result["peers"]:
-            table.rows.append(_row(record))
-    table.notes = reasons(results, lambda result: str(result["weights"]))
-    limits = [r["limit"]["median"] / 1e9 for result in results for r in _with_limit(result)]
+    records = [record for result in results for record in result["peers"] if is_measured(record)]
+    limits = [record["limit"]["median"] / 1e9 for record in records if "limit" in record]
     if limits:
         table.notes.append(
             f"Times are medians, quartiles in brackets. Weights are the packed bytes that a token "
@@ -42,20 +40,16 @@ def llm_table(results: Sequence[Result]) -> Table:
     return table
 
 
-def _with_limit(result: Result) -> list[Result]:
-    return [record for record in result["peers"] if is_measured(record) and "limit" in record]
-
-
-def _row(record: Result) -> list[str]:
+def _row(record: Record) -> list[str]:
     if not is_measured(record):
         return [str(record["label"]), str(record["status"]), *["-"] * 8]
     ours = "limit" in record
     size = record.get("token_bytes") or 0
     return [
         str(record["label"]),
-        _spread_cell(record["first"], 1e3, "ms"),
+        _time_cell(record["first"]),
         f"{record['fraction_of_matrix_rate']['median']:.0%}" if ours else "-",
-        _spread_cell(record["token"], 1e3, "ms"),
+        _time_cell(record["token"]),
         f"{size / 1e6:.0f} MB" if size else "-",
         f"{record['bandwidth']['median'] / 1e9:.1f} GB/s" if ours else "-",
         fraction_cell(record) if ours else "-",
@@ -65,13 +59,31 @@ def _row(record: Result) -> list[str]:
     ]
 
 
-def _spread_cell(values: dict[str, Any], factor: float, unit: str) -> str:
-    median, low, high = (values[name] * factor for name in ("median", "low", "high"))
-    digits = 0 if median >= 100 else 1
-    return f"{median:.{digits}f} {unit} ({low:.{digits}f} to {high:.{digits}f})"
+def _time_cell(seconds: dict[str, Any]) -> str:
+    return spread_cell(seconds, " ms", 1e3, digits=0 if seconds["median"] >= 0.1 else 1)
 
 
 def _ratio_cell(ratio: dict[str, Any] | None, ours: bool) -> str:
-    if ratio is None or ours:
-        return "-"
-    return f"{ratio['median']:.2f}x"
+    return "-" if ratio is None or ours else f"{ratio['median']:.2f}x"
+
+
+def perplexity_tables(results: Sequence[Result]) -> list[Table]:
+    """Perplexities of each model."""
+    return [_perplexities(found) for found in by(results, "folder").values()]
+
+
+def _perplexities(results: Sequence[Result]) -> Table:
+    """A row for every format: perplexity, and its change from the first with the standard error."""
+    first = results[0]
+    table = Table(
+        f"{first['folder']}: perplexity of {first['text']}, {first['tokens']:,} tokens, "
+        f"window {first['window']}",
+        ["weights and cache", "perplexity", f"change from {first['label']}"],
+    )
+    for result in results:
+        change = f"{result['change']:+.2%} +- {result['change_error']:.2%}"
+        change = "-" if result is first else change
+        table.rows.append([str(result["label"]), f"{result['perplexity']:.3f}", change])
+    if any(result["weights"].startswith(("int4", "nf4")) for result in results):
+        table.notes.append(f"Scales of 4-bit weights are for groups of {first['group_size']}.")
+    return table

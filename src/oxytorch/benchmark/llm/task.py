@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from oxytorch.benchmark.core.contest import Absent, Progress, no_progress
+from oxytorch.benchmark.core.contest import Progress, no_progress
 from oxytorch.benchmark.llm.shapes import random_model
+from oxytorch.llm_command.folder import load_model
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,6 @@ class LlmTask:
         """The model in bfloat16: random weights, the same for everybody, or the folder's."""
         if self.shape:
             return random_model(self.shape)
-        from oxytorch.llm_command.folder import load_model
-
         return load_model(Path(self.folder))
 
     def prompt_ids(self, vocabulary: int) -> Tensor:
@@ -55,12 +53,6 @@ class LlmTask:
 def vocabulary_of(model: Any) -> int:
     """The number of tokens that a model of transformers knows."""
     return int(model.get_input_embeddings().num_embeddings)
-
-
-def need(module: str, package: str = "") -> None:
-    """Raises `Absent` with the command that installs a peer's package where it is missing."""
-    if importlib.util.find_spec(module) is None:
-        raise Absent(f"{module} is not installed (pip install {package or module})")
 
 
 @dataclass(frozen=True)

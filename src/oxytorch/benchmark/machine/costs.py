@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from oxytorch.benchmark.core.contest import Progress, no_progress
-from oxytorch.benchmark.core.jobs import JobError
+import oxytorch
+from oxytorch.benchmark.core.contest import Progress
+from oxytorch.benchmark.core.jobs import Settings
+from oxytorch.benchmark.core.processes import JobError
+from oxytorch.benchmark.core.results import Result
 from oxytorch.benchmark.models.cases import CASES, ModelCase
 
 IMPORT_SCRIPT = """
@@ -30,7 +31,7 @@ print(middle - start, end - middle)
 """
 
 
-def measure_import_time(processes: int = 9) -> dict[str, Any]:
+def measure_import_time(processes: int = 9) -> Result:
     """Seconds that `import oxytorch` takes after `import torch`, in fresh processes.
 
     One more process runs before them and is not counted: it brings the files into memory.
@@ -82,7 +83,7 @@ def _return_freed_memory() -> None:
         trim(0)
 
 
-def measure_optimize(case: ModelCase, dtype: torch.dtype, inplace: bool) -> dict[str, Any]:
+def measure_optimize(case: ModelCase, dtype: torch.dtype, inplace: bool) -> Result:
     """Time and peak memory of the first `optimize` call of this process.
 
     Memory is the process's resident set (Linux): freed memory is given back, the peak counter is
@@ -90,7 +91,6 @@ def measure_optimize(case: ModelCase, dtype: torch.dtype, inplace: bool) -> dict
     counts everything: packed weights, temporary buffers, and code loaded during the call. With
     inplace=False the original model stays, and is in the resident set before the call.
     """
-    oxytorch = importlib.import_module("oxytorch")
     model, _ = case.build(case.batch)
     size = model_bytes(model)
     _return_freed_memory()
@@ -119,7 +119,9 @@ def measure_optimize(case: ModelCase, dtype: torch.dtype, inplace: bool) -> dict
     }
 
 
-def run_job(job: dict[str, Any], progress: Progress = no_progress) -> dict[str, Any]:
-    """`measure_optimize` for the worker process: every argument comes as JSON."""
+def run_job(
+    progress: Progress, settings: Settings, model: str, dtype: str, inplace: bool
+) -> Result:
+    """`measure_optimize` for the worker process."""
     progress("oxytorch", "optimize")
-    return measure_optimize(CASES[job["model"]], getattr(torch, job["dtype"]), job["inplace"])
+    return measure_optimize(CASES[model], getattr(torch, dtype), inplace)

@@ -7,15 +7,16 @@ beside each op, in the same rounds, on buffers that are allocated as the op's ar
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from oxytorch.benchmark.core.contest import Progress, no_progress
-from oxytorch.benchmark.core.results import spread_record
+from oxytorch.benchmark.core.jobs import Settings
+from oxytorch.benchmark.core.results import Result
 from oxytorch.benchmark.core.rounds import Call, interleave, spread
 
 MATRIX_SIZE = 2048
@@ -23,7 +24,7 @@ MATRIX_SIZE = 2048
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Probe:
     """A way of approaching a limit: the work of one call, in bytes or operations."""
 
     call: Call
@@ -43,26 +44,26 @@ class BandwidthProbes:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads)
 
-    def read(self) -> dict[str, Contestant]:
+    def read(self) -> dict[str, Probe]:
         """Reductions that read the buffer once."""
         source = self._source
         return {
-            "sum": Contestant(lambda: torch.sum(source), source.nbytes),
-            "dot": Contestant(lambda: torch.dot(source, source), source.nbytes),
+            "sum": Probe(lambda: torch.sum(source), source.nbytes),
+            "dot": Probe(lambda: torch.dot(source, source), source.nbytes),
         }
 
-    def read_write(self) -> dict[str, Contestant]:
+    def read_write(self) -> dict[str, Probe]:
         """Copies into a new buffer; `memmove` uses streaming stores on large buffers."""
         source = self._source
         return {
-            "copy": Contestant(lambda: torch.empty_like(source).copy_(source), 2 * source.nbytes),
-            "memmove": Contestant(self._memmove, 2 * source.nbytes),
+            "copy": Probe(lambda: torch.empty_like(source).copy_(source), 2 * source.nbytes),
+            "memmove": Probe(self._memmove, 2 * source.nbytes),
         }
 
-    def update(self) -> dict[str, Contestant]:
+    def update(self) -> dict[str, Probe]:
         """A change in place, which reads and writes the same lines, as steps of optimizers do."""
         source = self._source
-        return {"update": Contestant(source.neg_, 2 * source.nbytes)}
+        return {"update": Probe(source.neg_, 2 * source.nbytes)}
 
     def _memmove(self) -> Tensor:
         """The C library's copy, one slice per thread (ctypes releases the interpreter lock)."""
@@ -86,23 +87,23 @@ class BandwidthProbes:
         self._pool.shutdown()
 
 
-def matrix_product(dtype: torch.dtype, size: int = MATRIX_SIZE) -> Contestant:
+def matrix_product(dtype: torch.dtype, size: int = MATRIX_SIZE) -> Probe:
     """torch's product of two square matrices (oneDNN or MKL)."""
     left = torch.randn(size, size).to(dtype)
     right = torch.randn(size, size).to(dtype)
-    return Contestant(lambda: left @ right, 2.0 * size**3)
+    return Probe(lambda: left @ right, 2.0 * size**3)
 
 
-def best_rates(
-    contestants: dict[str, Contestant], *, rounds: int, burst_seconds: float = 0.05
-) -> list[float]:
-    """Work per second of the best contestant, one value per round."""
-    calls = {name: contestant.call for name, contestant in contestants.items()}
-    series = interleave(calls, rounds=rounds, warm_up=2, burst_seconds=burst_seconds)
-    return [
-        max(contestants[name].work / series[name][index] for name in contestants)
-        for index in range(rounds)
-    ]
+def best_rates(probes: Mapping[str, Probe], series: Mapping[str, Sequence[float]]) -> list[float]:
+    """Work per second of the best probe in each round, by the seconds of its turns."""
+    rates = [[probe.work / value for value in series[name]] for name, probe in probes.items()]
+    return [max(of_round) for of_round in zip(*rates, strict=True)]
+
+
+def measured_rates(probes: Mapping[str, Probe], rounds: int) -> list[float]:
+    """Work per second of the best probe, one value per round."""
+    calls = {name: probe.call for name, probe in probes.items()}
+    return best_rates(probes, interleave(calls, rounds=rounds, warm_up=2))
 
 
 def measure_limits(
@@ -113,24 +114,23 @@ def measure_limits(
     progress: Progress = no_progress,
 ) -> dict[str, list[float]]:
     """Every limit of this machine, a value per round, in bytes or operations per second."""
-    torch.set_num_threads(threads)
     rates: dict[str, list[float]] = {}
     # Two sets of buffers: the second usually lies on other pages than the first.
     for _ in range(2):
         probes = BandwidthProbes(traffic, threads)
-        for name, contestants in (("read", probes.read()), ("read_write", probes.read_write())):
+        for name, ways in (("read", probes.read()), ("read_write", probes.read_write())):
             progress("", name)
-            rates.setdefault(name, []).extend(best_rates(contestants, rounds=rounds))
+            rates.setdefault(name, []).extend(measured_rates(ways, rounds))
         probes.close()
     for dtype in (torch.float32, torch.bfloat16):
         name = f"matrix_product_{str(dtype).removeprefix('torch.')}"
         progress("", name)
         product = {"product": matrix_product(dtype, matrix_size)}
-        rates[name] = best_rates(product, rounds=rounds)
+        rates[name] = measured_rates(product, rounds)
     return rates
 
 
-def run_job(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def run_job(progress: Progress, settings: Settings) -> Result:
     """`measure_limits` for the worker process: median and quartiles of each limit."""
-    rates = measure_limits(job["threads"], job["rounds"], progress=progress)
-    return {name: spread_record(spread(values)) for name, values in rates.items()}
+    rates = measure_limits(settings.threads, settings.rounds, progress=progress)
+    return {name: spread(values) for name, values in rates.items()}

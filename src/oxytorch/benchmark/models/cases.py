@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from oxytorch.benchmark.models.networks import DLRM, SequenceClassifier
 
@@ -59,6 +60,16 @@ def output_tensors(output: object) -> list[Tensor]:
         f"benchmark: expected a model output of tensors, tuples, lists and mappings, "
         f"got {type(output).__name__}"
     )
+
+
+def cast_tensors(value: Any, dtype: torch.dtype) -> Any:
+    """The value with every floating-point tensor in it, through containers, in the dtype."""
+
+    def cast(part: Any) -> Any:
+        is_float = isinstance(part, Tensor) and part.is_floating_point()
+        return part.to(dtype) if is_float else part
+
+    return pytree.tree_map(cast, value)
 
 
 def _text(batch: int, vocabulary: int) -> dict[str, Tensor]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from oxytorch.benchmark.core.contest import Absent
 from oxytorch.benchmark.core.rounds import Call
-from oxytorch.benchmark.models.cases import Inputs, output_tensors
+from oxytorch.benchmark.models.cases import Inputs, call_model, output_tensors
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,13 @@ class Runner:
     notes: dict[str, object] = field(default_factory=dict)
 
 
-def require(module: str, extra: str = "bench") -> Any:
-    """The imported module, or `Absent` that names the package to install."""
-    if importlib.util.find_spec(module) is None:
-        raise Absent(f"{module} is not installed (pip install 'oxytorch[{extra}]')")
-    return importlib.import_module(module)
+def call_in_dtype(model: Callable[..., object], task: Task) -> Call:
+    """A call of the model under autocast where the task is not in fp32."""
+    if task.dtype == torch.float32:
+        return lambda: call_model(model, task.inputs)
+
+    def call() -> object:
+        with torch.autocast("cpu", dtype=task.dtype):
+            return call_model(model, task.inputs)
+
+    return call

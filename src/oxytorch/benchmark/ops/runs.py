@@ -4,54 +4,40 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from oxytorch import isa, ops
 from oxytorch.benchmark.core.contest import (
     Progress,
+    add_times,
     judge,
     largest_difference,
     new_record,
     no_progress,
     refuse_for,
 )
-from oxytorch.benchmark.core.results import PeerRecord, measured, spread_record
+from oxytorch.benchmark.core.jobs import Settings
+from oxytorch.benchmark.core.results import Record, Result, is_measured
 from oxytorch.benchmark.core.rounds import Call, Context, interleave, paired_ratio, spread
-from oxytorch.benchmark.machine.limits import BandwidthProbes, best_rates, matrix_product
-from oxytorch.benchmark.models.cases import output_tensors
+from oxytorch.benchmark.machine.limits import (
+    BandwidthProbes,
+    best_rates,
+    matrix_product,
+    measured_rates,
+)
+from oxytorch.benchmark.models.cases import cast_tensors, output_tensors
+from oxytorch.ops import Op, Sample
 
 SIZES = ("cache", "memory")
 PEERS = {"eager": "torch eager", "compile": "torch.compile", "oxytorch": "oxytorch"}
 
 BURST_SECONDS = {"cache": 0.005, "memory": 0.05}
-
-
-@dataclass(frozen=True)
-class OpSettings:
-    """What is measured of every op.
-
-    Attributes:
-        sizes: of the samples, see `SIZES`.
-        peers: besides `eager`, which always takes part: `compile`, `oxytorch`.
-        levels: ISA levels at which oxytorch runs; none means the active one.
-        rounds: interleaved rounds.
-        threads: number of threads everybody may use.
-        matrix_size: side of the matrices whose product is the limit of arithmetic.
-    """
-
-    sizes: Sequence[str] = SIZES
-    peers: Sequence[str] = tuple(PEERS)
-    levels: Sequence[str] = ()
-    rounds: int = 15
-    threads: int = 1
-    matrix_size: int = 1024
 
 
 @dataclass(frozen=True)
@@ -62,22 +48,7 @@ class Contestant:
     context: Context = nullcontext
 
 
-def map_tensors(value: object, function: Callable[[Tensor], Tensor]) -> Any:
-    """The value with `function` applied to every tensor in it, through containers."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(part, function) for part in value)
-    if isinstance(value, dict):
-        return {key: map_tensors(part, function) for key, part in value.items()}
-    return value
-
-
-def _in_float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def _contestants(op: Any, sample: Any, settings: OpSettings) -> dict[str, Contestant]:
+def _contestants(op: Op, sample: Sample, settings: Settings) -> dict[str, Contestant]:
     """Every contestant by name, `eager` first; oxytorch once per level asked for."""
 
     def call_of(function: Callable[..., object]) -> Call:
@@ -92,7 +63,6 @@ def _contestants(op: Any, sample: Any, settings: OpSettings) -> dict[str, Contes
     if not settings.levels:
         contestants["oxytorch"] = Contestant(call_of(op.function))
         return contestants
-    isa = importlib.import_module("oxytorch.isa")
     for level in settings.levels:
         context = functools.partial(isa.use, level)
         contestants[f"oxytorch {level}"] = Contestant(call_of(op.function), context)
@@ -101,7 +71,7 @@ def _contestants(op: Any, sample: Any, settings: OpSettings) -> dict[str, Contes
 
 def _check(
     name: str, contestant: Contestant, expected: Sequence[Tensor], progress: Progress
-) -> PeerRecord:
+) -> Record:
     """The contestant's record, with the difference of its answer or the reason for none."""
     record = new_record(name, PEERS.get(name, name))
     progress(name.split(" ")[0], "check")
@@ -119,14 +89,14 @@ def _check(
 
 @torch.no_grad()
 def run_sample(
-    op: Any,
-    sample: Any,
+    op: Op,
+    sample: Sample,
     dtype: torch.dtype,
     size: str,
-    settings: OpSettings,
+    settings: Settings,
     product_rate: float,
     progress: Progress = no_progress,
-) -> dict[str, Any]:
+) -> Result:
     """Measure one call of an op; the result as a JSON dictionary.
 
     The fraction of the limit is the least possible time over the measured one. The least time is
@@ -136,46 +106,17 @@ def run_sample(
     """
     cost = op.cost(*sample.args, **sample.kwargs)
     contestants = _contestants(op, sample, settings)
-    expected = output_tensors(
-        op.reference(
-            *map_tensors(sample.args, _in_float32), **map_tensors(sample.kwargs, _in_float32)
-        )
-    )
-    records = {
-        name: _check(name, contestant, expected, progress)
-        for name, contestant in contestants.items()
-    }
-    del expected
-    gc.collect()
-    judge(list(records.values()), dtype)
-    turns = {name: contestants[name] for name in records if measured(records[name])}
-    probes = BandwidthProbes(cost.bytes, settings.threads)
-    limits = probes.read_write() if size == "memory" else {}
-    for name, limit in limits.items():
-        turns[f"limit {name}"] = Contestant(limit.call)
+    records = _checked(op, sample, dtype, contestants, progress)
+    turns = {name: contestants[name] for name, record in records.items() if is_measured(record)}
     progress("", f"{size} rounds")
-    series = interleave(
-        {name: turn.call for name, turn in turns.items()},
-        contexts={name: turn.context for name, turn in turns.items()},
-        rounds=settings.rounds,
-        burst_seconds=BURST_SECONDS[size],
-    )
-    probes.close()
-    bandwidth = [
-        max(limit.work / series[f"limit {name}"][index] for name, limit in limits.items())
-        for index in range(settings.rounds if limits else 0)
-    ]
-    for name in contestants:
+    series, bandwidth = _time_together(turns, size, cost.bytes, settings)
+    for name in turns:
         record = records[name]
-        if not measured(record):
-            continue
-        record["rounds"] = series[name]
-        record["seconds"] = spread_record(spread(series[name]))
-        record["speedup"] = spread_record(paired_ratio(series["eager"], series[name]))
+        add_times(record, series[name], series["eager"])
         if bandwidth:
             arithmetic = cost.operations / product_rate
             least = [max(cost.bytes / rate, arithmetic) for rate in bandwidth]
-            record["fraction_of_limit"] = spread_record(paired_ratio(least, series[name]))
+            record["fraction_of_limit"] = paired_ratio(least, series[name])
     return {
         "op": op.name,
         "dtype": str(dtype).removeprefix("torch."),
@@ -184,33 +125,70 @@ def run_sample(
         "bytes": cost.bytes,
         "operations": cost.operations,
         "threads": settings.threads,
-        "read_write_bandwidth": spread_record(spread(bandwidth)) if bandwidth else None,
+        "read_write_bandwidth": spread(bandwidth) if bandwidth else None,
         "product_rate": product_rate,
         "peers": list(records.values()),
     }
 
 
+def _checked(
+    op: Op,
+    sample: Sample,
+    dtype: torch.dtype,
+    contestants: Mapping[str, Contestant],
+    progress: Progress,
+) -> dict[str, Record]:
+    """A record of each, compared with the reference in float32."""
+    args, kwargs = cast_tensors((sample.args, sample.kwargs), torch.float32)
+    expected = output_tensors(op.reference(*args, **kwargs))
+    records = {
+        name: _check(name, contestant, expected, progress)
+        for name, contestant in contestants.items()
+    }
+    del expected, args, kwargs
+    gc.collect()
+    judge(list(records.values()), dtype)
+    return records
+
+
+def _time_together(
+    turns: Mapping[str, Contestant], size: str, traffic: int, settings: Settings
+) -> tuple[dict[str, list[float]], list[float]]:
+    """Seconds of each in every round; beyond the caches, the bandwidth in that round too."""
+    probes = BandwidthProbes(traffic, settings.threads)
+    limits = probes.read_write() if size == "memory" else {}
+    calls = {name: turn.call for name, turn in turns.items()}
+    calls |= {name: probe.call for name, probe in limits.items()}
+    series = interleave(
+        calls,
+        contexts={name: turn.context for name, turn in turns.items()},
+        rounds=settings.rounds,
+        burst_seconds=BURST_SECONDS[size],
+    )
+    probes.close()
+    return series, best_rates(limits, series)
+
+
 def run_op(
-    op: Any, dtype: torch.dtype, settings: OpSettings, progress: Progress = no_progress
-) -> Iterator[dict[str, Any]]:
-    """Measure an op in one dtype: a result for every sample of its registry entry."""
-    torch.set_num_threads(settings.threads)
-    product = {"product": matrix_product(dtype, settings.matrix_size)}
-    product_rate = max(best_rates(product, rounds=3))
+    op: Op,
+    dtype: torch.dtype,
+    settings: Settings,
+    progress: Progress = no_progress,
+    matrix_size: int = 1024,
+) -> Iterator[Result]:
+    """Measure an op in one dtype: a result for every sample of its registry entry.
+
+    settings: `peers` besides `eager`, which always takes part; `sizes` and `levels`.
+    matrix_size: side of the matrices whose product is the limit of arithmetic.
+    """
+    product = {"product": matrix_product(dtype, matrix_size)}
+    product_rate = max(measured_rates(product, rounds=3))
     for size in settings.sizes:
         for sample in op.samples(dtype, size):
             yield run_sample(op, sample, dtype, size, settings, product_rate, progress)
             gc.collect()
 
 
-def run_job(job: dict[str, Any], progress: Progress) -> Iterator[dict[str, Any]]:
-    """`run_op` for the worker process: every argument comes as JSON."""
-    ops = importlib.import_module("oxytorch.ops")
-    settings = OpSettings(
-        sizes=job["sizes"],
-        peers=job["peers"],
-        levels=job["levels"],
-        rounds=job["rounds"],
-        threads=job["threads"],
-    )
-    return run_op(ops.registry()[job["op"]], getattr(torch, job["dtype"]), settings, progress)
+def run_job(progress: Progress, settings: Settings, op: str, dtype: str) -> Iterator[Result]:
+    """`run_op` for the worker process."""
+    return run_op(ops.registry()[op], getattr(torch, dtype), settings, progress)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -15,57 +13,31 @@ from torch.optim import Optimizer
 from oxytorch.benchmark.core.contest import (
     Absent,
     Progress,
+    add_times,
     new_record,
     no_progress,
     refuse,
     refuse_for,
 )
-from oxytorch.benchmark.core.results import spread_record
+from oxytorch.benchmark.core.jobs import Settings
+from oxytorch.benchmark.core.results import Record, Result, is_measured
 from oxytorch.benchmark.core.rounds import Call, interleave, paired_ratio, spread
-from oxytorch.benchmark.machine.limits import BandwidthProbes
-from oxytorch.benchmark.optim.cases import (
-    CASES,
-    FORMATS,
-    LEARNING_RATE,
-    OPTIMIZERS,
-    PEERS,
-    Case,
-    Entrant,
-    entrants,
-    own,
-    stock_class,
-)
+from oxytorch.benchmark.machine.limits import BandwidthProbes, best_rates
+from oxytorch.benchmark.optim.cases import CASES, FORMATS, LEARNING_RATE, OPTIMIZERS, Case, Shapes
+from oxytorch.benchmark.optim.contestants import Entrant, entrants, own
+from oxytorch.benchmark.peers.optimizers import stock_class
 
-CHECK_SHAPES = [(64, 80), (7,), (5000,), (3, 5, 7, 2)]
+CHECK_SHAPES: Shapes = [(64, 80), (7,), (5000,), (3, 5, 7, 2)]
 CHECK_STEPS = 3
-PROBE_BYTES = 512 << 20
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class OptimSettings:
-    """What is measured of every optimizer.
-
-    Attributes:
-        peers: see `optim_cases.PEERS`.
-        formats: of oxytorch, see `optim_cases.FORMATS`.
-        rounds: interleaved rounds.
-        threads: number of threads everybody may use.
-        probe_bytes: most bytes that a probe of the bandwidth moves.
-    """
-
-    peers: Sequence[str] = tuple(PEERS)
-    formats: Sequence[str] = tuple(FORMATS)
-    rounds: int = 15
-    threads: int = 1
-    probe_bytes: int = PROBE_BYTES
-
-
-def _tensors(shapes: Sequence[tuple[int, ...]], seed: int) -> list[Tensor]:
-    """Numbers that bfloat16 holds exactly, as small as weights."""
-    generator = torch.Generator().manual_seed(seed)
+def numbers(shapes: Shapes, seed: int, device: torch.device = CPU) -> list[Tensor]:
+    """Tensors of numbers that bfloat16 holds exactly, as small as weights."""
+    generator = torch.Generator(device).manual_seed(seed)
     return [
-        torch.randn(shape, generator=generator).mul_(0.02).bfloat16().float() for shape in shapes
+        torch.randn(shape, generator=generator, device=device).mul_(0.02).bfloat16().float()
+        for shape in shapes
     ]
 
 
@@ -86,10 +58,8 @@ def _change(optimizer: Optimizer, parameters: Sequence[Tensor], dtype: torch.dty
     """What `CHECK_STEPS` steps add to the parameters, as one vector of float64."""
     before = copies(parameters, torch.float64, parameters[0].device)
     for step in range(CHECK_STEPS):
-        gradients = _tensors(CHECK_SHAPES, 1 + step)
-        set_gradients(
-            parameters, [g.to(p.device, dtype) for p, g in zip(parameters, gradients, strict=True)]
-        )
+        gradients = numbers(CHECK_SHAPES, 1 + step)
+        set_gradients(parameters, [gradient.to(before[0].device, dtype) for gradient in gradients])
         optimizer.step()
     # What a split parameter holds is half of the truth.
     whole = getattr(optimizer, "master_weight", Tensor.detach)
@@ -102,7 +72,7 @@ def _change(optimizer: Optimizer, parameters: Sequence[Tensor], dtype: torch.dty
 
 def expected_change(optimizer: str) -> Tensor:
     """The same in float64: by torch's class, or by oxytorch's rule where torch has none."""
-    parameters = copies(_tensors(CHECK_SHAPES, 0), torch.float64)
+    parameters = copies(numbers(CHECK_SHAPES, 0), torch.float64)
     try:
         make: Any = stock_class(optimizer)
         reference = make(parameters, lr=LEARNING_RATE, foreach=False, **OPTIMIZERS[optimizer])
@@ -111,22 +81,22 @@ def expected_change(optimizer: str) -> Tensor:
     return _change(reference, parameters, torch.float64)
 
 
-def check(entrant: Entrant, expected: Tensor, device: torch.device = CPU) -> dict[str, Any]:
+def check(entrant: Entrant, expected: Tensor, device: torch.device = CPU) -> Record:
     """The entrant's record after three steps on small tensors.
 
     `difference` is the norm of the difference between what its steps and what float64 steps change,
     divided by the norm of the latter. A wrong one gets no speed; each format has its own limit.
     """
-    record: Any = new_record(entrant.name, entrant.label)
     kept = FORMATS[entrant.format]
     allowed = entrant.allowed or kept.allowed
+    record = new_record(entrant.name, entrant.label)
     record.update(format=entrant.format, allowed_difference=allowed)
     try:
-        parameters = copies(_tensors(CHECK_SHAPES, 0), kept.parameter_dtype, device)
+        parameters = copies(numbers(CHECK_SHAPES, 0), kept.parameter_dtype, device)
         change = _change(entrant.make(parameters), parameters, kept.parameter_dtype)
     except Exception as error:  # any failure of a peer is a result, with its reason
         refuse_for(record, error)
-        return dict(record)
+        return record
     difference = float((change - expected).norm() / expected.norm())
     record["difference"] = difference
     # Written so that NaN is refused.
@@ -134,7 +104,7 @@ def check(entrant: Entrant, expected: Tensor, device: torch.device = CPU) -> dic
         refuse(record, "wrong", f"change differs by {difference:.2g} > {allowed:.2g} allowed")
     else:
         record["status"] = "measured"
-    return dict(record)
+    return record
 
 
 def kept_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
@@ -157,19 +127,15 @@ def low_half_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
 
 
 def _enter(
-    entrants_: Sequence[Entrant],
-    records: dict[str, dict[str, Any]],
-    case: Case,
-    progress: Progress,
+    asked: Sequence[Entrant], records: Mapping[str, Record], case: Case, progress: Progress
 ) -> dict[str, Call]:
     """The steps of all whose record says that they are right, each on parameters of its own."""
-    weights, numbers = _tensors(case.shapes(), 0), _tensors(case.shapes(), 1)
-    gradients = {torch.float32: numbers, torch.bfloat16: [tensor.bfloat16() for tensor in numbers]}
-    elements = sum(tensor.numel() for tensor in weights)
+    weights, slopes = numbers(case.shapes(), 0), numbers(case.shapes(), 1)
+    gradients = {torch.float32: slopes, torch.bfloat16: [slope.bfloat16() for slope in slopes]}
     steps: dict[str, Call] = {}
-    for entrant in entrants_:
+    for entrant in asked:
         record = records[entrant.name]
-        if record["status"] != "measured":
+        if not is_measured(record):
             continue
         progress(entrant.name.split(" ")[0], "prepare")
         dtype = FORMATS[entrant.format].parameter_dtype
@@ -178,30 +144,28 @@ def _enter(
         optimizer = entrant.make(parameters)
         optimizer.step()
         kept = kept_bytes(optimizer, parameters)
-        record["bytes_per_parameter"] = kept / elements
-        record["bytes"] = 2 * kept + dtype.itemsize * elements
+        record["bytes_per_parameter"] = kept / case.elements()
+        record["bytes"] = 2 * kept + dtype.itemsize * case.elements()
         steps[entrant.name] = cast(Call, optimizer.step)
     return steps
 
 
-def _base(steps: Mapping[str, Call]) -> str | None:
-    """The peer whose time all others are divided by."""
-    order = ("fused", "foreach", "predecessor", "oxytorch")
-    return next((peer for peer in order if peer in steps), None)
-
-
 def run_optimizer(
-    name: str, case: Case, settings: OptimSettings, progress: Progress = no_progress
-) -> dict[str, Any]:
+    name: str,
+    case: Case,
+    settings: Settings,
+    progress: Progress = no_progress,
+    probe_bytes: int = 512 << 20,
+) -> Result:
     """Measure one step of an optimizer on the tensors of a case; the result as JSON.
 
     A step's least traffic is that of parameters, gradients and states, each read once and all but
     the gradients written once. Its fraction of the limit is the time for that traffic at the
     bandwidth of a copy or a change in place in the same round, whichever is faster, divided by its
     time.
+    probe_bytes: most bytes that a probe of the bandwidth moves.
     """
-    torch.set_num_threads(settings.threads)
-    asked = list(entrants(name, settings.peers, settings.formats))
+    asked = list(entrants(name, settings.peers, settings.formats or [*FORMATS]))
     expected = expected_change(name)
     records = {}
     for entrant in asked:
@@ -209,46 +173,51 @@ def run_optimizer(
         records[entrant.name] = check(entrant, expected)
     steps = _enter(asked, records, case, progress)
     gc.collect()
-    elements = sum(math.prod(shape) for shape in case.shapes())
-    probes = BandwidthProbes(min(settings.probe_bytes, 2 * 4 * elements), settings.threads)
+    probes = BandwidthProbes(min(probe_bytes, 2 * 4 * case.elements()), settings.threads)
     limits = {**probes.read_write(), **probes.update()}
-    turns = {**steps, **{f"limit {kind}": limit.call for kind, limit in limits.items()}}
+    turns = {**steps, **{kind: limit.call for kind, limit in limits.items()}}
     progress("", f"{case.name} rounds")
     series = interleave(turns, rounds=settings.rounds, warm_up=2)
     probes.close()
-    bandwidth = [
-        max(limit.work / series[f"limit {kind}"][index] for kind, limit in limits.items())
-        for index in range(settings.rounds)
-    ]
-    base = _base(steps)
+    bandwidth = best_rates(limits, series)
+    base = first_of(("fused", "foreach", "predecessor", "oxytorch"), steps)
     for peer in steps:
-        record, seconds = records[peer], series[peer]
-        moved = record["bytes"]
-        record["rounds"] = seconds
-        record["seconds"] = spread_record(spread(seconds))
-        record["bandwidth"] = spread_record(spread([moved / value for value in seconds]))
-        least = [moved / rate for rate in bandwidth]
-        record["fraction_of_limit"] = spread_record(paired_ratio(least, seconds))
-        if base is not None:
-            record["speedup"] = spread_record(paired_ratio(series[base], seconds))
-            record["time_over_base"] = spread_record(paired_ratio(seconds, series[base]))
+        add_step_times(records[peer], series[peer], bandwidth, series[base] if base else None)
+    head = result_head(name, case, base, bandwidth)
+    return {**head, "threads": settings.threads, "peers": list(records.values())}
+
+
+def first_of(order: Sequence[str], present: Mapping[str, object]) -> str | None:
+    """The first peer of an order that is there: the one whose time all others are divided by."""
+    return next((peer for peer in order if peer in present), None)
+
+
+def add_step_times(
+    record: Record, seconds: list[float], bandwidth: Sequence[float], base: Sequence[float] | None
+) -> None:
+    """Note the times of a contestant whose `bytes` are known, next to the limit in each round."""
+    moved = record["bytes"]
+    add_times(record, seconds, base)
+    record["bandwidth"] = spread([moved / value for value in seconds])
+    record["fraction_of_limit"] = paired_ratio([moved / rate for rate in bandwidth], seconds)
+    if base is not None:
+        record["time_over_base"] = paired_ratio(seconds, base)
+
+
+def result_head(optimizer: str, case: Case, base: str | None, bandwidth: Sequence[float]) -> Result:
+    """What a result says of its optimizer and its tensors."""
     return {
-        "optimizer": name,
+        "optimizer": optimizer,
         "case": case.name,
         "title": case.title,
         "tensors": len(case.shapes()),
-        "parameters": elements,
-        "options": {"lr": LEARNING_RATE, **OPTIMIZERS[name]},
-        "threads": settings.threads,
+        "parameters": case.elements(),
+        "options": {"lr": LEARNING_RATE, **OPTIMIZERS[optimizer]},
         "base": base,
-        "read_write_bandwidth": spread_record(spread(bandwidth)),
-        "peers": list(records.values()),
+        "read_write_bandwidth": spread(bandwidth) if bandwidth else None,
     }
 
 
-def run_job(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """`run_optimizer` for the worker process: every argument comes as JSON."""
-    settings = OptimSettings(
-        peers=job["peers"], formats=job["formats"], rounds=job["rounds"], threads=job["threads"]
-    )
-    return run_optimizer(job["optimizer"], CASES[job["case"]], settings, progress)
+def run_job(progress: Progress, settings: Settings, optimizer: str, case: str) -> Result:
+    """`run_optimizer` for the worker process."""
+    return run_optimizer(optimizer, CASES[case], settings, progress)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oxytorch.benchmark.core.contest import Absent
+from oxytorch.benchmark.core.contest import Absent, require
 from oxytorch.benchmark.models.cases import output_tensors
-from oxytorch.benchmark.models.task import Runner, Task, require
+from oxytorch.benchmark.models.task import Runner, Task
 
 
 class PositionalModel(nn.Module):

@@ -4,43 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from oxytorch.benchmark.gpu.tables import cold_start_table, gpu_optim_table
-from oxytorch.benchmark.llm.perplexity_table import perplexity_table
-from oxytorch.benchmark.llm.tables import llm_table
+from oxytorch.benchmark.core.results import Run
+from oxytorch.benchmark.kinds import KINDS
 from oxytorch.benchmark.machine.description import machine_name
-from oxytorch.benchmark.models.summary import summary_table
-from oxytorch.benchmark.report.tables import (
-    Table,
-    costs_table,
-    limits_table,
-    models_table,
-    ops_cache_table,
-    ops_memory_table,
-    optim_table,
-    preparation_table,
-    training_loss_table,
-    training_step_table,
-)
-from oxytorch.benchmark.zoo.runs import zoo_tables
-
-DTYPES = ("float32", "bfloat16", "float16")
-
-KEYS = {
-    "models": ("model", "dtype", "batch"),
-    "ops": ("op", "dtype", "size", "sample"),
-    "optim": ("optimizer", "case"),
-    "gpu-optim": ("optimizer", "case"),
-    "cold-start": ("way", "case"),
-    "limits": (),
-    "costs": ("cost", "model", "dtype", "inplace"),
-    "zoo": ("model", "dtype", "batch", "level", "threads"),
-    "training": ("measure", "way"),
-    "llm": ("model", "weights", "prompt", "tokens", "kv_cache", "group_size", "threads"),
-    "perplexity": ("folder", "text", "tokens", "window", "stride", "group_size", "label"),
-}
-"""Kind of run -> fields that tell its results apart; a newer result replaces an older one."""
+from oxytorch.benchmark.models.tables import summary_table
+from oxytorch.benchmark.report.tables import Table
 
 PROVEN = (
     *("torch", "oxytorch", "onnxruntime", "openvino"),
@@ -48,11 +17,6 @@ PROVEN = (
     *("transformers", "llama_cpp_python", "torchao"),
 )
 """Packages whose versions stand above the tables."""
-
-BY_CASE = {"optim": optim_table, "gpu-optim": gpu_optim_table, "cold-start": cold_start_table}
-"""Kind of run -> its table; there is one for every set of tensors."""
-
-Run = dict[str, Any]
 
 
 def merge(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
@@ -63,11 +27,10 @@ def merge(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
     machines: dict[str, dict[str, Run]] = {}
     for run in sorted(runs, key=lambda run: str(run["date"])):
         place = f"{machine_name(run['machine'])}, torch {run['versions']['torch']}"
-        kinds = machines.setdefault(place, {})
+        kinds, key = machines.setdefault(place, {}), KINDS[run["kind"]].key
         older = kinds.get(run["kind"], {"results": [], "parts": 0})
-        results = {_key(run["kind"], result): result for result in older["results"]}
-        # Removing first moves a replaced result nowhere: dictionaries keep the first position.
-        results.update({_key(run["kind"], result): result for result in run["results"]})
+        # A result that is replaced keeps its place, as keys of dictionaries do.
+        results = {key(result): result for result in [*older["results"], *run["results"]]}
         done = [*older.get("done", ()), *run.get("done", ())]
         left = dict.fromkeys([*older.get("left", ()), *run.get("left", ())])
         kinds[run["kind"]] = {
@@ -80,54 +43,9 @@ def merge(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
     return machines
 
 
-def is_same(kind: str, one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two results of a kind of run are measurements of the same thing."""
-    return _key(kind, one) == _key(kind, other)
-
-
-def _key(kind: str, result: dict[str, Any]) -> tuple[object, ...]:
-    return tuple(result.get(field) for field in KEYS[kind])
-
-
 def tables_of(run: Run) -> list[Table]:
     """Every table of one run."""
-    results = run["results"]
-    if not results:
-        return []
-    if run["kind"] == "models":
-        tables = [
-            models_table(results, dtype)
-            for dtype in DTYPES
-            if any(result["dtype"] == dtype for result in results)
-        ]
-        return [*tables, preparation_table(results)]
-    if run["kind"] == "ops":
-        return [
-            make(results)
-            for make, size in ((ops_memory_table, "memory"), (ops_cache_table, "cache"))
-            if any(result["size"] == size for result in results)
-        ]
-    if run["kind"] in BY_CASE:
-        cases = dict.fromkeys(result["case"] for result in results)
-        make_table = BY_CASE[run["kind"]]
-        return [make_table([r for r in results if r["case"] == case]) for case in cases]
-    if run["kind"] == "limits":
-        return [limits_table(results[-1])]
-    if run["kind"] == "zoo":
-        return zoo_tables(results)
-    if run["kind"] == "llm":
-        models = dict.fromkeys(result["model"] for result in results)
-        return [llm_table([r for r in results if r["model"] == model]) for model in models]
-    if run["kind"] == "perplexity":
-        folders = dict.fromkeys(result["folder"] for result in results)
-        return [perplexity_table([r for r in results if r["folder"] == f]) for f in folders]
-    if run["kind"] == "training":
-        return [
-            make([result for result in results if result["measure"] == measure])
-            for make, measure in ((training_step_table, "step"), (training_loss_table, "loss"))
-            if any(result["measure"] == measure for result in results)
-        ]
-    return [costs_table(results)]
+    return KINDS[run["kind"]].tables(run["results"]) if run["results"] else []
 
 
 def provenance(run: Run) -> str:
@@ -174,7 +92,7 @@ def summary(run: Run) -> str:
     return "\n\n".join([provenance(run), markdown(summary_table(run["results"]))])
 
 
-BLOCKS = {**{kind: (kind, section) for kind in KEYS}, "summary": ("models", summary)}
+BLOCKS = {**{kind: (kind, section) for kind in KINDS}, "summary": ("models", summary)}
 """Block of a page -> the kind of run that fills it, and with what."""
 
 
@@ -183,7 +101,7 @@ def report(runs: Sequence[Run]) -> str:
     parts = []
     for place, kinds in merge(runs).items():
         parts.append(f"## {place}")
-        for kind in KEYS:
+        for kind in KINDS:
             if kind in kinds and kinds[kind]["results"]:
                 parts += [f"### {kind}", section(kinds[kind])]
     return "\n\n".join(parts) + "\n"

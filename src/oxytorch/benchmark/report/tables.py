@@ -1,16 +1,19 @@
-"""Results as tables: one content, shown as Markdown or in a terminal."""
+"""Results as tables: what the tables of all subjects are made of."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from oxytorch.benchmark.core.results import Record, Result, is_measured
 from oxytorch.benchmark.core.rounds import geometric_mean
-from oxytorch.benchmark.models.contestants import PEERS
 
-Result = dict[str, Any]
+ORDER = (
+    *("eager", "eager_cast", "compile", "onnxruntime", "openvino"),
+    *("predecessor", "oxytorch"),
+)
+"""Peers in the order of columns; others come after them."""
 
 
 @dataclass
@@ -29,12 +32,7 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
-def is_measured(record: Result | None) -> bool:
-    """Whether there is a record and it has times."""
-    return record is not None and record["status"] == "measured"
-
-
-def peer_record(result: Result, peer: str) -> Result | None:
+def peer_record(result: Result, peer: str) -> Record | None:
     """The record of a peer in a result, if it took part."""
     return next((record for record in result["peers"] if record["peer"] == peer), None)
 
@@ -42,64 +40,86 @@ def peer_record(result: Result, peer: str) -> Result | None:
 def peer_names(results: Sequence[Result]) -> list[str]:
     """Peers with times in at least one result: the known ones in their order, then others."""
     found = {r["peer"] for result in results for r in result["peers"] if is_measured(r)}
-    known = [name for name in PEERS if name in found]
+    known = [name for name in ORDER if name in found]
     return known + sorted(found - set(known))
 
 
 def label_of(results: Sequence[Result], peer: str) -> str:
     """What the peer is called in tables."""
-    for result in results:
-        record = peer_record(result, peer)
-        if record is not None:
-            return str(record["label"])
-    return peer
+    found = (peer_record(result, peer) for result in results)
+    return next((str(record["label"]) for record in found if record is not None), peer)
 
 
-def fastest_other(result: Result, peer: str = "oxytorch") -> Result | None:
-    """The fastest measured contestant whose name does not begin with `peer`."""
-    others = [r for r in result["peers"] if is_measured(r) and not r["peer"].startswith(peer)]
-    return min(others, key=lambda record: float(record["seconds"]["median"]), default=None)
+def median(record: Record | None) -> float | None:
+    """The record's time, if it has one."""
+    return float(record["seconds"]["median"]) if record and is_measured(record) else None
+
+
+def fastest(records: Sequence[Record]) -> Record | None:
+    """The fastest of those that were measured."""
+    measured = [record for record in records if is_measured(record)]
+    return min(measured, key=lambda record: float(record["seconds"]["median"]), default=None)
+
+
+def fastest_other(result: Result) -> Record | None:
+    """The fastest contestant that is not oxytorch."""
+    return fastest([r for r in result["peers"] if not r["peer"].startswith("oxytorch")])
 
 
 def over_fastest_other(result: Result) -> str:
     """How many times faster oxytorch is than the fastest peer, and which that is."""
-    record, other = peer_record(result, "oxytorch"), fastest_other(result)
-    if record is None or other is None or not is_measured(record):
+    time, other = median(peer_record(result, "oxytorch")), fastest_other(result)
+    if time is None or other is None:
         return "-"
-    ratio = other["seconds"]["median"] / record["seconds"]["median"]
-    return f"{ratio:.2f}x {other['label']}"
+    return f"{other['seconds']['median'] / time:.2f}x {other['label']}"
 
 
-def _with_best_marked(cells: list[str], times: Sequence[float | None]) -> list[str]:
-    known = [time for time in times if time is not None]
-    if len(known) < 2:
-        return cells
-    best = times.index(min(known))
-    return [f"**{cell}**" if index == best else cell for index, cell in enumerate(cells)]
-
-
-def _median(record: Result | None) -> float | None:
-    if record is None or not is_measured(record):
-        return None
-    return float(record["seconds"]["median"])
-
-
-def _speed_cell(record: Result | None) -> str:
+def cell(record: Record | None, text: Callable[[Record], str]) -> str:
+    """What `text` says of a record that was measured; else its status."""
     if record is None:
         return "-"
-    if not is_measured(record):
-        return str(record["status"])
-    text = milliseconds(record["seconds"]["median"])
-    return text if record["peer"] == "eager" else f"{text} ({record['speedup']['median']:.2f}x)"
+    return text(record) if is_measured(record) else str(record["status"])
 
 
-def _mean_cell(results: Sequence[Result], peer: str, value: Callable[[Result], float]) -> str:
-    records = [peer_record(result, peer) for result in results]
-    values = [value(record) for record in records if record is not None and is_measured(record)]
+def time_cell(record: Record | None) -> str:
+    """The record's time."""
+    return cell(record, lambda found: milliseconds(found["seconds"]["median"]))
+
+
+def speed_cell(record: Record | None) -> str:
+    """The record's time, and in brackets how many times faster it is than eager."""
+    time = time_cell(record)
+    if record is None or not is_measured(record) or record["peer"] == "eager":
+        return time
+    return f"{time} ({record['speedup']['median']:.2f}x)"
+
+
+def fraction_cell(record: Record | None) -> str:
+    """The part of the limit that a record reached, with its quartiles."""
+    return cell(
+        record,
+        lambda found: "{median:.0%} ({low:.0%} to {high:.0%})".format_map(
+            found["fraction_of_limit"]
+        ),
+    )
+
+
+def spread_cell(
+    values: Mapping[str, Any], unit: str = "", factor: float = 1, digits: int = 1
+) -> str:
+    """Median and quartiles, times a factor; `unit` stands behind the median."""
+    middle, low, high = (
+        f"{values[name] * factor:.{digits}f}" for name in ("median", "low", "high")
+    )
+    return f"{middle}{unit} ({low} to {high})"
+
+
+def mean_cell(values: Sequence[float], count: int) -> str:
+    """The geometric mean of ratios, and of how many out of `count`, unless there are all."""
     if not values:
         return "-"
     text = f"{geometric_mean(values):.2f}x"
-    return text if len(values) == len(results) else f"{text} ({len(values)} of {len(results)})"
+    return text if len(values) == count else f"{text} ({len(values)} of {count})"
 
 
 def reasons(results: Sequence[Result], name: Callable[[Result], str]) -> list[str]:
@@ -118,293 +138,38 @@ def reasons(results: Sequence[Result], name: Callable[[Result], str]) -> list[st
     ]
 
 
-def models_table(results: Sequence[Result], dtype: str) -> Table:
-    """Latency of every model in one dtype: a column per peer, speed-up over eager in brackets."""
-    results = [result for result in results if result["dtype"] == dtype]
+def peers_table(
+    title: str,
+    results: Sequence[Result],
+    first: Mapping[str, Callable[[Result], str]],
+    text: Callable[[Record | None], str] = speed_cell,
+    versus: bool = True,
+) -> Table:
+    """A row per result and a column per peer; the fastest cell is marked.
+
+    first: the columns before the peers'. text: a peer's cell. versus: whether the last column
+    compares oxytorch with the fastest peer.
+    """
     peers = peer_names(results)
-    header = ["model", *(label_of(results, peer) for peer in peers)]
-    with_oxytorch = "oxytorch" in peers
-    table = Table(
-        f"Whole models, {dtype}", [*header, "over fastest peer"] if with_oxytorch else header
-    )
+    versus = versus and "oxytorch" in peers
+    table = Table(title, [*first, *(label_of(results, peer) for peer in peers)])
+    table.header += ["over fastest peer"] * versus
     for result in results:
         records = [peer_record(result, peer) for peer in peers]
-        cells = [_speed_cell(record) for record in records]
-        cells = _with_best_marked(cells, [_median(record) for record in records])
-        row = [f"{result['title']}, batch {result['batch']}", *cells]
-        table.rows.append([*row, over_fastest_other(result)] if with_oxytorch else row)
-    means = [_mean_cell(results, peer, lambda r: float(r["speedup"]["median"])) for peer in peers]
-    row = ["geometric mean of the speed-up", *means]
-    table.rows.append([*row, ""] if with_oxytorch else row)
-    table.notes = reasons(results, lambda result: str(result["model"]))
-    table.notes += _over_faster_stock(results, peers)
-    changes = [result["eager_interleaved_over_alone"] for result in results]
-    table.notes.append(
-        f"Taking turns with the others changed torch eager's own time by a factor of "
-        f"{min(changes):.2f} to {max(changes):.2f}."
-    )
+        best = fastest([record for record in records if record is not None])
+        alone = sum(is_measured(record) for record in records) < 2
+        cells = [text(record) for record in records]
+        if best is not None and not alone:
+            place = records.index(best)
+            cells[place] = f"**{cells[place]}**"
+        row = [*(column(result) for column in first.values()), *cells]
+        table.rows.append([*row, *([over_fastest_other(result)] if versus else [])])
     return table
 
 
-def _over_faster_stock(results: Sequence[Result], peers: Sequence[str]) -> list[str]:
-    """Mean speed-ups over whichever of the two ways of running stock PyTorch is faster."""
-    if "eager_cast" not in peers:
-        return []
-    means = []
-    for peer in peers:
-        ratios = []
-        for result in results:
-            stock = [_median(peer_record(result, name)) for name in ("eager", "eager_cast")]
-            time = _median(peer_record(result, peer))
-            if time is not None:
-                ratios.append(min(value for value in stock if value is not None) / time)
-        if peer not in ("eager", "eager_cast"):
-            means.append(f"{label_of(results, peer)} {geometric_mean(ratios):.2f}x")
-    if not means:
-        return []
-    return [
-        "torch eager runs under autocast, the other row is the model cast to the dtype. "
-        f"Geometric means over the faster of the two: {', '.join(means)}."
-    ]
-
-
-def preparation_table(results: Sequence[Result]) -> Table:
-    """Seconds before each peer's first answer: optimizing, compiling, converting."""
-    peers = [peer for peer in peer_names(results) if peer not in ("eager", "eager_cast")]
-    table = Table(
-        "Seconds to get ready: optimizing, converting, compiling",
-        ["model", "dtype", *(label_of(results, peer) for peer in peers)],
-    )
+def by(results: Sequence[Result], field: str) -> dict[Any, list[Result]]:
+    """The results by what a field of theirs says, in the order in which that first comes."""
+    found: dict[Any, list[Result]] = {}
     for result in results:
-        records = [peer_record(result, peer) for peer in peers]
-        cells = [
-            f"{record['prepare_seconds']:.2f}" if record and "prepare_seconds" in record else "-"
-            for record in records
-        ]
-        table.rows.append([result["model"], result["dtype"], *cells])
-    return table
-
-
-def fraction_cell(record: Result | None) -> str:
-    """The part of the limit that a record reached, with its quartiles."""
-    if record is None:
-        return "-"
-    if not is_measured(record):
-        return str(record["status"])
-    fraction = record["fraction_of_limit"]
-    return f"{fraction['median']:.0%} ({fraction['low']:.0%} to {fraction['high']:.0%})"
-
-
-def ops_memory_table(results: Sequence[Result]) -> Table:
-    """Fraction of the machine's limit at sizes beyond the caches, median and quartiles."""
-    results = [result for result in results if result["size"] == "memory"]
-    peers = peer_names(results)
-    table = Table(
-        "Ops beyond the caches: fraction of the machine's limit",
-        ["op", "dtype", "sample", "traffic", "limit", *(label_of(results, p) for p in peers)],
-    )
-    for result in results:
-        records = [peer_record(result, peer) for peer in peers]
-        cells = _with_best_marked(
-            [fraction_cell(record) for record in records], [_median(r) for r in records]
-        )
-        limit = {k: v / 1e9 for k, v in result["read_write_bandwidth"].items()}
-        table.rows.append(
-            [
-                result["op"],
-                result["dtype"],
-                result["sample"],
-                f"{result['bytes'] / 2**20:.0f} MiB",
-                f"{limit['median']:.1f} GB/s ({limit['low']:.1f} to {limit['high']:.1f})",
-                *cells,
-            ]
-        )
-    table.notes = reasons(results, lambda result: f"{result['op']} {result['dtype']}")
-    return table
-
-
-def ops_cache_table(results: Sequence[Result]) -> Table:
-    """Time per call at sizes that fit the caches, speed-up over eager in brackets."""
-    results = [result for result in results if result["size"] == "cache"]
-    peers = peer_names(results)
-    with_oxytorch = "oxytorch" in peers
-    header = ["op", "dtype", "sample", *(label_of(results, peer) for peer in peers)]
-    table = Table(
-        "Ops within the caches: time per call",
-        [*header, "over fastest peer"] if with_oxytorch else header,
-    )
-    for result in results:
-        records = [peer_record(result, peer) for peer in peers]
-        cells = _with_best_marked(
-            [_speed_cell(record) for record in records], [_median(r) for r in records]
-        )
-        row = [result["op"], result["dtype"], result["sample"], *cells]
-        table.rows.append([*row, over_fastest_other(result)] if with_oxytorch else row)
-    table.notes = reasons(results, lambda result: f"{result['op']} {result['dtype']}")
-    return table
-
-
-def optim_table(results: Sequence[Result]) -> Table:
-    """Time of one step on one set of tensors: a row per optimizer and format of oxytorch."""
-    first = results[0]
-    peers = [peer for peer in ("foreach", "fused", "predecessor") if peer in peer_names(results)]
-    table = Table(
-        f"One step, {first['title']}: {first['parameters'] / 1e6:.0f} M parameters "
-        f"in {first['tensors']} tensors",
-        [
-            "optimizer",
-            "parameters + states",
-            "bytes each",
-            *(label_of(results, peer) for peer in peers),
-            "oxytorch",
-            "time over peer's",
-            "least traffic",
-            "of the limit",
-        ],
-    )
-    for result in results:
-        ours = [record for record in result["peers"] if record["peer"].startswith("oxytorch")]
-        others = [peer_record(result, peer) for peer in peers]
-        for index, record in enumerate(ours):
-            row = [result["optimizer"], record["format"]]
-            if not is_measured(record):
-                status = str(record["status"])
-                table.rows.append([*row, "-", *["-"] * len(peers), status, "-", "-", "-"])
-                continue
-            times = [_step_cell(other) if index == 0 else "" for other in others]
-            table.rows.append(
-                [
-                    *row,
-                    f"{record['bytes_per_parameter']:.2f}",
-                    *times,
-                    _step_cell(record),
-                    _over_base_cell(result, record),
-                    f"{record['bandwidth']['median'] / 1e9:.1f} GB/s",
-                    fraction_cell(record),
-                ]
-            )
-    limits = [result["read_write_bandwidth"]["median"] / 1e9 for result in results]
-    table.notes = reasons(results, lambda result: str(result["optimizer"]))
-    table.notes.append(
-        f"The limit is the bandwidth of a copy or a change in place, whichever is faster, in the "
-        f"same rounds: {min(limits):.1f} to {max(limits):.1f} GB/s. "
-        "Every format is compared with the peer's float32 step."
-    )
-    return table
-
-
-def _step_cell(record: Result | None) -> str:
-    if record is None:
-        return "-"
-    if not is_measured(record):
-        return str(record["status"])
-    return milliseconds(record["seconds"]["median"])
-
-
-def _over_base_cell(result: Result, record: Result) -> str:
-    base = result["base"]
-    if base is None or base == record["peer"]:
-        return "-"
-    ratio = record["time_over_base"]
-    text = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-    return f"{text} {label_of([result], base)}"
-
-
-def limits_table(rates: dict[str, Any]) -> Table:
-    """The machine's limits: median and quartiles."""
-    table = Table("Limits of this machine", ["what", "median", "quartiles"])
-    for name, value in rates.items():
-        if not isinstance(value, dict):
-            continue
-        unit = "GFLOP/s" if name.startswith("matrix") else "GB/s"
-        table.rows.append(
-            [
-                name.replace("_", " "),
-                f"{value['median'] / 1e9:.1f} {unit}",
-                f"{value['low'] / 1e9:.1f} to {value['high'] / 1e9:.1f}",
-            ]
-        )
-    return table
-
-
-def costs_table(results: Sequence[Result]) -> Table:
-    """What oxytorch itself costs."""
-    table = Table("What oxytorch itself costs", ["what", "time", "memory"])
-    for result in results:
-        if result["cost"] == "import":
-            low, high = result["added_seconds_range"]
-            table.rows.append(
-                [
-                    "import oxytorch, after import torch",
-                    f"{result['added_seconds'] * 1e3:.0f} ms ({low * 1e3:.0f} to {high * 1e3:.0f})",
-                    "-",
-                ]
-            )
-        elif "reason" in result:
-            table.rows.append([f"optimize, {result['title']}", "failed", result["reason"]])
-        else:
-            place = "in place" if result["inplace"] else "on a copy"
-            table.rows.append(
-                [
-                    f"optimize {result['title']}, {result['dtype']}, {place}",
-                    f"{result['seconds']:.2f} s",
-                    f"at the peak {result['peak_growth_over_model']:.2f} x the model on top of it,"
-                    f" {result['peak_over_model']:.2f} x in all",
-                ]
-            )
-    return table
-
-
-def training_step_table(results: Sequence[Result]) -> Table:
-    """Time of a training step and bytes per parameter of every way of training."""
-    table = Table(
-        "Training steps and memory",
-        ["way", "step", "over float32", "optimizer", "weights and states", "and gradients"],
-        notes=[
-            "Bytes are per parameter. A step is the model forward and backward and the optimizer's "
-            "step, which also stands alone. Times are medians, ratios those of turns side by side."
-        ],
-    )
-    for result in results:
-        kinds = result["bytes_per_parameter"]
-        total = sum(kinds.values())
-        table.rows.append(
-            [
-                result["way"],
-                milliseconds(result["step_seconds"]["median"]),
-                f"{result['speedup']['median']:.2f}x",
-                milliseconds(result["optimizer_seconds"]["median"]),
-                f"{total - kinds['gradients']:.2f} bytes",
-                f"{total:.2f} bytes",
-            ]
-        )
-    return table
-
-
-def training_loss_table(results: Sequence[Result]) -> Table:
-    """Final held-out loss of every way of training, next to the spread of the first one's seeds."""
-    base = results[0]["losses"]
-    low, high = min(base), max(base)
-    table = Table(
-        "Final held-out loss",
-        ["way", "mean", "least to largest", "difference", "within the spread", "checkpoint"],
-        notes=[
-            f"Nats per character, {len(base)} seeds. The difference is from the mean of "
-            f"{results[0]['way']}; within its spread is a mean between its least and largest loss.",
-            f"Checkpoint: mean of the stock {results[0]['way']} model after it has loaded the "
-            "state_dict of the trained one.",
-        ],
-    )
-    for result in results:
-        mean = statistics.fmean(result["losses"])
-        table.rows.append(
-            [
-                result["way"],
-                f"{mean:.4f}",
-                f"{min(result['losses']):.4f} to {max(result['losses']):.4f}",
-                f"{mean - statistics.fmean(base):+.4f}",
-                "yes" if low <= mean <= high else "no",
-                f"{statistics.fmean(result['plain_losses']):.4f}",
-            ]
-        )
-    return table
+        found.setdefault(result[field], []).append(result)
+    return found

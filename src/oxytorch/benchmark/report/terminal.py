@@ -8,13 +8,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from oxytorch.benchmark.report.pages import markdown
+from oxytorch.benchmark.core.results import Run
+from oxytorch.benchmark.report.pages import markdown, provenance, tables_of
 from oxytorch.benchmark.report.tables import Table
 
 
 def has_rich() -> bool:
     """Whether the optional package for tables and progress is installed."""
     return importlib.util.find_spec("rich") is not None
+
+
+def show_run(run: Run) -> None:
+    """Print the tables of a run, and how they were measured."""
+    for table in tables_of(run):
+        show_table(table)
+    if run["results"]:
+        print(provenance(run))
 
 
 def show_table(table: Table) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oxytorch.benchmark.core.contest import Absent
-from oxytorch.benchmark.llm.task import Contestant, LlmTask, Stepwise, need, vocabulary_of
+from oxytorch.benchmark.core.contest import Absent, require
+from oxytorch.benchmark.llm.task import Contestant, LlmTask, Stepwise, vocabulary_of
 
 
 class _Loop:
@@ -85,8 +85,7 @@ def prepare_compile(task: LlmTask) -> Contestant:
 
 def prepare_torchao(task: LlmTask) -> Contestant:
     """torchao's weight-only int8 (compiled) or int4 in its layout for CPUs (eager)."""
-    need("torchao")
-    torchao = importlib.import_module("torchao.quantization")
+    torchao = require("torchao.quantization", "pip install torchao")
     from transformers import DynamicCache
 
     model = task.build()

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oxytorch.benchmark.core.contest import Absent
-from oxytorch.benchmark.llm.task import Contestant, LlmTask, Stepwise, need
+from oxytorch.benchmark.core.contest import Absent, require
+from oxytorch.benchmark.llm.task import Contestant, LlmTask, Stepwise
 
 TYPES = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 """Our formats -> llama.cpp's: blocks of 32 weights with a float16 scale each."""
@@ -42,8 +42,8 @@ _OF_A_LAYER = {
 
 def prepare_llamacpp(task: LlmTask) -> Contestant:
     """The model as a GGUF file, loaded by llama.cpp."""
-    need("llama_cpp", "llama-cpp-python gguf")
-    need("gguf")
+    require("llama_cpp", "pip install llama-cpp-python gguf")
+    require("gguf", "pip install gguf")
     path = task.work / f"{task.shape or Path(task.folder).name}-{TYPES[task.weights]}.gguf"
     if not path.exists():
         task.progress("", "build")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from oxytorch.benchmark.core.contest import Absent
-from oxytorch.benchmark.llm.task import Contestant, LlmTask, Stepwise, need
+from oxytorch.benchmark.core.contest import Absent, require
+from oxytorch.benchmark.llm.task import Contestant, LlmTask, Stepwise
 
 FAMILIES = ("llama", "mistral", "qwen3")
 """model_type of transformers whose layers `_Traceable` knows."""
@@ -87,11 +87,10 @@ def _half_turned(x: Tensor) -> Tensor:
 
 def prepare_openvino(task: LlmTask) -> Contestant:
     """The model converted, its weights compressed by nncf, compiled for latency."""
-    need("openvino")
-    if task.weights != "bf16":
-        need("nncf")
     os.environ.setdefault("OPENVINO_TELEMETRY_OPT_OUT", "1")
-    openvino: Any = importlib.import_module("openvino")
+    openvino = require("openvino", "pip install openvino")
+    if task.weights != "bf16":
+        require("nncf", "pip install nncf")
     name = f"{task.shape or Path(task.folder).name}-openvino-{task.weights}-{task.group_size}.xml"
     path = task.work / name
     if not path.exists():
