@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from oxytorch.benchmark.core.results import Record, Result, Run, is_measured
-from oxytorch.benchmark.report.plots import COLORS, INK, ROUNDS, caption, clean
+from oxytorch.benchmark.report import plots
 
-_PEER_COLORS = {
+_COLORS = {
+    **plots.COLORS,
     "torch": "#9aa3ad",
-    "compile": COLORS["compile"],
     "torchao": "#c9a227",
     "llama.cpp": "#63b3a4",
-    "openvino": COLORS["openvino"],
 }
 _PANELS = (("first", "a prompt of {prompt} tokens, ms"), ("token", "each token after it, ms"))
 
@@ -30,11 +29,12 @@ def draw_llm(plt: Any, run: Run) -> Any:
             _bar(panel, record, field, place)
         panel.set_title(title.format(prompt=results[0]["prompt"]), loc="left", fontsize=11)
         panel.set_xlim(0, 1.15 * max(record[field]["median"] * 1e3 for record in records))
-        clean(panel, "x")
+        plots.clean(panel, "x")
     panels[0].set_yticks(places, [str(record["label"]) for record in records])
     panels[0].invert_yaxis()
     figure.suptitle(str(results[0]["model"]), x=0.01, ha="left", fontsize=12)
-    caption(figure, run, f"{ROUNDS}; random weights; | the time of plain reads of the weights")
+    remark = "random weights; | the time of plain reads of the weights"
+    plots.caption(figure, run, f"{plots.ROUNDS}; {remark}")
     return figure
 
 
@@ -52,7 +52,7 @@ def _places(results: list[Result]) -> list[float]:
 
 def _bar(panel: Any, record: Record, field: str, place: float) -> None:
     ours = str(record["peer"]).startswith("oxytorch")
-    color = COLORS["oxytorch"] if ours else _PEER_COLORS.get(record["peer"], COLORS["eager"])
+    color = _COLORS.get("oxytorch" if ours else record["peer"], _COLORS["torch"])
     value = record[field]["median"] * 1e3
     panel.barh(place, value, 0.82, color=color, zorder=2)
     panel.annotate(
@@ -63,8 +63,8 @@ def _bar(panel: Any, record: Record, field: str, place: float) -> None:
         va="center",
         fontsize=8,
         fontweight="bold" if ours else "normal",
-        color=color if ours else INK,
+        color=color if ours else plots.INK,
     )
     if field == "token" and "limit" in record:
         limit = record["token_bytes"] / record["limit"]["median"] * 1e3
-        panel.vlines(limit, place - 0.41, place + 0.41, color=INK, linewidth=1.4, zorder=3)
+        panel.vlines(limit, place - 0.41, place + 0.41, color=plots.INK, linewidth=1.4, zorder=3)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,10 @@ from oxytorch.benchmark.models.networks import DLRM, SequenceClassifier
 Inputs = tuple[Tensor, ...] | dict[str, Tensor]
 """Positional or keyword arguments of a model's `forward`."""
 
-Configuration = TypeVar("Configuration", bound=Any)
+Draw = Callable[[int], Inputs]
+"""Batch size -> inputs."""
 
-TEXT_LENGTH = 128
-IMAGE_SIZE = 224
+TOKENS, VOCABULARY = 128, 30_000
 
 
 @dataclass(frozen=True)
@@ -72,123 +72,97 @@ def cast_tensors(value: Any, dtype: torch.dtype) -> Any:
     return pytree.tree_map(cast, value)
 
 
-def _text(batch: int, vocabulary: int) -> dict[str, Tensor]:
+def named(inputs: Inputs) -> dict[str, Tensor]:
+    """Inputs that are keyword arguments, as such."""
+    assert isinstance(inputs, dict)
+    return inputs
+
+
+def tokens(batch: int) -> Inputs:
     """What a tokenizer returns for sentences without padding."""
-    shape = (batch, TEXT_LENGTH)
+    shape = (batch, TOKENS)
     return {
-        "input_ids": torch.randint(0, vocabulary, shape),
+        "input_ids": torch.randint(3, VOCABULARY, shape),
         "attention_mask": torch.ones(shape, dtype=torch.int64),
     }
 
 
-def _images(batch: int) -> dict[str, Tensor]:
-    return {"pixel_values": torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE)}
+def images(size: int = 224) -> Draw:
+    """Images of that height and width."""
+    return lambda batch: {"pixel_values": torch.randn(batch, 3, size, size)}
 
 
-def _with_imagenet_classes(config: Configuration) -> Configuration:
-    """The configuration with ImageNet's thousand classes instead of the default two."""
-    config.num_labels = 1000
-    return config
+def architecture(
+    name: str, title: str, kind: str, inputs: Draw, batch: int = 1, **settings: Any
+) -> ModelCase:
+    """A class of `transformers` in its default configuration but for these settings."""
+
+    def make() -> nn.Module:
+        import transformers
+
+        chosen = getattr(transformers, kind)
+        return chosen(chosen.config_class(**settings))  # type: ignore[no-any-return]
+
+    return network(name, title, make, inputs, batch)
 
 
-def _set_batch_norm_statistics(model: nn.Module, inputs: dict[str, Tensor]) -> None:
-    """Give every batch norm the statistics of one random batch.
+def network(
+    name: str, title: str, make: Callable[[], nn.Module], inputs: Draw, batch: int = 1
+) -> ModelCase:
+    """A module in evaluation mode; weights and inputs are random, and the same at every call."""
 
-    Left at mean 0 and variance 1, the activations of an untrained network grow from layer to
-    layer, and a comparison of its outputs would say little.
-    """
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    def build(batch: int) -> tuple[nn.Module, Inputs]:
+        torch.manual_seed(0)
+        model = make().eval()
+        _set_statistics(model, inputs)
+        torch.manual_seed(1)
+        return model, inputs(batch)
+
+    return ModelCase(name, title, batch, build)
+
+
+def _set_statistics(model: nn.Module, inputs: Draw) -> None:
+    """Give batch norms the statistics of a batch, or activations grow from layer to layer."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
+        norm.train()
         norm.momentum = None
         norm.reset_running_stats()
-    model.train()
     with torch.no_grad():
-        model(**inputs)
-    model.eval()
+        given = inputs(2)
+        model(**given) if isinstance(given, dict) else model(*given)
     for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval()
         norm.momentum = momentum
 
 
-def _bert(batch: int) -> tuple[nn.Module, Inputs]:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig()
-    inputs = _text(batch, config.vocab_size)
-    inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
-    return BertModel(config), inputs
+def _sentences(batch: int) -> Inputs:
+    ids = named(tokens(batch))
+    return {**ids, "token_type_ids": torch.zeros_like(ids["input_ids"])}
 
 
-def _distilbert(batch: int) -> tuple[nn.Module, Inputs]:
-    from transformers import DistilBertConfig, DistilBertModel
-
-    config = DistilBertConfig()
-    return DistilBertModel(config), _text(batch, config.vocab_size)
-
-
-def _gpt2(batch: int) -> tuple[nn.Module, Inputs]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(use_cache=False)
-    return GPT2LMHeadModel(config), _text(batch, config.vocab_size)
+def _lookups(batch: int) -> Inputs:
+    """Dense features, and ten rows of each of 26 tables."""
+    indices = torch.randint(0, 50_000, (26, batch * 10))
+    return torch.randn(batch, 13), indices, torch.arange(0, batch * 10, 10).repeat(26, 1)
 
 
-def _resnet50(batch: int) -> tuple[nn.Module, Inputs]:
-    from transformers import ResNetConfig, ResNetForImageClassification
+_IMAGENET = {"inputs": images(), "num_labels": 1000}
 
-    model = ResNetForImageClassification(_with_imagenet_classes(ResNetConfig()))
-    _set_batch_norm_statistics(model, _images(4))
-    return model, _images(batch)
-
-
-def _mobilenet_v2(batch: int) -> tuple[nn.Module, Inputs]:
-    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
-
-    model = MobileNetV2ForImageClassification(_with_imagenet_classes(MobileNetV2Config()))
-    _set_batch_norm_statistics(model, _images(4))
-    return model, _images(batch)
-
-
-def _vit(batch: int) -> tuple[nn.Module, Inputs]:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    return ViTForImageClassification(_with_imagenet_classes(ViTConfig())), _images(batch)
-
-
-def _lstm(batch: int) -> tuple[nn.Module, Inputs]:
-    model = SequenceClassifier(features=256, hidden=512, layers=2, classes=32)
-    return model, (torch.randn(batch, 64, 256),)
-
-
-def _dlrm(batch: int) -> tuple[nn.Module, Inputs]:
-    tables, rows, lookups = 26, 50_000, 10
-    indices = torch.randint(0, rows, (tables, batch * lookups))
-    offsets = torch.arange(0, batch * lookups, lookups).repeat(tables, 1)
-    return DLRM(tables=tables, rows=rows), (torch.randn(batch, 13), indices, offsets)
-
-
-def _seeded(
-    build: Callable[[int], tuple[nn.Module, Inputs]],
-) -> Callable[[int], tuple[nn.Module, Inputs]]:
-    def seeded_build(batch: int) -> tuple[nn.Module, Inputs]:
-        torch.manual_seed(0)
-        model, inputs = build(batch)
-        return model.eval(), inputs
-
-    return seeded_build
-
-
-CASES: dict[str, ModelCase] = {
-    case.name: case
-    for case in (
-        ModelCase("bert", "BERT-base, 128 tokens", 1, _seeded(_bert)),
-        ModelCase("distilbert", "DistilBERT-base, 128 tokens", 1, _seeded(_distilbert)),
-        ModelCase("gpt2", "GPT-2 prefill, 128 tokens", 1, _seeded(_gpt2)),
-        ModelCase("resnet50", "ResNet-50, 224 x 224", 1, _seeded(_resnet50)),
-        ModelCase("mobilenet_v2", "MobileNetV2, 224 x 224", 1, _seeded(_mobilenet_v2)),
-        ModelCase("vit", "ViT-base, 224 x 224", 1, _seeded(_vit)),
-        ModelCase("lstm", "LSTM, 2 layers of 512, 64 steps", 1, _seeded(_lstm)),
-        ModelCase("dlrm", "DLRM, 26 tables", 128, _seeded(_dlrm)),
-    )
-}
+CASES: dict[str, ModelCase] = {case.name: case for case in (
+    architecture("bert", "BERT-base, 128 tokens", "BertModel", _sentences),
+    architecture("distilbert", "DistilBERT-base, 128 tokens", "DistilBertModel", tokens),
+    architecture("gpt2", "GPT-2 prefill, 128 tokens", "GPT2LMHeadModel", tokens, use_cache=False),
+    architecture("resnet50", "ResNet-50, 224 x 224", "ResNetForImageClassification", **_IMAGENET),
+    architecture("mobilenet_v2", "MobileNetV2, 224 x 224", "MobileNetV2ForImageClassification",
+                 **_IMAGENET),
+    architecture("vit", "ViT-base, 224 x 224", "ViTForImageClassification", **_IMAGENET),
+    network("lstm", "LSTM, 2 layers of 512, 64 steps",
+            lambda: SequenceClassifier(features=256, hidden=512, layers=2, classes=32),
+            lambda batch: (torch.randn(batch, 64, 256),)),
+    network("dlrm", "DLRM, 26 tables", DLRM, _lookups, batch=128),
+)}  # fmt: skip
 """Every model by name, in the order of the tables."""

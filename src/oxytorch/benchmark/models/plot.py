@@ -8,15 +8,7 @@ from typing import Any
 from oxytorch.benchmark.core.results import Result, Run, is_measured
 from oxytorch.benchmark.core.rounds import geometric_mean
 from oxytorch.benchmark.models.tables import DTYPES
-from oxytorch.benchmark.report.plots import (
-    INK,
-    ROUNDS,
-    caption,
-    clean,
-    color_of,
-    grid_of_panels,
-    legend,
-)
+from oxytorch.benchmark.report import plots
 from oxytorch.benchmark.report.tables import by, label_of, peer_names, peer_record
 
 SHORT_NAMES = {
@@ -36,19 +28,19 @@ def draw_models(plt: Any, run: Run) -> Any:
     dtypes = by(run["results"], "dtype")
     groups = max(len(results) for results in dtypes.values()) + 1
     size = (max(7.0, 1.0 + 1.35 * groups), 3.1 * len(dtypes) + 0.9)
-    figure, panels = grid_of_panels(plt, len(dtypes), 1, size)
+    figure, panels = plots.grid_of_panels(plt, len(dtypes), 1, size)
     handles: dict[str, Any] = {}
     for panel, dtype in zip(panels, filter(dtypes.get, DTYPES), strict=True):
         _draw_speedups(panel, dtypes[dtype], handles)
         panel.set_title(f"{dtype}: times as fast as torch eager", loc="left", fontsize=11)
     _set_ratio_axis(panels[0], run["results"])
-    legend(
+    plots.legend(
         figure,
         handles,
         {peer: label_of(run["results"], peer) for peer in peer_names(run["results"])},
         fontsize=10,
     )
-    caption(figure, run, f"{ROUNDS}; random weights; × no result, the table says why")
+    plots.caption(figure, run, f"{plots.ROUNDS}; random weights; × no result, the table says why")
     return figure
 
 
@@ -58,7 +50,7 @@ def _draw_speedups(panel: Any, results: Sequence[Result], handles: dict[str, Any
     names = [SHORT_NAMES.get(result["model"], result["model"]) for result in results]
     for index, peer in enumerate(peers):
         offset = (index - (len(peers) - 1) / 2) * width
-        color = color_of(peer, peers)
+        color = plots.color_of(peer, peers)
         speedups = []
         for group, result in enumerate(results):
             record = peer_record(result, peer)
@@ -69,11 +61,11 @@ def _draw_speedups(panel: Any, results: Sequence[Result], handles: dict[str, Any
             handles[peer] = _bar(panel, group + offset, speedups[-1], width, color, peer)
         if speedups:
             _bar(panel, len(results) + offset, geometric_mean(speedups), width, color, peer)
-    panel.axhline(1, color=INK, linewidth=0.9)
+    panel.axhline(1, color=plots.INK, linewidth=0.9)
     panel.axvspan(len(results) - 0.5, len(results) + 0.5, color="#f4f5f7", zorder=0)
     panel.set_xticks(range(len(results) + 1), [*names, "geometric\nmean"])
     panel.set_xlim(-0.55, len(results) + 0.5)
-    clean(panel, "y")
+    plots.clean(panel, "y")
 
 
 def _set_ratio_axis(panel: Any, results: Sequence[Result]) -> None:

@@ -6,17 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oxytorch.benchmark.core.results import Record, Result, Run, is_measured
-from oxytorch.benchmark.report.plots import (
-    INK,
-    ROUNDS,
-    caption,
-    clean,
-    color_of,
-    grid_of_panels,
-    legend,
-    set_rows,
-    stripe,
-)
+from oxytorch.benchmark.report import plots
 from oxytorch.benchmark.report.tables import by, label_of, peer_names, peer_record
 
 _VALUES: dict[str, tuple[str, Callable[[Record], float]]] = {
@@ -39,25 +29,25 @@ def draw_ops(plt: Any, run: Run) -> Any:
     rows = list(dict.fromkeys((r["op"], r["dtype"]) for r in run["results"]))
     peers = peer_names(run["results"])
     area = (1.8 + 4.6 * len(wanted), 1.3 + 0.27 * len(rows))
-    figure, panels = grid_of_panels(plt, 1, len(wanted), area)
+    figure, panels = plots.grid_of_panels(plt, 1, len(wanted), area)
     handles: dict[str, Any] = {}
     for panel, size in zip(panels, wanted, strict=True):
         title, value = _VALUES[size]
-        stripe(panel, len(rows))
+        plots.stripe(panel, len(rows))
         for peer in peers:
-            _draw_dots(panel, sizes[size], rows, peer, value, color_of(peer, peers), handles)
+            _draw_dots(panel, sizes[size], rows, peer, value, plots.color_of(peer, peers), handles)
         panel.set_title(title, loc="left", fontsize=10.5)
-        panel.axvline(1, color=INK, linewidth=0.9, zorder=1)
+        panel.axvline(1, color=plots.INK, linewidth=0.9, zorder=1)
         if size == "memory":
             panel.set_xlim(left=0)
             panel.xaxis.set_major_formatter(lambda number, position: f"{number:.0%}")
         else:
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter(lambda number, position: f"{number:g}×")
-        clean(panel, "x")
-    set_rows(panels[0], rows)
-    legend(figure, handles, {peer: label_of(run["results"], peer) for peer in peers})
-    caption(figure, run, ROUNDS)
+        plots.clean(panel, "x")
+    plots.set_rows(panels[0], rows)
+    plots.legend(figure, handles, {peer: label_of(run["results"], peer) for peer in peers})
+    plots.caption(figure, run, plots.ROUNDS)
     return figure
 
 

@@ -6,17 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oxytorch.benchmark.core.results import Record, Result, Run, is_measured
-from oxytorch.benchmark.report.plots import (
-    COLORS,
-    INK,
-    ROUNDS,
-    caption,
-    clean,
-    grid_of_panels,
-    legend,
-    set_rows,
-    stripe,
-)
+from oxytorch.benchmark.report import plots
 from oxytorch.benchmark.report.tables import by
 
 
@@ -25,10 +15,10 @@ def draw_optim(plt: Any, run: Run) -> Any:
     cases = by(run["results"], "case")
     rows = list(dict.fromkeys(_row(*pair) for of in cases.values() for pair in _pairs(of)))
     area = (2.2 + 4.2 * len(cases), 1.6 + 0.24 * len(rows))
-    figure, panels = grid_of_panels(plt, 1, len(cases), area)
+    figure, panels = plots.grid_of_panels(plt, 1, len(cases), area)
     handles: dict[str, Any] = {}
     for panel, results in zip(panels, cases.values(), strict=True):
-        stripe(panel, len(rows))
+        plots.stripe(panel, len(rows))
         for result, record in _pairs(results):
             _draw_step(panel, result, record, rows.index(_row(result, record)), handles)
         panel.set_title(f"{results[0]['title']}: ms per step", loc="left", fontsize=10.5)
@@ -36,11 +26,11 @@ def draw_optim(plt: Any, run: Run) -> Any:
         panel.xaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
         panel.xaxis.set_major_formatter("{x:g}")
         panel.xaxis.set_minor_formatter(plt.NullFormatter())
-        clean(panel, "x")
-    set_rows(panels[0], rows)
-    labels = {peer: _label_of_all(run["results"], peer) for peer in COLORS}
-    legend(figure, handles, {**labels, "limit": "least possible"})
-    caption(figure, run, ROUNDS)
+        plots.clean(panel, "x")
+    plots.set_rows(panels[0], rows)
+    labels = {peer: _label_of_all(run["results"], peer) for peer in plots.COLORS}
+    plots.legend(figure, handles, {**labels, "limit": "least possible"})
+    plots.caption(figure, run, plots.ROUNDS)
     return figure
 
 
@@ -76,8 +66,8 @@ def _draw_step(
     milliseconds = record["seconds"]["median"] * 1e3
     ours = peer == "oxytorch"
     handles[peer] = panel.scatter(
-        milliseconds, row, s=46 if ours else 26, color=COLORS[peer], zorder=4 if ours else 3
+        milliseconds, row, s=46 if ours else 26, color=plots.COLORS[peer], zorder=4 if ours else 3
     )
     if ours:
         least = record["bytes"] / result["read_write_bandwidth"]["median"] * 1e3
-        handles["limit"] = panel.scatter(least, row, s=70, color=INK, marker="|", zorder=5)
+        handles["limit"] = panel.scatter(least, row, s=70, color=plots.INK, marker="|", zorder=5)

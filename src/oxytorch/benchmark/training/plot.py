@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from oxytorch.benchmark.core.results import Result, Run
-from oxytorch.benchmark.report.plots import FAINT, SERIES_COLORS, caption, clean
+from oxytorch.benchmark.report import plots
 
 
 def draw_training(plt: Any, run: Run) -> Any:
@@ -22,14 +22,14 @@ def draw_training(plt: Any, run: Run) -> Any:
         steps,
         [min(values) - mean for values, mean in zip(base, middle, strict=True)],
         [max(values) - mean for values, mean in zip(base, middle, strict=True)],
-        color=FAINT,
+        color=plots.FAINT,
         linewidth=0,
         label=f"least to largest seed of {results[0]['way']}",
     )
     for index, result in enumerate(results):
         means = [statistics.fmean(values) for values in _losses_by_step(result)]
         # The curves all but coincide: the later ones are thinner, so that none is hidden.
-        line = {"color": SERIES_COLORS[index % 4], "linewidth": max(1.2, 5 - 1.5 * index)}
+        line = {"color": plots.SERIES_COLORS[index % 4], "linewidth": max(1.2, 5 - 1.5 * index)}
         losses.plot(steps, means, label=result["way"], **line)
         if index > 0:
             gaps = [mean - base for mean, base in zip(means, middle, strict=True)]
@@ -39,8 +39,8 @@ def draw_training(plt: Any, run: Run) -> Any:
     for panel in (losses, differences):
         panel.set_xlabel("steps")
         panel.legend(frameon=False, fontsize=9)
-        clean(panel, "y")
-    caption(figure, run, f"means of {len(results[0]['seeds'])} seeds")
+        plots.clean(panel, "y")
+    plots.caption(figure, run, f"means of {len(results[0]['seeds'])} seeds")
     return figure
 
 

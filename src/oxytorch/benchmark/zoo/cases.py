@@ -6,37 +6,30 @@ All have random weights, and nothing is downloaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oxytorch.benchmark.models.cases import CASES as MODELS
-from oxytorch.benchmark.models.cases import Inputs, ModelCase
+from oxytorch.benchmark.models.cases import (
+    TOKENS,
+    VOCABULARY,
+    Draw,
+    Inputs,
+    ModelCase,
+    architecture,
+    images,
+    named,
+    network,
+    tokens,
+)
 
-Draw = Callable[[int], Inputs]
-"""Batch size -> inputs."""
-
-TOKENS, VOCABULARY, IMAGE, RATE = 128, 30_000, 224, 16_000
-
-
-def _tokens(batch: int) -> Inputs:
-    shape = (batch, TOKENS)
-    return {
-        "input_ids": torch.randint(3, VOCABULARY, shape),
-        "attention_mask": torch.ones(shape, dtype=torch.int64),
-    }
+RATE = 16_000
 
 
 def _translation(batch: int) -> Inputs:
     ids = torch.randint(3, VOCABULARY, (batch, TOKENS // 4))
-    return {**_named(_tokens(batch)), "decoder_input_ids": ids}
-
-
-def _images(size: int = IMAGE) -> Draw:
-    return lambda batch: {"pixel_values": torch.randn(batch, 3, size, size)}
+    return {**named(tokens(batch)), "decoder_input_ids": ids}
 
 
 def _waves(seconds: int = 1) -> Draw:
@@ -48,68 +41,10 @@ def _spectrogram(batch: int) -> Inputs:
     return {"input_features": torch.randn(batch, 80, 3000)}
 
 
-def _pairs(batch: int) -> Inputs:
-    return {**_named(_tokens(batch)), **_named(_images()(batch))}
-
-
 def _short_pairs(batch: int) -> Inputs:
     """Images and captions of 32 tokens."""
-    text = {name: tensor[:, :32] for name, tensor in _named(_tokens(batch)).items()}
-    return {**text, **_named(_images()(batch))}
-
-
-def _named(inputs: Inputs) -> dict[str, Tensor]:
-    assert isinstance(inputs, dict)
-    return inputs
-
-
-def _architecture(
-    name: str, title: str, kind: str, inputs: Draw, **settings: Any
-) -> tuple[str, ModelCase]:
-    """A class of `transformers` in its default configuration but for these settings."""
-
-    def make() -> nn.Module:
-        import transformers
-
-        chosen = getattr(transformers, kind)
-        return chosen(chosen.config_class(**settings))  # type: ignore[no-any-return]
-
-    return name, ModelCase(name, title, 1, _built(make, inputs))
-
-
-def _network(name: str, title: str, make: Callable[[], nn.Module], inputs: Draw) -> Any:
-    return name, ModelCase(name, title, 1, _built(make, inputs))
-
-
-def _built(
-    make: Callable[[], nn.Module], inputs: Draw
-) -> Callable[[int], tuple[nn.Module, Inputs]]:
-    def build(batch: int) -> tuple[nn.Module, Inputs]:
-        torch.manual_seed(0)
-        model = make().eval()
-        _set_statistics(model, inputs)
-        torch.manual_seed(1)
-        return model, inputs(batch)
-
-    return build
-
-
-def _set_statistics(model: nn.Module, inputs: Draw) -> None:
-    """Give batch norms the statistics of a batch, or activations grow from layer to layer."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if not norms:
-        return
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.train()
-        norm.momentum = None
-        norm.reset_running_stats()
-    with torch.no_grad():
-        given = inputs(2)
-        model(**given) if isinstance(given, dict) else model(*given)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.eval()
-        norm.momentum = momentum
+    text = {name: tensor[:, :32] for name, tensor in named(tokens(batch)).items()}
+    return {**text, **named(images()(batch))}
 
 
 class UNet(nn.Module):
@@ -174,91 +109,91 @@ _DECODER = {
 _RESNET_18 = {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "layer_type": "basic"}
 _FOUR = {"num_hidden_layers": 4}
 
-ZOO: dict[str, ModelCase] = dict([
-    _architecture("bert", "BERT-base, 6 layers", "BertModel", _tokens, **_LAYERS),
-    _architecture("distilbert", "DistilBERT", "DistilBertModel", _tokens, vocab_size=VOCABULARY),
-    _architecture("xlm_roberta", "XLM-RoBERTa-base, 6 layers", "XLMRobertaModel", _tokens,
+ZOO: dict[str, ModelCase] = {case.name: case for case in (
+    architecture("bert", "BERT-base, 6 layers", "BertModel", tokens, **_LAYERS),
+    architecture("distilbert", "DistilBERT", "DistilBertModel", tokens, vocab_size=VOCABULARY),
+    architecture("xlm_roberta", "XLM-RoBERTa-base, 6 layers", "XLMRobertaModel", tokens,
                   **_LAYERS, max_position_embeddings=514, pad_token_id=1),
-    _architecture("albert", "ALBERT-base, 6 layers", "AlbertModel", _tokens, **_LAYERS,
+    architecture("albert", "ALBERT-base, 6 layers", "AlbertModel", tokens, **_LAYERS,
                   hidden_size=768, num_attention_heads=12, intermediate_size=3072),
-    _architecture("electra", "ELECTRA-small", "ElectraModel", _tokens, vocab_size=VOCABULARY),
-    _architecture("deberta", "DeBERTa-base, 4 layers", "DebertaModel", _tokens,
+    architecture("electra", "ELECTRA-small", "ElectraModel", tokens, vocab_size=VOCABULARY),
+    architecture("deberta", "DeBERTa-base, 4 layers", "DebertaModel", tokens,
                   vocab_size=VOCABULARY, **_FOUR, relative_attention=True,
                   pos_att_type=["c2p", "p2c"]),
-    _architecture("deberta_v2", "DeBERTa-v3-base, 4 layers", "DebertaV2Model", _tokens,
+    architecture("deberta_v2", "DeBERTa-v3-base, 4 layers", "DebertaV2Model", tokens,
                   vocab_size=VOCABULARY, **_FOUR, hidden_size=768, num_attention_heads=12,
                   intermediate_size=3072, relative_attention=True, position_buckets=256,
                   pos_att_type=["p2c", "c2p"], share_att_key=True, norm_rel_ebd="layer_norm"),
-    _architecture("mobilebert", "MobileBERT, 8 layers", "MobileBertModel", _tokens,
+    architecture("mobilebert", "MobileBERT, 8 layers", "MobileBertModel", tokens,
                   vocab_size=VOCABULARY, num_hidden_layers=8),
-    _architecture("mpnet", "MPNet-base, 6 layers", "MPNetModel", _tokens, **_LAYERS),
-    _architecture("convbert", "ConvBERT-base, 4 layers", "ConvBertModel", _tokens,
+    architecture("mpnet", "MPNet-base, 6 layers", "MPNetModel", tokens, **_LAYERS),
+    architecture("convbert", "ConvBERT-base, 4 layers", "ConvBertModel", tokens,
                   vocab_size=VOCABULARY, **_FOUR),
-    _architecture("squeezebert", "SqueezeBERT, 6 layers", "SqueezeBertModel", _tokens, **_LAYERS),
-    _architecture("modernbert", "ModernBERT-base, 8 layers", "ModernBertModel", _tokens,
+    architecture("squeezebert", "SqueezeBERT, 6 layers", "SqueezeBertModel", tokens, **_LAYERS),
+    architecture("modernbert", "ModernBERT-base, 8 layers", "ModernBertModel", tokens,
                   vocab_size=VOCABULARY, num_hidden_layers=8, pad_token_id=0, bos_token_id=1,
                   eos_token_id=2, cls_token_id=1, sep_token_id=2),
-    _architecture("xlnet", "XLNet-base, 4 layers", "XLNetModel", _tokens, vocab_size=VOCABULARY,
+    architecture("xlnet", "XLNet-base, 4 layers", "XLNetModel", tokens, vocab_size=VOCABULARY,
                   n_layer=4, d_model=768, n_head=12, d_inner=3072, use_mems_eval=False),
-    _architecture("esm", "ESM-2 8M", "EsmModel", _tokens, **_LAYERS, hidden_size=320,
+    architecture("esm", "ESM-2 8M", "EsmModel", tokens, **_LAYERS, hidden_size=320,
                   num_attention_heads=20, intermediate_size=1280, pad_token_id=1,
                   position_embedding_type="rotary"),
-    _architecture("t5_encoder", "T5-small, encoder", "T5EncoderModel", _tokens,
+    architecture("t5_encoder", "T5-small, encoder", "T5EncoderModel", tokens,
                   vocab_size=VOCABULARY, use_cache=False),
-    _architecture("gpt2", "GPT-2, 6 layers", "GPT2Model", _tokens, vocab_size=VOCABULARY,
+    architecture("gpt2", "GPT-2, 6 layers", "GPT2Model", tokens, vocab_size=VOCABULARY,
                   n_layer=6, use_cache=False),
-    _architecture("opt", "OPT-125M, 6 layers", "OPTModel", _tokens, **_LAYERS, use_cache=False),
-    _architecture("bloom", "BLOOM, 768 wide, 4 layers", "BloomModel", _tokens,
+    architecture("opt", "OPT-125M, 6 layers", "OPTModel", tokens, **_LAYERS, use_cache=False),
+    architecture("bloom", "BLOOM, 768 wide, 4 layers", "BloomModel", tokens,
                   vocab_size=VOCABULARY, hidden_size=768, n_layer=4, n_head=12, use_cache=False),
-    _architecture("llama", "Llama, 768 wide, 6 layers", "LlamaModel", _tokens, **_DECODER),
-    _architecture("qwen2", "Qwen2, 768 wide, 6 layers", "Qwen2Model", _tokens, **_DECODER),
-    _architecture("bart", "BART-base, 3 + 3 layers", "BartModel", _translation,
+    architecture("llama", "Llama, 768 wide, 6 layers", "LlamaModel", tokens, **_DECODER),
+    architecture("qwen2", "Qwen2, 768 wide, 6 layers", "Qwen2Model", tokens, **_DECODER),
+    architecture("bart", "BART-base, 3 + 3 layers", "BartModel", _translation,
                   vocab_size=VOCABULARY, d_model=768, encoder_layers=3, decoder_layers=3,
                   encoder_attention_heads=12, decoder_attention_heads=12, encoder_ffn_dim=3072,
                   decoder_ffn_dim=3072, use_cache=False),
-    _architecture("vit", "ViT-base, 6 layers", "ViTModel", _images(), num_hidden_layers=6),
-    _architecture("dinov2", "DINOv2-small, 6 layers", "Dinov2Model", _images(), hidden_size=384,
+    architecture("vit", "ViT-base, 6 layers", "ViTModel", images(), num_hidden_layers=6),
+    architecture("dinov2", "DINOv2-small, 6 layers", "Dinov2Model", images(), hidden_size=384,
                   num_attention_heads=6, num_hidden_layers=6),
-    _architecture("beit", "BEiT-base, 4 layers", "BeitModel", _images(), **_FOUR),
-    _architecture("swin", "Swin-T", "SwinModel", _images()),
-    _architecture("convnext", "ConvNeXt-T", "ConvNextModel", _images()),
-    _architecture("resnet18", "ResNet-18", "ResNetModel", _images(), **_RESNET_18),
-    _architecture("resnet50", "ResNet-50", "ResNetModel", _images()),
-    _architecture("regnet", "RegNetY-4GF", "RegNetModel", _images()),
-    _architecture("mobilenet_v1", "MobileNetV1", "MobileNetV1Model", _images()),
-    _architecture("mobilenet_v2", "MobileNetV2", "MobileNetV2Model", _images()),
-    _architecture("efficientnet", "EfficientNet-B0", "EfficientNetModel", _images(),
+    architecture("beit", "BEiT-base, 4 layers", "BeitModel", images(), **_FOUR),
+    architecture("swin", "Swin-T", "SwinModel", images()),
+    architecture("convnext", "ConvNeXt-T", "ConvNextModel", images()),
+    architecture("resnet18", "ResNet-18", "ResNetModel", images(), **_RESNET_18),
+    architecture("resnet50", "ResNet-50", "ResNetModel", images()),
+    architecture("regnet", "RegNetY-4GF", "RegNetModel", images()),
+    architecture("mobilenet_v1", "MobileNetV1", "MobileNetV1Model", images()),
+    architecture("mobilenet_v2", "MobileNetV2", "MobileNetV2Model", images()),
+    architecture("efficientnet", "EfficientNet-B0", "EfficientNetModel", images(),
                   width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280),
-    _architecture("mobilevit", "MobileViT-S", "MobileViTModel", _images(256)),
-    _architecture("poolformer", "PoolFormer-S12", "PoolFormerModel", _images()),
-    _architecture("levit", "LeViT-128S", "LevitModel", _images()),
-    _architecture("segformer", "SegFormer-B0, segmentation", "SegformerForSemanticSegmentation",
-                  _images()),
-    _architecture("detr", "DETR-ResNet-18, 3 + 3 layers, detection", "DetrForObjectDetection",
-                  _images(320), use_timm_backbone=False, backbone=None,
+    architecture("mobilevit", "MobileViT-S", "MobileViTModel", images(256)),
+    architecture("poolformer", "PoolFormer-S12", "PoolFormerModel", images()),
+    architecture("levit", "LeViT-128S", "LevitModel", images()),
+    architecture("segformer", "SegFormer-B0, segmentation", "SegformerForSemanticSegmentation",
+                  images()),
+    architecture("detr", "DETR-ResNet-18, 3 + 3 layers, detection", "DetrForObjectDetection",
+                  images(320), use_timm_backbone=False, backbone=None,
                   use_pretrained_backbone=False, encoder_layers=3, decoder_layers=3,
                   backbone_config={"model_type": "resnet", **_RESNET_18,
                                    "out_features": ["stage4"]}),
-    _architecture("yolos", "YOLOS-tiny, 6 layers, detection", "YolosForObjectDetection", _images(),
+    architecture("yolos", "YOLOS-tiny, 6 layers, detection", "YolosForObjectDetection", images(),
                   hidden_size=192, num_attention_heads=3, intermediate_size=768,
                   num_hidden_layers=6, image_size=[224, 224]),
-    _architecture("wav2vec2", "Wav2Vec2-base, 4 layers, 1 s", "Wav2Vec2Model", _waves(), **_FOUR),
-    _architecture("hubert", "HuBERT-base, 4 layers, 1 s", "HubertModel", _waves(), **_FOUR),
-    _architecture("wavlm", "WavLM-base, 4 layers, 1 s", "WavLMModel", _waves(), **_FOUR),
-    _architecture("whisper", "Whisper-tiny, encoder, 30 s", "WhisperForAudioClassification",
+    architecture("wav2vec2", "Wav2Vec2-base, 4 layers, 1 s", "Wav2Vec2Model", _waves(), **_FOUR),
+    architecture("hubert", "HuBERT-base, 4 layers, 1 s", "HubertModel", _waves(), **_FOUR),
+    architecture("wavlm", "WavLM-base, 4 layers, 1 s", "WavLMModel", _waves(), **_FOUR),
+    architecture("whisper", "Whisper-tiny, encoder, 30 s", "WhisperForAudioClassification",
                   _spectrogram, d_model=384, encoder_layers=4, encoder_attention_heads=6,
                   encoder_ffn_dim=1536),
-    _architecture("clip_vision", "CLIP-B/32, images, 6 layers", "CLIPVisionModel", _images(),
+    architecture("clip_vision", "CLIP-B/32, images, 6 layers", "CLIPVisionModel", images(),
                   num_hidden_layers=6),
-    _architecture("clip", "CLIP-B/32, 4 + 4 layers", "CLIPModel", _short_pairs,
+    architecture("clip", "CLIP-B/32, 4 + 4 layers", "CLIPModel", _short_pairs,
                   text_config={**_FOUR, "vocab_size": VOCABULARY, "eos_token_id": 2},
                   vision_config=_FOUR),
-    _architecture("vilt", "ViLT-B/32, 4 layers", "ViltModel", _short_pairs, **_FOUR,
-                  vocab_size=VOCABULARY, image_size=IMAGE, max_image_length=-1),
-    _network("unet", "U-Net, 128 x 128", UNet, lambda batch: (torch.randn(batch, 3, 128, 128),)),
-    _network("tcn", "Temporal convolutions, 512 steps", TemporalNetwork,
+    architecture("vilt", "ViLT-B/32, 4 layers", "ViltModel", _short_pairs, **_FOUR,
+                  vocab_size=VOCABULARY, image_size=224, max_image_length=-1),
+    network("unet", "U-Net, 128 x 128", UNet, lambda batch: (torch.randn(batch, 3, 128, 128),)),
+    network("tcn", "Temporal convolutions, 512 steps", TemporalNetwork,
              lambda batch: (torch.randn(batch, 128, 512),)),
-    ("lstm", MODELS["lstm"]),
-    ("dlrm", MODELS["dlrm"]),
-])  # fmt: skip
+    MODELS["lstm"],
+    MODELS["dlrm"],
+)}  # fmt: skip
 """Every model by name, in the order of the tables."""
