@@ -14,8 +14,10 @@ from commands import run_command
 from oxytorch.benchmark import command
 from oxytorch.benchmark.core.results import read_run, read_runs, write_run
 from oxytorch.benchmark.machine.description import machine_name
+from oxytorch.benchmark.models.contestants import PEERS
 from oxytorch.benchmark.models.tables import summary_table
 from oxytorch.benchmark.report.pages import fill_page, merge, report, tables_of
+from oxytorch.benchmark.report.tables import ORDER
 
 
 def test_models_table_has_speeds_means_and_reasons(models_run: dict[str, Any]) -> None:
@@ -164,6 +166,10 @@ def test_results_name_no_host_and_no_user(head: dict[str, Any]) -> None:
 def test_machine_name_is_a_folder_name() -> None:
     machine = {"cpu": "Intel(R) Xeon(R) Gold 6430 CPU @ 2.10GHz", "cores": 16}
     assert machine_name(machine) == "intel-xeon-gold-6430-16-cores"
+
+
+def test_every_peer_of_models_has_its_column() -> None:
+    assert tuple(PEERS) == ORDER
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
