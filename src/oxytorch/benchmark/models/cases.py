@@ -150,7 +150,7 @@ def _lookups(batch: int) -> Inputs:
     return torch.randn(batch, 13), indices, torch.arange(0, batch * 10, 10).repeat(26, 1)
 
 
-_IMAGENET = {"inputs": images(), "num_labels": 1000}
+_IMAGENET: dict[str, Any] = {"inputs": images(), "num_labels": 1000}
 
 CASES: dict[str, ModelCase] = {case.name: case for case in (
     architecture("bert", "BERT-base, 128 tokens", "BertModel", _sentences),

@@ -6,6 +6,8 @@ All have random weights, and nothing is downloaded.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -106,7 +108,11 @@ _DECODER = {
     **_LAYERS, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12,
     "num_key_value_heads": 4, "use_cache": False,
 }  # fmt: skip
-_RESNET_18 = {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "layer_type": "basic"}
+_RESNET_18: dict[str, Any] = {
+    "depths": [2, 2, 2, 2],
+    "hidden_sizes": [64, 128, 256, 512],
+    "layer_type": "basic",
+}
 _FOUR = {"num_hidden_layers": 4}
 
 ZOO: dict[str, ModelCase] = {case.name: case for case in (
