@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import oxytorch
-from oxytorch.benchmark.llm_shapes import SHAPES, random_model
+from oxytorch.benchmark.llm.shapes import SHAPES, random_model
 from oxytorch.ops.panels import PanelWeight, linear
 from oxytorch.quantization import Int4Weight, Int8Weight, NF4Weight
 

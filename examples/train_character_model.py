@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import math
 import platform
 import shlex
@@ -23,11 +22,10 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 import oxytorch
-from oxytorch.benchmark.plot import draw
-from oxytorch.benchmark.report import provenance, tables_of
-from oxytorch.benchmark.results import new_run, write_run
-from oxytorch.benchmark.terminal import show_table
-from oxytorch.benchmark.trainings import loss_results, take_turns, time_results
+from oxytorch.benchmark.core.results import new_run, write_run
+from oxytorch.benchmark.report.drawing import draw_if_possible
+from oxytorch.benchmark.report.terminal import show_run
+from training_turns import loss_results, take_turns, time_results
 
 DESCRIPTION = """\
 Trains one small language model, which predicts the next character of Python's own documentation,
@@ -328,9 +326,7 @@ def main(words: Sequence[str]) -> int:
         result["results"] += time_results(logs)
     if arguments.only != "times":
         result["results"] += loss_results(logs)
-    for table in tables_of(result):
-        show_table(table)
-    print(provenance(result))
+    show_run(result)
     if arguments.output is not None:
         write(result, arguments.output, with_plot=arguments.only != "times")
     return 0
@@ -341,13 +337,7 @@ def write(result: dict[str, Any], base: Path, with_plot: bool) -> None:
     path, plot = base.with_name(f"{base.name}.json"), base.with_name(f"{base.name}.svg")
     write_run(result, path)
     print(f"wrote {path}")
-    if with_plot and importlib.util.find_spec("matplotlib") is None:
-        print(
-            f"{plot} not drawn: matplotlib is not installed (pip install 'oxytorch[bench]')",
-            file=sys.stderr,
-        )
-    elif with_plot:
-        draw([result], plot)
+    if with_plot and draw_if_possible([result], plot):
         print(f"wrote {plot}")
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oxytorch.benchmark.contest import new_record, refuse
-from oxytorch.benchmark.models import ModelCase
-from oxytorch.benchmark.results import new_run, spread_record
-from oxytorch.benchmark.rounds import spread
+from oxytorch.benchmark.core.contest import new_record, refuse
+from oxytorch.benchmark.core.results import new_run
+from oxytorch.benchmark.core.rounds import spread
+from oxytorch.benchmark.models.cases import ModelCase
 
 
 class TwoOutputs(nn.Module):
@@ -41,9 +41,9 @@ def tiny_case() -> ModelCase:
 def _peer(name: str, seconds: float, eager: float) -> Any:
     record = new_record(name, {"eager": "torch eager"}.get(name, name))
     record["status"] = "measured"
-    record["seconds"] = spread_record(spread([seconds]))
-    record["speedup"] = spread_record(spread([eager / seconds]))
-    record["fraction_of_limit"] = spread_record(spread([0.5]))
+    record["seconds"] = spread([seconds])
+    record["speedup"] = spread([eager / seconds])
+    record["fraction_of_limit"] = spread([0.5])
     record["prepare_seconds"] = 1.5
     return record
 
@@ -92,7 +92,7 @@ def ops_run(head: dict[str, Any]) -> dict[str, Any]:
                 "bytes": 1 << 20,
                 "operations": 1,
                 "threads": 2,
-                "read_write_bandwidth": spread_record(spread([30e9])),
+                "read_write_bandwidth": spread([30e9]),
                 "peers": [_peer("eager", 2e-5, 2e-5), _peer("oxytorch", 1e-5, 2e-5)],
             }
         )
@@ -120,7 +120,7 @@ def optim_run(head: dict[str, Any]) -> dict[str, Any]:
                 "parameters": 109_482_240,
                 "threads": 2,
                 "base": "fused" if optimizer == "AdamW" else "oxytorch",
-                "read_write_bandwidth": spread_record(spread([50e9])),
+                "read_write_bandwidth": spread([50e9]),
                 "peers": peers,
             }
         )
@@ -132,8 +132,8 @@ def _step(name: str, seconds: float, base: float | None) -> Any:
     record["format"] = name.partition(" ")[2] or "float32"
     record["bytes"] = 1_000_000_000
     record["bytes_per_parameter"] = 12.0
-    record["bandwidth"] = spread_record(spread([1e9 / seconds]))
-    record["time_over_base"] = spread_record(spread([seconds / (base or seconds)]))
+    record["bandwidth"] = spread([1e9 / seconds])
+    record["time_over_base"] = spread([seconds / (base or seconds)])
     return record
 
 
@@ -147,9 +147,9 @@ def training_run(head: dict[str, Any]) -> dict[str, Any]:
                 "measure": "step",
                 "way": way,
                 "threads": 2,
-                "step_seconds": spread_record(spread([seconds])),
-                "optimizer_seconds": spread_record(spread([seconds / 10])),
-                "speedup": spread_record(spread([0.1 / seconds])),
+                "step_seconds": spread([seconds]),
+                "optimizer_seconds": spread([seconds / 10]),
+                "speedup": spread([0.1 / seconds]),
                 "bytes_per_parameter": {"weights": 2.0, "gradients": 2.0, "low_half": 2.0},
             },
             {
@@ -173,8 +173,8 @@ def llm_run(head: dict[str, Any]) -> dict[str, Any]:
     def times(prompt: float, token: float) -> dict[str, Any]:
         return {
             "status": "measured",
-            "first": spread_record(spread([prompt])),
-            "token": spread_record(spread([token])),
+            "first": spread([prompt]),
+            "token": spread([token]),
             "memory_bytes": 2_000_000_000,
         }
 
@@ -193,18 +193,18 @@ def llm_run(head: dict[str, Any]) -> dict[str, Any]:
                     "label": "oxytorch int4",
                     **times(0.8, 0.02),
                     "token_bytes": 600_000_000,
-                    "bandwidth": spread_record(spread([30e9])),
-                    "limit": spread_record(spread([37.5e9])),
-                    "fraction_of_limit": spread_record(spread([0.8])),
-                    "fraction_of_matrix_rate": spread_record(spread([0.65])),
+                    "bandwidth": spread([30e9]),
+                    "limit": spread([37.5e9]),
+                    "fraction_of_limit": spread([0.8]),
+                    "fraction_of_matrix_rate": spread([0.65]),
                 },
                 {
                     "peer": "llama.cpp",
                     "label": "llama.cpp int4",
                     **times(1.6, 0.04),
                     "token_bytes": 0,
-                    "oxytorch_first_ratio": spread_record(spread([2.0])),
-                    "oxytorch_token_ratio": spread_record(spread([2.0])),
+                    "oxytorch_first_ratio": spread([2.0]),
+                    "oxytorch_token_ratio": spread([2.0]),
                 },
                 {
                     "peer": "torchao",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from oxytorch.benchmark.results import read_run
+from oxytorch.benchmark.core.results import read_run
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_character_model.py"
 EIGHT_BIT = "bfloat16, split weights, 8-bit states"

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from oxytorch.__main__ import main
-from oxytorch.benchmark.results import read_run
+from oxytorch.benchmark.core.results import read_run
 
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")

@@ -1,5 +1,5 @@
 """The benchmark runner: ops and whole models, next to their peers and the machine's limits.
 
-`oxytorch bench --help` (or `python -m oxytorch.benchmark --help`) explains its use.
-Nothing here is imported by `import oxytorch`.
+`oxytorch bench --help` explains its use. Nothing here is imported by `import oxytorch`, nor by
+anything that is measured.
 """

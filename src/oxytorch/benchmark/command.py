@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib
-import importlib.util
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from oxytorch import config
-from oxytorch.benchmark.machine import machine_name
+from oxytorch.benchmark import runs
+from oxytorch.benchmark.core.jobs import Settings
+from oxytorch.benchmark.core.kept import reopened
+from oxytorch.benchmark.core.results import Run, read_runs
+from oxytorch.benchmark.core.subject import positive
+from oxytorch.benchmark.kinds import KINDS
+from oxytorch.benchmark.machine.description import machine_name
+from oxytorch.benchmark.report.drawing import draw_if_possible
+from oxytorch.benchmark.report.pages import fill_page, report
+from oxytorch.benchmark.report.terminal import show_run
+from oxytorch.benchmark.subjects import SUBJECTS
 
 SUMMARY = "measure ops, optimizers and whole models next to their peers"
 
@@ -49,10 +60,6 @@ examples:
   oxytorch bench report benchmarks/results --into README.md
 """
 
-PLOTTED = ("models", "ops", "optim", "gpu-optim", "cold-start")
-MODEL_DTYPES = ("float32", "bfloat16")
-OP_DTYPES = ("float32", "bfloat16", "float16")
-
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `bench` to the subparsers of the `oxytorch` command."""
@@ -68,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="WHAT")
 
     everything = what.add_parser("all", help="all of the following; the same as no WHAT")
-    everything.add_argument("--threads", type=_positive, help="threads (default: torch's)")
+    everything.add_argument("--threads", type=positive, help="threads (default: torch's)")
     everything.add_argument(
         "--output",
         type=Path,
@@ -76,57 +83,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="folder for JSON and plots, one per machine (default: benchmarks/results)",
     )
 
-    models = what.add_parser("models", help="whole models with random weights")
-    _add_common(models, rounds=15)
-    _add_list(models, "--only", "models to measure (default: all)")
-    _add_list(models, "--dtype", "precisions (default: float32,bfloat16)", MODEL_DTYPES)
-    _add_list(models, "--peers", "contestants (default: all); eager always takes part")
-    models.add_argument("--batch", type=_positive, help="batch size (default: each model's own)")
-
-    zoo = what.add_parser("zoo", help="models of many kinds beside stock PyTorch: who loses?")
-    _add_common(zoo, rounds=7)
-    _add_list(zoo, "--models", "models to measure (default: all)")
-    _add_list(zoo, "--dtype", "precisions (default: float32,bfloat16)", MODEL_DTYPES)
-    zoo.add_argument(
-        "--batch", type=_sizes, default=(1, 8), metavar="N,M,...", help="batch sizes (default: 1,8)"
-    )
-
-    ops = what.add_parser("ops", help="every op of the registry")
-    _add_common(ops, rounds=15)
-    _add_list(ops, "--only", "ops to measure (default: all)")
-    _add_list(ops, "--dtype", "dtypes (default: float32,bfloat16)", MODEL_DTYPES)
-    _add_list(ops, "--peers", "contestants (default: eager,compile,oxytorch)")
-    _add_list(ops, "--size", "samples (default: cache,memory)", ("cache", "memory"))
-    _add_list(ops, "--isa", "levels at which oxytorch runs (default: the active one)")
-
-    optim = what.add_parser("optim", help="steps of every optimizer")
-    _add_common(optim, rounds=15)
-    _add_list(optim, "--only", "optimizers to measure, such as AdamW (default: all)")
-    _add_list(optim, "--case", "tensors: bert,small (default: both)")
-    _add_list(optim, "--peers", "contestants (default: foreach,fused,predecessor,oxytorch)")
-    _add_list(optim, "--format", "formats of oxytorch, such as split+int8 (default: all)")
-
-    gpu = what.add_parser("gpu-optim", help="steps of every optimizer on a GPU")
-    _add_common(gpu, rounds=10)
-    _add_list(gpu, "--only", "optimizers to measure, such as AdamW (default: all)")
-    _add_list(gpu, "--case", "tensors: llama,resnet50,small (default: all)")
-    _add_list(gpu, "--peers", "contestants (default: all), such as fused,optimi,oxytorch")
-    _add_list(gpu, "--format", "formats of oxytorch (default: float32,bfloat16,split,split+int8)")
-
-    cold = what.add_parser("cold-start", help="process start to an optimizer's first step")
-    _add_common(cold, rounds=3)
-    _add_list(cold, "--case", "tensors: llama,resnet50,small (default: resnet50)")
-    _add_list(cold, "--peers", "ways (default: all), such as fused,compile,oxytorch")
-    cold.add_argument(
-        "--device", default="cuda", choices=("cuda", "cpu"), help="where (default: cuda)"
-    )
-
-    _add_common(what.add_parser("limits", help="bandwidth and matrix products"), rounds=10)
-    _add_common(what.add_parser("import-time", help="what `import oxytorch` adds"), rounds=1)
-    optimize = what.add_parser("optimize-cost", help="time and peak memory of optimize()")
-    _add_common(optimize, rounds=1)
-    _add_list(optimize, "--only", "models to optimize (default: bert)")
-    _add_list(optimize, "--dtype", "precisions (default: float32,bfloat16)", MODEL_DTYPES)
+    for subject in SUBJECTS.values():
+        options = what.add_parser(subject.name, help=subject.summary)
+        _add_common(options, subject.rounds)
+        for option in subject.options:
+            options.add_argument(option.flag, dest=option.field, **option.keywords)
 
     rest = what.add_parser("continue", help="measure what is left of a run that was cut off")
     rest.add_argument("path", type=Path, metavar="FILE", help="its results file")
@@ -139,9 +100,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _add_common(parser: argparse.ArgumentParser, rounds: int) -> None:
     parser.add_argument(
-        "--rounds", type=_positive, default=rounds, help=f"rounds (default: {rounds})"
+        "--rounds", type=positive, default=rounds, help=f"rounds (default: {rounds})"
     )
-    parser.add_argument("--threads", type=_positive, help="threads (default: what torch takes)")
+    parser.add_argument("--threads", type=positive, help="threads (default: what torch takes)")
     parser.add_argument("--output", type=Path, help="folder for JSON and plot, one per machine")
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--plot", type=Path, help="file for the plot (.svg or .png)")
@@ -154,34 +115,10 @@ def _add_common(parser: argparse.ArgumentParser, rounds: int) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=_positive,
+        type=positive,
         default=300,
         help="seconds without a sign of life after which a contestant is given up (default: 300)",
     )
-
-
-def _add_list(
-    parser: argparse.ArgumentParser, name: str, text: str, default: Sequence[str] = ()
-) -> None:
-    parser.add_argument(name, type=_words, default=tuple(default), metavar="A,B,...", help=text)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(_positive(word) for word in _words(text))
-
-
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
-    return value
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -204,16 +141,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from oxytorch.benchmark.report import fill_page, report
-    from oxytorch.benchmark.results import read_runs
-
-    runs = read_runs(arguments.paths)
+    found = read_runs(arguments.paths)
     if arguments.plot is not None:
-        _draw(runs, arguments.plot)
+        draw_if_possible(found, arguments.plot)
     if arguments.into is None:
-        print(report(runs), end="")
+        print(report(found), end="")
         return 0
-    filled = fill_page(arguments.into, runs)
+    filled = fill_page(arguments.into, found)
     print(f"filled {', '.join(filled)} in {arguments.into}")
     return 0
 
@@ -231,8 +165,6 @@ def _measure_everything(arguments: argparse.Namespace) -> int:
     options = ["--output", str(arguments.output)]
     if arguments.threads is not None:
         options += ["--threads", str(arguments.threads)]
-    import torch
-
     kinds = ["limits", "import-time", "optimize-cost", "ops", "optim", "models"]
     if torch.cuda.is_available():
         kinds += ["gpu-optim", "cold-start"]
@@ -244,10 +176,9 @@ def _measure_everything(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    from oxytorch.benchmark import runs
-
     settings = _settings(arguments)
-    run = runs.start(arguments.what, shlex.join(["oxytorch", "bench", *words]), settings)
+    command = shlex.join(["oxytorch", "bench", *words])
+    run = runs.start(SUBJECTS[arguments.what], command, settings)
     paths = [] if arguments.json is None else [arguments.json]
     if arguments.output is not None:
         paths.append(_free_path(arguments.output / machine_name(run["machine"]), arguments.what))
@@ -259,10 +190,6 @@ def _measure(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _continue(path: Path) -> int:
     """Measure what is left of a run that was cut off, by the command in its file."""
-    from dataclasses import asdict
-
-    from oxytorch.benchmark.kept import reopened
-
     run = reopened(path)
     words = shlex.split(str(run["command"]))
     if words[:2] != ["oxytorch", "bench"]:
@@ -287,25 +214,16 @@ def _continue(path: Path) -> int:
     return _do(arguments, settings, run, [path])
 
 
-def _do(arguments: argparse.Namespace, settings: Any, run: Any, paths: Sequence[Path]) -> int:
+def _do(arguments: argparse.Namespace, settings: Settings, run: Run, paths: Sequence[Path]) -> int:
     """Measure what is left of a run, and show all of it; 1 where something failed."""
-    from oxytorch.benchmark import runs
-    from oxytorch.benchmark.report import provenance, tables_of
-    from oxytorch.benchmark.terminal import show_table
-
     for path in paths:
         print(f"oxytorch bench: results go to {path} as they come", file=sys.stderr)
-    runs.measure(arguments.what, settings, run, paths)
-    for table in tables_of(run):
-        show_table(table)
-    if run["results"]:
-        print(provenance(run))
+    runs.measure(SUBJECTS[arguments.what], settings, run, paths)
+    show_run(run)
     plots = [] if arguments.plot is None else [arguments.plot]
-    if arguments.output is not None and arguments.what in PLOTTED and run["results"]:
+    if arguments.output is not None and KINDS[run["kind"]].draw and run["results"]:
         plots.append(paths[-1].with_suffix(".svg"))
-    for plot in plots:
-        _draw([run], plot)
-    for path in [*paths, *plots]:
+    for path in [*paths, *(plot for plot in plots if draw_if_possible([run], plot))]:
         print(f"wrote {path}")
     return 1 if run["failures"] else 0
 
@@ -326,96 +244,17 @@ def _free_path(folder: Path, what: str) -> Path:
     return path
 
 
-def _draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw a plot of the runs; without matplotlib, say so and go on."""
-    if importlib.util.find_spec("matplotlib") is None:
-        print(
-            f"oxytorch bench: {path} not drawn: matplotlib is not installed "
-            f"(pip install 'oxytorch[bench]')",
-            file=sys.stderr,
-        )
-        return
-    from oxytorch.benchmark.plot import draw
-
-    draw(runs, path)
-
-
-def _settings(arguments: argparse.Namespace) -> Any:
+def _settings(arguments: argparse.Namespace) -> Settings:
     """The options as settings; raises ValueError for a name that does not exist."""
-    import torch
-
-    from oxytorch.benchmark import cold_start, gpu_optim_cases, op_runs, optim_cases
-    from oxytorch.benchmark.models import CASES
-    from oxytorch.benchmark.peers import PEERS
-    from oxytorch.benchmark.runs import Settings
-    from oxytorch.benchmark.zoo_models import ZOO
-
-    of_ops = arguments.what == "ops"
-    chosen = vars(arguments)
-    batch = chosen.get("batch")
-    contestants: dict[str, Mapping[str, object]] = {
-        "ops": op_runs.PEERS,
-        "optim": optim_cases.PEERS,
-        "gpu-optim": gpu_optim_cases.PEERS,
-        "cold-start": cold_start.WAYS,
-    }
-    everybody = contestants.get(arguments.what, PEERS)
-    if of_ops:
-        registry = importlib.import_module("oxytorch.ops").registry()
-        _check_names("--only", arguments.only, registry)
-        _check_names("--dtype", arguments.dtype, OP_DTYPES)
-        _check_names("--peers", arguments.peers, op_runs.PEERS)
-        _check_names("--size", arguments.size, op_runs.SIZES)
-        isa = importlib.import_module("oxytorch.isa")
-        levels = [level.name for level in isa.levels() if level.supported]
-        _check_names("--isa", arguments.isa, levels)
-    elif arguments.what in ("optim", "gpu-optim", "cold-start"):
-        cases = optim_cases.CASES if arguments.what == "optim" else gpu_optim_cases.CASES
-        _check_names("--only", chosen.get("only", ()), optim_cases.OPTIMIZERS)
-        _check_names("--case", arguments.case, cases)
-        _check_names("--peers", arguments.peers, everybody)
-        _check_names("--format", chosen.get("format", ()), optim_cases.FORMATS)
-        _check_gpu(arguments)
-    elif arguments.what == "zoo":
-        _check_names("--models", arguments.models, ZOO)
-        _check_names("--dtype", arguments.dtype, MODEL_DTYPES)
-    else:
-        _check_names("--only", chosen.get("only", ()), CASES)
-        _check_names("--dtype", chosen.get("dtype", ()), MODEL_DTYPES)
-        _check_names("--peers", chosen.get("peers", ()), PEERS)
-    return Settings(
-        only=chosen.get("only") or chosen.get("models") or (),
-        dtypes=chosen.get("dtype", ()),
-        peers=chosen.get("peers", ()) or tuple(everybody),
+    subject, given = SUBJECTS[arguments.what], vars(arguments)
+    for option in subject.options:
+        option.check(given[option.field])
+    settings = Settings(
         rounds=arguments.rounds,
         threads=arguments.threads or torch.get_num_threads(),
-        batch=batch if isinstance(batch, int) else None,
-        batches=batch if isinstance(batch, tuple) else (),
-        sizes=chosen.get("size", ()),
-        levels=chosen.get("isa", ()),
-        cases=chosen.get("case", ()),
-        formats=chosen.get("format", ()),
-        device=chosen.get("device", "cuda"),
         allocation=arguments.allocation,
         silence=float(arguments.timeout),
+        **{option.field: given[option.field] for option in subject.options},
     )
-
-
-def _check_gpu(arguments: argparse.Namespace) -> None:
-    """Refuses what needs a GPU where there is none."""
-    import torch
-
-    wants = arguments.what == "gpu-optim" or vars(arguments).get("device") == "cuda"
-    if wants and not torch.cuda.is_available():
-        raise ValueError(
-            f"bench {arguments.what}: expected a CUDA device, found none that torch "
-            f"{torch.__version__} can use"
-        )
-
-
-def _check_names(option: str, names: Sequence[str], known: Any) -> None:
-    for name in names:
-        if name not in known:
-            raise ValueError(
-                f"bench: {option}: unknown name {name!r}; choices: {', '.join(known) or 'none'}"
-            )
+    subject.check(settings)
+    return settings

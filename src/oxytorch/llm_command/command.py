@@ -42,8 +42,8 @@ VERBS = (
     Verb(
         "generate", "oxytorch.llm_command.generate", "write text after a prompt, and say how fast"
     ),
-    Verb("bench", "oxytorch.llm_command.bench", "time prompts and tokens next to peers"),
-    Verb("perplexity", "oxytorch.llm_command.perplexity", "what formats cost on a text"),
+    Verb("bench", "oxytorch.benchmark.llm.command", "time prompts and tokens next to peers"),
+    Verb("perplexity", "oxytorch.benchmark.llm.perplexity", "what formats cost on a text"),
 )
 
 

@@ -242,7 +242,7 @@ def _check_context(length: int, new: int, context: int | None) -> None:
 
 def measured_speed(prepared: PreparedModel, prompt: int, times: Sequence[float]) -> Speed:
     """The speed from the moments of the call and of each new token."""
-    from ..benchmark.read_limit import read_limit
+    from .read_limit import read_limit
 
     sizes = prepared.token_reads()
     limit = read_limit(sizes)

@@ -1,0 +1,1 @@
+"""What all subjects share: turns, rules, processes and results."""

@@ -1,0 +1,1 @@
+"""Steps of optimizers on a GPU, and the first step of a process."""

@@ -1,0 +1,1 @@
+"""This machine: what it is, what it can do at most, and what oxytorch costs on it."""

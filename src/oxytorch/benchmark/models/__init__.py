@@ -1,0 +1,1 @@
+"""Whole models next to their peers."""

@@ -1,0 +1,62 @@
+"""The contestants of `oxytorch bench models`: oxytorch and the ways of running a model beside it.
+
+Every peer is given the same model and inputs and returns a call without arguments. A peer that
+is not installed raises `Absent` with the reason; any other error is reported as a failure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import oxytorch
+from oxytorch.benchmark.models.cases import call_model
+from oxytorch.benchmark.models.task import Runner, Task
+from oxytorch.benchmark.peers.exported import prepare_onnxruntime, prepare_openvino
+from oxytorch.benchmark.peers.predecessor import prepare_predecessor
+from oxytorch.benchmark.peers.stock import prepare_compile, prepare_eager, prepare_eager_cast
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One contestant.
+
+    Attributes:
+        name: the word used in `--peers` and in results.
+        label: what tables and plots call it, per dtype name.
+        prepare: makes the peer ready for a task.
+    """
+
+    name: str
+    label: str
+    prepare: Callable[[Task], Runner]
+
+
+def optimized(task: Task, **options: Any) -> Runner:
+    """`oxytorch.optimize` of the task's model with these options, run eagerly."""
+    start = time.perf_counter()
+    model = oxytorch.optimize(task.model, **options)
+    notes: dict[str, object] = {"optimize_seconds": time.perf_counter() - start}
+    return Runner(lambda: call_model(model, task.inputs), notes=notes)
+
+
+def prepare_oxytorch(task: Task) -> Runner:
+    """`oxytorch.optimize(model, dtype=..., sample_input=..., tune=True)`, run eagerly."""
+    return optimized(task, dtype=task.dtype, sample_input=task.inputs, tune=True)
+
+
+PEERS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        Peer("eager", "torch eager", prepare_eager),
+        Peer("eager_cast", "torch eager, cast", prepare_eager_cast),
+        Peer("compile", "torch.compile", prepare_compile),
+        Peer("onnxruntime", "ONNX Runtime", prepare_onnxruntime),
+        Peer("openvino", "OpenVINO", prepare_openvino),
+        Peer("predecessor", "predecessor", prepare_predecessor),
+        Peer("oxytorch", "oxytorch", prepare_oxytorch),
+    )
+}
+"""Every contestant by name, in the order of the tables; `eager` is the base of all ratios."""

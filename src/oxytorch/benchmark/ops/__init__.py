@@ -1,0 +1,1 @@
+"""Every op of the registry next to plain and compiled PyTorch."""

@@ -1,0 +1,1 @@
+"""The ways of running a model, or a step, beside oxytorch."""

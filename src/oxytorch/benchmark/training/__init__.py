@@ -1,0 +1,1 @@
+"""Results of `examples/train_character_model.py`."""

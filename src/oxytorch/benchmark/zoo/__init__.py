@@ -1,0 +1,1 @@
+"""Models of many kinds beside stock PyTorch."""
