@@ -84,7 +84,7 @@ def test_progress_counts_windows(model, text):
     [
         ({"window": 65}, "window of at most 64, .* got 65"),
         ({"window": 0}, "window >= 1, got 0"),
-        ({"window": 2.5}, "window >= 1, a whole number, got 2.5"),
+        ({"window": 2.5}, "window >= 1, an integer, got 2.5"),
         ({"window": 40, "stride": 41}, "stride 1 to 40, got 41"),
         ({"window": 40, "chunk": 0}, "chunk >= 1, got 0"),
         ({"window": 40, "token_ids": torch.tensor([1])}, r"at least 2 tokens, got .*\[1\]"),

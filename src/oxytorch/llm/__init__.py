@@ -1,8 +1,8 @@
-"""Language models of `transformers` on the CPU: at the memory's speed, without another format.
+"""Language models of transformers on the CPU: fused decoder layers and packed weights.
 
-`optimize` makes a model faster and leaves it its class; `KVCache` holds what tokens leave behind;
-`generate` writes text with the least work between two tokens, `stream` token by token;
-`perplexity` says how well a model predicts a text.
+`optimize` makes a model faster and keeps its class. `generate` and `stream` generate text with
+little work between two tokens, over a `KVCache`. `perplexity` measures how well a model predicts a
+text.
 """
 
 from __future__ import annotations

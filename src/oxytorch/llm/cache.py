@@ -105,14 +105,20 @@ class CacheLayer:
 
 
 class KVCache:
-    """A cache of a whole model, of a fixed capacity.
+    """Keys and values of a whole model, with a fixed capacity.
 
-    layers: number of layers. capacity: tokens of each sequence, rounded up to a multiple of 64.
-    kv_heads, head_dim: an int, or one for each layer. dtype: bfloat16, float32 or int8 (with a
-    float32 scale for each token and head).
-    length: tokens seen so far; who writes to the layers counts it up.
-    beams: None, or int32 [batch, capacity]: position t of sequence b lies in row beams[b, t].
-    Raises ValueError for a capacity or batch below one.
+    layers: number of layers.
+    batch: number of sequences.
+    capacity: tokens of each sequence, rounded up to a multiple of 64.
+    kv_heads: number of key and value heads, for all layers or one for each.
+    head_dim: size of a head, for all layers or one for each.
+    dtype: bfloat16, float32 or int8 (with a float32 scale for each token and head).
+
+    The attribute `length` is the number of tokens seen so far; whoever writes to the layers
+    increases it. `beams` is None or int32 [batch, capacity]: position t of sequence b lies in row
+    beams[b, t].
+
+    Raises ValueError for layers, batch or capacity below one, or another dtype.
     """
 
     def __init__(

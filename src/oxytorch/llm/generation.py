@@ -1,4 +1,4 @@
-"""The loop that writes text: prompt, choose a token, one step of the model, and again."""
+"""The generation loop: prefill, then choose a token and decode, token by token."""
 
 from __future__ import annotations
 
@@ -42,34 +42,43 @@ def generate(
     prompt_lookup: int = 0,
     capacity: int | None = None,
 ) -> Tensor:
-    """Returns the prompts with the tokens that the model writes after them.
+    """Return the prompts followed by the tokens that the model generates.
 
-    model: a causal language model of `transformers`; one that `oxytorch.llm.optimize` made runs
-    without its Python code.
-    input_ids: int64 [batch, length]. attention_mask: [batch, length], 0 or False where padding is,
-    all of it before or all of it after a prompt. None: padding is where the model's padding token
-    is, unless that is an end token too.
-    temperature, top_k, top_p, seed: how tokens are chosen, see `Sampler`; temperature 0 always
-    takes the likeliest, as `model.generate(do_sample=False)` does. repetition_penalty: scores of
-    tokens that have occurred are divided by it where positive and multiplied where negative
-    (Keskar et al., CTRL, 2019, section 4.1); None: that of the model's generation_config.
-    What else the generation_config says of scores and lengths counts too, as in `model.generate`
-    (see `configured.processor_of`); its settings for sampling do not.
-    stop: a string, or strings and sequences of token ids, after which a sequence is complete;
-    stop_strings of the generation_config count too; strings need `tokenizer`. eos_token_id: tokens
-    after which it is; None: those of the generation_config, an empty list: none. pad_token_id: what
-    fills complete sequences while others go on; None: the generation_config's, else the first end
-    token, else 0.
-    streamer: a function of the new tokens [batch], called as soon as they are chosen, or a
-    streamer of `transformers`.
-    prompt_lookup: the most tokens, up to 7, that are guessed from earlier text and checked in one
-    step of the model; for a single sequence at temperature 0, where the answer stays the same (with
-    an int8 cache up to the rounding of scores, which differs between one token and several).
-    capacity: positions of the cache; None: as many as prompt and answer need.
-    Returns int64 [batch, length + new]: at most max_new_tokens new columns, after the prompt's own.
-    Raises ValueError for arguments that do not fit and for a generation_config that asks for
-    another search (beams, for example), before the model runs; TypeError for a model of another
-    kind; RuntimeError if the logits are not finite.
+    model: a causal language model of transformers. One from `oxytorch.llm.optimize` runs without
+        its Python code.
+    input_ids: the prompts, int64 [batch, length].
+    max_new_tokens: the most tokens to generate.
+    attention_mask: [batch, length], 0 or False for padding, which is on one side of each prompt.
+        None: the model's padding token is padding, unless it is an end token too.
+    temperature: 0 takes the most likely token, as `model.generate(do_sample=False)` does. Otherwise
+        logits are divided by it and tokens sampled.
+    top_k: sample among the k most likely tokens. None: all.
+    top_p: sample among the most likely tokens up to this probability, after top_k. None: all.
+    repetition_penalty: scores of tokens that have occurred are divided by it if positive and
+        multiplied if negative (Keskar et al., CTRL, 2019, section 4.1). None: that of the
+        model's generation_config.
+    seed: makes sampling reproducible. None draws from torch's generator.
+    stop: a string, or strings and sequences of token ids, that end a sequence, in addition to the
+        generation_config's stop_strings. Strings need `tokenizer`.
+    eos_token_id: tokens that end a sequence. None: those of the generation_config; an empty list:
+        none.
+    pad_token_id: fills finished sequences while others continue. None: that of the
+        generation_config, else the first end token, else 0.
+    tokenizer: the model's tokenizer, for strings in `stop`.
+    streamer: a function of the new tokens [batch], or a streamer of transformers.
+    prompt_lookup: at most 7: guess so many tokens from earlier text and check them in one step.
+        For one sequence at temperature 0, whose tokens stay the same (with an int8 cache up to the
+        rounding of scores, which differs between one token and several).
+    capacity: positions of the cache. None: as many as prompt and new tokens need.
+
+    Other settings of the generation_config for scores and lengths apply as in `model.generate`
+    (see `configured.processor_of`). Its settings for sampling do not.
+
+    Returns int64 [batch, length + new], with at most max_new_tokens new columns.
+
+    Raises ValueError before the model runs if an argument does not fit or the generation_config
+    asks for another search (beams, for example), TypeError for a model of another kind, and
+    RuntimeError if the logits are not finite.
     """
     watcher: Any = streamer
     put = getattr(watcher, "put", watcher)
@@ -126,10 +135,10 @@ def stream(
     prompt_lookup: int = 0,
     capacity: int | None = None,
 ) -> Iterator[Tensor]:
-    """The new tokens [batch] int64 of `generate`, one position after the other.
+    """Yield the new tokens of `generate`, int64 [batch], one position at a time.
 
-    Arguments and errors are those of `generate`; arguments are checked before this returns, the
-    model runs when the first token is asked for.
+    Parameters and errors are those of `generate`. Arguments are checked before this returns. The
+    model runs when the first token is requested.
     """
     return _started(
         model,
@@ -354,8 +363,8 @@ def _checked_capacity(length: int, new: int, capacity: int | None, positions: in
         raise ValueError(
             f"generate: a prompt of {length} tokens and {new} new ones are more than the "
             f"{positions} positions that the model was made for; shorten the text, or use "
-            "model.generate, which goes on where it can (a model made for longer texts says so in "
-            "config.max_position_embeddings or config.rope_scaling)"
+            "model.generate, which continues where it can (a model made for longer texts says so "
+            "in config.max_position_embeddings or config.rope_scaling)"
         )
     return wanted if capacity is None else capacity
 

@@ -77,12 +77,21 @@ class RotaryTable:
 
 @dataclass(eq=False)
 class FusedModel:
-    """A causal language model as records and a few modules.
+    """A causal language model as fused layers and a few modules.
 
-    embedding: of tokens. positions: a table of learned positions and the rows before its first, or
-    None. tables: rotary embeddings; rotary: which of them each layer uses, or None. norm: the last
-    one. head: the product that gives logits. softcap, divisor: of logits, scale: of embeddings, or
-    None. cache_dtype: of keys and values. standing: whether all this still stands for the model.
+    embedding: the token embedding.
+    layers: the decoder layers.
+    tables: the rotary embeddings.
+    rotary: for each layer the index of its rotary embedding, or None.
+    head: the product that gives logits.
+    cache_dtype: dtype of keys and values.
+    dtype: dtype of activations.
+    norm: the last normalization, or None.
+    positions: a table of learned positions and the number of rows before the first one, or None.
+    softcap: soft cap of logits, or None.
+    divisor: divisor of logits, or None.
+    scale: factor of embeddings, or None.
+    standing: checks that the model's modules are still those of this record.
     """
 
     embedding: nn.Module

@@ -1,4 +1,4 @@
-"""Looks at the numbers that users give before a model runs with them."""
+"""Checks of numeric arguments before a model runs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 
 def whole(caller: str, name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Returns a whole number as an int; raises ValueError for anything else or out of range."""
+    """Return an integer in [least, most] as an int; raise ValueError for anything else."""
     expected = f"{name} >= {least}" if most is None else f"{name} {least} to {most}"
     try:
         number = operator.index(value)
     except TypeError as error:
-        raise ValueError(f"{caller}: expected {expected}, a whole number, got {value!r}") from error
+        raise ValueError(f"{caller}: expected {expected}, an integer, got {value!r}") from error
     if isinstance(value, bool) or number < least or (most is not None and number > most):
         raise ValueError(f"{caller}: expected {expected}, got {value!r}")
     return number
 
 
 def real(caller: str, name: str, value: Any, condition: str) -> float:
-    """Returns a finite number as a float; condition: what else it has to be, for the error."""
+    """Return a finite number as a float; condition: its range, for the error message."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value):
         raise ValueError(f"{caller}: expected {name} {condition}, got {value!r}")

@@ -52,35 +52,36 @@ def optimize(
     inplace: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> _Model:
-    """Return a language model of transformers that runs at the speed of this machine's memory.
+    """Return a language model of transformers with packed weights and fused decoder layers.
 
-    model: a causal language model of transformers, in evaluation mode, on the CPU. It keeps its
-        class, its configuration and its `generate`; `oxytorch.llm.generate` has less to do for each
-        token. Decoder layers are recognized by their structure, not by the model's name; each is
-        tried on random values first, and one whose answers differ is left alone, with its linear
-        layers packed. `oxytorch.explain(model)` tells, `oxytorch.undo(model)` takes it back.
-    dtype: torch.bfloat16 or torch.float32: of activations, and of weights that are not quantized;
-        None keeps the model's own.
+    model: a causal language model of transformers, in evaluation mode, on the CPU. The result has
+        its class, its configuration and its `generate`. Decoder layers are recognized by their
+        structure, not by the model's name, and checked against their own code within the tolerances
+        of docs/numerics.md. A layer that is not recognized keeps its code, with its linear layers
+        packed.
+    dtype: torch.bfloat16 or torch.float32, of activations and of weights that are not quantized.
+        None keeps the model's.
     weights: None, "int8" (a scale for each output), "int4", "nf4", or a configuration of
-        oxytorch.quantization. Weights that are quantized already stay as they are.
-    kv_cache: "bf16", "fp32" or "int8" for the keys and values of earlier tokens; None: as dtype.
-    group_size: neighbouring inputs that share a scale, for int4 and nf4: 32, 64, 128, 256 or None.
-    activation: "int8" also rounds what int8 and int4 weights are multiplied with: prompts gain.
-    head: format of the output head: "weights" is that of the others; or "bf16", "int8", "int4",
-        "nf4". An embedding that shares the head's weight stays plain.
+        oxytorch.quantization. Weights that are already quantized stay as they are.
+    kv_cache: "bf16", "fp32" or "int8", the format of keys and values. None is that of `dtype`.
+    group_size: consecutive inputs that share a scale, for int4 and nf4: 32, 64, 128, 256 or None.
+    activation: "int8" rounds the activations that int8 and int4 weights multiply: faster prefill.
+    head: format of the output head: "weights" (that of the other weights), "bf16", "int8", "int4"
+        or "nf4". An embedding that shares the head's weight stays plain.
     inplace: change `model` itself and free its weights on the way. Otherwise a copy is returned,
         and both are in memory.
-    progress: called with the number of layers done and of all.
+    progress: called with the number of finished layers and of all layers.
 
     state_dict() and save_pretrained() give plain weights under the same names; load_state_dict()
-    packs again. Parameters ask for gradients as before. Calls of which a gradient may be asked (not
-    those under torch.no_grad or torch.inference_mode, as `generate` is), and calls with arguments
-    or caches that the fused layers do not know, run the layers' own code. Weights that are rounded
-    to fewer bits get the gradients of their rounded values.
-    Raises TypeError, ValueError or MemoryError for what does not fit, before anything is changed.
-    After an interrupt, or an error in `progress`, the model is as it was; but with inplace=True and
-    less free memory than twice what both take, weights are plain and those that were replaced
-    already have the values that they had packed.
+    packs again. Parameters keep requires_grad, so call the model under torch.no_grad() or
+    torch.inference_mode() (`generate` does). Calls with gradients, and with arguments or caches
+    that the fused layers do not support, run the layers' own code. Weights of fewer bits get the
+    gradients of their rounded values.
+
+    Raises TypeError, ValueError or MemoryError before anything is changed if an argument does not
+    fit, a weight is not finite, or memory does not suffice. After an interrupt, or an error in
+    `progress`, the model is restored; but with inplace=True and less free memory than twice what
+    both forms take, weights that were replaced already keep their packed values.
     """
     config = weight_config(weights, group_size, activation)
     dtype = check_model(model, dtype)

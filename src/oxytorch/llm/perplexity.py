@@ -16,7 +16,7 @@ from .numbers import whole
 def perplexity(
     model: nn.Module, token_ids: Tensor, window: int, stride: int | None = None
 ) -> float:
-    """Returns e to the mean loss of the text's tokens; arguments as for `token_losses`."""
+    """Return exp of the mean loss of the text's tokens. Parameters are those of `token_losses`."""
     return math.exp(token_losses(model, token_ids, window, stride).double().mean().item())
 
 
@@ -30,19 +30,22 @@ def token_losses(
     batch: int = 8,
     progress: Callable[[int, int], object] | None = None,
 ) -> Tensor:
-    """Returns the loss in nats of every token but the first, float32 [tokens - 1].
+    """Return the loss in nats of every token but the first, float32 [tokens - 1].
 
-    model: a causal language model of `transformers`, `oxytorch.llm.optimize`'s too.
-    token_ids: int64 [tokens], the text. window: tokens that the model reads at a time, without
-    those before. stride: tokens between the beginnings of two windows; each window counts the
-    tokens that the one before did not reach. None: window, so that each token is read once.
-    chunk: a window goes through the model's cache in steps of so many tokens, so that a cache in
-    int8 is measured; a model that keeps a running state (Mamba), or whose scores depend on later
-    tokens (is_causal was set to False), reads a window at once. batch: windows at a time.
-    progress: called with the windows done and of all.
-    Losses are computed in float32.
-    Raises ValueError for arguments that do not fit and tokens that the model does not know;
-    TypeError for a model of another kind; RuntimeError if a loss is not finite.
+    model: a causal language model of transformers, optimized or not.
+    token_ids: the text, int64 [tokens].
+    window: tokens that the model reads at a time, without those before them.
+    stride: tokens between the beginnings of two windows. Each window counts the tokens that the one
+        before did not reach. None: `window`, so that each token is read once.
+    chunk: tokens of a window that go through the cache in one step, so that an int8 cache is
+        measured. A model that keeps a running state (Mamba), or whose scores depend on later tokens
+        (is_causal set to False), reads a window at once.
+    batch: windows at a time.
+    progress: called with the number of finished windows and of all windows.
+
+    Losses are computed in float32. Raises ValueError if an argument does not fit or a token is
+    outside of the vocabulary, TypeError for a model of another kind, and RuntimeError if a loss is
+    not finite.
     """
     decoder = decoder_of(model)
     stride = window if stride is None else stride

@@ -12,12 +12,14 @@ _FIRST_LOOK = 512
 
 
 class Sampler:
-    """Greedy choice, or a draw among the likeliest tokens.
+    """Greedy choice, or sampling among the most likely tokens.
 
-    temperature: 0 takes the likeliest token; else logits are divided by it. top_k: only the k
-    likeliest take part. top_p: only the likeliest whose probabilities before theirs sum to less
-    than it, after temperature and top_k, in the order of Hugging Face's processors. seed: the draws
-    repeat; None draws from torch's own generator.
+    temperature: 0 takes the most likely token; otherwise logits are divided by it.
+    top_k: only the k most likely tokens can be chosen.
+    top_p: only the most likely tokens, as long as the probabilities before them sum to less than
+        it, after temperature and top_k, in the order of Hugging Face's processors.
+    seed: makes the draws reproducible. None draws from torch's own generator.
+
     Raises ValueError for a setting out of range.
     """
 

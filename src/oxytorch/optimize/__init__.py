@@ -1,4 +1,4 @@
-"""Make a model faster, say what was done, and take it back."""
+"""`optimize` makes a model faster, `explain` reports what was done, `undo` restores the model."""
 
 from __future__ import annotations
 
@@ -59,36 +59,33 @@ def optimize(
     tune: bool = False,
     passes: Iterable[str] | None = None,
 ) -> _Model | tuple[_Model, Optimizer]:
-    """Return `model` rewritten for fast inference on this machine's CPU, with the same answers.
+    """Return `model` rewritten for fast inference on this machine's CPU.
 
-    With `optimizer`, prepare both for fast training instead and return (model, optimizer).
+    Outputs agree with those of `model` within the tolerances of docs/numerics.md. With `optimizer`,
+    both are prepared for training instead, and (model, optimizer) is returned.
 
-    model: in evaluation mode for inference. What cannot be improved is left as it is; `explain`
-        names it.
-    optimizer: of torch.optim or oxytorch.optim, over parameters of `model`; it may have state. It
-        becomes oxytorch's class of that name, with fused steps. With dtype=torch.bfloat16 listed
-        layers hold bfloat16 weights whose lower 16 bits stand beside them, so that training is that
-        of float32 weights; state dictionaries of both are plain float32. An optimizer of another
-        class is left alone, and the model with it. Use what is returned, and make learning-rate
-        schedulers from it; `sample_input`, `verify`, `tune` and `passes` are for inference.
-    dtype: torch.bfloat16 or torch.float16 convert weights, and with them what flows through the
-        model, by the type of module (see `passes/cast.py`); a mapping sets it per module:
-        {"": torch.bfloat16, "classifier": torch.float32, nn.Embedding: torch.float32}; keys are ""
-        (all listed types), paths (a module and all below) or types; the most particular key wins.
-        None leaves dtypes alone.
-    sample_input: what the model is called with: a tensor, a tuple of positional arguments or a
-        mapping of keyword arguments. With it the model is run once to see how its modules are
-        called; `verify` and `tune` need it.
-    inplace: change `model` itself. Otherwise it stays untouched and a copy is returned.
-    verify: run both models on `sample_input`, module by module and as a whole; raise
-        VerificationError naming the first module that differs beyond the tolerance.
-    tune: time the passes on `sample_input` and keep those that win; where nothing wins the model
-        is returned unchanged, so it is never slower than it was.
-    passes: names of the passes to run, from `oxytorch.optimize.PASSES`; None runs the default ones.
+    model: in evaluation mode for inference. What cannot be improved is left unchanged.
+    optimizer: of torch.optim or oxytorch.optim, over parameters of `model`. It becomes oxytorch's
+        class of the same name, with fused steps, and keeps its state. With dtype=torch.bfloat16
+        layers hold the upper 16 bits of their float32 weights, and each step updates all 32.
+        Create learning-rate schedulers from the returned optimizer.
+    dtype: torch.bfloat16 or torch.float16: convert weights. Or a mapping from modules to dtypes,
+        with keys "" (all layers), paths (a module and all below it) or types, of which the most
+        specific wins: {"": torch.bfloat16, "classifier": torch.float32}. None keeps dtypes.
+    sample_input: arguments of a call of the model: a tensor, a tuple of positional arguments or a
+        mapping of keyword arguments. Without it nothing is fused.
+    inplace: change `model` itself instead of a copy.
+    verify: compare the outputs on `sample_input` with the original's, module by module and as a
+        whole.
+    tune: time the passes on `sample_input` and keep those that win. If none does, the result is
+        the model unchanged.
+    passes: names from `oxytorch.optimize.PASSES`. None runs the default ones.
 
-    state_dict() of the result has the same keys and plain values (in the dtype asked for);
-    load_state_dict() packs again. Raises TypeError or ValueError for arguments that do not fit,
-    before anything is changed.
+    state_dict() of the result has the same keys and plain values in the dtype asked for;
+    load_state_dict() packs them again.
+
+    Raises TypeError or ValueError before anything is changed if an argument does not fit, and
+    VerificationError, which names the module, if `verify` finds a difference beyond the tolerance.
     """
     if optimizer is not None:
         from .training import optimize_for_training
@@ -170,21 +167,21 @@ def _asked(dtype: Any) -> list[torch.dtype]:
 
 
 def explain(model: nn.Module) -> Report:
-    """Return the report of the `optimize` call that made this model; `str()` of it is text.
+    """Return the report of the `optimize` call that made `model`.
 
-    Of a model that was only quantized, the report of `quantize_`. Raises ValueError where the model
-    is neither.
+    str() of the report gives text, as_dict() data. For a model that was only quantized, it is the
+    report of `quantize_`. Raises ValueError if the model was neither optimized nor quantized.
     """
     return _last_log(model, "explain")[1].report
 
 
 def undo(model: _Model) -> _Model:
-    """Take back what `optimize` did to this very model and return it.
+    """Undo in place what `optimize` did to `model`, and return it.
 
-    Forwards, dtypes and plain weights come back. Weights that were converted to a narrower dtype
-    keep the values that they had in it. Of a model that was quantized and then optimized, the first
-    call takes back the optimization and the second one the quantization. Raises ValueError where
-    there is nothing to take back.
+    Restores forwards, dtypes and plain weights. Weights that were converted to a narrower dtype
+    keep the values that they had in it. If the model was quantized and then optimized, the first
+    call undoes the optimization and the second the quantization. Raises ValueError if there is
+    nothing to undo.
     """
     attribute, log = _last_log(model, "undo")
     log.undo()
@@ -202,7 +199,7 @@ def _last_log(model: nn.Module, caller: str) -> tuple[str, ChangeLog]:
             return attribute, log
     raise ValueError(
         f"{caller}: expected a model returned by oxytorch.optimize, got a "
-        f"{type(model).__name__} that it has not seen"
+        f"{type(model).__name__} that was not optimized"
     )
 
 

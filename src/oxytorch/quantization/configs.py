@@ -1,4 +1,4 @@
-"""What `quantize_` makes of weights: format, groups, and how activations are multiplied."""
+"""Configurations of `quantize_`: the format of weights, its groups, and the activations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from ..ops.panels.layout import GROUP_SIZES
 
 @dataclass(frozen=True)
 class WeightConfig:
-    """What all configurations say. Use one of those below.
+    """The base of all configurations. Use one of its subclasses.
 
-    group_size: neighbouring inputs that share a scale: 32, 64, 128 or 256; None is one scale per
-        output. It has to divide the in_features of every layer that is quantized.
-    symmetric: codes stand around a fixed zero; otherwise each scale has a zero point of its own.
-    search: int4 looks for the scale with the least squared error instead of taking it from the
-        largest magnitude (see `ops.quantize_weight`).
+    group_size: consecutive inputs that share a scale: 32, 64, 128 or 256; None is one scale for
+        each output. It has to divide the in_features of every quantized layer.
+    symmetric: codes are centred on zero. False gives each scale a zero point.
+    search: choose the int4 scale with the least squared error instead of that of the largest
+        magnitude (see `ops.quantize_weight`).
+
+    Raises TypeError or ValueError for other values, and for NF4 with symmetric=False.
     """
 
     group_size: int | None = None
@@ -29,7 +31,7 @@ class WeightConfig:
 
     @property
     def activation(self) -> str | None:
-        """ "int8" if activations are quantized when they are multiplied, row by row; else None."""
+        """ "int8" if activations are rounded to 8 bits, row by row; else None."""
         return None
 
     @property
@@ -60,7 +62,7 @@ class WeightConfig:
 
 @dataclass(frozen=True)
 class Int8Weight(WeightConfig):
-    """Weights of 8 bits, activations as they are."""
+    """Weights of 8 bits; activations unchanged."""
 
     @property
     def format(self) -> str:
@@ -69,7 +71,7 @@ class Int8Weight(WeightConfig):
 
 @dataclass(frozen=True)
 class Int4Weight(WeightConfig):
-    """Weights of 4 bits, activations as they are."""
+    """Weights of 4 bits; activations unchanged."""
 
     group_size: int | None = 128
 
@@ -80,7 +82,7 @@ class Int4Weight(WeightConfig):
 
 @dataclass(frozen=True)
 class NF4Weight(WeightConfig):
-    """Weights of 4 bits at quantiles of the normal distribution, activations as they are.
+    """Weights of 4 bits at quantiles of the normal distribution; activations unchanged.
 
     Source: Dettmers et al., QLoRA, 2023.
     """
@@ -94,7 +96,7 @@ class NF4Weight(WeightConfig):
 
 @dataclass(frozen=True)
 class Int8DynamicActivationInt8Weight(Int8Weight):
-    """Weights of 8 bits, multiplied with activations that are rounded to 8 bits row by row."""
+    """Weights of 8 bits; activations are rounded to 8 bits, row by row."""
 
     @property
     def activation(self) -> str | None:
@@ -103,7 +105,7 @@ class Int8DynamicActivationInt8Weight(Int8Weight):
 
 @dataclass(frozen=True)
 class Int8DynamicActivationInt4Weight(Int4Weight):
-    """Weights of 4 bits, multiplied with activations that are rounded to 8 bits row by row."""
+    """Weights of 4 bits; activations are rounded to 8 bits, row by row."""
 
     @property
     def activation(self) -> str | None:

@@ -1,4 +1,4 @@
-"""`load_quantized`: a directory with a quantized model becomes that model."""
+"""`load_quantized`: read a quantized model from a directory."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def load_quantized(
     shared: bool = True,
     verify: bool = True,
 ) -> nn.Module:
-    """Return the quantized model that a directory holds.
+    """Return the quantized model in a directory.
 
-    directory: written by `save_quantized`; or a checkpoint of GPTQ, AWQ or compressed-tensors
-        with weights of 4 or 8 bits, safetensors files and a config.json. No GPU and none of those
-        packages is needed.
-    model: the module to put the weights into, or what makes it, called without arguments; its
-        parameters then cost nothing until they are replaced. None makes the language model that
-        config.json describes, with transformers.
-    dtype: of what is not quantized, and of results. None is that of the files, but in checkpoints
-        bfloat16 in place of float16, which few CPUs multiply.
-    shared: the packed weights are the file's memory, which processes share and which is filled when
-        it is first read. False copies them to memory of their own in huge pages, where the system
-        has them: reading is a seventh faster (37 and 43 GB/s on two cores of an AMD Zen 4).
-    verify: compare the bytes that `save_quantized` wrote with their sha256.
+    directory: written by `save_quantized`, or a checkpoint of GPTQ, AWQ or compressed-tensors with
+        weights of 4 or 8 bits, safetensors files and a config.json. Needs neither a GPU nor those
+        packages.
+    model: the module to fill, or a function that makes it; its parameters take no memory until they
+        are replaced. None makes the language model of config.json with transformers.
+    dtype: dtype of what is not quantized, and of results. None: that of the files, but for
+        checkpoints bfloat16 instead of float16, which few CPUs multiply.
+    shared: map the file, so that processes share its memory, which is filled when it is first read.
+        False copies the packed weights into huge pages, if the system has them: int4 weights are
+        read at 44 instead of 39 GB/s (benchmarks/quantized_files.py, two cores of an AMD Zen 4).
+    verify: compare the sha256 of what `save_quantized` wrote.
 
-    shared and verify are for what `save_quantized` wrote. Do not write to files while a model uses
-    them; replacing them is safe. Raises CheckpointError, which names the file and the tensor or
-    setting, for what does not fit, and MemoryError before work starts; a model that was given is as
-    it was then. Nothing is unpickled, and no code of the directory is run.
+    shared and verify are for directories of `save_quantized`. Do not write to its files while a
+    model uses them; replacing them is safe. Nothing is unpickled, and no code in it is run.
+
+    Raises CheckpointError, which names the file and the tensor or setting, for what does not fit,
+    and MemoryError before work starts. A given model is then unchanged.
     """
     target = Path(directory)
     if not target.is_dir():

@@ -1,4 +1,4 @@
-"""`quantize_`: weights of linear layers become codes of 4 or 8 bits, in place, layer by layer."""
+"""`quantize_`: replace weights of linear layers by codes of 4 or 8 bits, in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .report import QuantizationReport, QuantizedLayer
 from .weights import quantized
 
 Progress = Callable[[int, int, str], None]
-"""Called with the number of layers done, of all, and the path of the next one ("" at the end)."""
+"""Called with the number of finished layers, of all, and the next one's path ("" at the end)."""
 
 
 def quantize_(
@@ -30,29 +30,27 @@ def quantize_(
     calibration: Iterable[Batch] | None = None,
     progress: bool | Progress = False,
 ) -> QuantizationReport:
-    """Quantize the weights of a model's linear layers in place; return what was done.
+    """Quantize the weights of a model's linear layers in place and return a report.
 
-    model: on the CPU; nn.Linear and layers that compute the same (GPT-2's Conv1D) are quantized,
-        wherever their sizes are any. LSTMs, embeddings and attention of torch.nn stay as they are.
+    model: on the CPU and not optimized. nn.Linear and layers that compute the same (GPT-2's Conv1D)
+        are quantized, of any size. LSTMs, embeddings and attention of torch.nn stay unchanged.
     config: `Int8Weight`, `Int4Weight`, `NF4Weight`, `Int8DynamicActivationInt8Weight` or
         `Int8DynamicActivationInt4Weight`.
-    filter: which layers: a callable of (path, module), or names from model.named_modules() (a name
-        takes all below it; * stands for anything), one or several. None takes all but the output
-        head of a language model. An embedding that shares its weight with the head stays plain.
-    calibration: batches that the model reads, so that rounding keeps what its layers compute on
-        such data (see `calibrated_codes`): token ids [batch, length] for a language model, or
-        keyword arguments. 32,000 tokens of typical text do much for int4. None: round to nearest.
-    progress: True shows a line on standard error; a callable gets (done, all, path).
+    filter: the layers: one or several names from model.named_modules() (each includes all below it;
+        * matches anything), or a function of (path, module). None: all except the output head of a
+        language model. An embedding that shares its weight with the head stays plain.
+    calibration: batches of typical inputs, so that rounding preserves the layers' outputs on them
+        (see `calibrated_codes`): token ids [batch, length] for a language model, or positional or
+        keyword arguments. 32,000 tokens help int4 much. None: round to nearest.
+    progress: True prints a line to standard error; a callable receives (done, all, path).
 
-    Layers are quantized one after the other and their plain weights dropped, so that memory never
-    needs more than the model and one layer. What is needed is computed first, and shapes and values
-    are looked at first: TypeError, ValueError or MemoryError leave the model as it was. An
-    interrupt leaves it with some layers quantized.
+    Layers are quantized one after the other and their plain weights freed, so memory holds at most
+    the model and one layer more. state_dict() has the same keys with plain, rounded values;
+    load_state_dict() quantizes again. `oxytorch.undo(model)` makes the weights plain, with rounded
+    values. A second call quantizes the layers that are still plain. Quantize before you optimize.
 
-    state_dict() has the same keys with plain (rounded) values, and load_state_dict() quantizes
-    again. `oxytorch.undo(model)` makes all weights plain; they keep their rounded values. Calling
-    `quantize_` again takes the layers that are still plain, and `oxytorch.optimize` improves the
-    rest of a quantized model; quantize first.
+    Raises TypeError, ValueError or MemoryError before anything is changed if an argument, a shape
+    or a value does not fit, or memory does not suffice. An interrupt leaves some layers quantized.
     """
     _check(model, config)
     layers, left = find("quantize_", model, filter)

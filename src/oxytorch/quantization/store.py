@@ -48,13 +48,15 @@ _PARTS = ("panels", "channel_scales", "group_scales", "zero_points")
 
 
 def save_quantized(model: nn.Module, directory: str | Path) -> None:
-    """Write a model that `quantize_` made into a directory, packed as it is in memory.
+    """Write a quantized model to a directory, with its weights packed as in memory.
 
-    directory: made if it is not there; files of an earlier save are replaced. A model of
-    transformers is written with its configuration, so that `load_quantized(directory)` needs
-    nothing else. Of an optimized model the weights are written and not what was optimized: optimize
-    again after loading. Weights that were joined (`oxytorch.llm.optimize`) are written joined, so
-    that joining them again copies nothing. All tensors have to be on the CPU.
+    model: quantized by `quantize_`, optimized or not, with all tensors on the CPU. Of an optimized
+        model only the weights are written: optimize again after loading. Weights that
+        `oxytorch.llm.optimize` joined are written joined, so joining them again copies nothing.
+    directory: created if it does not exist. Files of an earlier save are replaced. For a model of
+        transformers they include its configuration, so `load_quantized(directory)` needs no model.
+
+    Raises TypeError if `model` is no module and ValueError if a tensor is not on the CPU.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
