@@ -29,36 +29,38 @@ class Config:
 
     isa: str = _variable(
         "OXYTORCH_ISA",
-        "Run the kernels of this instruction-set level (`oxytorch info` lists them) "
-        "instead of the best one that the processor supports.",
+        "Instruction-set level whose kernels run, instead of the best one that the processor "
+        "supports. `oxytorch info` lists the levels.",
     )
     cpu_capability: str = _variable(
         "ATEN_CPU_CAPABILITY",
-        "PyTorch's own bound on its CPU kernels (default, avx2, avx512). "
-        "oxytorch honours it as an upper bound; OXYTORCH_ISA wins over it.",
+        "PyTorch's own upper bound on its CPU kernels (`default`, `avx2`, `avx512`); it also "
+        "bounds oxytorch's level. `OXYTORCH_ISA` takes precedence.",
     )
     gpu: str = _variable(
         "OXYTORCH_GPU",
-        "How a kernel gets onto a GPU: `aot` (only images compiled ahead of time), `jit` (only "
-        "code that the driver compiles), `triton` (only Triton's compiler), `off` (plain PyTorch). "
-        "Not set: the first of these that works.",
+        "How kernels are loaded onto a GPU: `aot` (images compiled ahead of time), `jit` (code "
+        "that the driver compiles), `triton` (Triton's compiler) or `off` (plain PyTorch). "
+        "Default: the first of `aot`, `jit` and `triton` that works.",
     )
     aot_devices: str | None = _list(
         "OXYTORCH_AOT_DEVLIST",
         "GPUs to compile kernels for when a wheel is built, or by `oxytorch aot build` without "
-        "--devices: names from `oxytorch aot list`, separated by commas. Set but empty: none.",
+        "`--devices`: names from `oxytorch aot list`, separated by commas. "
+        "An empty value means none.",
     )
     use_aot_devices: str | None = _list(
-        "USE_AOT_DEVLIST", "The same; OXYTORCH_AOT_DEVLIST wins over it."
+        "USE_AOT_DEVLIST",
+        "Another name of `OXYTORCH_AOT_DEVLIST`, which takes precedence.",
     )
     cache_home: str = _variable(
         "XDG_CACHE_HOME",
-        "Where files are kept that can be made again, in `oxytorch/`. Not set: `~/.cache`.",
+        "Folder of the cache; oxytorch writes to its subfolder `oxytorch`. Default: `~/.cache`.",
     )
     data_home: str = _variable(
         "XDG_DATA_HOME",
-        "Where images are kept that `oxytorch aot build` made for this user, in `oxytorch/`. "
-        "Not set: `~/.local/share`.",
+        "Folder of the images that `oxytorch aot build` compiles for this user, in its subfolder "
+        "`oxytorch`. Default: `~/.local/share`.",
     )
 
     @classmethod
