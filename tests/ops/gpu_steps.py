@@ -20,7 +20,9 @@ from torch import Tensor
 from oxytorch.gpu.kernel import Kernel, Signature
 from oxytorch.ops.optimizer_step import gpu, layout, rule_text
 from oxytorch.ops.optimizer_step.layout import Format
-from oxytorch.optim import _reference, _step, formats, rules
+from oxytorch.ops.optimizer_step import formats, rules
+from oxytorch.optim import batch as _step
+from oxytorch.optim import reference as _reference
 
 Run = Callable[[Kernel, Signature, Sequence[float], int], None]
 """Runs a kernel with arguments and a number of programs."""

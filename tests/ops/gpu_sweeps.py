@@ -12,7 +12,10 @@ from oxytorch.ops.mean_squares import gpu as factor_kernels
 from oxytorch.ops.mean_squares import tiling
 from oxytorch.ops.optimizer_step import gpu, layout, rule_text
 from oxytorch.ops.optimizer_step.layout import Format
-from oxytorch.optim import _clip, _reference, _step, rules
+from oxytorch.ops.optimizer_step import rules
+from oxytorch.optim import batch as _step
+from oxytorch.optim import clipping as _clip
+from oxytorch.optim import reference as _reference
 
 DTYPES = (
     (Format.FLOAT32, torch.float32),

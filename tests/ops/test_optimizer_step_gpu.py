@@ -20,7 +20,7 @@ from oxytorch.gpu.kernel import Kernel, Signature
 from oxytorch.ops import gpu_kernels
 from oxytorch.ops.optimizer_step import gpu, layout, rule_text
 from oxytorch.ops.optimizer_step.layout import Format
-from oxytorch.optim import _step
+from oxytorch.optim import batch as _step
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"

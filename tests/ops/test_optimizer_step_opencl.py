@@ -16,7 +16,8 @@ from oxytorch.gpu import ocloc
 from oxytorch.gpu.kernel import Function, Kernel, Signature
 from oxytorch.ops import gpu_kernels
 from oxytorch.ops.optimizer_step import gpu, layout, rule_text
-from oxytorch.optim import _step, rules
+from oxytorch.ops.optimizer_step import rules
+from oxytorch.optim import batch as _step
 
 NUMBERS = {"float64": (), "pairs": ("-DWITHOUT_FLOAT64",)}
 """Options of the two ways in which constants and sums are computed."""

@@ -29,7 +29,7 @@ from optimizers import CASES, IDS, MEASURED, STOCK, STOCK_IDS, make, weights
 from torch import Tensor
 
 from oxytorch import optim
-from oxytorch.optim import _planned
+from oxytorch.optim.gpu import step_cache
 
 pytestmark = [NEEDS_DEVICE, pytest.mark.usefixtures("device")]
 needs_cuda = pytest.mark.skipif(IS_INTERPRETED or not HAS_GPU, reason="needs an NVIDIA GPU")
@@ -208,7 +208,7 @@ def test_gradients_that_come_and_go_are_noticed(
     is_native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_native:
-        monkeypatch.setattr("oxytorch.optim._watch._functions", lambda: None)
+        monkeypatch.setattr("oxytorch.optim.gpu.address_guard._functions", lambda: None)
     ours, theirs = both("AdamW")
 
     def run(optimizer: Any) -> None:
@@ -233,7 +233,7 @@ def test_a_step_is_planned_once(device: Any, monkeypatch: pytest.MonkeyPatch) ->
     optimizer = make("AdamW", on_device(weights()))
     train(optimizer, 1)
     made = []
-    monkeypatch.setattr(_planned, "plan", lambda *_: made.append(1))
+    monkeypatch.setattr(step_cache, "plan", lambda *_: made.append(1))
     train(optimizer, 3, first=1)
     assert not made
     if device is not None:

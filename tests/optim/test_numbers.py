@@ -23,7 +23,9 @@ from optimizers import (
 from torch import Tensor
 
 from oxytorch import isa
-from oxytorch.optim import _reference, _step, formats, rules
+from oxytorch.ops.optimizer_step import formats, rules
+from oxytorch.optim import batch as _step
+from oxytorch.optim import reference as _reference
 
 FORMATS = {
     "fp32": {},

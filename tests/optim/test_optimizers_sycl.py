@@ -17,7 +17,9 @@ from sycl_device import SyclDevice
 from test_numbers import FORMATS, _assert_near, _dtype
 from torch import Tensor
 
-from oxytorch.optim import _devices, _reference, _step
+from oxytorch.optim import batch as _step
+from oxytorch.optim import reference as _reference
+from oxytorch.optim.gpu import devices
 
 HERE = Path(__file__).parent
 
@@ -41,7 +43,7 @@ def _device(sycl_driver: Any) -> SyclDevice:
 @pytest.fixture
 def device(_device: SyclDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyclDevice]:
     """Makes steps on CPU tensors run by SYCL."""
-    monkeypatch.setitem(_devices._known, torch.device("cpu"), _device)
+    monkeypatch.setitem(devices._known, torch.device("cpu"), _device)
     yield _device
 
 
@@ -65,7 +67,7 @@ def test_steps_compute_the_bits_of_the_reference(
     actual = _run(name, options, format_name)
     assert device.launches > before
     with monkeypatch.context() as patch:
-        patch.setitem(_devices._known, torch.device("cpu"), None)
+        patch.setitem(devices._known, torch.device("cpu"), None)
         patch.setattr(_step, "run", _reference.run)
         expected = _run(name, options, format_name)
     assert len(actual) == len(expected)

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from oxytorch import _library
-from oxytorch.optim import _watch
-from oxytorch.optim._counted import Entry, Table
-from oxytorch.optim._watch import Moved
+from oxytorch.optim.gpu import address_guard
+from oxytorch.optim.state_table import Entry, Table
+from oxytorch.optim.gpu.address_guard import Moved
 
 KINDS = [
     pytest.param(
-        _watch._NativeWatch,
+        address_guard._NativeWatch,
         marks=pytest.mark.skipif(
-            _watch._functions() is None,
+            address_guard._functions() is None,
             reason=_library.why_missing or "this torch is newer than those that were looked at",
         ),
         id="library",
     ),
-    pytest.param(_watch._PythonWatch, id="python"),
+    pytest.param(address_guard._PythonWatch, id="python"),
 ]
 
 
@@ -117,13 +117,13 @@ def test_gradients_are_not_kept_and_parameters_are_given_up(kind: Any) -> None:
 
 
 def test_a_torch_that_nobody_looked_at_is_asked_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    newer = (_watch.NEWEST_TORCH[0], _watch.NEWEST_TORCH[1] + 1)
+    newer = (address_guard.NEWEST_TORCH[0], address_guard.NEWEST_TORCH[1] + 1)
     monkeypatch.setattr(_library, "torch_version", lambda: newer)
-    _watch._functions.cache_clear()
+    address_guard._functions.cache_clear()
     own = parameters()
-    watch = _watch.watch(own, own, torch.zeros(4, 1, dtype=torch.int64))
-    _watch._functions.cache_clear()
-    assert isinstance(watch, _watch._PythonWatch)
+    watch = address_guard.watch(own, own, torch.zeros(4, 1, dtype=torch.int64))
+    address_guard._functions.cache_clear()
+    assert isinstance(watch, address_guard._PythonWatch)
 
 
 CHANGES: list[Callable[[Table, Tensor], object]] = [

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from .. import _library
-from . import _sharding, _step
-from ._base import FusedOptimizer, rate
-from ._groups import Group
-from ._states import State
-from ._step import SCALES
+from . import batch as _step
+from . import sharding
+from .optimizer import FusedOptimizer, rate
+from .groups import Group
+from .states import State
+from .batch import SCALES
 
 ROW, COLUMN, VARIANCE = "row_var", "col_var", "variance"
 
@@ -34,7 +35,7 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
                 raise RuntimeError("Adafactor does not support complex parameters")
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise RuntimeError("Adafactor does not support sparse gradients")
-            if _sharding.is_sharded(parameter):
+            if sharding.is_sharded(parameter):
                 raise TypeError(
                     "Adafactor: expected plain parameters, got a DTensor: its rows and columns "
                     "lie in several processes"

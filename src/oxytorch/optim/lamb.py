@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ._base import FusedOptimizer, check_at_least_zero, rate
-from ._groups import Group
+from .optimizer import FusedOptimizer, check_at_least_zero, rate
+from .groups import Group
 
 
 def _check_betas(name: str, betas: tuple[float, float]) -> None:

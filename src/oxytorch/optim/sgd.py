@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _step
-from ._base import FusedOptimizer, check_at_least_zero, rate
-from ._groups import Group
-from ._states import State
+from . import batch as _step
+from .optimizer import FusedOptimizer, check_at_least_zero, rate
+from .groups import Group
+from .states import State
 
 BUFFER = "momentum_buffer"
 

@@ -1,7 +1,8 @@
 """`optimize` for training: bfloat16 weights beside their lower halves, and fused optimizer steps.
 
 A parameter of a listed layer becomes the upper half of its float32 weight, in place, once an
-optimizer of ours holds it; to all but layers it stays the float32 weight (optim/_split.py). What no
+optimizer of ours holds it; to all but layers it stays the float32 weight (optim/split_parameter.py). What
+no
 such optimizer holds stays float32, and its layer computes in bfloat16 as under autocast.
 """
 
@@ -20,8 +21,9 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import Optimizer
 
 from .. import optim
-from ..optim import _split, _wishes
-from ..optim._base import FusedOptimizer
+from ..optim import pending_splits as _wishes
+from ..optim import split_parameter as _split
+from ..optim.optimizer import FusedOptimizer
 from . import processes
 from .passes.cast import dtypes
 from .record import ATTRIBUTE, Change, ForwardSet, HookAdded, Record, record_of

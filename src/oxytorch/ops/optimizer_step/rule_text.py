@@ -1,4 +1,4 @@
-"""What optim/rules.py says, read as text: it is compiled for a GPU, never run.
+"""What rules.py says, read as text: it is compiled for a GPU, never run.
 
 `translation` reads the same functions when the library is built.
 """
@@ -137,7 +137,7 @@ def _rule(function: ast.FunctionDef) -> Rule:
 @functools.cache
 def functions() -> Mapping[str, ast.FunctionDef]:
     """All functions of rules.py by name, in its order."""
-    text = (Path(__file__).parents[2] / "optim" / "rules.py").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "rules.py").read_text(encoding="utf-8")
     with _garbage.paused():
         tree = ast.parse(text)
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}

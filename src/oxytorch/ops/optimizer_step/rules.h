@@ -1,4 +1,4 @@
-// The table of rules, generated from optim/rules.py.
+// The table of rules, generated from rules.py.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-"""The GPU kernels of a step: every rule of optim/rules.py with every format, in Triton.
+"""The GPU kernels of a step: every rule of rules.py with every format, in Triton.
 
 layout.py tells what the tables hold; addresses are whole numbers. A kernel does nothing where
 `found_inf` is the address of a float32 that is not 0.

@@ -1,4 +1,4 @@
-"""The functions of optim/rules.py as functions of Triton.
+"""The functions of rules.py as functions of Triton.
 
 They are the same text with the operators that Triton lacks, or rounds in another way, written as
 calls of triton_arithmetic.py.
@@ -16,7 +16,7 @@ import triton
 
 from . import rule_text, triton_arithmetic
 
-_FILE = "<optim/rules.py for Triton>"
+_FILE = "<rules.py for Triton>"
 _CALLS = {"max": "larger", "min": "smaller"}
 
 

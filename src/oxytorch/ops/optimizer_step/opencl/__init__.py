@@ -1,7 +1,7 @@
 """The GPU kernels of a step as OpenCL C, for Intel GPUs.
 
 Each source is one kernel: settings, the files beside this one, and what the translator makes of
-optim/rules.py. Tables and arguments are those of triton.py. Work groups of 256 items do a block of
+rules.py. Tables and arguments are those of triton.py. Work groups of 256 items do a block of
 1024 elements, four to an item.
 """
 

@@ -181,7 +181,7 @@ def headers(source: str) -> dict[str, str]:
             f"{step_size}}},"
         )
         ops.append(f'  OP({name}_step, {len(ops)}, "{schema}")')
-    head = "// Written by ops/optimizer_step/translation from optim/rules.py.\n#pragma once\n\n"
+    head = "// Written by ops/optimizer_step/translation from rules.py.\n#pragma once\n\n"
     rules_header = head + "\n".join(
         [
             *entries,

@@ -1,4 +1,4 @@
-"""The restricted Python of optim/rules.py, expression by expression, in the words of a target."""
+"""The restricted Python of rules.py, expression by expression, in the words of a target."""
 
 from __future__ import annotations
 

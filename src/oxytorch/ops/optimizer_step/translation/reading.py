@@ -1,4 +1,4 @@
-"""Reads the functions of optim/rules.py: what each variant of a rule reads, computes and stores.
+"""Reads the functions of rules.py: what each variant of a rule reads, computes and stores.
 
 A variant is one setting of a rule's flags; settings with the same code share one.
 """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _library
-from . import _sharding
+from . import sharding
 
 LOW_HALF = "low_half"
 SCALES = "_scales"
@@ -73,17 +73,17 @@ class Batch:
         """
         gradient = parameter.grad
         assert gradient is not None
-        if _sharding.is_sharded(parameter):
+        if sharding.is_sharded(parameter):
             self.wholes[len(self.parameters)] = parameter
-            self.has_copies |= _sharding.placements(gradient) != _sharding.placements(parameter)
-            stream += _sharding.shard_number(parameter) << _sharding.STREAM_SHIFT
-            gradient = _sharding.local_gradient(parameter, gradient)
+            self.has_copies |= sharding.placements(gradient) != sharding.placements(parameter)
+            stream += sharding.shard_number(parameter) << sharding.STREAM_SHIFT
+            gradient = sharding.local_gradient(parameter, gradient)
             state = {
-                key: _sharding.local(value)
+                key: sharding.local(value)
                 for key, value in state.items()
                 if isinstance(value, Tensor)
             }
-            parameter = _sharding.local(parameter)
+            parameter = sharding.local(parameter)
         self.parameters.append(parameter)
         self.gradients.append(_aligned(gradient, parameter))
         self.has_copies |= self.gradients[-1] is not gradient
@@ -226,7 +226,7 @@ def finish(steps: Sequence[Measured]) -> None:
     if not steps:
         return
     sums = torch.cat([step.sums for step in steps])
-    _sharding.add_shards_(sums, [whole for step in steps for whole in step.wholes])
+    sharding.add_shards_(sums, [whole for step in steps for whole in step.wholes])
     parts = torch.split(sums, [len(step.sums) for step in steps])
     for step, part in zip(steps, parts, strict=True):
         step.sums.copy_(part)

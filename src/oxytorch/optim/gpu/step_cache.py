@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import _devices, _sharding, _step, _watch
-from ._counted import Table
-from ._groups import Group
-from ._watch import Moved
+from .. import batch as _step
+from .. import sharding
+from . import address_guard, devices
+from ..state_table import Table
+from ..groups import Group
+from .address_guard import Moved
 
 if TYPE_CHECKING:
-    from ._base import FusedOptimizer
-    from ._plan import Plan
+    from ..optimizer import FusedOptimizer
+    from .launch_plan import Plan
 
 
 _CPU = torch.device("cpu")
@@ -57,11 +59,11 @@ class Record:
         for part in parts:
             halves = [optimizer._kept_halves(own) for own in part.wholes]
             kept = _kept(optimizer, part.wholes)
-            watch = _watch.watch(kept, part.wholes, part.plan.addresses, halves)
+            watch = address_guard.watch(kept, part.wholes, part.plan.addresses, halves)
             self._watches.append((watch, part))
         # They may get a gradient, or lose an empty one.
         addresses = torch.zeros(sum(own.grad is not None for own in rest), 1, dtype=torch.int64)
-        self._rest = _watch.watch([], rest, addresses) if rest else None
+        self._rest = address_guard.watch([], rest, addresses) if rest else None
 
     def settle(self, before: int, now: int) -> None:
         """Tells that no change of states from number `before` to `now` was one of the record's."""
@@ -106,8 +108,8 @@ def _kept(optimizer: FusedOptimizer, parameters: Sequence[Tensor]) -> list[Tenso
 def load(parameters: Sequence[Tensor]) -> None:
     """Imports what steps over the parameters need, so that the first one need not wait for it."""
     # Programs that stay on the processor do without.
-    if any(_devices.find(device) for device in {own.device for own in parameters}):
-        from . import _plan  # noqa: F401
+    if any(devices.find(device) for device in {own.device for own in parameters}):
+        from . import launch_plan  # noqa: F401
 
 
 def plan(
@@ -119,10 +121,10 @@ def plan(
     flags: tuple[bool, ...],
 ) -> Part | None:
     """A plan for the batch, which is on one device; None where that has no kernels for it."""
-    from ..gpu.errors import NoKernelError
-    from ._plan import Plan
+    from ...gpu.errors import NoKernelError
+    from .launch_plan import Plan
 
-    device = _devices.find(batch.parameters[0].device)
+    device = devices.find(batch.parameters[0].device)
     if device is None or not all(map(is_planned, batch.parameters)):
         return None
     stochastic = group["state_dtype"] == torch.bfloat16
@@ -131,7 +133,7 @@ def plan(
     except NoKernelError as error:
         if error.forced:
             raise
-        _devices.give_up(device.device, str(error))
+        devices.give_up(device.device, str(error))
         return None
     wholes = _step.whole_parameters(batch)
     return Part(made, flags, [wholes[place] for place in made.order])
@@ -142,7 +144,7 @@ def launch(
 ) -> None:
     """Runs a plan; of shards with norms only the first half, the rest when all are measured."""
     plan = part.plan
-    if len(plan.sums) and any(map(_sharding.is_sharded, part.wholes)):
+    if len(plan.sums) and any(map(sharding.is_sharded, part.wholes)):
         run = functools.partial(_run_phase, plan, hyper, scaling)
         optimizer._await_sums(_step.Measured(run, part.wholes, plan.sums))
     else:
@@ -160,12 +162,12 @@ def _run_phase(
 
 def may_plan(parameters: Sequence[Tensor]) -> bool:
     """False if there is certainly no GPU kernel for any of the parameters."""
-    return not all(map(_step.IS_CPU, parameters)) or _devices.find(_CPU) is not None
+    return not all(map(_step.IS_CPU, parameters)) or devices.find(_CPU) is not None
 
 
 def is_planned(tensor: Tensor) -> bool:
     """Whether there are GPU kernels for tensors of its dtype and device."""
-    return tensor.dtype in _step.FUSED and _devices.find(tensor.device) is not None
+    return tensor.dtype in _step.FUSED and devices.find(tensor.device) is not None
 
 
 def has_kernel(parameter: Tensor) -> bool:

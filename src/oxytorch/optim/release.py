@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from . import _sharding
+from . import sharding
 
 if TYPE_CHECKING:
-    from ._base import FusedOptimizer
+    from .optimizer import FusedOptimizer
 
 
 class Release:
@@ -111,7 +111,7 @@ def _refuse_unreduced(name: str, parameter: Tensor) -> None:
         and distributed.is_available()
         and distributed.is_initialized()
         and torch.distributed.get_world_size() > 1
-        and not _sharding.is_sharded(parameter)
+        and not sharding.is_sharded(parameter)
     ):
         raise RuntimeError(
             f"{name}: release_gradients=True with several processes needs sharded parameters "

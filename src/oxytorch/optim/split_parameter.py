@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import _pytree
 
-from . import _functions, _sharding, _storage, formats
-from ._halves import Halves, as_plain, plainly
+from ..ops.optimizer_step import formats
+from . import sharding, split_functions, split_storage
+from .master_weight import Halves, as_plain, plainly
 
 
 class WatchedParameter(nn.Parameter):
@@ -155,7 +156,7 @@ class ShownWeight(Tensor):
         return _call(function, types, args, kwargs or {})
 
 
-_sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight}
+sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight}
 
 
 class _Place(threading.local):
@@ -210,7 +211,7 @@ def saving() -> Iterator[None]:
 def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A function of torch whose arguments hold split parameters or their weights."""
     name = getattr(function, "__name__", "")
-    if name in _functions.PROPERTY:
+    if name in split_functions.PROPERTY:
         attribute = getattr(function.__self__, "__name__", "")
         if isinstance(args[0], SplitParameter) and not torch.compiler.is_compiling():
             if attribute == "dtype":
@@ -219,22 +220,22 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                     return torch.float32
             elif attribute == "grad" and name == "__set__":
                 return _set_gradient(*args)
-        if attribute not in _functions.VIEWS:
+        if attribute not in split_functions.VIEWS:
             return _call_plainly(function, args, kwargs)
         return _call_on_values(function, name, types, args, kwargs, writes=name == "__set__")
     # Operators themselves are called by programs that were compiled.
     is_operator = isinstance(function, torch._ops.OpOverload)
-    if is_operator or name in _functions.ASKS or torch.compiler.is_compiling():
+    if is_operator or name in split_functions.ASKS or torch.compiler.is_compiling():
         return _call_plainly(function, args, kwargs)
     if _asks_for_node(name, args):
         return _call_plainly(function, args, kwargs)
-    if _functions.is_collective(function):
+    if split_functions.is_collective(function):
         return _Call(name, joins=True, writes=False).run_collective(function, args, kwargs)
-    if name in _functions.REFUSED:
+    if name in split_functions.REFUSED:
         _refuse(name, args)
-    if name in _functions.STORAGES and not is_upper_half():
-        return _storage.guarded(_call_plainly(function, args, kwargs))
-    writes = _functions.writes_first(name) or _has_weight(kwargs.get("out"))
+    if name in split_functions.STORAGES and not is_upper_half():
+        return split_storage.guarded(_call_plainly(function, args, kwargs))
+    writes = split_functions.writes_first(name) or _has_weight(kwargs.get("out"))
     writes |= kwargs.get("inplace") is True
     return _call_on_values(function, name, types, args, kwargs, writes)
 
@@ -276,7 +277,7 @@ def _is_of_layer(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
     Functions that torch computes in float32 then, as sums and products of elements, do so here.
     """
-    return name not in _functions.PROMOTES and any(
+    return name not in split_functions.PROMOTES and any(
         map(_is_narrow, _pytree.tree_leaves((args, kwargs)))
     )
 
@@ -286,7 +287,7 @@ def _meets_float32(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
     So are weights that an author multiplies inputs with; layers of torch are given bfloat16.
     """
-    return name in _functions.ONE_DTYPE and any(
+    return name in split_functions.ONE_DTYPE and any(
         type(value) is Tensor and value.dtype == torch.float32
         for value in (*args, *kwargs.values())
     )
@@ -299,7 +300,7 @@ def _asks_for_node(name: str, args: Any) -> bool:
 
 def _refuse(name: str, args: Any) -> None:
     if args and isinstance(args[0], SplitParameter | ShownWeight) and _has_halves(args[0]):
-        raise TypeError(f"{name}: expected no split weight; {_functions.REFUSED[name]}")
+        raise TypeError(f"{name}: expected no split weight; {split_functions.REFUSED[name]}")
 
 
 def _refuse_parametrization() -> None:
@@ -338,13 +339,13 @@ class _Call:
     def run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with as_plain():
             new_args, new_kwargs = _pytree.tree_map(self._weight_of, (args, kwargs))
-            if args and (self._writes or self._name in _functions.SAME_DTYPES):
+            if args and (self._writes or self._name in split_functions.SAME_DTYPES):
                 new_args = (new_args[0], *self._of_same_dtypes(args[0], new_args[1:]))
             result = function(*new_args, **new_kwargs)
-            if self._name in _functions.UNCOUNTED:
+            if self._name in split_functions.UNCOUNTED:
                 torch.autograd.graph.increment_version(new_args[0])
             self._take()
-            if self._name in _functions.ARRAYS:
+            if self._name in split_functions.ARRAYS:
                 result.flags.writeable = False
                 return result
             return _pytree.tree_map(self._shown, result)
@@ -373,14 +374,14 @@ class _Call:
             if (
                 value.requires_grad
                 and torch.is_grad_enabled()
-                and self._name not in _functions.DETACHED
+                and self._name not in split_functions.DETACHED
             ):
                 joined: Tensor = _Join.apply(value, values)  # type: ignore[no-untyped-call]
                 self._joined.append((value, joined, joined.grad_fn))
                 return joined
         else:
             return value
-        if self._name in _functions.ARRAYS:
+        if self._name in split_functions.ARRAYS:
             # Nobody could see that their memory is written.
             return values.clone()
         self._wholes[whole.untyped_storage()._cdata] = (halves, whole)
@@ -392,7 +393,7 @@ class _Call:
         targets = [own for own in _pytree.tree_leaves(first) if isinstance(own, Tensor)]
         if any(isinstance(own, SplitParameter | ShownWeight) for own in targets):
             return _pytree.tree_map(lambda own: own.float() if _is_narrow(own) else own, others)
-        if self._name in _functions.SAME_DTYPES and targets and all(map(_is_narrow, targets)):
+        if self._name in split_functions.SAME_DTYPES and targets and all(map(_is_narrow, targets)):
             dtype = targets[0].dtype
 
             def rounded(own: Any) -> Any:
@@ -481,7 +482,7 @@ def join(parameter: Any) -> None:
     if type(parameter) is SplitParameter:
         # The same memory as that of whoever holds the weight.
         weight = parameter._halves.show()
-        _storage.free(weight.untyped_storage())
+        split_storage.free(weight.untyped_storage())
         parameter._halves.leave()
         del parameter._halves
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]

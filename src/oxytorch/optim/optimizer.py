@@ -12,11 +12,16 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from .. import _garbage
-from . import _planned, _reference, _release, _split, _step, _wishes, rules
-from ._checkpoint import CheckpointedOptimizer
-from ._compiler import never_compiled
-from ._groups import OPTIONS, Group, hold_list
-from ._states import State, check_options
+from ..ops.optimizer_step import rules
+from . import batch as _step
+from . import pending_splits, split_parameter
+from . import reference as _reference
+from . import release as _release
+from .gpu import step_cache as _planned
+from .checkpoints import CheckpointedOptimizer
+from .compiler import never_compiled
+from .groups import OPTIONS, Group, hold_list
+from .states import State, check_options
 
 _halves_apart = torch._C.DisableTorchFunctionSubclass
 """Inside, a split parameter is nothing but its upper half."""
@@ -107,7 +112,7 @@ class FusedOptimizer(CheckpointedOptimizer):
             "_options": self._options,
             "_options_given": self._options_given,
             "_low_halves": {p: self.low_half(p) for p in parameters if p in self._halves},
-            "_split_in_model": [p for p in parameters if type(p) is _split.SplitParameter],
+            "_split_in_model": [p for p in parameters if type(p) is split_parameter.SplitParameter],
             "_releases": self._release is not None,
         }
         return {**super().__getstate__(), **own}
@@ -122,8 +127,8 @@ class FusedOptimizer(CheckpointedOptimizer):
             self._halves = {}
         # Copies of split parameters are plain float32, until a copy of the optimizer steps them.
         for parameter in in_model:
-            if type(parameter) is not _split.SplitParameter:
-                _split.split(parameter)
+            if type(parameter) is not split_parameter.SplitParameter:
+                split_parameter.split(parameter)
         for parameter, low in dict(low_halves).items():
             self.set_low_half(parameter, low)
         if state.get("_releases"):
@@ -146,7 +151,7 @@ class FusedOptimizer(CheckpointedOptimizer):
             if isinstance(param_group, Group):
                 self._options_given[parameter] = param_group.options
         group = self._groups()[-1]
-        _wishes.hold(group["params"], self)
+        pending_splits.hold(group["params"], self)
         _planned.load(group["params"])
         if self._release is not None:
             self._release.watch(self.param_groups)
@@ -367,7 +372,7 @@ class FusedOptimizer(CheckpointedOptimizer):
     def _step_as_torch(self, group: Group) -> None:
         """One step of the group by the class of torch.optim that this one extends."""
         name = type(self).__name__
-        if any(type(own) is _split.SplitParameter for own in group["params"]):
+        if any(type(own) is split_parameter.SplitParameter for own in group["params"]):
             raise RuntimeError(
                 f"{name}: expected dense gradients of split weights and no differentiable steps, "
                 "which go torch's way; give optimize a dtype that keeps the module in float32, "

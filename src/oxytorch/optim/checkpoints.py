@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from . import _sharding
-from ._groups import OPTIONS, Group
-from ._split import SplitParameter
-from ._states import State, StatefulOptimizer
-from ._step import LOW_HALF, SCALES
+from . import sharding
+from .groups import OPTIONS, Group
+from .split_parameter import SplitParameter
+from .states import State, StatefulOptimizer
+from .batch import LOW_HALF, SCALES
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CheckpointedOptimizer(StatefulOptimizer):
                 value = self._value(state, name)
                 plain[name] = value.float() if has_format else value
         low = plain.get(LOW_HALF)
-        if low is not None and _sharding.is_sharded(low):
+        if low is not None and sharding.is_sharded(low):
             # The collectives that gather a checkpoint know no int16.
             plain[LOW_HALF] = low.to(torch.int32)
         return plain
@@ -130,8 +130,8 @@ class CheckpointedOptimizer(StatefulOptimizer):
             halves = self._keep_halves(parameter, None)
             # Another class than ours would have rounded it to the parameter's dtype.
             if isinstance(low, _Kept) and low.tensor.dtype in (torch.int16, torch.int32):
-                given = _sharding.shard_like(parameter, low.tensor, LOW_HALF)
-                halves.low.copy_(_sharding.local(given))
+                given = sharding.shard_like(parameter, low.tensor, LOW_HALF)
+                halves.low.copy_(sharding.local(given))
                 halves.begin()
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops.mean_squares import tiling
-from ..ops.optimizer_step import layout
-from ..ops.optimizer_step.layout import Format
-from ._step import Batch, is_dense
+from ...ops.mean_squares import tiling
+from ...ops.optimizer_step import layout
+from ...ops.optimizer_step.layout import Format
+from ..batch import Batch, is_dense
 
 _STATE_EXTRA = 5
 """Where in a row of `tensors` the extra of the first state stands."""

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import formats, rules
-from ._step import MEASURE, SUMS, UPDATE, WHOLE, Batch, Scaling
+from ..ops.optimizer_step import formats, rules
+from .batch import MEASURE, SUMS, UPDATE, WHOLE, Batch, Scaling
 
 _MASK = (1 << 64) - 1
 

@@ -8,13 +8,13 @@ from operator import is_
 import torch
 from torch import Tensor
 
-from ..gpu.kernel import Launch
-from ..ops.global_norm import gpu
-from ..ops.optimizer_step import layout
-from ..ops.optimizer_step.layout import Format
-from . import _watch
-from ._addresses import Addresses
-from ._devices import Device
+from ...gpu.kernel import Launch
+from ...ops.global_norm import gpu
+from ...ops.optimizer_step import layout
+from ...ops.optimizer_step.layout import Format
+from . import address_guard
+from .device_table import Addresses
+from .devices import Device
 
 GRADIENT = 2
 """Where in a row of `tensors` the address of the gradient stands."""
@@ -38,7 +38,7 @@ class KeptNorm:
         having = [own for own in parameters if own.grad is not None]
         rest = [own for own in parameters if own.grad is None]
         followed = [*(having[place] for place in self.plan.order), *rest]
-        self._watch = _watch.watch([], followed, self.plan.addresses)
+        self._watch = address_guard.watch([], followed, self.plan.addresses)
 
     def is_current(self, parameters: Sequence[Tensor]) -> bool:
         """Whether the plan is that for the gradients that there are now, wherever they lie."""
@@ -47,9 +47,9 @@ class KeptNorm:
         ):
             return False
         moved = self._watch.compare()
-        if moved is _watch.Moved.GRADIENTS:
+        if moved is address_guard.Moved.GRADIENTS:
             self.plan.moved()
-        return moved is not _watch.Moved.OTHER
+        return moved is not address_guard.Moved.OTHER
 
 
 class NormPlan:

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from . import _sharding, _split, formats
-from ._clip import ClippingOptimizer
-from ._groups import Group
-from ._halves import Halves
-from ._split import SplitParameter
-from ._step import LOW_HALF, SCALES
+from ..ops.optimizer_step import formats
+from . import sharding, split_parameter
+from .clipping import ClippingOptimizer
+from .groups import Group
+from .master_weight import Halves
+from .split_parameter import SplitParameter
+from .batch import LOW_HALF, SCALES
 
 State = dict[str, Any]
 
@@ -87,7 +88,7 @@ class StatefulOptimizer(ClippingOptimizer):
         else:
             halves = self._halves.get(parameter)
         if halves is not None:
-            if halves.upper.data_ptr() != _sharding.peek(parameter).data_ptr():
+            if halves.upper.data_ptr() != sharding.peek(parameter).data_ptr():
                 return self._keep_halves(parameter, None)
             # The memory may have moved with the parameter, to where processes share it.
             halves.address = halves.upper.data_ptr()
@@ -102,7 +103,7 @@ class StatefulOptimizer(ClippingOptimizer):
         if type(parameter) is SplitParameter:
             parameter._halves = halves
         else:
-            _split.watch(parameter)
+            split_parameter.watch(parameter)
             self._halves[parameter] = halves
         return halves
 
@@ -134,15 +135,15 @@ class StatefulOptimizer(ClippingOptimizer):
     def low_half(self, parameter: Tensor) -> Tensor | None:
         """The lower half of a split parameter, or None where it has none or only zeros."""
         halves = self._kept_halves(parameter)
-        return None if halves is None else _sharding.placed_like(parameter, halves.low)
+        return None if halves is None else sharding.placed_like(parameter, halves.low)
 
     def set_low_half(self, parameter: Tensor, low: Tensor) -> None:
         """Makes `low` (int16, placed as the parameter) the lower half that steps update."""
         halves = self._kept_halves(parameter)
         if halves is None:
-            self._keep_halves(parameter, _sharding.local(low))
+            self._keep_halves(parameter, sharding.local(low))
         else:
-            halves.low.copy_(_sharding.local(low))
+            halves.low.copy_(sharding.local(low))
             halves.begin()
 
     def _store(self, parameter: Tensor, group: Group, name: str, value: Tensor) -> None:
@@ -157,9 +158,9 @@ class StatefulOptimizer(ClippingOptimizer):
         value = _aligned(parameter, value, name)
         if dtype == torch.int8:
             codes, state[name + SCALES] = formats.encode(
-                _sharding.local(value), name not in UNSIGNED
+                sharding.local(value), name not in UNSIGNED
             )
-            state[name] = _sharding.placed_like(value, codes)
+            state[name] = sharding.placed_like(value, codes)
         else:
             state[name] = value.to(dtype)
 
@@ -169,7 +170,7 @@ class StatefulOptimizer(ClippingOptimizer):
         scales = state.get(name + SCALES)
         if scales is None:
             return kept
-        return _sharding.placed_like(kept, formats.decode(_sharding.local(kept), scales))
+        return sharding.placed_like(kept, formats.decode(sharding.local(kept), scales))
 
     def _group_of(self, parameter: Tensor) -> Group:
         for group in self._groups():
@@ -186,7 +187,7 @@ class StatefulOptimizer(ClippingOptimizer):
         halves = self._kept_halves(parameter)
         if halves is None:
             return parameter.detach().float()
-        return _sharding.placed_like(parameter, halves.join())
+        return sharding.placed_like(parameter, halves.join())
 
     @torch.no_grad()
     def set_master_weight(self, parameter: Tensor, weight: Tensor) -> None:
@@ -200,12 +201,12 @@ class StatefulOptimizer(ClippingOptimizer):
                 f"set_master_weight: expected weight of shape {list(parameter.shape)}, "
                 f"got {list(weight.shape)}"
             )
-        weight = _sharding.shard_like(parameter, weight, "weight")
+        weight = sharding.shard_like(parameter, weight, "weight")
         if type(parameter) is SplitParameter or not self._is_split(parameter, group):
             parameter.copy_(weight)
             return
         halves = self._kept_halves(parameter) or self._keep_halves(parameter, None)
-        halves.set(_sharding.local(_aligned(parameter, weight.float(), "weight")))
+        halves.set(sharding.local(_aligned(parameter, weight.float(), "weight")))
 
     def memory_report(self) -> dict[str, float]:
         """Bytes per element of the parameters, by kind: parameters, low halves, each state.
@@ -216,7 +217,7 @@ class StatefulOptimizer(ClippingOptimizer):
         elements = 0
         for group in self.param_groups:
             for parameter in group["params"]:
-                shard = _sharding.local(parameter)
+                shard = sharding.local(parameter)
                 elements += shard.numel()
                 total["parameters"] = total.get("parameters", 0) + shard.nbytes
                 halves = self._kept_halves(parameter)
@@ -224,16 +225,16 @@ class StatefulOptimizer(ClippingOptimizer):
                     total[LOW_HALF] = total.get(LOW_HALF, 0) + halves.low.nbytes
                 for key, value in self.state.get(parameter, {}).items():
                     if isinstance(value, Tensor) and key != "step":
-                        total[key] = total.get(key, 0) + _sharding.local(value).nbytes
+                        total[key] = total.get(key, 0) + sharding.local(value).nbytes
         report = {kind: count / max(elements, 1) for kind, count in total.items()}
         return {**report, "total": sum(report.values())}
 
 
 def _aligned(parameter: Tensor, value: Tensor, name: str) -> Tensor:
     """`value` with the parameter's strides, sharded as the parameter is."""
-    value = _sharding.shard_like(parameter, value, name)
+    value = sharding.shard_like(parameter, value, name)
     aligned = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-    is_aligned = _sharding.local(aligned).stride() == _sharding.local(value).stride()
+    is_aligned = sharding.local(aligned).stride() == sharding.local(value).stride()
     return value if is_aligned else aligned.copy_(value)
 
 

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..gpu.kernel import Kernel, Launch, Signature
-from ..ops.mean_squares import gpu as mean_squares
-from ..ops.mean_squares import tiling
-from ..ops.optimizer_step import gpu, layout, rule_text
-from ..ops.optimizer_step.layout import Format
-from . import rules
-from ._addresses import Addresses
-from ._devices import Device
-from ._step import MEASURE, SUMS, UPDATE, WHOLE, Batch, Scaling
-from ._tables import Factored, formats_of, tables_of
+from ...gpu.kernel import Kernel, Launch, Signature
+from ...ops.mean_squares import gpu as mean_squares
+from ...ops.mean_squares import tiling
+from ...ops.optimizer_step import gpu, layout, rule_text
+from ...ops.optimizer_step.layout import Format
+from ...ops.optimizer_step import rules
+from .device_table import Addresses
+from .devices import Device
+from ..batch import MEASURE, SUMS, UPDATE, WHOLE, Batch, Scaling
+from .tensor_table import Factored, formats_of, tables_of
 
 Hyper = Sequence[Any]
 """Numbers and flags in the order of `<rule>_constants`; the learning rate may be a tensor."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._devices import Device
+from .devices import Device
 
 
 class Addresses:

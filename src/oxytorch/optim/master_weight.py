@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from . import _sharding, formats
+from ..ops.optimizer_step import formats
+from . import sharding
 
 as_plain = torch._C.DisableTorchFunctionSubclass
 
@@ -33,7 +34,7 @@ class Halves:
 
     def __init__(self, parameter: Tensor, low: Tensor | None = None) -> None:
         with plainly():
-            self.upper = Tensor.detach(_sharding.peek(parameter))
+            self.upper = Tensor.detach(sharding.peek(parameter))
             self.low = torch.zeros_like(self.upper, dtype=torch.int16) if low is None else low
         self.is_free = False  # whether the parameter has parted from them
         self.address = self.upper.data_ptr()
@@ -56,7 +57,7 @@ class Halves:
     def enter(self, parameter: Tensor) -> None:
         """Becomes the weight of a parameter, whose memory is the upper half now."""
         with plainly():
-            self.upper = Tensor.detach(_sharding.peek(parameter))
+            self.upper = Tensor.detach(sharding.peek(parameter))
         self.is_free = False
         self._continue()
 

@@ -18,12 +18,14 @@ from torch.optim.optimizer import Optimizer
 
 from .. import _library
 from ..ops.global_norm import global_norm
-from . import _devices, _release, _sharding
-from ._compiler import never_compiled, without_compiler
-from ._step import FUSED, is_dense
+from . import release as _release
+from . import sharding
+from .gpu import devices
+from .compiler import never_compiled, without_compiler
+from .batch import FUSED, is_dense
 
 if TYPE_CHECKING:
-    from ._norm_plan import KeptNorm
+    from .gpu.norm_launch_plan import KeptNorm
 
 _LEAST_NORM = 1e-6
 
@@ -67,9 +69,9 @@ def clip_grad_norm_(
 def _clip_planned(
     gradients: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool
 ) -> Tensor:
-    from ._norm_plan import NormPlan
+    from .gpu.norm_launch_plan import NormPlan
 
-    device = _devices.find(gradients[0].device)
+    device = devices.find(gradients[0].device)
     assert device is not None
     with torch.no_grad():
         norm, factor = NormPlan(gradients, device).run(float(max_norm), None)
@@ -100,7 +102,7 @@ def _is_fused(gradients: Sequence[Tensor], norm_type: float) -> bool:
 
 def _is_planned(gradients: Sequence[Tensor], norm_type: float) -> bool:
     """Whether GPU kernels take the norm of the gradients."""
-    if not gradients or float(norm_type) != 2.0 or _devices.find(gradients[0].device) is None:
+    if not gradients or float(norm_type) != 2.0 or devices.find(gradients[0].device) is None:
         return False
     return all(
         type(gradient) is Tensor
@@ -224,10 +226,10 @@ class ClippingOptimizer(Optimizer):
             return norm.to(dtype)
 
     def _norm_of(self, parameters: list[Tensor], gradients: list[Tensor]) -> KeptNorm:
-        from ._norm_plan import KeptNorm
+        from .gpu.norm_launch_plan import KeptNorm
 
         if self._kept_norm is None or not self._kept_norm.is_current(parameters):
-            device = _devices.find(gradients[0].device)
+            device = devices.find(gradients[0].device)
             assert device is not None
             before, self._kept_norm = self._kept_norm, KeptNorm(parameters, gradients, device)
             if before is not None and before.plan.is_captured:
@@ -262,7 +264,7 @@ class ClippingOptimizer(Optimizer):
         if self._clipping is not None or self._release is not None:
             return True
         return any(
-            parameter.dtype == torch.float16 or _devices.find(parameter.device) is not None
+            parameter.dtype == torch.float16 or devices.find(parameter.device) is not None
             for group in self.param_groups
             for parameter in group["params"]
         )
@@ -296,7 +298,7 @@ def _scaler_writes() -> int:
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    return [_sharding.peek(tensor)._version for tensor in tensors]
+    return [sharding.peek(tensor)._version for tensor in tensors]
 
 
 def _norm(gradients: Sequence[Tensor], norm_type: float) -> tuple[Tensor, torch.dtype]:
@@ -304,7 +306,7 @@ def _norm(gradients: Sequence[Tensor], norm_type: float) -> tuple[Tensor, torch.
     if _is_fused(gradients, norm_type):
         return global_norm(gradients), _common_dtype(gradients)
     norm = get_total_norm(gradients, norm_type)
-    if _sharding.is_sharded(norm):
+    if sharding.is_sharded(norm):
         whole: Any = norm
         norm = whole.full_tensor()
     return norm, norm.dtype

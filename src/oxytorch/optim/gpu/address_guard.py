@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .. import _library
-from . import _sharding
-from ._halves import Halves
+from ... import _library
+from .. import sharding
+from ..master_weight import Halves
 
 NEWEST_TORCH = (2, 13)
 """The newest torch in which the functions behind the native watch were looked at. They are no part
@@ -63,7 +63,7 @@ def watch(
     of each parameter, all of which have gradients; watched for a write to the upper one alone.
     """
     may_swap = torch.__future__.get_swap_module_params_on_conversion()
-    is_plain = not any(map(_sharding.is_sharded, (*kept, *parameters)))
+    is_plain = not any(map(sharding.is_sharded, (*kept, *parameters)))
     # Tensors that are held in two places cannot be swapped.
     if _functions() is not None and is_plain and not may_swap:
         return _NativeWatch(kept, parameters, addresses, halves)
@@ -119,7 +119,7 @@ class _PythonWatch:
         self._table = addresses
         self._parameters = list(parameters)
         updated = [own for own in parameters if own.grad is not None]
-        shards = [_sharding.peek(own) for own in updated if _sharding.is_sharded(own)]
+        shards = [sharding.peek(own) for own in updated if sharding.is_sharded(own)]
         self._updated = [*updated, *shards, *(two.low for two in self._halves)]
         self._addresses = [*map(_place, self._kept)]
         self._layouts = [_layout(parameter.grad) for parameter in parameters]
@@ -146,7 +146,7 @@ class _PythonWatch:
 
 def _place(tensor: Tensor) -> tuple[int, int]:
     """Where a tensor lies, and how many elements it has."""
-    memory = _sharding.peek(tensor)
+    memory = sharding.peek(tensor)
     return memory.data_ptr(), memory.numel()
 
 
@@ -154,8 +154,8 @@ def _layout(gradient: Tensor | None) -> tuple[object, ...] | None:
     """What has to stay; None for no gradient."""
     if gradient is None or gradient.layout is not torch.strided:
         return None if gradient is None else (gradient.layout,)
-    memory = _sharding.peek(gradient)
-    kind = (gradient.dtype, gradient.device, _sharding.placements(gradient))
+    memory = sharding.peek(gradient)
+    kind = (gradient.dtype, gradient.device, sharding.placements(gradient))
     return (*kind, memory.stride(), memory.numel())
 
 
