@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,17 +16,16 @@ import torch
 from oxytorch.gpu import ocloc
 from oxytorch.gpu.kernel import Function, Kernel, Signature
 from oxytorch.ops import gpu_kernels
-from oxytorch.ops.optimizer_step import gpu, layout, rule_text
-from oxytorch.ops.optimizer_step import rules
-from oxytorch.optim import batch as _step
+from oxytorch.ops.optimizer_step import gpu, layout, parsed_rules, rules
+from oxytorch.optim.batch import Scaling
 
 NUMBERS = {"float64": (), "pairs": ("-DWITHOUT_FLOAT64",)}
 """Options of the two ways in which constants and sums are computed."""
 
 SCALINGS = [
-    _step.Scaling(factor=-0.5),
-    _step.Scaling(gradient_scale=torch.tensor(3.0)),
-    _step.Scaling(found_inf=torch.tensor(1.0)),
+    Scaling(factor=-0.5),
+    Scaling(gradient_scale=torch.tensor(3.0)),
+    Scaling(found_inf=torch.tensor(1.0)),
 ]
 
 
@@ -35,7 +35,7 @@ def _cases() -> Iterator[Any]:
     Slow but for float32 in every setting and a few formats in the first one; pairs matter to rules
     with norms, and to the others in `prepare` alone, which has tests of its own.
     """
-    for rule, family in rule_text.families().items():
+    for rule, family in parsed_rules.families().items():
         for case in gpu_steps.cases(rule, is_quick=False):
             kinds = tuple(own.name.lower() for own in case.formats)
             is_common = kinds[:1] + kinds[2:3] in (("float32", "float32"), ("split", "factored"))
@@ -80,7 +80,7 @@ def test_kernels_compute_the_bits_of_the_reference(
     before = gpu_steps.batch(case)
     actual = gpu_steps.moved(before, "cpu")
     gpu_steps.step(runs[numbers], case, actual, seed=5)
-    wanted = gpu_steps.reference(case, before, _step.Scaling(), 5)
+    wanted = gpu_steps.reference(case, before, Scaling(), 5)
     assert gpu_steps.differences(case, actual, wanted) == []
 
 
@@ -102,14 +102,14 @@ def test_spirv_computes_the_bits_of_the_reference(rule: str, sycl_driver: Any) -
     before = gpu_steps.batch(case)
     actual = gpu_steps.moved(before, "cpu")
     gpu_steps.step(run, case, actual, seed=5)
-    wanted = gpu_steps.reference(case, before, _step.Scaling(), 5)
+    wanted = gpu_steps.reference(case, before, Scaling(), 5)
     assert gpu_steps.differences(case, actual, wanted) == []
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=["factor", "gradient_scale", "found_inf"])
 @pytest.mark.parametrize("rule", ["adam", "lamb"])
 def test_gradients_are_scaled_and_steps_left_out(
-    rule: str, scaling: _step.Scaling, runs: Mapping[str, gpu_steps.Run]
+    rule: str, scaling: Scaling, runs: Mapping[str, gpu_steps.Run]
 ) -> None:
     case = next(iter(gpu_steps.cases(rule, is_quick=True)))
     before = gpu_steps.batch(case)
@@ -175,7 +175,7 @@ SETTINGS = {
 
 def _scalars(run: gpu_steps.Run, rule: str, hyper: Sequence[float]) -> torch.Tensor:
     """What `prepare` makes of hyper-parameters after each of STEPS."""
-    family = rule_text.families()[rule]
+    family = parsed_rules.families()[rule]
     steps = [torch.tensor(step) for step in STEPS]
     rows = torch.zeros(len(steps), layout.TENSOR_FIELDS, dtype=torch.int64)
     rows[:, layout.STEP] = torch.tensor([step.data_ptr() for step in steps])
@@ -195,7 +195,7 @@ def test_scalars_are_those_of_float64(
 ) -> None:
     """float64: the same bits. Pairs: a value between two float32 may go to the other one."""
     constants: Callable[..., Mapping[str, float]] = getattr(rules, f"{rule}_constants")
-    names = rule_text.families()[rule].update.scalars
+    names = parsed_rules.families()[rule].update.scalars
     for hyper in SETTINGS[rule]:
         found = _scalars(runs[numbers], rule, hyper)
         for step, actual in zip(STEPS, found, strict=True):
@@ -255,8 +255,8 @@ def test_ocloc_compiles_every_signature(kernel: Kernel) -> None:
 
 def test_numbers_in_constants_are_float32() -> None:
     """Pairs are made of them with a float32, which would not hold 0.1."""
-    for name, function in rule_text.functions().items():
-        if name.endswith((rule_text.CONSTANTS, rule_text.TRUST)):
-            for node in ast.walk(function):
-                if isinstance(node, ast.Constant) and isinstance(node.value, float):
-                    assert torch.tensor(node.value).item() == node.value, (name, node.value)
+    for name, family in parsed_rules.families().items():
+        trust = [family.trust.result] if family.trust else []
+        for node in itertools.chain(*map(ast.walk, [*family.constants.values(), *trust])):
+            if isinstance(node, ast.Constant) and isinstance(node.value, float):
+                assert torch.tensor(node.value).item() == node.value, (name, node.value)

@@ -52,7 +52,7 @@ def test_steps_are_those_of_the_processor(name: str, options: dict[str, Any], ki
         train(theirs, steps)
     # Norms are summed in another order.
     same_optimizers(ours, theirs, exactly=name not in MEASURED)
-    assert len(ours._records) == 1
+    assert len(ours._step_caches) == 1
 
 
 @needs_cuda
@@ -245,10 +245,10 @@ def test_a_step_is_planned_once(device: Any, monkeypatch: pytest.MonkeyPatch) ->
 def test_states_of_other_optimizers_are_their_own_business() -> None:
     one, other = (make("AdamW", on_device(weights())) for _ in range(2))
     train(one, 1)
-    record = one._records[0, None]
+    record = one._step_caches[0, None]
     train(other, 2)
     train(one, 2, first=1)
-    assert one._records[0, None] is record
+    assert one._step_caches[0, None] is record
 
 
 def test_an_entry_of_another_optimizer_is_looked_at_each_time() -> None:
@@ -258,7 +258,7 @@ def test_an_entry_of_another_optimizer_is_looked_at_each_time() -> None:
     parameter, twin = one.param_groups[0]["params"][0], other.param_groups[0]["params"][0]
     other.state[twin] = one.state[parameter]
     train(other, 1)
-    assert not other._records
+    assert not other._step_caches
     other.state[twin]["exp_avg"] = torch.zeros_like(parameter)
     train(one, 1)
     assert torch.equal(one.state[parameter]["exp_avg"], 0.1 * parameter.grad)
@@ -368,7 +368,7 @@ def test_groups_have_options_of_their_own() -> None:
         train(theirs, 3)
     train(ours, 3)
     same_optimizers(ours, theirs)
-    assert len(ours._records) == 2
+    assert len(ours._step_caches) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])

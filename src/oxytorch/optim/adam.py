@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .optimizer import FusedOptimizer, rate
 from .groups import Group
+from .optimizer import FusedOptimizer, rate
 
 
 class Adam(FusedOptimizer, torch.optim.Adam):

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .optimizer import FusedOptimizer, check_at_least_zero, rate
 from .groups import Group
+from .optimizer import FusedOptimizer, check_at_least_zero, rate
 
 
 def _check_betas(name: str, betas: tuple[float, float]) -> None:

@@ -6,18 +6,37 @@ formats are those of formats.py, and the random numbers are drawn in the same wa
 
 from __future__ import annotations
 
-import inspect
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..ops.optimizer_step import formats, rules
-from .batch import MEASURE, SUMS, UPDATE, WHOLE, Batch, Scaling
+from ..ops.optimizer_step.layout import MEASURE, SUMS, UPDATE, WHOLE
+from .batch import Batch, Scaling
 
 _MASK = (1 << 64) - 1
+
+
+def has_norms(rule: str) -> bool:
+    """Whether the rule needs norms, and so two sweeps over a tensor."""
+    return hasattr(rules, f"{rule}_measure")
+
+
+@functools.cache
+def operands_of(rule: str) -> Mapping[str, bool]:
+    """The operands of a rule in their order, and whether they are never negative."""
+    kinds = getattr(rules, rule).__annotations__.items()
+    return {name: kind == "Magnitude" for name, kind in kinds if kind in ("Value", "Magnitude")}
+
+
+def constants_of(rule: str, hyper: Sequence[float], step: float = 1.0) -> dict[str, float]:
+    """The scalars and flags of a rule; hyper: in the order of `<rule>_constants`."""
+    constants: dict[str, float] = _call(f"{rule}_constants", _named(rule, hyper, step))
+    return constants
 
 
 def run(
@@ -30,89 +49,118 @@ def run(
     sums: Tensor | None = None,
     phase: int = WHOLE,
 ) -> None:
-    """As `_step.run`, one tensor after the other."""
-    if scaling.found_inf is not None and scaling.found_inf.item():
+    """As `executor.run_compiled`, one tensor after the other."""
+    if scaling.is_left_out:
         return
-    factor = scaling.whole_factor
-    if scaling.gradient_scale is not None:
-        factor /= scaling.gradient_scale.item()
     if sums is None:
         sums = torch.zeros(len(batch.parameters), SUMS, dtype=torch.float64)
+    factor = scaling.gradient_factor
     for index in range(len(batch.parameters)):
         step = batch.steps[index].item() + (phase != UPDATE) if batch.steps else 0.0
-        _update(rule, batch, index, hyper, step, factor, stochastic, seed, sums[index], phase)
+        key = functools.partial(random_key, seed, batch.rng_streams[index], step)
+        update = _Update(rule, batch, index, factor, key, stochastic)
+        update.run(_named(rule, hyper, step), sums[index], phase)
         if batch.steps:
             batch.steps[index].fill_(step)
 
 
-def _update(
-    rule: str,
-    batch: Batch,
-    index: int,
-    hyper: Sequence[float],
-    step: float,
-    factor: float,
-    stochastic: bool,
-    seed: int,
-    sums: Tensor,
-    phase: int,
-) -> None:
-    parameter = batch.parameters[index]
-    low = batch.low_halves[index] if batch.low_halves else None
-    split = low is not None and low.numel() > 0
-    wide = formats.join(parameter, low) if split and low is not None else _widened(parameter)
-    gradient = _widened(batch.gradients[index]) * factor
-    kept = [state[index] for state in batch.states]
-    bounds = [state[index] for state in batch.scales] or [torch.empty(0)] * len(kept)
-    constants: Callable[..., dict[str, float]] = getattr(rules, f"{rule}_constants")
-    has_step = "step" in inspect.signature(constants).parameters
-    values = constants(*([step] if has_step else []), *hyper)
-    # Scalars are float32 where the elements are.
-    if wide.dtype == torch.float32:
-        values = {
-            key: value
-            if isinstance(value, bool)
-            else torch.tensor(value, dtype=torch.float32).item()
-            for key, value in values.items()
-        }
+class _Update:
+    """The update of one tensor."""
 
-    read: list[Tensor] = []
+    def __init__(
+        self,
+        rule: str,
+        batch: Batch,
+        index: int,
+        factor: float,
+        key: Callable[[int], int],
+        stochastic: bool,
+    ) -> None:
+        """factor: of the gradient. key: where the noise of a state starts, by its place."""
+        self._rule, self._key, self._stochastic = rule, key, stochastic
+        self._parameter = batch.parameters[index]
+        low_bits = batch.low_bits[index] if batch.low_bits else None
+        self._low_bits = low_bits if low_bits is not None and low_bits.numel() else None
+        self._wide = (
+            _widened(self._parameter)
+            if self._low_bits is None
+            else formats.join(self._parameter, self._low_bits)
+        )
+        self._gradient = _widened(batch.gradients[index]) * factor
+        self._kept = [state[index] for state in batch.states]
+        self._scales = [state[index] for state in batch.scales] or [torch.empty(0)] * len(
+            self._kept
+        )
 
-    def call(name: str) -> tuple[Any, ...]:
-        function = getattr(rules, name)
-        read[:] = [_read(*pair) for pair in zip(kept, bounds, strict=True)]
-        operands = [wide, gradient, *read]
-        named = list(inspect.signature(function).parameters)
-        missing = len(named) - len(operands) - len(values)
-        return tuple(function(*operands, *[wide] * missing, **values))
+    def run(self, hyper: Mapping[str, float], sums: Tensor, phase: int) -> None:
+        """One sweep or both; sums: float64 [SUMS], of a rule with norms."""
+        constants = _call(f"{self._rule}_constants", hyper)
+        # Scalars are float32 where the elements are.
+        if self._wide.dtype == torch.float32:
+            constants = {
+                name: value if isinstance(value, bool) else _rounded(value, torch.float32)
+                for name, value in constants.items()
+            }
+        if has_norms(self._rule):
+            if phase != UPDATE:
+                *states, first, second = self._apply(f"{self._rule}_measure", constants)
+                self._write(states)
+                sums.copy_(torch.stack([square.double().sum() for square in (first, second)]))
+            if phase == MEASURE:
+                return
+            trust = self._trust(hyper, sums.tolist())
+            constants["step_size"] = _rounded(constants["step_size"] * trust, self._wide.dtype)
+        updated, *states = self._apply(self._rule, constants)
+        self._write(states)
+        if self._low_bits is None:
+            self._parameter.copy_(updated)
+        else:
+            for own, value in zip(
+                (self._parameter, self._low_bits), formats.split(updated), strict=True
+            ):
+                own.copy_(value)
 
-    def write(results: Sequence[Tensor], states: Sequence[int]) -> None:
-        for position, value in zip(states, results, strict=False):
+    def _apply(self, name: str, constants: Mapping[str, float]) -> tuple[Any, ...]:
+        """What a function of the rule makes of the operands; states not given are unused."""
+        self._read = [_read(*pair) for pair in zip(self._kept, self._scales, strict=True)]
+        given = [self._wide, self._gradient, *self._read]
+        names = [*operands_of(self._rule)]
+        given += [self._wide] * (len(names) - len(given))
+        return tuple(_call(name, {**dict(zip(names, given, strict=True)), **constants}))
+
+    def _trust(self, hyper: Mapping[str, float], sums: Sequence[float]) -> float:
+        name = f"{self._rule}_trust"
+        named = dict(zip(_arguments(name)[:SUMS], sums, strict=True))
+        return float(_call(name, {**hyper, **named, "count": max(self._wide.numel(), 1)}))
+
+    def _write(self, results: Sequence[Tensor]) -> None:
+        for position, value in enumerate(results[: len(self._kept)]):
             # A state that the options do not use comes back as it was.
-            if position < len(kept) and value is not read[position]:
-                key = random_key(seed, batch.streams[index], step, position)
-                _write(kept[position], bounds[position], value, stochastic, key)
+            if value is not self._read[position]:
+                kept, scales = self._kept[position], self._scales[position]
+                _write(kept, scales, value, self._stochastic, self._key(position))
 
-    if hasattr(rules, f"{rule}_measure"):
-        if phase != UPDATE:
-            *states, first, second = call(f"{rule}_measure")
-            write(states, range(len(kept)))
-            sums.copy_(torch.stack([square.double().sum() for square in (first, second)]))
-        if phase == MEASURE:
-            return
-        factor_of = getattr(rules, f"{rule}_trust")
-        has_count = "count" in inspect.signature(factor_of).parameters
-        count = [max(wide.numel(), 1)] if has_count else []
-        trust = factor_of(*sums.tolist(), *count, *hyper)
-        values["step_size"] = torch.tensor(values["step_size"] * trust, dtype=wide.dtype).item()
-    updated, *states = call(rule)
-    write(states, range(len(kept)))
-    if split and low is not None:
-        upper, new_low = formats.split(updated)
-        parameter.copy_(upper)
-        low.copy_(new_low)
-    else:
-        parameter.copy_(updated)
+
+@functools.cache
+def _arguments(name: str) -> tuple[str, ...]:
+    """The arguments of a function of rules.py."""
+    code = getattr(rules, name).__code__
+    return tuple(code.co_varnames[: code.co_argcount])
+
+
+def _call(name: str, values: Mapping[str, Any]) -> Any:
+    """Calls a function of rules.py with those of the values that it takes."""
+    return getattr(rules, name)(**{argument: values[argument] for argument in _arguments(name)})
+
+
+def _named(rule: str, hyper: Sequence[float], step: float) -> dict[str, float]:
+    """Hyper-parameters by name, and the number of the step."""
+    names = (name for name in _arguments(f"{rule}_constants") if name != "step")
+    return {**dict(zip(names, hyper, strict=True)), "step": step}
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    return torch.tensor(value, dtype=dtype).item()
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -120,30 +168,30 @@ def _widened(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _read(kept: Tensor, bounds: Tensor) -> Tensor:
+def _read(kept: Tensor, scales: Tensor) -> Tensor:
     if kept.dtype in (torch.int8, torch.uint8):
-        return formats.decode(kept, bounds)
-    if bounds.numel():
-        return kept * bounds
+        return formats.decode(kept, scales)
+    if scales.numel():
+        return kept * scales
     return _widened(kept)
 
 
-def _write(kept: Tensor, bounds: Tensor, value: Tensor, stochastic: bool, key: int) -> None:
+def _write(kept: Tensor, scales: Tensor, value: Tensor, stochastic: bool, key: int) -> None:
     if kept.dtype in (torch.int8, torch.uint8):
         noise = formats.noise(value.numel(), key).to(value.device)
         codes, found = formats.encode(value, kept.dtype == torch.int8, noise)
         kept.copy_(codes)
-        bounds.copy_(found)
+        scales.copy_(found)
     elif kept.dtype == torch.bfloat16 and stochastic:
         kept.copy_(formats.round_at_random(value.float(), key))
     else:
         kept.copy_(value)
 
 
-def random_key(seed: int, stream: int, step: float, operand: int) -> int:
+def random_key(seed: int, rng_stream: int, step: float, operand: int) -> int:
     """Where the noise of an operand starts: 32 bits that differ for every tensor and step."""
     key = _mix(seed & _MASK)
-    for value in (stream, math.floor(step), operand):
+    for value in (rng_stream, math.floor(step), operand):
         key = _mix(key ^ value & _MASK)
     return key & 0xFFFFFFFF
 

@@ -1,8 +1,8 @@
-"""A float32 weight in two halves: what a split parameter is to who reads, writes and copies it.
+"""A float32 weight in two parts: what a split parameter is to who reads, writes and copies it.
 
-A split parameter is bfloat16, the upper half of its weight, and the lower half stands beside it.
+A split parameter is bfloat16, the upper half of its weight, and the low bits stand beside it.
 Layers compute with the upper half. To all others it is the float32 weight: who reads it outside of
-the model's forward reads both halves, who writes it writes both, and its copies are plain float32.
+the model's forward reads both parts, who writes it writes both, and its copies are plain float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils import _pytree
 
 from ..ops.optimizer_step import formats
 from . import sharding, split_functions, split_storage
-from .master_weight import Halves, as_plain, plainly
+from .master_weight import MasterWeight, as_plain, plainly
 
 
 class WatchedParameter(nn.Parameter):
@@ -43,7 +43,7 @@ class WatchedParameter(nn.Parameter):
 class SplitParameter(WatchedParameter):
     """The upper half of a float32 weight, which is the whole weight to all but layers."""
 
-    _halves: Halves
+    _master: MasterWeight
 
     @property
     def data(self) -> Tensor:
@@ -59,27 +59,27 @@ class SplitParameter(WatchedParameter):
                 f"expected data of dtype torch.float32 for a split weight, got {value.dtype}; "
                 "oxytorch.undo(model) makes weights plain float32, which convert to all dtypes"
             )
-        weight = value._halves.join() if isinstance(value, SplitParameter) else value
+        weight = value._master.join() if isinstance(value, SplitParameter) else value
         with plainly():
-            upper, low = formats.split(weight.detach().float())
-            self._halves.leave()
+            upper, low_bits = formats.split(weight.detach().float())
+            self._master.leave()
             _set_memory(self, upper)
-        self._halves = Halves(self, low)
+        self._master = MasterWeight(self, low_bits)
 
     def _take_back(self, value: ShownWeight) -> bool:
         """Whether `value` is a whole weight of nobody else, which becomes this one's."""
         if value.requires_grad or not value._is_whole():
             return False
-        halves = value._halves
-        if halves is not self._halves:
-            if not halves.is_free:
+        master = value._master
+        if master is not self._master:
+            if not master.is_free:
                 return False
-            halves.show()
-            self._halves.leave()
+            master.show()
+            self._master.leave()
             with plainly():
-                _set_memory(self, halves.upper)
-            halves.enter(self)
-            self._halves = halves
+                _set_memory(self, master.upper)
+            master.enter(self)
+            self._master = master
         return True
 
     def detach(self) -> Tensor:
@@ -91,7 +91,7 @@ class SplitParameter(WatchedParameter):
             raise TypeError(
                 "Parameter: expected a tensor, got a split weight; pass p.detach().clone()"
             )
-        return _shown(self._halves, self._halves.show())
+        return _shown(self._master, self._master.show())
 
     def set_(self, source: Tensor) -> Any:  # type: ignore[override]
         """Makes the values of `source` the weight."""
@@ -99,20 +99,20 @@ class SplitParameter(WatchedParameter):
         return self
 
     def share_memory_(self) -> Any:
-        """Moves both halves to memory that processes share."""
-        self._halves.low.share_memory_()  # type: ignore[no-untyped-call]
+        """Moves both parts to memory that processes share."""
+        self._master.low_bits.share_memory_()  # type: ignore[no-untyped-call]
         with as_plain():
             super().share_memory_()  # type: ignore[no-untyped-call]
-        self._halves.address = self._halves.upper.data_ptr()
+        self._master.address = self._master.upper.data_ptr()
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            memo[id(self)] = nn.Parameter(self._halves.join(), self.requires_grad)
+            memo[id(self)] = nn.Parameter(self._master.join(), self.requires_grad)
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        plain: Any = nn.Parameter(self._halves.join(), self.requires_grad)
+        plain: Any = nn.Parameter(self._master.join(), self.requires_grad)
         return plain.__reduce_ex__(protocol)
 
     @classmethod
@@ -125,7 +125,7 @@ class SplitParameter(WatchedParameter):
 class ShownWeight(Tensor):
     """A split weight in float32, or a view of it: what is written to it becomes the weight."""
 
-    _halves: Halves
+    _master: MasterWeight
     _whole: Tensor
     _plain: Tensor
 
@@ -299,7 +299,7 @@ def _asks_for_node(name: str, args: Any) -> bool:
 
 
 def _refuse(name: str, args: Any) -> None:
-    if args and isinstance(args[0], SplitParameter | ShownWeight) and _has_halves(args[0]):
+    if args and isinstance(args[0], SplitParameter | ShownWeight) and _has_master(args[0]):
         raise TypeError(f"{name}: expected no split weight; {split_functions.REFUSED[name]}")
 
 
@@ -322,7 +322,7 @@ def _set_gradient(parameter: Any, gradient: Any) -> None:
 
 
 class _Call:
-    """A call on float32 weights; what it writes to them reaches the halves.
+    """A call on float32 weights; what it writes to them reaches the parameters.
 
     joins: whether split parameters become whole weights. writes: whether the function writes to its
     first argument or `out`.
@@ -332,7 +332,7 @@ class _Call:
         self._name = name
         self._joins = joins
         self._writes = writes
-        self._wholes: dict[int, tuple[Halves, Tensor]] = {}
+        self._wholes: dict[int, tuple[MasterWeight, Tensor]] = {}
         self._given: dict[int, Tensor] = {}
         self._joined: list[tuple[SplitParameter, Tensor, Any]] = []
 
@@ -364,13 +364,13 @@ class _Call:
     def _weight_of(self, value: Any) -> Any:
         """The float32 values of an argument."""
         if isinstance(value, ShownWeight):
-            if not _has_halves(value):
+            if not _has_master(value):
                 return value
-            halves, whole, values = value._halves, value._whole, value._plain
-            halves.show()
+            master, whole, values = value._master, value._whole, value._plain
+            master.show()
         elif isinstance(value, SplitParameter) and self._joins:
-            halves = value._halves
-            whole = values = halves.show()
+            master = value._master
+            whole = values = master.show()
             if (
                 value.requires_grad
                 and torch.is_grad_enabled()
@@ -384,7 +384,7 @@ class _Call:
         if self._name in split_functions.ARRAYS:
             # Nobody could see that their memory is written.
             return values.clone()
-        self._wholes[whole.untyped_storage()._cdata] = (halves, whole)
+        self._wholes[whole.untyped_storage()._cdata] = (master, whole)
         self._given[id(values)] = value
         return values
 
@@ -404,9 +404,9 @@ class _Call:
         return others
 
     def _take(self) -> None:
-        """Brings what was written to the halves."""
-        for halves, _ in self._wholes.values():
-            halves.take()
+        """Brings what was written to the parameters."""
+        for master, _ in self._wholes.values():
+            master.take()
         for parameter, joined, node in self._joined:
             if joined._version:
                 if joined.grad_fn is not node:
@@ -415,7 +415,7 @@ class _Call:
                         "that requires grad"
                     )
                 # The function itself wrote without gradients, as those of torch.nn.init do.
-                parameter._halves.set(joined.detach())
+                parameter._master.set(joined.detach())
                 self._given[id(joined)] = parameter
 
     def _shown(self, value: Any) -> Any:
@@ -429,7 +429,7 @@ class _Call:
         return value
 
 
-def _has_halves(value: Tensor) -> bool:
+def _has_master(value: Tensor) -> bool:
     """Whether it is a weight, and not a parameter that was made from one."""
     return not (isinstance(value, ShownWeight) and value.requires_grad)
 
@@ -446,12 +446,12 @@ class _Join(torch.autograd.Function):
         return gradient, None
 
 
-def _shown(halves: Halves, whole: Tensor, values: Tensor | None = None) -> ShownWeight:
-    """`values`, which share the memory of `whole`, the weight that `halves` shows."""
+def _shown(master: MasterWeight, whole: Tensor, values: Tensor | None = None) -> ShownWeight:
+    """`values`, which share the memory of `whole`, the weight that `master` shows."""
     values = whole if values is None else values
     with plainly():
         shown = values.as_subclass(ShownWeight)
-    shown._halves, shown._whole, shown._plain = halves, whole, values
+    shown._master, shown._whole, shown._plain = master, whole, values
     return shown
 
 
@@ -471,19 +471,19 @@ def watch(parameter: Tensor) -> None:
 def split(parameter: Any) -> None:
     """Makes a plain float32 parameter the upper half of its weight, in place."""
     with plainly():
-        upper, low = formats.split(parameter)
+        upper, low_bits = formats.split(parameter)
     _set_memory(parameter, upper)
     parameter.__class__ = SplitParameter
-    parameter._halves = Halves(parameter, low)
+    parameter._master = MasterWeight(parameter, low_bits)
 
 
 def join(parameter: Any) -> None:
     """Makes a split parameter plain float32 again."""
     if type(parameter) is SplitParameter:
         # The same memory as that of whoever holds the weight.
-        weight = parameter._halves.show()
+        weight = parameter._master.show()
         split_storage.free(weight.untyped_storage())
-        parameter._halves.leave()
-        del parameter._halves
+        parameter._master.leave()
+        del parameter._master
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
         _set_memory(parameter, weight)

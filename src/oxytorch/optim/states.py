@@ -2,169 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..ops.optimizer_step import formats
 from . import sharding, split_parameter
-from .clipping import ClippingOptimizer
+from .batch import SCALES
+from .gpu.step_cache import is_planned
 from .groups import Group
-from .master_weight import Halves
+from .master_weight import MasterWeight
+from .reference import operands_of
 from .split_parameter import SplitParameter
-from .batch import LOW_HALF, SCALES
 
 State = dict[str, Any]
+
+LOW_BITS = "low_half"
+"""What checkpoints and reports call the low bits of a master weight."""
+
+_STEPS_TOGETHER = 256
+"""Numbers of steps that share an allocation on a device."""
 
 LEAST_CODED = 4096
 """Elements below which a state stays float32 where 8-bit codes are asked for: it weighs little."""
 
-UNSIGNED = frozenset({"exp_avg_sq", "max_exp_avg_sq", "sum", "square_avg", "variance"})
-"""States that are never negative."""
+
+def is_split(parameter: Tensor, group: Group) -> bool:
+    """Whether the parameter is the upper half of a master weight."""
+    if type(parameter) is SplitParameter:
+        return True
+    return group["master_weights"] == "split" and parameter.dtype == torch.bfloat16
 
 
-class StatefulOptimizer(ClippingOptimizer):
-    """An optimizer whose groups say in which formats states and weights are kept."""
+def state_dtype(parameter: Tensor, group: Group) -> torch.dtype:
+    """The dtype of the parameter's states; int8 stands for codes."""
+    wanted: torch.dtype | None = group["state_dtype"]
+    if wanted is None:
+        return torch.float32 if is_split(parameter, group) else parameter.dtype
+    if wanted == torch.int8 and parameter.numel() < LEAST_CODED:
+        return torch.float32
+    return wanted
 
-    state_names: ClassVar[tuple[str, ...]]
-    _options: dict[str, Any]
-    # Of groups that were given options, by parameter: who copies a group as a plain dictionary
-    # keeps its parameters and loses the options.
-    _options_given: dict[Tensor, dict[str, Any]]
-    # Of parameters that are split here. What happens to states leaves them alone, and those that
-    # `oxytorch.optimize` splits keep their own.
-    _halves: dict[Tensor, Halves]
 
-    def _groups(self) -> list[Group]:
-        """`param_groups` with their options; what is a plain dictionary there stands as a copy."""
-        return [
-            group if type(group) is Group else Group(group, self._options_of(group["params"]))
-            for group in self.param_groups
-        ]
+class StateStore:
+    """Keeps states in the formats of their groups, and the master weights of parameters.
 
-    def _options_of(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
-        """The options of a group that says nothing of them."""
-        if not self._options_given or not parameters:
-            return self._options
-        return self._options_given.get(parameters[0], self._options)
+    names: of the states, in the order of the rule's operands. masters: of the parameters that are
+    split here; what happens to states leaves them alone, and parameters that `oxytorch.optimize`
+    splits keep their own.
+    """
 
-    def _names(self, group: Group) -> tuple[str, ...]:
-        """The states that the group's options use, in the order of the rule's operands."""
-        return self.state_names
+    def __init__(self, names: Sequence[str], rule: str) -> None:
+        _, _, *never_negative = operands_of(rule).values()
+        self._unsigned = {n for n, unsigned in zip(names, never_negative, strict=True) if unsigned}
+        self.names = names
+        self.masters: dict[Tensor, MasterWeight] = {}
+        self._fresh_steps: dict[torch.device, list[Tensor]] = {}
 
-    def _initial(self, name: str, parameter: Tensor, group: Group) -> Tensor:
-        """The first value of a state, in the dtype that torch would give it."""
-        return torch.zeros_like(parameter, memory_format=torch.preserve_format)
-
-    def _is_split(self, parameter: Tensor, group: Group) -> bool:
-        if type(parameter) is SplitParameter:
-            return True
-        return group["master_weights"] == "split" and parameter.dtype == torch.bfloat16
-
-    def _state_dtype(self, parameter: Tensor, group: Group, name: str) -> torch.dtype:
-        wanted: torch.dtype | None = group["state_dtype"]
-        if wanted is None:
-            return torch.float32 if self._is_split(parameter, group) else parameter.dtype
-        if wanted == torch.int8 and parameter.numel() < LEAST_CODED:
-            return torch.float32
-        return wanted
-
-    def _conform(self, parameter: Tensor, group: Group) -> None:
-        """Brings the parameter's states, if there are any, into the group's formats."""
-        state = self.state.get(parameter)
-        if not state or not parameter.is_floating_point():
-            return
-        for name in self.state_names:
-            kept = state.get(name)
-            if isinstance(kept, Tensor) and kept.shape == parameter.shape:
-                self._store(parameter, group, name, self._value(state, name))
-
-    def _kept_halves(self, parameter: Tensor) -> Halves | None:
-        """The halves of a parameter that has some, as they are at the moment."""
-        if type(parameter) is SplitParameter:
-            halves: Halves | None = parameter._halves
-        else:
-            halves = self._halves.get(parameter)
-        if halves is not None:
-            if halves.upper.data_ptr() != sharding.peek(parameter).data_ptr():
-                return self._keep_halves(parameter, None)
-            # The memory may have moved with the parameter, to where processes share it.
-            halves.address = halves.upper.data_ptr()
-            halves.settle()
-        return halves
-
-    def _keep_halves(self, parameter: Tensor, low: Tensor | None) -> Halves:
-        """Begins anew with the parameter's values as upper half; low: zeros if None."""
-        if type(parameter) is SplitParameter:
-            parameter._halves.leave()
-        halves = Halves(parameter, low)
-        if type(parameter) is SplitParameter:
-            parameter._halves = halves
-        else:
-            split_parameter.watch(parameter)
-            self._halves[parameter] = halves
-        return halves
-
-    def _current_low(self, parameter: Tensor, group: Group) -> Tensor | None:
-        """The lower half that a step updates, where the parameter is split.
-
-        Values that were written to the parameter since the last step count as exact, and so do
-        those with which it begins.
-        """
-        # Every parameter comes here in every step: what is as it was is told in few words.
-        if type(parameter) is SplitParameter:
-            halves: Halves | None = parameter._halves
-        elif group.options["master_weights"] is None:
-            if self._halves:
-                self._halves.pop(parameter, None)
-            return None
-        else:
-            halves = self._halves.get(parameter)
-        if (
-            halves is not None
-            and halves.upper._version - halves.low._version == halves.lead
-            and parameter.data_ptr() == halves.address
-        ):
-            return halves.low
-        if not self._is_split(parameter, group):
-            return None
-        return (self._kept_halves(parameter) or self._keep_halves(parameter, None)).low
-
-    def low_half(self, parameter: Tensor) -> Tensor | None:
-        """The lower half of a split parameter, or None where it has none or only zeros."""
-        halves = self._kept_halves(parameter)
-        return None if halves is None else sharding.placed_like(parameter, halves.low)
-
-    def set_low_half(self, parameter: Tensor, low: Tensor) -> None:
-        """Makes `low` (int16, placed as the parameter) the lower half that steps update."""
-        halves = self._kept_halves(parameter)
-        if halves is None:
-            self._keep_halves(parameter, sharding.local(low))
-        else:
-            halves.low.copy_(sharding.local(low))
-            halves.begin()
-
-    def _store(self, parameter: Tensor, group: Group, name: str, value: Tensor) -> None:
-        """Keeps `value` as the parameter's state `name`, in the group's format."""
-        state = self.state[parameter]
+    def write(
+        self, state: State, parameter: Tensor, name: str, value: Tensor, dtype: torch.dtype
+    ) -> None:
+        """Keeps `value` as the parameter's state `name`."""
         state.pop(name + SCALES, None)
         if value.layout is not torch.strided:
             # Of sparse gradients, which go torch's own way.
             state[name] = value
             return
-        dtype = self._state_dtype(parameter, group, name)
         value = _aligned(parameter, value, name)
         if dtype == torch.int8:
             codes, state[name + SCALES] = formats.encode(
-                sharding.local(value), name not in UNSIGNED
+                sharding.local(value), name not in self._unsigned
             )
             state[name] = sharding.placed_like(value, codes)
         else:
             state[name] = value.to(dtype)
 
-    def _value(self, state: State, name: str) -> Tensor:
+    def read(self, state: State, name: str) -> Tensor:
         """A state as torch keeps it."""
         kept: Tensor = state[name]
         scales = state.get(name + SCALES)
@@ -172,62 +87,140 @@ class StatefulOptimizer(ClippingOptimizer):
             return kept
         return sharding.placed_like(kept, formats.decode(sharding.local(kept), scales))
 
-    def _group_of(self, parameter: Tensor) -> Group:
-        for group in self._groups():
-            if any(own is parameter for own in group["params"]):
-                return group
-        raise ValueError(
-            f"{type(self).__name__}: expected one of the optimizer's own parameters, "
-            f"got another tensor of shape {list(parameter.shape)}"
-        )
+    def plain(self, state: State, has_format: bool) -> State:
+        """All states as torch keeps them; float32 where they have a format of ours."""
+        plain = {key: value for key, value in state.items() if not key.endswith(SCALES)}
+        for name in self.names:
+            if isinstance(plain.get(name), Tensor):
+                value = self.read(state, name)
+                plain[name] = value.float() if has_format else value
+        return plain
 
-    def master_weight(self, parameter: Tensor) -> Tensor:
-        """The exact float32 weight: of a split parameter both halves together, else a copy."""
-        self._group_of(parameter)
-        halves = self._kept_halves(parameter)
-        if halves is None:
-            return parameter.detach().float()
-        return sharding.placed_like(parameter, halves.join())
+    def first_step(self, parameter: Tensor) -> Tensor:
+        """The number of steps that were done, none; where kernels count, beside others."""
+        if not is_planned(parameter):
+            # As torch has it.
+            is_wide = torch.get_default_dtype() == torch.float64
+            return torch.zeros((), dtype=torch.float64 if is_wide else torch.float32)
+        fresh = self._fresh_steps.setdefault(parameter.device, [])
+        if not fresh:
+            fresh.extend(torch.zeros(_STEPS_TOGETHER, device=parameter.device).unbind())
+        return fresh.pop()
 
-    @torch.no_grad()
-    def set_master_weight(self, parameter: Tensor, weight: Tensor) -> None:
-        """Gives `parameter` the float32 value `weight`; a split parameter gets all its bits.
+    def master_weight(self, parameter: Tensor) -> MasterWeight | None:
+        """The master weight of a parameter that has one, as it is at the moment."""
+        if type(parameter) is SplitParameter:
+            master: MasterWeight | None = parameter._master
+        else:
+            master = self.masters.get(parameter)
+        if master is not None:
+            if master.upper.data_ptr() != sharding.peek(parameter).data_ptr():
+                return self.begin_master(parameter)
+            # The memory may have moved with the parameter, to where processes share it.
+            master.address = master.upper.data_ptr()
+            master.settle()
+        return master
 
-        weight: of a sharded parameter, sharded too or the whole tensor, the same in all processes.
+    def begin_master(self, parameter: Tensor, low_bits: Tensor | None = None) -> MasterWeight:
+        """A new master weight, whose upper half the parameter is; low bits: zeros if None."""
+        if type(parameter) is SplitParameter:
+            parameter._master.leave()
+        master = MasterWeight(parameter, low_bits)
+        if type(parameter) is SplitParameter:
+            parameter._master = master
+        else:
+            split_parameter.watch(parameter)
+            self.masters[parameter] = master
+        return master
+
+    def current_low_bits(self, parameter: Tensor, group: Group) -> Tensor | None:
+        """The low bits that a step updates, where the parameter is split.
+
+        Values that were written to the parameter since the last step count as exact, and so do
+        those with which it begins.
         """
-        group = self._group_of(parameter)
-        if weight.shape != parameter.shape:
-            raise ValueError(
-                f"set_master_weight: expected weight of shape {list(parameter.shape)}, "
-                f"got {list(weight.shape)}"
-            )
+        # Every parameter comes here in every step: what is as it was is told in few words.
+        if type(parameter) is SplitParameter:
+            master: MasterWeight | None = parameter._master
+        elif group.options["master_weights"] is None:
+            if self.masters:
+                self.masters.pop(parameter, None)
+            return None
+        else:
+            master = self.masters.get(parameter)
+        if (
+            master is not None
+            and master.upper._version - master.low_bits._version == master.lead
+            and parameter.data_ptr() == master.address
+        ):
+            return master.low_bits
+        if not is_split(parameter, group):
+            return None
+        return (self.master_weight(parameter) or self.begin_master(parameter)).low_bits
+
+    def low_bits(self, parameter: Tensor) -> Tensor | None:
+        """The low bits of a split parameter, placed as it is; None where it has none."""
+        master = self.master_weight(parameter)
+        return None if master is None else sharding.placed_like(parameter, master.low_bits)
+
+    def set_low_bits(self, parameter: Tensor, low_bits: Tensor) -> None:
+        """Makes `low_bits` (int16, placed as the parameter) those that steps update."""
+        master = self.master_weight(parameter)
+        if master is None:
+            self.begin_master(parameter, sharding.local(low_bits))
+        else:
+            master.low_bits.copy_(sharding.local(low_bits))
+            master.begin()
+
+    def weight(self, parameter: Tensor) -> Tensor:
+        """The float32 weight: of a split parameter both parts together, else a copy."""
+        master = self.master_weight(parameter)
+        if master is None:
+            return parameter.detach().float()
+        return sharding.placed_like(parameter, master.join())
+
+    def set_weight(self, parameter: Tensor, weight: Tensor, group: Group) -> None:
+        """Gives the parameter a float32 value, all bits of it if it is split."""
         weight = sharding.shard_like(parameter, weight, "weight")
-        if type(parameter) is SplitParameter or not self._is_split(parameter, group):
+        if type(parameter) is SplitParameter or not is_split(parameter, group):
             parameter.copy_(weight)
             return
-        halves = self._kept_halves(parameter) or self._keep_halves(parameter, None)
-        halves.set(sharding.local(_aligned(parameter, weight.float(), "weight")))
+        master = self.master_weight(parameter) or self.begin_master(parameter)
+        master.set(sharding.local(_aligned(parameter, weight.float(), "weight")))
 
-    def memory_report(self) -> dict[str, float]:
-        """Bytes per element of the parameters, by kind: parameters, low halves, each state.
-
-        Of sharded parameters, this process's shards.
-        """
-        total: dict[str, int] = {}
+    def memory_report(
+        self, parameters: Iterable[Tensor], states: dict[Tensor, State]
+    ) -> dict[str, float]:
+        """Bytes per element by kind; see `FusedOptimizer.memory_report`."""
+        total: dict[str, int] = {"parameters": 0}
         elements = 0
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                shard = sharding.local(parameter)
-                elements += shard.numel()
-                total["parameters"] = total.get("parameters", 0) + shard.nbytes
-                halves = self._kept_halves(parameter)
-                if halves is not None:
-                    total[LOW_HALF] = total.get(LOW_HALF, 0) + halves.low.nbytes
-                for key, value in self.state.get(parameter, {}).items():
-                    if isinstance(value, Tensor) and key != "step":
-                        total[key] = total.get(key, 0) + sharding.local(value).nbytes
+        for parameter in parameters:
+            shard = sharding.local(parameter)
+            elements += shard.numel()
+            total["parameters"] += shard.nbytes
+            master = self.master_weight(parameter)
+            if master is not None:
+                total[LOW_BITS] = total.get(LOW_BITS, 0) + master.low_bits.nbytes
+            for key, value in states.get(parameter, {}).items():
+                if isinstance(value, Tensor) and key != "step":
+                    total[key] = total.get(key, 0) + sharding.local(value).nbytes
         report = {kind: count / max(elements, 1) for kind, count in total.items()}
         return {**report, "total": sum(report.values())}
+
+
+def place_steps(parameters: Iterable[Tensor], states: Mapping[Tensor, State]) -> None:
+    """Brings numbers of steps, which torch may have left on the host, to where kernels count."""
+    strays: dict[torch.device, list[State]] = {}
+    for parameter in parameters:
+        step = states.get(parameter, {}).get("step")
+        if isinstance(step, Tensor) and parameter.grad is not None:
+            is_there = step.device == parameter.device and step.dtype == torch.float32
+            if not is_there and is_planned(parameter):
+                strays.setdefault(parameter.device, []).append(states[parameter])
+    for device, stray in strays.items():
+        values = torch.stack([state["step"].reshape(()).float().cpu() for state in stray])
+        for state, step in zip(stray, values.to(device, non_blocking=True).unbind(), strict=True):
+            state["step"] = step
 
 
 def _aligned(parameter: Tensor, value: Tensor, name: str) -> Tensor:
@@ -250,7 +243,7 @@ def check_options(name: str, group: Group) -> None:
             f"got {group['state_dtype']}"
         )
     if not isinstance(group["seed"], int):
-        raise ValueError(f"{name}: expected a whole number as seed, got {group['seed']!r}")
+        raise ValueError(f"{name}: expected an integer as seed, got {group['seed']!r}")
     parameters = group["params"]
     for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
         tensor = parameter[1] if isinstance(parameter, tuple) else parameter

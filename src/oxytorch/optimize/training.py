@@ -1,9 +1,9 @@
 """`optimize` for training: bfloat16 weights beside their lower halves, and fused optimizer steps.
 
 A parameter of a listed layer becomes the upper half of its float32 weight, in place, once an
-optimizer of ours holds it; to all but layers it stays the float32 weight (optim/split_parameter.py). What
-no
-such optimizer holds stays float32, and its layer computes in bfloat16 as under autocast.
+optimizer of ours holds it; to all but layers it stays the float32 weight
+(optim/split_parameter.py). What no such optimizer holds stays float32, and its layer computes in
+bfloat16 as under autocast.
 """
 
 from __future__ import annotations

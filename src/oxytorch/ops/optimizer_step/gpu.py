@@ -1,7 +1,7 @@
 """The GPU kernels of a step, and which forms of them are built ahead of time.
 
 `prepare` and `trust` have a signature for each rule. `measure` and `update` have one for each
-setting of some flags (`rule_text.Rule.compiled_flags`) in each of the formats that are common, and
+setting of some flags (`compiled_flags`) in each of the formats that are common, and
 a general one, which learns the formats when it runs, for all others.
 """
 
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
-from . import layout, rule_text
+from . import layout
 from .layout import Format
+from .parsed_rules import families
+from .translation.parsing import CONSTANTS, Rule
+from .translation.parsing import TRUST as TRUST_SUFFIX
 
 CODES = "codes"
 """8-bit codes, signed or not as the state is."""
@@ -29,6 +32,14 @@ STATES: Mapping[str, Sequence[str]] = {
 """For each format of the parameter the formats of states that are compiled."""
 
 GENERAL = "general"
+
+COMPILED_FLAGS = frozenset({"moves", "amsgrad", "centered", "is_whole"})
+"""Flags that decide which states there are: each setting is a kernel. The others are settled when a
+kernel runs, which costs nothing where the memory is the limit."""
+
+DECAYS, PENALIZES = "decays", "penalizes"
+"""Two ways to shrink weights, of which one is taken at most. Without either, a weight's factor, the
+scalar `decay`, is 1: a kernel that penalizes does not decay, and any other always does."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +105,19 @@ PREPARE_ARGUMENTS = {
 }
 
 
-def step_rule(kernel: str, rule: str) -> rule_text.Rule:
+def step_rule(kernel: str, rule: str) -> Rule:
     """The function of a rule that the kernel `measure` or `update` runs."""
-    family = rule_text.families()[rule]
+    family = families()[rule]
     function = family.measure if kernel == "measure" else family.update
     if function is None:
         raise ValueError(f"{kernel}: expected a rule with norms, got {rule}")
     return function
+
+
+def compiled_flags(rule: Rule) -> tuple[str, ...]:
+    """The flags of which each setting is a kernel, as far as the rule asks for them."""
+    chosen = COMPILED_FLAGS | ({PENALIZES} if DECAYS in rule.flags else set())
+    return tuple(flag for flag in rule.flags if flag in chosen & rule.tested_flags)
 
 
 def family_signature(rule: str) -> Signature:
@@ -117,7 +134,7 @@ def step_signature(
     the states in the rule's order; those of operands that the kernel does not touch do not count.
     """
     function = step_rule(kernel, rule)
-    compiled = {name: bool(flags[name]) for name in function.compiled_flags}
+    compiled = {name: bool(flags[name]) for name in compiled_flags(function)}
     traffic = function.traffic(compiled)
     used = traffic.reads | traffic.writes
     wanted = layout.formats_word(
@@ -137,7 +154,7 @@ def run_time_flags(kernel: str, rule: str, flags: Mapping[str, object]) -> int:
     return sum(1 << position for position, name in enumerate(names) if flags[name])
 
 
-def _formats(function: rule_text.Rule, used: frozenset[str], parameter: str, state: str) -> int:
+def _formats(function: Rule, used: frozenset[str], parameter: str, state: str) -> int:
     """The word of formats for a common combination."""
     kinds = [Format[parameter.upper()], Format.BFLOAT16 if parameter == "split" else None]
     for name in function.operands[2:]:
@@ -160,7 +177,7 @@ def _step_signatures(kernel: str) -> tuple[Signature, ...]:
     """All signatures of `measure` or `update`."""
     return tuple(
         signature
-        for rule, family in rule_text.families().items()
+        for rule, family in families().items()
         if kernel == "update" or family.measure is not None
         for signature in _rule_signatures(kernel, rule)
     )
@@ -172,8 +189,8 @@ def _rule_signatures(kernel: str, rule: str) -> tuple[Signature, ...]:
     """The signatures of `measure` or `update` for a rule."""
     found: dict[str, Signature] = {}
     function = step_rule(kernel, rule)
-    for setting in itertools.product((False, True), repeat=len(function.compiled_flags)):
-        compiled = dict(zip(function.compiled_flags, setting, strict=True))
+    for setting in itertools.product((False, True), repeat=len(compiled_flags(function))):
+        compiled = dict(zip(compiled_flags(function), setting, strict=True))
         names = [rule, *(name for name, value in compiled.items() if value)]
         traffic = function.traffic(compiled)
         used = traffic.reads | traffic.writes
@@ -201,7 +218,7 @@ def _signatures_by_use(
     result = {}
     for signature in _rule_signatures(kernel, rule):
         options = signature.options
-        setting = tuple(bool(options[name]) for name in step_rule(kernel, rule).compiled_flags)
+        setting = tuple(bool(options[name]) for name in compiled_flags(step_rule(kernel, rule)))
         word = options.get("formats")
         result[setting, None if word is None else int(word)] = signature
     return result
@@ -226,12 +243,12 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
 
     options = signature.options
     function = step_rule(kernel, str(options["rule"]))
-    compiled = {name: bool(options[name]) for name in function.compiled_flags}
+    compiled = {name: bool(options[name]) for name in compiled_flags(function)}
     traffic = function.traffic(compiled)
     shape = _shape(options.get("formats"))
     settled = dict(compiled)
-    if rule_text.DECAYS in function.flags:
-        settled[rule_text.DECAYS] = not compiled.get(rule_text.PENALIZES, False)
+    if DECAYS in function.flags:
+        settled[DECAYS] = not compiled.get(PENALIZES, False)
     constants: dict[str, Any] = {
         "RULE": triton_rules.functions()[function.name],
         "SCALARS": len(function.scalars),
@@ -261,9 +278,9 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
 def _prepare_triton(signature: Signature) -> TritonSource:
     from . import triton, triton_rules
 
-    family = rule_text.families()[str(signature.options["rule"])]
+    family = families()[str(signature.options["rule"])]
     constants = {
-        "CONSTANTS": triton_rules.functions()[family.name + rule_text.CONSTANTS],
+        "CONSTANTS": triton_rules.functions()[family.name + CONSTANTS],
         "HYPER": len(family.hyper),
         "HAS_STEP": family.has_step,
         "SCALARS": len(family.update.scalars),
@@ -277,9 +294,9 @@ def _prepare_triton(signature: Signature) -> TritonSource:
 def _trust_triton(signature: Signature) -> TritonSource:
     from . import triton, triton_rules
 
-    family = rule_text.families()[str(signature.options["rule"])]
+    family = families()[str(signature.options["rule"])]
     constants = {
-        "TRUST": triton_rules.functions()[family.name + rule_text.TRUST],
+        "TRUST": triton_rules.functions()[family.name + TRUST_SUFFIX],
         "HYPER": len(family.hyper),
         "TAKES_COUNT": family.trust_takes_count,
         "STEP_SIZE": family.update.scalars.index("step_size"),
@@ -290,46 +307,57 @@ def _trust_triton(signature: Signature) -> TritonSource:
     )
 
 
-def _opencl(kernel: str) -> Callable[[Signature], OpenClSource]:
-    def source(signature: Signature) -> OpenClSource:
-        from . import opencl
+def _opencl(kernel: str, signature: Signature) -> OpenClSource:
+    from . import opencl
 
-        return opencl.source(kernel, signature)
-
-    return source
+    return opencl.source(kernel, signature)
 
 
 def _families(has_measure: bool) -> tuple[Signature, ...]:
     return tuple(
         family_signature(rule)
-        for rule, family in rule_text.families().items()
+        for rule, family in families().items()
         if family.measure is not None or not has_measure
     )
 
 
-PREPARE = Kernel("prepare", lambda: _families(False), _prepare_triton, _opencl("prepare"))
+PREPARE = Kernel(
+    "prepare", lambda: _families(False), _prepare_triton, functools.partial(_opencl, "prepare")
+)
 """Counts steps, makes scalars and keys; programs: `programs_of_prepare`."""
 
 MEASURE = Kernel(
     "measure",
     functools.partial(_step_signatures, "measure"),
     functools.partial(_step_triton, "measure"),
-    _opencl("measure"),
+    functools.partial(_opencl, "measure"),
 )
 """The first sweep of rules with norms; programs: `programs_of_step`."""
 
-TRUST = Kernel("trust", lambda: _families(True), _trust_triton, _opencl("trust"))
+TRUST = Kernel("trust", lambda: _families(True), _trust_triton, functools.partial(_opencl, "trust"))
 """From the sums of the first sweep to step sizes; as many programs as tensors."""
 
 UPDATE = Kernel(
     "update",
     functools.partial(_step_signatures, "update"),
     functools.partial(_step_triton, "update"),
-    _opencl("update"),
+    functools.partial(_opencl, "update"),
 )
 """The sweep that updates parameters and states; programs: `programs_of_step`."""
 
 KERNELS = (PREPARE, MEASURE, TRUST, UPDATE)
+
+
+def float_signature(kernel: str, format: Format) -> Signature:
+    """The signature of a kernel that differs by the format of the gradients alone."""
+    if format not in layout.FLOATS.values():
+        raise ValueError(f"{kernel}: expected float32, bfloat16 or float16, got {format.name}")
+    return Signature(format.name.lower(), {"format": int(format)})
+
+
+def float_signatures(kernel: str) -> tuple[Signature, ...]:
+    """All signatures of such a kernel."""
+    return tuple(float_signature(kernel, format) for format in layout.FLOATS.values())
 
 
 def programs_of_prepare(tensor_count: int) -> int:

@@ -7,10 +7,11 @@ rules whose steps need norms, then `update`; all read `tensors`, and what one ke
 
 `tensors`: int64 [n, TENSOR_FIELDS], a row for each tensor:
   2 i, 2 i + 1  of operand i (parameter, gradient, states): the address of its data, and of its
-                extra: low half, scales of codes, row factors; 0 without one
+                extra: low half, scales of codes, row factors; 0 without one. GRADIENT is 2 i of
+                the gradient
   STEP          address of the float32 number of steps done; 0 if the rule does not count them
   COUNT         number of elements
-  STREAM        number of its stream of random numbers
+  RNG_STREAM    number of its stream of random numbers
   FIRST_BLOCK   where its blocks begin in `blocks`
   HEIGHT, WIDTH the last two sizes of a tensor with a factored state; else 0. There data and extra
                 of the state are its columns and the factors of its rows, and besides
@@ -48,11 +49,22 @@ class Format(enum.IntEnum):
     """Neither read nor written."""
 
 
+FLOATS = {
+    torch.float32: Format.FLOAT32,
+    torch.bfloat16: Format.BFLOAT16,
+    torch.float16: Format.FLOAT16,
+}
+"""The formats of gradients, and of all that is kept as plain numbers."""
+
 OPERANDS = 5
 """The parameter, the gradient and at most three states."""
 
 TENSOR_FIELDS = 16
-STEP, COUNT, STREAM, FIRST_BLOCK, HEIGHT, WIDTH = range(2 * OPERANDS, TENSOR_FIELDS)
+STEP, COUNT, RNG_STREAM, FIRST_BLOCK, HEIGHT, WIDTH = range(2 * OPERANDS, TENSOR_FIELDS)
+GRADIENT = 2
+COLUMNS, ROW_FACTORS = 4, 5
+"""Data and extra of a factored state, which is the first."""
+
 ROWS, STRIPS = 6, 8
 """In place of the last two operands."""
 
@@ -64,6 +76,10 @@ FACTOR = 15
 KEY_FIELDS = 8
 
 SUMS = 2
+"""How many sums a measure takes over each tensor."""
+
+WHOLE, MEASURE, UPDATE = range(3)
+"""Phases of a rule with a measure: both sweeps over the tensors, the first, or the second."""
 
 CODE_BLOCK = 256
 """Elements that share a bound."""

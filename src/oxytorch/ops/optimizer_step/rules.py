@@ -1,17 +1,19 @@
 """The arithmetic of every optimizer, written once.
 
 Each optimizer has two functions. `<rule>_constants` turns hyper-parameters and the number of the
-step into scalars, in float64, once per tensor and step. `<rule>` updates one element: it is run on
-tensors (the reference), and `ops/optimizer_step/translation` turns it into C++ when the library is
-built, and into OpenCL C. Where there is a `<rule>_measure`, it runs before, and what it returns
-beside operands is summed over the tensor; `<rule>_trust` turns the sums, in float64, into a factor
-of the update's `step_size`.
+step into scalars and flags, in float64, once per tensor and step. `<rule>` updates one element: it
+is run on tensors (the reference), and `translation` writes it in C++ when the library is built, in
+Triton and in OpenCL C. Where there is a `<rule>_measure`, it runs before, and what it returns
+beside operands is summed over the tensor; `<rule>_trust` turns the two sums, in float64, into a
+factor of the update's `step_size`.
 
 The functions know values only: + - * /, comparisons, calls of the functions below and of each
-other, and `if` on a flag, which is settled when the code is translated. Arguments are operands
-(the parameter, the gradient, then the states: `Value`, or `Magnitude` if never negative), then
-scalars, then flags; an operand is stored if it is returned. The order of operations is that of
-torch's single-tensor path, `fused_multiply_add` included: results are the same bits.
+other, and `if` on a flag, which is settled when the code is translated. Arguments of an update are
+operands (the parameter, the gradient, then the states: `Value`, or `Magnitude` if never negative),
+then scalars, then flags, in the order of `<rule>_constants`; a measure takes those that it needs,
+and `<rule>_trust` hyper-parameters and `count`, the number of elements. An operand is stored if it
+is returned. The order of operations is that of torch's single-tensor path, `fused_multiply_add`
+included: results are the same bits.
 
 Longer than other files, because one file is what the translators read: all rules and no other code.
 """
@@ -325,7 +327,6 @@ def lamb_measure(
     second_correction: Scalar,
     eps: Scalar,
     penalty: Scalar,
-    step_size: Scalar,
     penalizes: Flag,
 ) -> tuple[Value, ...]:
     """Updates the moments; sums the squares of the parameter and of its direction."""
@@ -361,15 +362,7 @@ def lamb(
     return (parameter,)
 
 
-def lamb_trust(
-    weight_squares: float,
-    direction_squares: float,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-) -> float:
+def lamb_trust(weight_squares: float, direction_squares: float) -> float:
     """|parameter| / |direction|, without bounds; 1 where either is zero."""
     return (
         weight_squares**0.5 / direction_squares**0.5
@@ -392,17 +385,7 @@ def lars_constants(
     }
 
 
-def lars_measure(
-    parameter: Value,
-    gradient: Value,
-    momentum_buffer: Value,
-    penalty: Scalar,
-    momentum: Scalar,
-    step_size: Scalar,
-    penalizes: Flag,
-    moves: Flag,
-    first: Flag,
-) -> tuple[Value, ...]:
+def lars_measure(parameter: Value, gradient: Value) -> tuple[Value, ...]:
     """Sums the squares of the parameter and of the gradient."""
     return parameter * parameter, gradient * gradient
 
@@ -434,12 +417,9 @@ def lars(
 def lars_trust(
     weight_squares: float,
     gradient_squares: float,
-    lr: float,
-    momentum: float,
     eeta: float,
     weight_decay: float,
     epsilon: float,
-    first: bool,
 ) -> float:
     """eeta |parameter| / (|gradient| + weight_decay |parameter| + epsilon), 1 where one is zero."""
     return (
@@ -484,11 +464,8 @@ def adafactor_measure(
     parameter: Value,
     gradient: Value,
     variance: Magnitude,
-    decay: Scalar,
     weight: Scalar,
     least: Scalar,
-    step_size: Scalar,
-    decays: Flag,
     is_whole: Flag,
 ) -> tuple[Value, ...]:
     """Updates the variance; sums the squares of the parameter and of the direction."""
@@ -518,16 +495,7 @@ def adafactor(
 
 
 def adafactor_trust(
-    weight_squares: float,
-    direction_squares: float,
-    count: float,
-    lr: float,
-    beta2_decay: float,
-    eps1: float,
-    eps2: float,
-    d: float,
-    weight_decay: float,
-    is_factored: bool,
+    weight_squares: float, direction_squares: float, count: float, eps2: float, d: float
 ) -> Any:
     """max(eps2, RMS(parameter)) / max(1, RMS(direction) / d)."""
     return max(eps2, (weight_squares / count) ** 0.5) / max(

@@ -2,12 +2,12 @@
 
 The tables of ops/optimizer_step/layout.py lie on the device and hold addresses, so that a step is a
 few launches that pass addresses of tables. Whoever keeps a plan sees to it that the tensors are
-still where they were (_watch.py).
+still where they were (address_guard.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +17,16 @@ from torch import Tensor
 from ...gpu.kernel import Kernel, Launch, Signature
 from ...ops.mean_squares import gpu as mean_squares
 from ...ops.mean_squares import tiling
-from ...ops.optimizer_step import gpu, layout, rule_text
-from ...ops.optimizer_step.layout import Format
-from ...ops.optimizer_step import rules
-from .device_table import Addresses
+from ...ops.optimizer_step import gpu, layout
+from ...ops.optimizer_step.layout import MEASURE, SUMS, UPDATE, WHOLE, Format
+from ..batch import Batch, Scaling
+from ..reference import constants_of, has_norms
+from .device_table import DeviceTable
 from .devices import Device
-from ..batch import MEASURE, SUMS, UPDATE, WHOLE, Batch, Scaling
 from .tensor_table import Factored, formats_of, tables_of
 
 Hyper = Sequence[Any]
 """Numbers and flags in the order of `<rule>_constants`; the learning rate may be a tensor."""
-
-GRADIENT = 2
-"""Where in a row of `tensors` the address of the gradient stands."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class _Tables:
     sums: Tensor
 
 
-class Plan:
+class LaunchPlan:
     """One step of `rule` over the tensors of `batch`, which are on one device.
 
     order: the places in the batch of the tensors in the order of the plan's tables.
@@ -60,10 +57,10 @@ class Plan:
         formats = [formats_of(rule, batch, i, stochastic) for i in range(len(batch.parameters))]
         self.order = sorted(range(len(formats)), key=formats.__getitem__)
         host, self._sections, blocks = tables_of(batch, formats, self.order)
-        self.addresses = host[:, GRADIENT:]
+        self.addresses = host[:, layout.GRADIENT :]
         count = len(self.order)
         place = device.device
-        measures = rule_text.families()[rule].measure is not None
+        measures = has_norms(rule)
         shapes = [batch.parameters[i].shape for i in self.order]
         self._room = Factored(host, shapes, place) if Format.FACTORED in formats[0] else None
         self._tables = _Tables(
@@ -73,7 +70,7 @@ class Plan:
             torch.empty(len(blocks) if measures else 0, SUMS, dtype=torch.float64, device=place),
             torch.empty(count if measures else 0, SUMS, dtype=torch.float64, device=place),
         )
-        self._addresses = Addresses(device, host)
+        self._addresses = DeviceTable(device, host)
         self.sums = self._tables.sums
         self._seed = (seed + 2**63) % 2**64 - 2**63
         self._prepare: Launch
@@ -253,8 +250,6 @@ def _numbers(hyper: Hyper) -> list[float]:
 
 def flags_of(rule: str, hyper: Hyper) -> dict[str, bool]:
     """The settings of the rule's flags; they do not depend on the learning rate."""
-    constants: Callable[..., dict[str, Any]] = getattr(rules, f"{rule}_constants")
     numbers = [0.0 if isinstance(value, Tensor) else value for value in hyper]
-    first = [1.0] if rule_text.families()[rule].has_step else []
-    values = constants(*first, *numbers)
+    values = constants_of(rule, numbers)
     return {name: value for name, value in values.items() if isinstance(value, bool)}

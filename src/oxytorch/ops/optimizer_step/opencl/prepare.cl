@@ -32,7 +32,7 @@ __attribute__((reqd_work_group_size(GROUP, 1, 1))) kernel void prepare(
   const number clip = number_of(optional(clip_factor, 1.0f));
   const number scale = number_of(optional(gradient_scale, 1.0f));
   target[FACTOR] = float_of(quotient(multiply(clip, from_argument(factor)), scale));
-  ulong key = scramble(scramble(seed) ^ (ulong)row[STREAM]);
+  ulong key = scramble(scramble(seed) ^ (ulong)row[RNG_STREAM]);
   key = scramble(key ^ (ulong)whole_of(steps_done));
   global uint* own_keys = (global uint*)keys + tensor * KEY_FIELDS;
   for (int i = 0; i < STATES; ++i) own_keys[i] = (uint)scramble(key ^ i);

@@ -1,0 +1,282 @@
+"""Reads rules.py into the form from which C++, OpenCL C and Triton are written.
+
+Expressions stay syntax trees of Python, which `expressions.py` writes for a target.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+CONSTANTS, MEASURE, TRUST = "_constants", "_measure", "_trust"
+
+OWN = frozenset({"sqrt", "where", "maximum", "fused_multiply_add"})
+"""Functions of rules.py that every target has of its own."""
+
+
+class Untranslatable(Exception):
+    """The rule uses Python beyond the restricted language."""
+
+    def __init__(self, node: ast.AST, why: str) -> None:
+        super().__init__(f"rules.py:{getattr(node, 'lineno', '?')}: {why}: {ast.unparse(node)}")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """`target = value`."""
+
+    target: str
+    value: ast.expr
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`if` on a flag."""
+
+    flag: str
+    then: Body
+    otherwise: Body
+
+
+Body: TypeAlias = "tuple[Assignment | Choice, ...]"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of rules.py: its arguments with their types as written, and what it does."""
+
+    name: str
+    arguments: Mapping[str, str]
+    body: Body
+    result: ast.expr
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The operands that a rule reads, and those that it writes."""
+
+    reads: frozenset[str]
+    writes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An update, or the measure before it, over operands, scalars and flags of its optimizer.
+
+    The order of these is that of the update's arguments, of which a measure names those it needs.
+    magnitudes: the operands that are never negative. results: what the function returns.
+    """
+
+    name: str
+    operands: tuple[str, ...]
+    magnitudes: frozenset[str]
+    scalars: tuple[str, ...]
+    flags: tuple[str, ...]
+    body: Body
+    results: tuple[ast.expr, ...]
+
+    @functools.cached_property
+    def returned(self) -> frozenset[str]:
+        """The operands among the results."""
+        names = (value.id for value in self.results if isinstance(value, ast.Name))
+        return frozenset(names).intersection(self.operands)
+
+    @functools.cached_property
+    def sums(self) -> tuple[ast.expr, ...]:
+        """The other results, which are summed over the tensor."""
+        return tuple(
+            value
+            for value in self.results
+            if not (isinstance(value, ast.Name) and value.id in self.returned)
+        )
+
+    @functools.cached_property
+    def tested_flags(self) -> frozenset[str]:
+        """The flags that the rule asks for."""
+        return frozenset(_flags_of(self.body))
+
+    def traffic(self, flags: Mapping[str, bool]) -> Traffic:
+        """What is read or written under any setting of the flags that `flags` leaves open."""
+        open_flags = [flag for flag in self.flags if flag not in flags]
+        reads: set[str] = set()
+        writes: set[str] = set()
+        for setting in itertools.product((False, True), repeat=len(open_flags)):
+            chosen = {**flags, **dict(zip(open_flags, setting, strict=True))}
+            assigned: set[str] = set()
+            for statement in settled(self.body, chosen):
+                assert isinstance(statement, Assignment)
+                reads |= self._operands_in(statement.value) - assigned
+                assigned.add(statement.target)
+            # A state that is returned as it came is neither read nor written.
+            writes |= assigned.intersection(self.returned)
+            for value in self.sums:
+                reads |= self._operands_in(value) - assigned
+        return Traffic(frozenset(reads), frozenset(writes))
+
+    def _operands_in(self, value: ast.expr) -> set[str]:
+        return _names(value).intersection(self.operands)
+
+
+@dataclass(frozen=True)
+class Family:
+    """An optimizer: its update, and what belongs to it.
+
+    hyper: the hyper-parameters and their types, in the order of `<rule>_constants`, without the
+    step, which it takes if has_step. constants: the scalars and flags that it makes of them.
+    """
+
+    name: str
+    hyper: Mapping[str, str]
+    has_step: bool
+    constants: Mapping[str, ast.expr]
+    update: Rule
+    measure: Rule | None
+    trust: Function | None
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The measure, if there is one, and the update, in the order in which they run."""
+        return (self.update,) if self.measure is None else (self.measure, self.update)
+
+    @property
+    def trust_takes_count(self) -> bool:
+        """Whether `<rule>_trust` takes the number of elements."""
+        return self.trust is not None and "count" in self.trust.arguments
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All of rules.py: the optimizers by the name of their rule, and functions that rules call."""
+
+    families: Mapping[str, Family]
+    helpers: Sequence[Function]
+
+
+def parse(source: str) -> Rules:
+    """The text of rules.py; raises Untranslatable for what is not in the restricted language."""
+    functions = {
+        node.name: _function(node)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name not in OWN
+    }
+    names = [name.removesuffix(CONSTANTS) for name in functions if name.endswith(CONSTANTS)]
+    families = {name: _family(name, functions) for name in names}
+    rules = {name + suffix for name in names for suffix in ("", CONSTANTS, MEASURE, TRUST)}
+    return Rules(families, [own for name, own in functions.items() if name not in rules])
+
+
+def settled(body: Body, flags: Mapping[str, bool]) -> Body:
+    """What is left to do under these flags; choices by others stay."""
+    result: list[Assignment | Choice] = []
+    for statement in body:
+        if isinstance(statement, Assignment):
+            result.append(statement)
+        elif statement.flag in flags:
+            result += settled(
+                statement.then if flags[statement.flag] else statement.otherwise, flags
+            )
+        else:
+            then, otherwise = (
+                settled(part, flags) for part in (statement.then, statement.otherwise)
+            )
+            result.append(Choice(statement.flag, then, otherwise))
+    return tuple(result)
+
+
+def targets(body: Body) -> Iterator[str]:
+    """The names that are assigned to."""
+    for statement in body:
+        if isinstance(statement, Assignment):
+            yield statement.target
+        else:
+            yield from targets(statement.then)
+            yield from targets(statement.otherwise)
+
+
+def _function(node: ast.FunctionDef) -> Function:
+    arguments = {
+        a.arg: a.annotation.id if isinstance(a.annotation, ast.Name) else "" for a in node.args.args
+    }
+    *statements, last = node.body
+    if not isinstance(last, ast.Return) or last.value is None:
+        raise Untranslatable(last, "expected `return` at the end")
+    return Function(node.name, arguments, _body(statements), last.value)
+
+
+def _body(statements: Sequence[ast.stmt]) -> Body:
+    result: list[Assignment | Choice] = []
+    for statement in statements:
+        if isinstance(statement, ast.If) and isinstance(statement.test, ast.Name):
+            then, otherwise = _body(statement.body), _body(statement.orelse)
+            result.append(Choice(statement.test.id, then, otherwise))
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            result.append(Assignment(statement.targets[0].id, statement.value))
+        elif not isinstance(statement, ast.Expr):
+            raise Untranslatable(statement, "cannot translate")
+    return tuple(result)
+
+
+def _family(name: str, functions: Mapping[str, Function]) -> Family:
+    constants, update = functions[name + CONSTANTS], functions[name]
+    made = constants.result
+    if not isinstance(made, ast.Dict):
+        raise Untranslatable(made, "expected a dictionary of scalars and flags")
+    entries = {
+        ast.literal_eval(key): value
+        for key, value in zip(made.keys, made.values, strict=True)
+        if key is not None
+    }
+    rule = _rule(update, update)
+    if [*entries] != [*rule.scalars, *rule.flags]:
+        raise Untranslatable(made, f"expected the scalars and flags of {name} in their order")
+    hyper = {key: kind for key, kind in constants.arguments.items() if key != "step"}
+    measure = functions.get(name + MEASURE)
+    return Family(
+        name,
+        hyper,
+        "step" in constants.arguments,
+        entries,
+        rule,
+        _rule(measure, update) if measure else None,
+        functions.get(name + TRUST),
+    )
+
+
+def _rule(function: Function, update: Function) -> Rule:
+    """A function of an optimizer whose update is `update`."""
+    if not function.arguments.items() <= update.arguments.items():
+        raise Untranslatable(
+            function.result, f"expected {function.name} to take arguments of {update.name}"
+        )
+    if not isinstance(function.result, ast.Tuple):
+        raise Untranslatable(function.result, "expected a tuple")
+
+    def of(*kinds: str) -> tuple[str, ...]:
+        return tuple(name for name, kind in update.arguments.items() if kind in kinds)
+
+    return Rule(
+        function.name,
+        of("Value", "Magnitude"),
+        frozenset(of("Magnitude")),
+        of("Scalar"),
+        of("Flag"),
+        function.body,
+        tuple(function.result.elts),
+    )
+
+
+def _names(value: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+
+
+def _flags_of(body: Body) -> set[str]:
+    flags: set[str] = set()
+    for statement in body:
+        if isinstance(statement, Choice):
+            inner = _flags_of(statement.then) | _flags_of(statement.otherwise)
+            flags |= {statement.flag, *inner}
+    return flags
