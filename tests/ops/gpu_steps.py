@@ -338,10 +338,10 @@ def step(
     count, blocks = len(tables.tensors), len(tables.blocks)
     own = gpu.family_signature(case.rule)
     arguments = [tensors, scalars, keys, count, *at, seed, factor, *hyper]
-    run(gpu.PREPARE, own, arguments, gpu.programs_of_prepare(count))
+    run(gpu.PREPARE_STEP, own, arguments, gpu.programs_of_prepare_step(count))
     partials, sums = tables.partials.data_ptr(), tables.sums.data_ptr()
     flags = case.flags()
-    for kernel in [gpu.MEASURE, gpu.UPDATE] if family.measure else [gpu.UPDATE]:
+    for kernel in [gpu.REDUCE_NORMS, gpu.UPDATE] if family.reduce_norms else [gpu.UPDATE]:
         run(
             kernel,
             gpu.step_signature(kernel.name, case.rule, flags, case.formats),
@@ -352,8 +352,8 @@ def step(
             ],
             gpu.programs_of_step(blocks),
         )
-        if kernel is gpu.MEASURE:
-            run(gpu.TRUST, own, [tensors, partials, sums, scalars, at[0], 0, *hyper], count)
+        if kernel is gpu.REDUCE_NORMS:
+            run(gpu.TRUST_RATIO, own, [tensors, partials, sums, scalars, at[0], 0, *hyper], count)
     return tables
 
 

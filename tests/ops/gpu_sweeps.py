@@ -121,10 +121,10 @@ def factors(run: Run, device: str) -> list[str]:
         tensors, numbers = table.data_ptr(), scalars.data_ptr()
         hyper = [0.01, -0.8, LEAST, 1e-3, 1.0, 0.0, 1.0, 0.0]
         run(
-            gpu.PREPARE,
+            gpu.PREPARE_STEP,
             gpu.family_signature("adafactor"),
             [tensors, numbers, keys.data_ptr(), len(SHAPES), 0, 0, 0, 0, 0, -0.5, *hyper],
-            gpu.programs_of_prepare(len(SHAPES)),
+            gpu.programs_of_prepare_step(len(SHAPES)),
         )
         for kernel, signature, tiles, least in (
             (
@@ -180,10 +180,10 @@ def scalars(run: Run, device: str) -> list[str]:
         hyper = [*case.hyper, *[0.0] * (layout.HYPER - len(case.hyper))]
         pointers = [table.data_ptr(), found.data_ptr(), keys.data_ptr()]
         run(
-            gpu.PREPARE,
+            gpu.PREPARE_STEP,
             gpu.family_signature(rule),
             [*pointers, len(STEPS), 0, 0, 0, 0, 0, 1.0, *hyper],
-            gpu.programs_of_prepare(len(STEPS)),
+            gpu.programs_of_prepare_step(len(STEPS)),
         )
         constants = getattr(rules, rule + "_constants")
         for i, step in enumerate(STEPS):

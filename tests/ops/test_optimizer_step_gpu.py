@@ -99,7 +99,7 @@ def test_gpu_sweeps_compute_what_torch_does(subject: str) -> None:
 def test_every_setting_of_the_flags_has_a_signature_for_every_formats(rule: str) -> None:
     family = parsed_rules.families()[rule]
     for case in gpu_steps.cases(rule, is_quick=False):
-        for kernel in [gpu.MEASURE, gpu.UPDATE] if family.measure else [gpu.UPDATE]:
+        for kernel in [gpu.REDUCE_NORMS, gpu.UPDATE] if family.reduce_norms else [gpu.UPDATE]:
             found = gpu.step_signature(kernel.name, rule, case.flags(), case.formats)
             assert found in kernel.signatures()
             is_mixed = case.formats[:2] in (
@@ -118,9 +118,9 @@ def test_signatures_have_names_of_their_own() -> None:
         assert len({*own}) == len(own)
 
 
-def test_a_rule_without_norms_has_nothing_to_measure() -> None:
-    with pytest.raises(ValueError, match="measure: expected a rule with norms, got adam"):
-        gpu.step_rule("measure", "adam")
+def test_a_rule_without_norms_has_nothing_to_reduce_norms() -> None:
+    with pytest.raises(ValueError, match="reduce_norms: expected a rule with norms, got adam"):
+        gpu.step_rule("reduce_norms", "adam")
 
 
 def test_the_table_of_blocks_numbers_those_of_each_tensor() -> None:

@@ -33,7 +33,7 @@ def _cases() -> Iterator[Any]:
     """All cases with each way of computing numbers.
 
     Slow but for float32 in every setting and a few formats in the first one; pairs matter to rules
-    with norms, and to the others in `prepare` alone, which has tests of its own.
+    with norms, and to the others in `prepare_step` alone, which has tests of its own.
     """
     for rule, family in parsed_rules.families().items():
         for case in gpu_steps.cases(rule, is_quick=False):
@@ -43,7 +43,7 @@ def _cases() -> Iterator[Any]:
             is_random = kinds[0] == "bfloat16" and "stochastic" in kinds
             is_few = is_common or (case.setting == 0 and (has_codes or is_random))
             for numbers in NUMBERS:
-                is_quick = is_few and (numbers == "float64" or family.measure is not None)
+                is_quick = is_few and (numbers == "float64" or family.reduce_norms is not None)
                 marks = [] if is_quick else [pytest.mark.slow]
                 yield pytest.param(case, numbers, id=f"{case.name}-{numbers}", marks=marks)
 
@@ -174,7 +174,7 @@ SETTINGS = {
 
 
 def _scalars(run: gpu_steps.Run, rule: str, hyper: Sequence[float]) -> torch.Tensor:
-    """What `prepare` makes of hyper-parameters after each of STEPS."""
+    """What `prepare_step` makes of hyper-parameters after each of STEPS."""
     family = parsed_rules.families()[rule]
     steps = [torch.tensor(step) for step in STEPS]
     rows = torch.zeros(len(steps), layout.TENSOR_FIELDS, dtype=torch.int64)
@@ -184,7 +184,12 @@ def _scalars(run: gpu_steps.Run, rule: str, hyper: Sequence[float]) -> torch.Ten
     padded = [*hyper, *[0.0] * (layout.HYPER - len(hyper))]
     at = [rows.data_ptr(), scalars.data_ptr(), keys.data_ptr()]
     arguments = [*at, len(steps), 0, 0, 0, 0, 0, 1.0, *padded]
-    run(gpu.PREPARE, gpu.family_signature(rule), arguments, gpu.programs_of_prepare(len(steps)))
+    run(
+        gpu.PREPARE_STEP,
+        gpu.family_signature(rule),
+        arguments,
+        gpu.programs_of_prepare_step(len(steps)),
+    )
     return scalars[:, : len(family.update.scalars)]
 
 
@@ -256,7 +261,7 @@ def test_ocloc_compiles_every_signature(kernel: Kernel) -> None:
 def test_numbers_in_constants_are_float32() -> None:
     """Pairs are made of them with a float32, which would not hold 0.1."""
     for name, family in parsed_rules.families().items():
-        trust = [family.trust.result] if family.trust else []
+        trust = [family.trust_ratio.result] if family.trust_ratio else []
         for node in itertools.chain(*map(ast.walk, [*family.constants.values(), *trust])):
             if isinstance(node, ast.Constant) and isinstance(node.value, float):
                 assert torch.tensor(node.value).item() == node.value, (name, node.value)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _library
-from ..ops.optimizer_step.layout import MEASURE, SUMS, UPDATE, WHOLE
+from ..ops.optimizer_step.layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE
 from . import reference, sharding
 from .batch import Batch, Scaling, given, is_fused, whole_parameters
 from .gpu import step_cache
@@ -114,7 +114,7 @@ class DeferredUpdate:
         self.sums = sums
         self.wholes = wholes
         self._run = run
-        run(sums=sums, phase=MEASURE)
+        run(sums=sums, phase=REDUCE_NORMS)
 
     def finish(self) -> None:
         """The second sweep."""
@@ -144,8 +144,8 @@ def run_compiled(
 ) -> None:
     """Updates parameters, states and steps in place; checks everything before it writes.
 
-    sums: float64 [number of parameters, SUMS], which the phase MEASURE fills with sums over the
-    tensors of the batch and the phase UPDATE reads.
+    sums: float64 [number of parameters, SUMS], which the phase REDUCE_NORMS fills with sums
+    over the tensors of the batch and the phase UPDATE reads.
     """
     if not batch.parameters:
         return
@@ -168,12 +168,12 @@ def run_compiled(
             phase,
             *hyper,
         )
-    if phase != MEASURE:
+    if phase != REDUCE_NORMS:
         batch.bump_versions()
 
 
 def empty_sums(batch: Batch) -> Tensor:
-    """Sums of a measure, zeros."""
+    """Sums of a reduction, zeros."""
     parameters = batch.parameters
     return torch.zeros(len(parameters), SUMS, dtype=torch.float64, device=parameters[0].device)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..ops.optimizer_step import formats, rules
-from ..ops.optimizer_step.layout import MEASURE, SUMS, UPDATE, WHOLE
+from ..ops.optimizer_step.layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE
 from .batch import Batch, Scaling
 
 _MASK = (1 << 64) - 1
@@ -23,7 +23,7 @@ _MASK = (1 << 64) - 1
 
 def has_norms(rule: str) -> bool:
     """Whether the rule needs norms, and so two sweeps over a tensor."""
-    return hasattr(rules, f"{rule}_measure")
+    return hasattr(rules, f"{rule}_reduce_norms")
 
 
 @functools.cache
@@ -103,13 +103,13 @@ class _Update:
             }
         if has_norms(self._rule):
             if phase != UPDATE:
-                *states, first, second = self._apply(f"{self._rule}_measure", constants)
+                *states, first, second = self._apply(f"{self._rule}_reduce_norms", constants)
                 self._write(states)
                 sums.copy_(torch.stack([square.double().sum() for square in (first, second)]))
-            if phase == MEASURE:
+            if phase == REDUCE_NORMS:
                 return
-            trust = self._trust(hyper, sums.tolist())
-            constants["step_size"] = _rounded(constants["step_size"] * trust, self._wide.dtype)
+            ratio = self._trust_ratio(hyper, sums.tolist())
+            constants["step_size"] = _rounded(constants["step_size"] * ratio, self._wide.dtype)
         updated, *states = self._apply(self._rule, constants)
         self._write(states)
         if self._low_bits is None:
@@ -128,8 +128,8 @@ class _Update:
         given += [self._wide] * (len(names) - len(given))
         return tuple(_call(name, {**dict(zip(names, given, strict=True)), **constants}))
 
-    def _trust(self, hyper: Mapping[str, float], sums: Sequence[float]) -> float:
-        name = f"{self._rule}_trust"
+    def _trust_ratio(self, hyper: Mapping[str, float], sums: Sequence[float]) -> float:
+        name = f"{self._rule}_trust_ratio"
         named = dict(zip(_arguments(name)[:SUMS], sums, strict=True))
         return float(_call(name, {**hyper, **named, "count": max(self._wide.numel(), 1)}))
 

@@ -1,8 +1,8 @@
 """The GPU kernels of a step, and which forms of them are built ahead of time.
 
-`prepare` and `trust` have a signature for each rule. `measure` and `update` have one for each
-setting of some flags (`compiled_flags`) in each of the formats that are common, and
-a general one, which learns the formats when it runs, for all others.
+`prepare_step` and `trust_ratio` have a signature for each rule. `reduce_norms` and `update` have one
+for each setting of some flags (`compiled_flags`) in each of the formats that are common, and a
+general one, which learns the formats when it runs, for all others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import layout
 from .layout import Format
 from .parsed_rules import families
 from .translation.parsing import CONSTANTS, Rule
-from .translation.parsing import TRUST as TRUST_SUFFIX
+from .translation.parsing import TRUST_RATIO as TRUST_RATIO_SUFFIX
 
 CODES = "codes"
 """8-bit codes, signed or not as the state is."""
@@ -65,8 +65,8 @@ NARROW = Shape(512, 512, 2, 64, 8)
 CODED = Shape(256, 256, 1, 80, 8)
 """A warp does the elements that share a bound: it finds their largest without the others."""
 
-PREPARE_LANES = 32
-TRUST_LANES = 1024
+PREPARE_STEP_LANES = 32
+TRUST_RATIO_LANES = 1024
 
 _TABLES = frozenset({"tensors", "blocks", "scalars", "keys", "partials", "sums"})
 _HYPER = {f"hyper_{i}": "fp64" for i in range(layout.HYPER)}
@@ -81,7 +81,7 @@ STEP_ARGUMENTS = {
     "flags": "i32",
     "formats": "i64",
 }
-TRUST_ARGUMENTS = {
+TRUST_RATIO_ARGUMENTS = {
     "tensors": "i64",
     "partials": "i64",
     "sums": "i64",
@@ -90,7 +90,7 @@ TRUST_ARGUMENTS = {
     "phase": "i32",
     **_HYPER,
 }
-PREPARE_ARGUMENTS = {
+PREPARE_STEP_ARGUMENTS = {
     "tensors": "i64",
     "scalars": "i64",
     "keys": "i64",
@@ -106,9 +106,9 @@ PREPARE_ARGUMENTS = {
 
 
 def step_rule(kernel: str, rule: str) -> Rule:
-    """The function of a rule that the kernel `measure` or `update` runs."""
+    """The function of a rule that the kernel `reduce_norms` or `update` runs."""
     family = families()[rule]
-    function = family.measure if kernel == "measure" else family.update
+    function = family.reduce_norms if kernel == "reduce_norms" else family.update
     if function is None:
         raise ValueError(f"{kernel}: expected a rule with norms, got {rule}")
     return function
@@ -121,14 +121,14 @@ def compiled_flags(rule: Rule) -> tuple[str, ...]:
 
 
 def family_signature(rule: str) -> Signature:
-    """The signature of `prepare` and `trust` for a rule."""
+    """The signature of `prepare_step` and `trust_ratio` for a rule."""
     return Signature(rule, {"rule": rule})
 
 
 def step_signature(
     kernel: str, rule: str, flags: Mapping[str, object], formats: Sequence[Format]
 ) -> Signature:
-    """The signature of `measure` or `update` for operands in these formats.
+    """The signature of `reduce_norms` or `update` for operands in these formats.
 
     flags: by name, as `<rule>_constants` returns them. formats: of the parameter, the gradient and
     the states in the rule's order; those of operands that the kernel does not touch do not count.
@@ -149,7 +149,7 @@ def step_signature(
 
 
 def run_time_flags(kernel: str, rule: str, flags: Mapping[str, object]) -> int:
-    """The argument `flags` of `measure` and `update`."""
+    """The argument `flags` of `reduce_norms` and `update`."""
     names = step_rule(kernel, rule).flags
     return sum(1 << position for position, name in enumerate(names) if flags[name])
 
@@ -174,11 +174,11 @@ def _formats(function: Rule, used: frozenset[str], parameter: str, state: str) -
 
 
 def _step_signatures(kernel: str) -> tuple[Signature, ...]:
-    """All signatures of `measure` or `update`."""
+    """All signatures of `reduce_norms` or `update`."""
     return tuple(
         signature
         for rule, family in families().items()
-        if kernel == "update" or family.measure is not None
+        if kernel == "update" or family.reduce_norms is not None
         for signature in _rule_signatures(kernel, rule)
     )
 
@@ -186,7 +186,7 @@ def _step_signatures(kernel: str) -> tuple[Signature, ...]:
 # By rule, not all at once: a program uses one or two, and its first step waits for them.
 @functools.cache
 def _rule_signatures(kernel: str, rule: str) -> tuple[Signature, ...]:
-    """The signatures of `measure` or `update` for a rule."""
+    """The signatures of `reduce_norms` or `update` for a rule."""
     found: dict[str, Signature] = {}
     function = step_rule(kernel, rule)
     for setting in itertools.product((False, True), repeat=len(compiled_flags(function))):
@@ -214,7 +214,7 @@ def _rule_signatures(kernel: str, rule: str) -> tuple[Signature, ...]:
 def _signatures_by_use(
     kernel: str, rule: str
 ) -> Mapping[tuple[tuple[bool, ...], int | None], Signature]:
-    """The signatures of `measure` or `update` for a rule: by setting of flags, word of formats."""
+    """The signatures of `reduce_norms` or `update` by setting of flags and word of formats."""
     result = {}
     for signature in _rule_signatures(kernel, rule):
         options = signature.options
@@ -258,7 +258,7 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
         "INPUTS": len(function.operands),
         "READS": _mask(function.operands, traffic.reads),
         "WRITES": _mask(function.operands, traffic.writes),
-        "MEASURES": kernel == "measure",
+        "SUMS_NORMS": kernel == "reduce_norms",
         "FORMATS": options.get("formats"),
         "CHUNK": shape.chunk,
         "PIECE": shape.piece,
@@ -275,7 +275,7 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
     )
 
 
-def _prepare_triton(signature: Signature) -> TritonSource:
+def _prepare_step_triton(signature: Signature) -> TritonSource:
     from . import triton, triton_rules
 
     family = families()[str(signature.options["rule"])]
@@ -285,25 +285,31 @@ def _prepare_triton(signature: Signature) -> TritonSource:
         "HAS_STEP": family.has_step,
         "SCALARS": len(family.update.scalars),
         "STATES": len(family.update.operands) - 2,
-        "LANES": PREPARE_LANES,
+        "LANES": PREPARE_STEP_LANES,
     }
-    aligned = _TABLES & {*PREPARE_ARGUMENTS}
-    return TritonSource(triton.prepare, PREPARE_ARGUMENTS, constants, aligned, num_warps=1)
+    aligned = _TABLES & {*PREPARE_STEP_ARGUMENTS}
+    return TritonSource(
+        triton.prepare_step, PREPARE_STEP_ARGUMENTS, constants, aligned, num_warps=1
+    )
 
 
-def _trust_triton(signature: Signature) -> TritonSource:
+def _trust_ratio_triton(signature: Signature) -> TritonSource:
     from . import triton, triton_rules
 
     family = families()[str(signature.options["rule"])]
     constants = {
-        "TRUST": triton_rules.functions()[family.name + TRUST_SUFFIX],
+        "TRUST_RATIO": triton_rules.functions()[family.name + TRUST_RATIO_SUFFIX],
         "HYPER": len(family.hyper),
-        "TAKES_COUNT": family.trust_takes_count,
+        "TAKES_COUNT": family.takes_count,
         "STEP_SIZE": family.update.scalars.index("step_size"),
-        "LANES": TRUST_LANES,
+        "LANES": TRUST_RATIO_LANES,
     }
     return TritonSource(
-        triton.trust, TRUST_ARGUMENTS, constants, _TABLES & {*TRUST_ARGUMENTS}, num_warps=8
+        triton.trust_ratio,
+        TRUST_RATIO_ARGUMENTS,
+        constants,
+        _TABLES & {*TRUST_RATIO_ARGUMENTS},
+        num_warps=8,
     )
 
 
@@ -313,28 +319,36 @@ def _opencl(kernel: str, signature: Signature) -> OpenClSource:
     return opencl.source(kernel, signature)
 
 
-def _families(has_measure: bool) -> tuple[Signature, ...]:
+def _families(has_norms: bool) -> tuple[Signature, ...]:
     return tuple(
         family_signature(rule)
         for rule, family in families().items()
-        if family.measure is not None or not has_measure
+        if family.reduce_norms is not None or not has_norms
     )
 
 
-PREPARE = Kernel(
-    "prepare", lambda: _families(False), _prepare_triton, functools.partial(_opencl, "prepare")
+PREPARE_STEP = Kernel(
+    "prepare_step",
+    lambda: _families(False),
+    _prepare_step_triton,
+    functools.partial(_opencl, "prepare_step"),
 )
-"""Counts steps, makes scalars and keys; programs: `programs_of_prepare`."""
+"""Counts steps, makes scalars and keys; programs: `programs_of_prepare_step`."""
 
-MEASURE = Kernel(
-    "measure",
-    functools.partial(_step_signatures, "measure"),
-    functools.partial(_step_triton, "measure"),
-    functools.partial(_opencl, "measure"),
+REDUCE_NORMS = Kernel(
+    "reduce_norms",
+    functools.partial(_step_signatures, "reduce_norms"),
+    functools.partial(_step_triton, "reduce_norms"),
+    functools.partial(_opencl, "reduce_norms"),
 )
 """The first sweep of rules with norms; programs: `programs_of_step`."""
 
-TRUST = Kernel("trust", lambda: _families(True), _trust_triton, functools.partial(_opencl, "trust"))
+TRUST_RATIO = Kernel(
+    "trust_ratio",
+    lambda: _families(True),
+    _trust_ratio_triton,
+    functools.partial(_opencl, "trust_ratio"),
+)
 """From the sums of the first sweep to step sizes; as many programs as tensors."""
 
 UPDATE = Kernel(
@@ -345,7 +359,7 @@ UPDATE = Kernel(
 )
 """The sweep that updates parameters and states; programs: `programs_of_step`."""
 
-KERNELS = (PREPARE, MEASURE, TRUST, UPDATE)
+KERNELS = (PREPARE_STEP, REDUCE_NORMS, TRUST_RATIO, UPDATE)
 
 
 def float_signature(kernel: str, format: Format) -> Signature:
@@ -360,11 +374,11 @@ def float_signatures(kernel: str) -> tuple[Signature, ...]:
     return tuple(float_signature(kernel, format) for format in layout.FLOATS.values())
 
 
-def programs_of_prepare(tensor_count: int) -> int:
-    """How many programs `prepare` needs."""
-    return -(-tensor_count // PREPARE_LANES)
+def programs_of_prepare_step(tensor_count: int) -> int:
+    """How many programs `prepare_step` needs."""
+    return -(-tensor_count // PREPARE_STEP_LANES)
 
 
 def programs_of_step(block_count: int) -> int:
-    """How many programs `measure` and `update` need."""
+    """How many programs `reduce_norms` and `update` need."""
     return block_count

@@ -1,9 +1,10 @@
 """The tables that the GPU kernels of a step read: where tensors lie, and what is kept for each.
 
 Triton and OpenCL kernels share them. Every table is contiguous and on the device of the tensors;
-kernels take its address. One step runs `prepare` once for a group, then `measure` and `trust` for
-rules whose steps need norms, then `update`; all read `tensors`, and what one kernel writes
-(`scalars`, `keys`, `partials`, `sums`) the next reads, so nothing comes back to the host.
+kernels take its address. One step runs `prepare_step` once for a group, then `reduce_norms` and
+`trust_ratio` for rules whose steps need norms, then `update`; all read `tensors`, and what one
+kernel writes (`scalars`, `keys`, `partials`, `sums`) the next reads, so nothing comes back to the
+host.
 
 `tensors`: int64 [n, TENSOR_FIELDS], a row for each tensor:
   2 i, 2 i + 1  of operand i (parameter, gradient, states): the address of its data, and of its
@@ -22,7 +23,7 @@ rules whose steps need norms, then `update`; all read `tensors`, and what one ke
 `scalars`: float32 [n, SCALAR_FIELDS]: the rule's scalars in the order of its arguments; at FACTOR
   what the gradient is multiplied by.
 `keys`: int32 [n, KEY_FIELDS]: where the random numbers of state k start, as unsigned bits.
-`partials`: float64 [number of blocks, SUMS], `sums`: float64 [n, SUMS]: of rules with a measure.
+`partials`: float64 [number of blocks, SUMS], `sums`: float64 [n, SUMS]: of rules with norms.
 """
 
 from __future__ import annotations
@@ -76,10 +77,10 @@ FACTOR = 15
 KEY_FIELDS = 8
 
 SUMS = 2
-"""How many sums a measure takes over each tensor."""
+"""How many sums such a rule takes over each tensor."""
 
-WHOLE, MEASURE, UPDATE = range(3)
-"""Phases of a rule with a measure: both sweeps over the tensors, the first, or the second."""
+WHOLE, REDUCE_NORMS, UPDATE = range(3)
+"""Phases of a rule with norms: both sweeps over the tensors, the first, or the second."""
 
 CODE_BLOCK = 256
 """Elements that share a bound."""
@@ -88,7 +89,7 @@ BLOCK = 1024
 """Elements of a block; a multiple of CODE_BLOCK."""
 
 HYPER = 8
-"""How many hyper-parameters `prepare` and `trust` take; the learning rate is the first."""
+"""How many hyper-parameters `prepare_step` and `trust_ratio` take, the learning rate first."""
 
 FORMAT_BITS = 8
 """Bits of an operand in the word that tells a kernel the formats."""

@@ -3,17 +3,17 @@
 Each optimizer has two functions. `<rule>_constants` turns hyper-parameters and the number of the
 step into scalars and flags, in float64, once per tensor and step. `<rule>` updates one element: it
 is run on tensors (the reference), and `translation` writes it in C++ when the library is built, in
-Triton and in OpenCL C. Where there is a `<rule>_measure`, it runs before, and what it returns
-beside operands is summed over the tensor; `<rule>_trust` turns the two sums, in float64, into a
-factor of the update's `step_size`.
+Triton and in OpenCL C. Where there is a `<rule>_reduce_norms`, it runs before, and what it returns
+beside operands is summed over the tensor; `<rule>_trust_ratio` turns the two sums, in float64, into
+a factor of the update's `step_size`.
 
 The functions know values only: + - * /, comparisons, calls of the functions below and of each
 other, and `if` on a flag, which is settled when the code is translated. Arguments of an update are
 operands (the parameter, the gradient, then the states: `Value`, or `Magnitude` if never negative),
-then scalars, then flags, in the order of `<rule>_constants`; a measure takes those that it needs,
-and `<rule>_trust` hyper-parameters and `count`, the number of elements. An operand is stored if it
-is returned. The order of operations is that of torch's single-tensor path, `fused_multiply_add`
-included: results are the same bits.
+then scalars, then flags, in the order of `<rule>_constants`; `<rule>_reduce_norms` takes those that
+it needs, `<rule>_trust_ratio` hyper-parameters and `count`, the number of elements. An operand is
+stored if it is returned. The order of operations is that of torch's single-tensor path,
+`fused_multiply_add` included: results are the same bits.
 
 Longer than other files, because one file is what the translators read: all rules and no other code.
 """
@@ -314,7 +314,7 @@ def lamb_direction(
     return exp_avg / first_correction / (sqrt(exp_avg_sq / second_correction) + eps)
 
 
-def lamb_measure(
+def lamb_reduce_norms(
     parameter: Value,
     gradient: Value,
     exp_avg: Value,
@@ -362,7 +362,7 @@ def lamb(
     return (parameter,)
 
 
-def lamb_trust(weight_squares: float, direction_squares: float) -> float:
+def lamb_trust_ratio(weight_squares: float, direction_squares: float) -> float:
     """|parameter| / |direction|, without bounds; 1 where either is zero."""
     return (
         weight_squares**0.5 / direction_squares**0.5
@@ -385,7 +385,7 @@ def lars_constants(
     }
 
 
-def lars_measure(parameter: Value, gradient: Value) -> tuple[Value, ...]:
+def lars_reduce_norms(parameter: Value, gradient: Value) -> tuple[Value, ...]:
     """Sums the squares of the parameter and of the gradient."""
     return parameter * parameter, gradient * gradient
 
@@ -414,7 +414,7 @@ def lars(
     return parameter, momentum_buffer
 
 
-def lars_trust(
+def lars_trust_ratio(
     weight_squares: float,
     gradient_squares: float,
     eeta: float,
@@ -460,7 +460,7 @@ def adafactor_direction(gradient: Value, variance: Magnitude, least: Scalar) -> 
     return gradient / sqrt(where(variance < least, least, variance))
 
 
-def adafactor_measure(
+def adafactor_reduce_norms(
     parameter: Value,
     gradient: Value,
     variance: Magnitude,
@@ -494,7 +494,7 @@ def adafactor(
     return (parameter,)
 
 
-def adafactor_trust(
+def adafactor_trust_ratio(
     weight_squares: float, direction_squares: float, count: float, eps2: float, d: float
 ) -> Any:
     """max(eps2, RMS(parameter)) / max(1, RMS(direction) / d)."""

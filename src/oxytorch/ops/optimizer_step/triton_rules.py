@@ -69,8 +69,8 @@ def texts() -> Iterator[str]:
             arguments = (*rule.operands, *rule.scalars, *rule.flags)
             results = _tuple(rule.results, expression)
             yield _function(rule.name, arguments, rule.body, results, expression)
-        if family.trust:
-            own, expression = family.trust, Expression(NUMBERS, {})
+        if family.trust_ratio:
+            own, expression = family.trust_ratio, Expression(NUMBERS, {})
             sums = (name for name in own.arguments if name not in family.hyper)
             arguments = (*sums, *family.hyper)
             yield _function(own.name, arguments, own.body, expression(own.result), expression)

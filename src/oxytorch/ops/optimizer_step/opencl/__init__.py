@@ -44,23 +44,25 @@ STEP_GROUP = layout.BLOCK // 4
 
 
 def source(kernel: str, signature: Signature) -> OpenClSource:
-    """The source of a signature of `prepare`, `measure`, `trust` or `update`.
+    """The source of a signature of `prepare_step`, `reduce_norms`, `trust_ratio` or `update`.
 
     It has float64 arithmetic where the compiler says that the chip has it (cl_khr_fp64), and pairs
     of float32 elsewhere; WITHOUT_FLOAT64 asks for pairs.
     """
     family = parsed_rules.families()[str(signature.options["rule"])]
-    if kernel == "prepare":
-        settings = {"GROUP": gpu.PREPARE_LANES, "STATES": len(family.update.operands) - 2}
-        text = assemble(settings, "tables.cl", _constants(family), "prepare.cl")
-        return OpenClSource(text, "prepare", gpu.PREPARE_ARGUMENTS, gpu.PREPARE_LANES, OPTIONS)
-    if kernel == "trust":
+    if kernel == "prepare_step":
+        settings = {"GROUP": gpu.PREPARE_STEP_LANES, "STATES": len(family.update.operands) - 2}
+        text = assemble(settings, "tables.cl", _constants(family), "prepare_step.cl")
+        return OpenClSource(
+            text, "prepare_step", gpu.PREPARE_STEP_ARGUMENTS, gpu.PREPARE_STEP_LANES, OPTIONS
+        )
+    if kernel == "trust_ratio":
         step_size = family.update.scalars.index("step_size")
         settings = {"GROUP": STEP_GROUP, "STEP_SIZE": step_size}
-        text = assemble(settings, "tables.cl", _trust(family), "trust.cl")
-        return OpenClSource(text, "trust", gpu.TRUST_ARGUMENTS, STEP_GROUP, OPTIONS)
-    rule = family.measure if kernel == "measure" else family.update
-    if kernel not in ("measure", "update") or rule is None:
+        text = assemble(settings, "tables.cl", _trust_ratio(family), "trust_ratio.cl")
+        return OpenClSource(text, "trust_ratio", gpu.TRUST_RATIO_ARGUMENTS, STEP_GROUP, OPTIONS)
+    rule = family.reduce_norms if kernel == "reduce_norms" else family.update
+    if kernel not in ("reduce_norms", "update") or rule is None:
         raise ValueError(f"opencl: {family.name} has no kernel {kernel!r}")
     generated = (helpers()[1], _sweep(kernel, rule, signature))
     text = assemble({"GROUP": STEP_GROUP}, "arithmetic.cl", "tables.cl", "formats.cl", *generated)
@@ -128,20 +130,22 @@ def _constants(family: Family) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _trust(family: Family) -> str:
+def _trust_ratio(family: Family) -> str:
     """The function that turns sums into a factor of the step size."""
-    assert family.trust is not None
-    first, second, *_ = family.trust.arguments
+    assert family.trust_ratio is not None
+    first, second, *_ = family.trust_ratio.arguments
     lines = [
-        f"static number trust_factor(number {first}, number {second}, number count, "
+        f"static number trust_ratio_of(number {first}, number {second}, number count, "
         "const number* hyper) {"
     ]
     lines += [f"  const number {name} = hyper[{i}];" for i, name in enumerate(family.hyper)]
-    return "\n".join([*lines, f"  return {Expression(NUMBERS, {})(family.trust.result)};", "}", ""])
+    return "\n".join(
+        [*lines, f"  return {Expression(NUMBERS, {})(family.trust_ratio.result)};", "}", ""]
+    )
 
 
 def _sweep(kernel: str, rule: Rule, signature: Signature) -> str:
-    """The kernel `measure` or `update`, as `sweep` in triton.py."""
+    """The kernel `reduce_norms` or `update`, as `sweep` in triton.py."""
     compiled = {name: bool(signature.options[name]) for name in gpu.compiled_flags(rule)}
     traffic = rule.traffic(compiled)
     body = settled(rule.body, compiled)
@@ -223,7 +227,7 @@ def _writes(rule: Rule, traffic: Traffic) -> Iterator[str]:
 
 
 def _partial_sums(values: Sequence[str]) -> Iterator[str]:
-    """The sums of a measure over a block."""
+    """The sums over a block."""
     for position, text in enumerate(values):
         total = f"sum_over_group(sum_of({text}, have), shared)"
         yield f"    const number sum_{position} = {total};"

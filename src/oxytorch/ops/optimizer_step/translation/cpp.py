@@ -13,7 +13,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from .expressions import Dialect, Expression, Helper, inline_function
-from .parsing import MEASURE, TRUST, Assignment, Family, Function, Rule, Traffic, parse, settled
+from .parsing import (
+    REDUCE_NORMS,
+    TRUST_RATIO,
+    Assignment,
+    Family,
+    Function,
+    Rule,
+    Traffic,
+    parse,
+    settled,
+)
 
 ELEMENTS = Dialect(
     over_elements=True,
@@ -137,8 +147,8 @@ def mask(rule: Rule, names: Collection[str]) -> int:
     return sum(1 << i for i, name in enumerate(rule.operands) if name in names)
 
 
-def trust(family: Family, function: Function) -> str:
-    """The C++ function of a `_trust` function: of two sums and the hyper-parameters.
+def trust_ratio(family: Family, function: Function) -> str:
+    """The C++ function of a `_trust_ratio` function: of two sums and the hyper-parameters.
 
     An argument `count` is the number of elements.
     """
@@ -179,13 +189,13 @@ def record(family: Family) -> str:
     """The entry of an optimizer in the table of rules."""
     name = family.name
     kinds = "".join("b" if kind == "bool" else "f" for kind in family.hyper.values())
-    measure, factor, step_size = "nullptr", "nullptr", 0
-    if family.measure:
-        measure, factor = f"{name}{MEASURE}_variants", name + TRUST
+    reduction, ratio, step_size = "nullptr", "nullptr", 0
+    if family.reduce_norms:
+        reduction, ratio = f"{name}{REDUCE_NORMS}_variants", name + TRUST_RATIO
         step_size = family.update.scalars.index("step_size")
     return (
         f'    {{"{name}_step", "{kinds}", {len(family.update.operands) - 2}, '
-        f"{str(family.has_step).lower()}, {name}_constants, {name}_variants, {measure}, {factor}, "
+        f"{str(family.has_step).lower()}, {name}_constants, {name}_variants, {reduction}, {ratio}, "
         f"{step_size}}},"
     )
 
@@ -215,8 +225,8 @@ def headers(source: str) -> dict[str, str]:
                 )
                 traffic.append(f"    {{{reads}, {writes}}},")
                 used.append(str(reads | writes))
-        if family.trust:
-            entries.append(trust(family, family.trust))
+        if family.trust_ratio:
+            entries.append(trust_ratio(family, family.trust_ratio))
         schema = ", ".join(f"{kind} {argument}" for argument, kind in family.hyper.items())
         ops.append(f'  OP({family.name}_step, {len(ops)}, "{schema}")')
     head = "// Written by ops/optimizer_step/translation from rules.py.\n#pragma once\n\n"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-CONSTANTS, MEASURE, TRUST = "_constants", "_measure", "_trust"
+CONSTANTS, REDUCE_NORMS, TRUST_RATIO = "_constants", "_reduce_norms", "_trust_ratio"
 
 OWN = frozenset({"sqrt", "where", "maximum", "fused_multiply_add"})
 """Functions of rules.py that every target has of its own."""
@@ -65,9 +65,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Rule:
-    """An update, or the measure before it, over operands, scalars and flags of its optimizer.
+    """An update, or the reduction before it, over operands, scalars and flags of its optimizer.
 
-    The order of these is that of the update's arguments, of which a measure names those it needs.
+    The order of these is that of the update's arguments, of which a reduction names those it needs.
     magnitudes: the operands that are never negative. results: what the function returns.
     """
 
@@ -134,18 +134,18 @@ class Family:
     has_step: bool
     constants: Mapping[str, ast.expr]
     update: Rule
-    measure: Rule | None
-    trust: Function | None
+    reduce_norms: Rule | None
+    trust_ratio: Function | None
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The measure, if there is one, and the update, in the order in which they run."""
-        return (self.update,) if self.measure is None else (self.measure, self.update)
+        """The reduction, if there is one, and the update, in the order in which they run."""
+        return (self.update,) if self.reduce_norms is None else (self.reduce_norms, self.update)
 
     @property
-    def trust_takes_count(self) -> bool:
-        """Whether `<rule>_trust` takes the number of elements."""
-        return self.trust is not None and "count" in self.trust.arguments
+    def takes_count(self) -> bool:
+        """Whether `<rule>_trust_ratio` takes the number of elements."""
+        return self.trust_ratio is not None and "count" in self.trust_ratio.arguments
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,9 @@ def parse(source: str) -> Rules:
     }
     names = [name.removesuffix(CONSTANTS) for name in functions if name.endswith(CONSTANTS)]
     families = {name: _family(name, functions) for name in names}
-    rules = {name + suffix for name in names for suffix in ("", CONSTANTS, MEASURE, TRUST)}
+    rules = {
+        name + suffix for name in names for suffix in ("", CONSTANTS, REDUCE_NORMS, TRUST_RATIO)
+    }
     return Rules(families, [own for name, own in functions.items() if name not in rules])
 
 
@@ -234,15 +236,15 @@ def _family(name: str, functions: Mapping[str, Function]) -> Family:
     if [*entries] != [*rule.scalars, *rule.flags]:
         raise Untranslatable(made, f"expected the scalars and flags of {name} in their order")
     hyper = {key: kind for key, kind in constants.arguments.items() if key != "step"}
-    measure = functions.get(name + MEASURE)
+    reduction = functions.get(name + REDUCE_NORMS)
     return Family(
         name,
         hyper,
         "step" in constants.arguments,
         entries,
         rule,
-        _rule(measure, update) if measure else None,
-        functions.get(name + TRUST),
+        _rule(reduction, update) if reduction else None,
+        functions.get(name + TRUST_RATIO),
     )
 
 
