@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -126,7 +127,8 @@ class _Update:
         given = [self._wide, self._gradient, *self._read]
         names = [*operands_of(self._rule)]
         given += [self._wide] * (len(names) - len(given))
-        return tuple(_call(name, {**dict(zip(names, given, strict=True)), **constants}))
+        operands = dict(zip(names, given, strict=True))
+        return tuple(_call(name, {**operands, "c": SimpleNamespace(**constants)}))
 
     def _trust_ratio(self, hyper: Mapping[str, float], sums: Sequence[float]) -> float:
         name = f"{self._rule}_trust_ratio"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -327,36 +327,29 @@ def _families(has_norms: bool) -> tuple[Signature, ...]:
     )
 
 
-PREPARE_STEP = Kernel(
-    "prepare_step",
-    lambda: _families(False),
-    _prepare_step_triton,
-    functools.partial(_opencl, "prepare_step"),
-)
+def _kernel(
+    name: str,
+    signatures: Callable[[], Sequence[Signature]],
+    triton: Callable[[Signature], TritonSource],
+) -> Kernel:
+    return Kernel(name, signatures, triton, functools.partial(_opencl, name))
+
+
+def _sweep(name: str) -> Kernel:
+    signatures = functools.partial(_step_signatures, name)
+    return _kernel(name, signatures, functools.partial(_step_triton, name))
+
+
+PREPARE_STEP = _kernel("prepare_step", lambda: _families(False), _prepare_step_triton)
 """Counts steps, makes scalars and keys; programs: `programs_of_prepare_step`."""
 
-REDUCE_NORMS = Kernel(
-    "reduce_norms",
-    functools.partial(_step_signatures, "reduce_norms"),
-    functools.partial(_step_triton, "reduce_norms"),
-    functools.partial(_opencl, "reduce_norms"),
-)
+REDUCE_NORMS = _sweep("reduce_norms")
 """The first sweep of rules with norms; programs: `programs_of_step`."""
 
-TRUST_RATIO = Kernel(
-    "trust_ratio",
-    lambda: _families(True),
-    _trust_ratio_triton,
-    functools.partial(_opencl, "trust_ratio"),
-)
+TRUST_RATIO = _kernel("trust_ratio", lambda: _families(True), _trust_ratio_triton)
 """From the sums of the first sweep to step sizes; as many programs as tensors."""
 
-UPDATE = Kernel(
-    "update",
-    functools.partial(_step_signatures, "update"),
-    functools.partial(_step_triton, "update"),
-    functools.partial(_opencl, "update"),
-)
+UPDATE = _sweep("update")
 """The sweep that updates parameters and states; programs: `programs_of_step`."""
 
 KERNELS = (PREPARE_STEP, REDUCE_NORMS, TRUST_RATIO, UPDATE)

@@ -67,8 +67,9 @@ class Traffic:
 class Rule:
     """An update, or the reduction before it, over operands, scalars and flags of its optimizer.
 
-    The order of these is that of the update's arguments, of which a reduction names those it needs.
-    magnitudes: the operands that are never negative. results: what the function returns.
+    Operands are in the order of the update's arguments, the others in that of the constants; flags
+    are those that a rule of the optimizer asks for. magnitudes: the operands that are never
+    negative. results: what the function returns.
     """
 
     name: str
@@ -126,21 +127,26 @@ class Family:
     """An optimizer: its update, and what belongs to it.
 
     hyper: the hyper-parameters and their types, in the order of `<rule>_constants`, without the
-    step, which it takes if has_step. constants: the scalars and flags that it makes of them.
+    step, which it takes if has_step. constants: the scalars and flags that it makes of them. rules: in
+    the order in which they run.
     """
 
     name: str
     hyper: Mapping[str, str]
     has_step: bool
     constants: Mapping[str, ast.expr]
-    update: Rule
-    reduce_norms: Rule | None
+    rules: tuple[Rule, ...]
     trust_ratio: Function | None
 
     @property
-    def rules(self) -> tuple[Rule, ...]:
-        """The reduction, if there is one, and the update, in the order in which they run."""
-        return (self.update,) if self.reduce_norms is None else (self.reduce_norms, self.update)
+    def update(self) -> Rule:
+        """What updates the parameter and its states."""
+        return self.rules[-1]
+
+    @property
+    def reduce_norms(self) -> Rule | None:
+        """What runs before the update, of an optimizer that needs norms."""
+        return self.rules[0] if len(self.rules) > 1 else None
 
     @property
     def takes_count(self) -> bool:
@@ -199,10 +205,25 @@ def targets(body: Body) -> Iterator[str]:
             yield from targets(statement.otherwise)
 
 
+class _Constants(ast.NodeTransformer):
+    """Scalars and flags by their names alone, in place of `c.<name>`."""
+
+    def __init__(self, argument: str) -> None:
+        self._argument = argument
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if not isinstance(node.value, ast.Name) or node.value.id != self._argument:
+            raise Untranslatable(node, "cannot translate")
+        return ast.copy_location(ast.Name(node.attr), node)
+
+
 def _function(node: ast.FunctionDef) -> Function:
     arguments = {
         a.arg: a.annotation.id if isinstance(a.annotation, ast.Name) else "" for a in node.args.args
     }
+    for name in [name for name, kind in arguments.items() if kind == "Constants"]:
+        del arguments[name]
+        node = _Constants(name).visit(node)
     *statements, last = node.body
     if not isinstance(last, ast.Return) or last.value is None:
         raise Untranslatable(last, "expected `return` at the end")
@@ -232,43 +253,36 @@ def _family(name: str, functions: Mapping[str, Function]) -> Family:
         for key, value in zip(made.keys, made.values, strict=True)
         if key is not None
     }
-    rule = _rule(update, update)
-    if [*entries] != [*rule.scalars, *rule.flags]:
-        raise Untranslatable(made, f"expected the scalars and flags of {name} in their order")
-    hyper = {key: kind for key, kind in constants.arguments.items() if key != "step"}
-    reduction = functions.get(name + REDUCE_NORMS)
+    functions_of = [own for own in (functions.get(name + REDUCE_NORMS), update) if own]
+    tested = {flag for own in functions_of for flag in _flags_of(own.body)}
+    if not tested <= {*entries}:
+        raise Untranslatable(made, f"expected the flags {', '.join(sorted(tested))}")
+    shared = (
+        tuple(key for key, kind in update.arguments.items() if kind in ("Value", "Magnitude")),
+        frozenset(key for key, kind in update.arguments.items() if kind == "Magnitude"),
+        tuple(key for key in entries if key not in tested),
+        tuple(key for key in entries if key in tested),
+    )
+    rules = [Rule(own.name, *shared, own.body, _results(own, update)) for own in functions_of]
     return Family(
         name,
-        hyper,
+        {key: kind for key, kind in constants.arguments.items() if key != "step"},
         "step" in constants.arguments,
         entries,
-        rule,
-        _rule(reduction, update) if reduction else None,
+        tuple(rules),
         functions.get(name + TRUST_RATIO),
     )
 
 
-def _rule(function: Function, update: Function) -> Rule:
-    """A function of an optimizer whose update is `update`."""
+def _results(function: Function, update: Function) -> tuple[ast.expr, ...]:
+    """What a function of an optimizer whose update is `update` returns."""
     if not function.arguments.items() <= update.arguments.items():
         raise Untranslatable(
-            function.result, f"expected {function.name} to take arguments of {update.name}"
+            function.result, f"expected {function.name} to take operands of {update.name}"
         )
     if not isinstance(function.result, ast.Tuple):
         raise Untranslatable(function.result, "expected a tuple")
-
-    def of(*kinds: str) -> tuple[str, ...]:
-        return tuple(name for name, kind in update.arguments.items() if kind in kinds)
-
-    return Rule(
-        function.name,
-        of("Value", "Magnitude"),
-        frozenset(of("Magnitude")),
-        of("Scalar"),
-        of("Flag"),
-        function.body,
-        tuple(function.result.elts),
-    )
+    return tuple(function.result.elts)
 
 
 def _names(value: ast.expr) -> set[str]:
