@@ -19,7 +19,7 @@ from torch.optim.optimizer import Optimizer
 from .. import _library
 from ..ops.global_norm import global_norm
 from . import release, sharding
-from .batch import FUSED, is_dense
+from .batch import FUSED, IS_CPU, is_dense
 from .gpu import devices
 
 if TYPE_CHECKING:
@@ -84,31 +84,28 @@ def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
 
 
 def _is_fused(gradients: Sequence[Tensor], norm_type: float) -> bool:
-    return (
-        _library.loaded
-        and len(gradients) > 0
-        and float(norm_type) == 2.0
-        and all(
-            type(gradient) is Tensor
-            and gradient.is_cpu
-            and gradient.layout is torch.strided
-            and gradient.dtype in FUSED
-            for gradient in gradients
-        )
-    )
+    """Whether the compiled op takes the norm of the gradients."""
+    return _library.loaded and _are_plain(gradients, norm_type) and all(map(IS_CPU, gradients))
 
 
 def _is_planned(gradients: Sequence[Tensor], norm_type: float) -> bool:
     """Whether GPU kernels take the norm of the gradients."""
-    if not gradients or float(norm_type) != 2.0 or devices.find(gradients[0].device) is None:
+    if not gradients or devices.find(gradients[0].device) is None:
         return False
-    return all(
-        type(gradient) is Tensor
-        and gradient.device == gradients[0].device
-        and gradient.layout is torch.strided
-        and gradient.dtype in FUSED
-        and is_dense(gradient)
-        for gradient in gradients
+    places = {gradient.device for gradient in gradients}
+    return len(places) == 1 and _are_plain(gradients, norm_type) and all(map(is_dense, gradients))
+
+
+def _are_plain(gradients: Sequence[Tensor], norm_type: float) -> bool:
+    return (
+        len(gradients) > 0
+        and float(norm_type) == 2.0
+        and all(
+            type(gradient) is Tensor
+            and gradient.layout is torch.strided
+            and gradient.dtype in FUSED
+            for gradient in gradients
+        )
     )
 
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ class Executor:
     def launch(self, launch: CachedLaunch, hyper: Hyper, scaling: Scaling) -> None:
         """Launches a step, of shards with norms only the first half."""
         if launch.needs_sums_of_shards:
-            run = functools.partial(launch.run_phase, hyper, scaling)
+            run = functools.partial(launch.run, hyper, scaling)
             self._defer(DeferredUpdate(run, launch.wholes, launch.plan.sums))
         else:
             launch.run(hyper, scaling)
@@ -86,6 +86,7 @@ class Executor:
             self.captured.append(launch.plan)
 
     def _defer(self, update: DeferredUpdate) -> None:
+        update.run(sums=update.sums, phase=REDUCE_NORMS)
         if self._deferred is None:
             finish([update])
         else:
@@ -103,22 +104,16 @@ class Executor:
             self._deferred = None
 
 
-class DeferredUpdate:
-    """An update of shards whose first sweep is done and whose second waits for sums over all."""
+class DeferredUpdate(NamedTuple):
+    """An update of shards whose first sweep is done and whose second waits for sums over all.
 
-    def __init__(self, run: Callable[..., None], wholes: Sequence[Tensor], sums: Tensor) -> None:
-        """run: takes `sums` and `phase` as `run_compiled` does, all else is bound.
+    run: takes `sums` and `phase` as `run_compiled` does, all else is bound. wholes: the sharded or
+    plain parameters. sums: float64 [len(wholes), SUMS].
+    """
 
-        wholes: the sharded or plain parameters. sums: float64 [len(wholes), SUMS].
-        """
-        self.sums = sums
-        self.wholes = wholes
-        self._run = run
-        run(sums=sums, phase=REDUCE_NORMS)
-
-    def finish(self) -> None:
-        """The second sweep."""
-        self._run(sums=self.sums, phase=UPDATE)
+    run: Callable[..., None]
+    wholes: Sequence[Tensor]
+    sums: Tensor
 
 
 @torch.no_grad()
@@ -128,8 +123,7 @@ def finish(updates: Sequence[DeferredUpdate]) -> None:
     sharding.add_shards_(sums, [whole for update in updates for whole in update.wholes])
     parts = torch.split(sums, [len(update.sums) for update in updates])
     for update, part in zip(updates, parts, strict=True):
-        update.sums.copy_(part)
-        update.finish()
+        update.run(sums=update.sums.copy_(part), phase=UPDATE)
 
 
 def run_compiled(

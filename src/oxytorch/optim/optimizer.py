@@ -389,10 +389,6 @@ class FusedOptimizer(Optimizer):
         """The low bits of a split parameter's master weight, int16; None where it has none."""
         return self._store.low_bits(parameter)
 
-    def set_low_bits(self, parameter: Tensor, low_bits: Tensor) -> None:
-        """Makes `low_bits` (int16, placed as the parameter) those that steps update."""
-        self._store.set_low_bits(parameter, low_bits)
-
     def master_weight(self, parameter: Tensor) -> Tensor:
         """The exact float32 weight: of a split parameter both parts together, else a copy."""
         self._group_of(parameter)
@@ -487,7 +483,7 @@ class FusedOptimizer(Optimizer):
             if type(parameter) is not SplitParameter:
                 split_parameter.split(parameter)
         for parameter, own in dict(low_bits).items():
-            self.set_low_bits(parameter, own)
+            self._store.set_low_bits(parameter, own)
         if state.get("_releases"):
             self._release_gradients()
 
@@ -500,9 +496,12 @@ def rate(group: Group) -> float | Tensor:
     return float(value)
 
 
-def check_at_least_zero(name: str, argument: str, value: float | Tensor) -> None:
+def check_at_least_zero(name: str, **values: float | Tensor) -> None:
     """Refuses negative hyper-parameters and NaN, and tensors of several elements."""
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise ValueError(f"{name}: expected {argument} with one element, got {list(value.shape)}")
-    if not value >= 0.0:
-        raise ValueError(f"{name}: expected {argument} >= 0, got {value}")
+    for argument, value in values.items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(
+                f"{name}: expected {argument} with one element, got {list(value.shape)}"
+            )
+        if not value >= 0.0:
+            raise ValueError(f"{name}: expected {argument} >= 0, got {value}")

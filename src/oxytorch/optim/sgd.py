@@ -109,14 +109,9 @@ class Lars(_Momentum):
         maximize: bool = False,
         **options: Any,
     ) -> None:
-        for name, value in (
-            ("lr", lr),
-            ("momentum", momentum),
-            ("eeta", eeta),
-            ("weight_decay", weight_decay),
-            ("epsilon", epsilon),
-        ):
-            check_at_least_zero("Lars", name, value)
+        check_at_least_zero(
+            "Lars", lr=lr, momentum=momentum, eeta=eeta, weight_decay=weight_decay, epsilon=epsilon
+        )
         defaults = {
             "lr": lr,
             "momentum": momentum,

@@ -1,7 +1,7 @@
 """The GPU kernels of a step, and which forms of them are built ahead of time.
 
-`prepare_step` and `trust_ratio` have a signature for each rule. `reduce_norms` and `update` have one
-for each setting of some flags (`compiled_flags`) in each of the formats that are common, and a
+`prepare_step` and `trust_ratio` have a signature for each rule. `reduce_norms` and `update` have
+one for each setting of some flags (`compiled_flags`) in each of the formats that are common, and a
 general one, which learns the formats when it runs, for all others.
 """
 
@@ -18,7 +18,6 @@ from . import layout
 from .layout import Format
 from .parsed_rules import families
 from .translation.parsing import CONSTANTS, Rule
-from .translation.parsing import TRUST_RATIO as TRUST_RATIO_SUFFIX
 
 CODES = "codes"
 """8-bit codes, signed or not as the state is."""
@@ -297,20 +296,16 @@ def _trust_ratio_triton(signature: Signature) -> TritonSource:
     from . import triton, triton_rules
 
     family = families()[str(signature.options["rule"])]
+    assert family.trust_ratio is not None
     constants = {
-        "TRUST_RATIO": triton_rules.functions()[family.name + TRUST_RATIO_SUFFIX],
+        "TRUST_RATIO": triton_rules.functions()[family.trust_ratio.name],
         "HYPER": len(family.hyper),
-        "TAKES_COUNT": family.takes_count,
+        "TAKES_COUNT": "count" in family.trust_ratio.arguments,
         "STEP_SIZE": family.update.scalars.index("step_size"),
         "LANES": TRUST_RATIO_LANES,
     }
-    return TritonSource(
-        triton.trust_ratio,
-        TRUST_RATIO_ARGUMENTS,
-        constants,
-        _TABLES & {*TRUST_RATIO_ARGUMENTS},
-        num_warps=8,
-    )
+    aligned = _TABLES & {*TRUST_RATIO_ARGUMENTS}
+    return TritonSource(triton.trust_ratio, TRUST_RATIO_ARGUMENTS, constants, aligned, num_warps=8)
 
 
 def _opencl(kernel: str, signature: Signature) -> OpenClSource:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...ops.optimizer_step.layout import WHOLE
 from .. import sharding
 from ..batch import FUSED, IS_CPU, Batch, Scaling, is_fused, whole_parameters
 from ..master_weight import MasterWeight
@@ -44,13 +45,15 @@ class CachedLaunch:
         """Whether the kernels are those for the group's hyper-parameters."""
         return self.plan.fits((*hyper, *self.flags))
 
-    def run(self, hyper: Sequence[Any], scaling: Scaling) -> None:
-        """Launches the step."""
-        self.plan.run((*hyper, *self.flags), scaling)
-
-    def run_phase(self, hyper: Sequence[Any], scaling: Scaling, sums: Tensor, phase: int) -> None:
-        """Launches one sweep of the step; sums: the plan's own."""
-        assert sums is self.plan.sums
+    def run(
+        self,
+        hyper: Sequence[Any],
+        scaling: Scaling,
+        sums: Tensor | None = None,
+        phase: int = WHOLE,
+    ) -> None:
+        """Launches the step, or one sweep of it with the plan's own sums."""
+        assert sums is None or sums is self.plan.sums
         self.plan.run((*hyper, *self.flags), scaling, phase)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ....gpu.kernel import OpenClSource, Signature
 from .. import gpu, layout, parsed_rules
 from ..translation.expressions import Dialect, Expression, Helper, inline_function, statements
-from ..translation.parsing import Family, Rule, Traffic, settled, targets
+from ..translation.parsing import Assignment, Family, Rule, Traffic, settled, walk
 
 ELEMENTS = Dialect(
     over_elements=True,
@@ -156,7 +156,8 @@ def _sweep(kernel: str, rule: Rule, signature: Signature) -> str:
         for i, name in enumerate(rule.flags)
         if name not in compiled
     ]
-    own = dict.fromkeys(name for name in targets(body) if name not in rule.operands)
+    assigned = [own.target for own in walk(body) if isinstance(own, Assignment)]
+    own = [name for name in dict.fromkeys(assigned) if name not in rule.operands]
     lines = [
         f"__attribute__((reqd_work_group_size(GROUP, 1, 1))) kernel void {kernel}(",
         *_SWEEP_BEGIN,

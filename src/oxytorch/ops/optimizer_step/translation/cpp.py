@@ -9,8 +9,8 @@ variant, which is one setting of a rule's flags; settings with the same code sha
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from .expressions import Dialect, Expression, Helper, inline_function
 from .parsing import (
@@ -20,6 +20,7 @@ from .parsing import (
     Family,
     Function,
     Rule,
+    Rules,
     Traffic,
     parse,
     settled,
@@ -56,25 +57,16 @@ class Variant:
     divisors: list[str]
 
 
-@dataclass
-class Variants:
-    """The variants of a rule; by_flags: for each setting of the flags, the first as lowest bit."""
-
-    rule: Rule
-    all: list[Variant] = field(default_factory=list)
-    by_flags: list[int] = field(default_factory=list)
-
-
-def variants_of(rule: Rule, helpers: Mapping[str, Helper]) -> Variants:
-    """All variants of a rule."""
-    found = Variants(rule)
+def variants_of(rule: Rule, helpers: Mapping[str, Helper]) -> tuple[list[Variant], list[int]]:
+    """The variants of a rule, and which one each setting is; the first flag is the lowest bit."""
+    variants: list[Variant] = []
+    by_flags = []
     for setting in itertools.product((False, True), repeat=len(rule.flags)):
-        flags = dict(zip(reversed(rule.flags), setting, strict=True))
-        variant = _variant(rule, flags, helpers)
-        if variant not in found.all:
-            found.all.append(variant)
-        found.by_flags.append(found.all.index(variant))
-    return found
+        variant = _variant(rule, dict(zip(reversed(rule.flags), setting, strict=True)), helpers)
+        if variant not in variants:
+            variants.append(variant)
+        by_flags.append(variants.index(variant))
+    return variants, by_flags
 
 
 def _variant(rule: Rule, flags: Mapping[str, bool], helpers: Mapping[str, Helper]) -> Variant:
@@ -213,10 +205,10 @@ def headers(source: str) -> dict[str, str]:
     for family in rules.families.values():
         entries.append(constants(family))
         for rule in family.rules:
-            variants = variants_of(rule, helpers)
-            numbers = ", ".join(str(len(pointers) + i) for i in variants.by_flags)
+            variants, by_flags = variants_of(rule, helpers)
+            numbers = ", ".join(str(len(pointers) + i) for i in by_flags)
             entries.append(f"inline constexpr int {rule.name}_variants[] = {{{numbers}}};\n")
-            for i, variant in enumerate(variants.all):
+            for i, variant in enumerate(variants):
                 pointers.append(f"{rule.name}_{i}")
                 loops.append(loop(rule, variant, i))
                 reads, writes = (
@@ -229,8 +221,19 @@ def headers(source: str) -> dict[str, str]:
             entries.append(trust_ratio(family, family.trust_ratio))
         schema = ", ".join(f"{kind} {argument}" for argument, kind in family.hyper.items())
         ops.append(f'  OP({family.name}_step, {len(ops)}, "{schema}")')
-    head = "// Written by ops/optimizer_step/translation from rules.py.\n#pragma once\n\n"
-    rules_header = [
+    return {
+        "oxytorch_rules.h": _entry_header(rules, entries, used, ops),
+        "oxytorch_rule_loops.h": _loops_header(loops, pointers, traffic),
+    }
+
+
+_HEAD = "// Written by ops/optimizer_step/translation from rules.py.\n#pragma once\n\n"
+
+
+def _entry_header(
+    rules: Rules, entries: Sequence[str], used: Sequence[str], ops: Sequence[str]
+) -> str:
+    lines = [
         *entries,
         "// Operands of each variant, as bits.",
         f"inline constexpr unsigned kUsed[] = {{{', '.join(used)}}};\n",
@@ -241,7 +244,11 @@ def headers(source: str) -> dict[str, str]:
         " \\\n".join(ops),
         "",
     ]
-    loops_header = [
+    return _HEAD + "\n".join(lines)
+
+
+def _loops_header(loops: Sequence[str], pointers: Sequence[str], traffic: Sequence[str]) -> str:
+    lines = [
         *loops,
         "template <class P, class G, class S>",
         "struct Loops {",
@@ -254,7 +261,4 @@ def headers(source: str) -> dict[str, str]:
         "};",
         "",
     ]
-    return {
-        "oxytorch_rules.h": head + "\n".join(rules_header),
-        "oxytorch_rule_loops.h": head + "\n".join(loops_header),
-    }
+    return _HEAD + "\n".join(lines)

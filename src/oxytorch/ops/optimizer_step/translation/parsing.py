@@ -98,7 +98,7 @@ class Rule:
     @functools.cached_property
     def tested_flags(self) -> frozenset[str]:
         """The flags that the rule asks for."""
-        return frozenset(_flags_of(self.body))
+        return frozenset(own.flag for own in walk(self.body) if isinstance(own, Choice))
 
     def traffic(self, flags: Mapping[str, bool]) -> Traffic:
         """What is read or written under any setting of the flags that `flags` leaves open."""
@@ -124,11 +124,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Family:
-    """An optimizer: its update, and what belongs to it.
+    """An optimizer.
 
     hyper: the hyper-parameters and their types, in the order of `<rule>_constants`, without the
-    step, which it takes if has_step. constants: the scalars and flags that it makes of them. rules: in
-    the order in which they run.
+    step, which it takes if has_step. constants: the scalars and flags that it makes of them.
+    rules: the update, and before it the reduction of an optimizer that needs norms.
     """
 
     name: str
@@ -140,18 +140,13 @@ class Family:
 
     @property
     def update(self) -> Rule:
-        """What updates the parameter and its states."""
+        """The last rule."""
         return self.rules[-1]
 
     @property
     def reduce_norms(self) -> Rule | None:
-        """What runs before the update, of an optimizer that needs norms."""
+        """The rule before the update, or None."""
         return self.rules[0] if len(self.rules) > 1 else None
-
-    @property
-    def takes_count(self) -> bool:
-        """Whether `<rule>_trust_ratio` takes the number of elements."""
-        return self.trust_ratio is not None and "count" in self.trust_ratio.arguments
 
 
 @dataclass(frozen=True)
@@ -183,26 +178,22 @@ def settled(body: Body, flags: Mapping[str, bool]) -> Body:
     for statement in body:
         if isinstance(statement, Assignment):
             result.append(statement)
-        elif statement.flag in flags:
-            result += settled(
-                statement.then if flags[statement.flag] else statement.otherwise, flags
-            )
+            continue
+        then, otherwise = settled(statement.then, flags), settled(statement.otherwise, flags)
+        if statement.flag in flags:
+            result += then if flags[statement.flag] else otherwise
         else:
-            then, otherwise = (
-                settled(part, flags) for part in (statement.then, statement.otherwise)
-            )
             result.append(Choice(statement.flag, then, otherwise))
     return tuple(result)
 
 
-def targets(body: Body) -> Iterator[str]:
-    """The names that are assigned to."""
+def walk(body: Body) -> Iterator[Assignment | Choice]:
+    """All statements, those in choices too."""
     for statement in body:
-        if isinstance(statement, Assignment):
-            yield statement.target
-        else:
-            yield from targets(statement.then)
-            yield from targets(statement.otherwise)
+        yield statement
+        if isinstance(statement, Choice):
+            yield from walk(statement.then)
+            yield from walk(statement.otherwise)
 
 
 class _Constants(ast.NodeTransformer):
@@ -254,7 +245,8 @@ def _family(name: str, functions: Mapping[str, Function]) -> Family:
         if key is not None
     }
     functions_of = [own for own in (functions.get(name + REDUCE_NORMS), update) if own]
-    tested = {flag for own in functions_of for flag in _flags_of(own.body)}
+    statements = (statement for own in functions_of for statement in walk(own.body))
+    tested = {statement.flag for statement in statements if isinstance(statement, Choice)}
     if not tested <= {*entries}:
         raise Untranslatable(made, f"expected the flags {', '.join(sorted(tested))}")
     shared = (
@@ -287,12 +279,3 @@ def _results(function: Function, update: Function) -> tuple[ast.expr, ...]:
 
 def _names(value: ast.expr) -> set[str]:
     return {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
-
-
-def _flags_of(body: Body) -> set[str]:
-    flags: set[str] = set()
-    for statement in body:
-        if isinstance(statement, Choice):
-            inner = _flags_of(statement.then) | _flags_of(statement.otherwise)
-            flags |= {statement.flag, *inner}
-    return flags
