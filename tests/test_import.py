@@ -238,6 +238,44 @@ def test_imports_point_down() -> None:
             assert _layer(name) <= _layer(own), f"{path.relative_to(PACKAGE)} imports {name}"
 
 
+def _private_imports(path: Path) -> list[str]:
+    """Underscored modules that a file imports from a package that it does not lie in."""
+    here = ["oxytorch", *path.relative_to(PACKAGE).with_suffix("").parts]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) - node.level] if node.level else []
+            base += (node.module or "").split(".") if node.module else []
+            names = [alias.name for alias in node.names]
+            modules = [base + ([name] if _is_module([*base, name]) else []) for name in names]
+        else:
+            continue
+        for parts in modules:
+            private = [i for i, part in enumerate(parts) if re.match("_[a-z]", part)]
+            if parts[0] == "oxytorch" and any(parts[:i] != here[:i] for i in private):
+                found.append(".".join(parts[1:]))
+    return found
+
+
+def _is_module(parts: list[str]) -> bool:
+    place = PACKAGE.parent.joinpath(*parts)
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
+def test_underscored_modules_are_their_packages_own() -> None:
+    # Shared by `graph` and `optimize`, and still to be given a public name.
+    awaited = {"ops._post_op"}
+    found = {
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name in _private_imports(path)
+        if name not in awaited
+    }
+    assert found == set()
+
+
 def test_only_config_reads_the_environment() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.name == "config.py" or "benchmark" in path.parts or "demo" in path.parts:

@@ -229,7 +229,7 @@ def test_triton_compiles_for_each_device_of_nvidia_and_amd(name):
 def test_folder_that_cannot_be_written_is_an_error_and_keeps_what_it_had(samples, monkeypatch):
     before = {path.name: path.read_bytes() for path in samples.iterdir()}
     entries = pack.entries(samples, "sm_90")
-    changed = pack.with_sources(entries[0], ("optim/rules.py",))
+    changed = pack.with_sources(entries[0], ("ops/optimizer_step/rules.py",))
 
     def full(handle):
         raise OSError(28, "No space left on device")

@@ -21,6 +21,7 @@ from oxytorch.gpu.kernel import Signature
 pytestmark = pytest.mark.usefixtures("fresh")
 PLAIN, SHIFTED = signatures()
 DEVICE = torch.device("cuda", 0)
+RULES = "ops/optimizer_step/rules.py"
 
 
 @pytest.fixture
@@ -148,10 +149,10 @@ def test_image_that_is_older_than_its_source_is_not_used(
 ):
     for device in ("sm_90", "compute_80"):
         new = pack.entries(samples, device)
-        pack.merge(samples, device, [pack.with_sources(one, ("optim/rules.py",)) for one in new])
+        pack.merge(samples, device, [pack.with_sources(one, (RULES,)) for one in new])
     monkeypatch.setattr(images, "file_digests", lambda names: dict.fromkeys(names, "changed"))
     _use(monkeypatch, samples)
-    with pytest.raises(NoKernelError, match=r"older than optim/rules.py; run `oxytorch aot build`"):
+    with pytest.raises(NoKernelError, match=rf"older than {RULES}; run `oxytorch aot build`"):
         launch.function(KERNEL, PLAIN, DEVICE)
     assert fake.modules == []
 

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from oxytorch.gpu.kernel import Kernel, Signature
-from oxytorch.ops.optimizer_step import gpu, layout, rule_text
+from oxytorch.ops.optimizer_step import formats, gpu, layout, parsed_rules, rules
 from oxytorch.ops.optimizer_step.layout import Format
-from oxytorch.optim import _reference, _step, formats, rules
+from oxytorch.ops.optimizer_step.translation.parsing import Rule
+from oxytorch.optim import reference as rule_reference
+from oxytorch.optim.batch import Batch, Scaling
 
 Run = Callable[[Kernel, Signature, Sequence[float], int], None]
 """Runs a kernel with arguments and a number of programs."""
@@ -140,11 +142,11 @@ class Case:
     def hyper(self) -> tuple[float, ...]:
         """In the order of `<rule>_constants`."""
         given = HYPER[self.rule][self.setting]
-        return tuple(given.get(name, 0.0) for name in rule_text.families()[self.rule].hyper)
+        return tuple(given.get(name, 0.0) for name in parsed_rules.families()[self.rule].hyper)
 
     def flags(self) -> Mapping[str, object]:
         """As the rule's `_constants` function has them."""
-        step = [1.0] if rule_text.families()[self.rule].has_step else []
+        step = [1.0] if parsed_rules.families()[self.rule].has_step else []
         values: Mapping[str, object] = getattr(rules, f"{self.rule}_constants")(*step, *self.hyper)
         return values
 
@@ -157,7 +159,7 @@ def cases(rule: str, is_quick: bool) -> Iterator[Case]:
 
     is_quick: only FEW of the combinations for all settings but one with every state.
     """
-    family = rule_text.families()[rule]
+    family = parsed_rules.families()[rule]
     most = {"sgd": 1, "adam": 2, "rmsprop": 3, "lars": 1}.get(rule, 0)
     for setting, hyper in enumerate(HYPER[rule]):
         is_factored = bool(hyper.get("is_factored"))
@@ -173,7 +175,7 @@ def cases(rule: str, is_quick: bool) -> Iterator[Case]:
             yield Case(rule, setting, _general(family.update, mixed))
 
 
-def _formats(function: rule_text.Rule, parameter: str, state: str) -> tuple[Format, ...]:
+def _formats(function: Rule, parameter: str, state: str) -> tuple[Format, ...]:
     own = Format[parameter.upper()]
     found = [own, Format.BFLOAT16 if own is Format.SPLIT else own]
     for name in function.operands[2:]:
@@ -185,7 +187,7 @@ def _formats(function: rule_text.Rule, parameter: str, state: str) -> tuple[Form
     return tuple(found)
 
 
-def _general(function: rule_text.Rule, mixed: Sequence[Format]) -> tuple[Format, ...]:
+def _general(function: Rule, mixed: Sequence[Format]) -> tuple[Format, ...]:
     found = list(mixed[:2])
     for name, own in zip(function.operands[2:], itertools.cycle(mixed[2:]), strict=False):
         is_codes = own in (Format.SIGNED_CODES, Format.UNSIGNED_CODES)
@@ -203,10 +205,10 @@ PADDED = 64
 """Elements of which the reference computes a multiple: torch's vector instructions take all."""
 
 
-def batch(case: Case, seed: int = 0) -> _step.Batch:
+def batch(case: Case, seed: int = 0) -> Batch:
     """Hostile tensors: sizes around blocks, one that is not aligned, zeros, infinities, NaN."""
     generator = torch.Generator().manual_seed(seed)
-    made = _step.Batch.of(case.formats[2:])
+    made = Batch.of(case.formats[2:])
     is_factored = Format.FACTORED in case.formats
     shapes: list[tuple[int, ...]] = [*SHAPES] if is_factored else [(n,) for n in COUNTS]
     for position, shape in enumerate(shapes):
@@ -222,16 +224,16 @@ def batch(case: Case, seed: int = 0) -> _step.Batch:
             weight, low = formats.split(weight)
             low = _placed(low, shift)
         made.parameters.append(_placed(weight.to(DTYPES[case.formats[0]]), shift))
-        made.low_halves.append(low)
+        made.low_bits.append(low)
         gradient = values()
         if gradient.numel() > 40 and not is_factored:
             gradient.view(-1)[:4] = torch.tensor([0.0, -0.0, 1e-30, 3e4])
             gradient.view(-1)[7:9] = torch.tensor([torch.inf, torch.nan])
         made.gradients.append(_placed(gradient.to(DTYPES[case.formats[1]]), shift))
         for k, own in enumerate(case.formats[2:]):
-            name = rule_text.families()[case.rule].update.operands[2 + k]
+            name = parsed_rules.families()[case.rule].update.operands[2 + k]
             value = values() * 0.1
-            if name in rule_text.families()[case.rule].update.magnitudes:
+            if name in parsed_rules.families()[case.rule].update.magnitudes:
                 value = value.square()
             data, extra = value, torch.empty(0)
             if own is Format.FACTORED:
@@ -244,9 +246,9 @@ def batch(case: Case, seed: int = 0) -> _step.Batch:
                 data = _placed(value.to(DTYPES[own]), shift)
             made.states[k].append(data)
             made.scales[k].append(extra)
-        if rule_text.families()[case.rule].has_step:
+        if parsed_rules.families()[case.rule].has_step:
             made.steps.append(torch.tensor(float(position * 50)))
-        made.streams.append(7 * position + 3)
+        made.rng_streams.append(7 * position + 3)
     return made
 
 
@@ -257,7 +259,7 @@ def _placed(tensor: Tensor, shift: int) -> Tensor:
     return room[first : first + tensor.numel()].view(tensor.shape).copy_(tensor)
 
 
-def moved(batch: _step.Batch, device: str) -> _step.Batch:
+def moved(batch: Batch, device: str) -> Batch:
     """A copy on a device; what is not aligned stays so."""
 
     def move(tensor: Tensor) -> Tensor:
@@ -270,7 +272,7 @@ def moved(batch: _step.Batch, device: str) -> _step.Batch:
     return replace(
         batch,
         parameters=[move(t) for t in batch.parameters],
-        low_halves=[move(t) for t in batch.low_halves],
+        low_bits=[move(t) for t in batch.low_bits],
         gradients=[move(t) for t in batch.gradients],
         states=[[move(t) for t in state] for state in batch.states],
         scales=[[move(t) for t in state] for state in batch.scales],
@@ -281,20 +283,20 @@ def moved(batch: _step.Batch, device: str) -> _step.Batch:
 class Tables:
     """The tables of a batch, on its device."""
 
-    def __init__(self, batch: _step.Batch) -> None:
+    def __init__(self, batch: Batch) -> None:
         device = batch.parameters[0].device
         counts = torch.tensor([p.numel() for p in batch.parameters])
         first = torch.cumsum(layout.block_counts(counts), 0) - layout.block_counts(counts)
         rows = torch.zeros(len(counts), layout.TENSOR_FIELDS, dtype=torch.int64)
         for i, row in enumerate(rows):
-            pairs = [(batch.parameters[i], batch.low_halves[i]), (batch.gradients[i], None)]
+            pairs = [(batch.parameters[i], batch.low_bits[i]), (batch.gradients[i], None)]
             pairs += [(s[i], x[i]) for s, x in zip(batch.states, batch.scales, strict=True)]
             for k, (data, extra) in enumerate(pairs):
                 row[2 * k] = data.data_ptr()
                 row[2 * k + 1] = 0 if extra is None or not extra.numel() else extra.data_ptr()
             row[layout.STEP] = batch.steps[i].data_ptr() if batch.steps else 0
             row[layout.COUNT] = counts[i]
-            row[layout.STREAM] = batch.streams[i]
+            row[layout.RNG_STREAM] = batch.rng_streams[i]
             row[layout.FIRST_BLOCK] = first[i]
             if batch.parameters[i].dim() > 1:
                 row[layout.HEIGHT], row[layout.WIDTH] = batch.parameters[i].shape[-2:]
@@ -314,7 +316,7 @@ class Tables:
 def step(
     run: Run,
     case: Case,
-    batch: _step.Batch,
+    batch: Batch,
     seed: int = 0,
     factor: float = 1.0,
     found_inf: Tensor | None = None,
@@ -323,7 +325,7 @@ def step(
     learning_rate: Tensor | None = None,
 ) -> Tables:
     """One step by the kernels."""
-    family = rule_text.families()[case.rule]
+    family = parsed_rules.families()[case.rule]
     tables = Tables(batch)
     at = [
         0 if tensor is None else tensor.data_ptr()
@@ -336,10 +338,10 @@ def step(
     count, blocks = len(tables.tensors), len(tables.blocks)
     own = gpu.family_signature(case.rule)
     arguments = [tensors, scalars, keys, count, *at, seed, factor, *hyper]
-    run(gpu.PREPARE, own, arguments, gpu.programs_of_prepare(count))
+    run(gpu.PREPARE_STEP, own, arguments, gpu.programs_of_prepare_step(count))
     partials, sums = tables.partials.data_ptr(), tables.sums.data_ptr()
     flags = case.flags()
-    for kernel in [gpu.MEASURE, gpu.UPDATE] if family.measure else [gpu.UPDATE]:
+    for kernel in [gpu.REDUCE_NORMS, gpu.UPDATE] if family.reduce_norms else [gpu.UPDATE]:
         run(
             kernel,
             gpu.step_signature(kernel.name, case.rule, flags, case.formats),
@@ -350,30 +352,30 @@ def step(
             ],
             gpu.programs_of_step(blocks),
         )
-        if kernel is gpu.MEASURE:
-            run(gpu.TRUST, own, [tensors, partials, sums, scalars, at[0], 0, *hyper], count)
+        if kernel is gpu.REDUCE_NORMS:
+            run(gpu.TRUST_RATIO, own, [tensors, partials, sums, scalars, at[0], 0, *hyper], count)
     return tables
 
 
-def reference(case: Case, batch: _step.Batch, scaling: _step.Scaling, seed: int) -> _step.Batch:
+def reference(case: Case, batch: Batch, scaling: Scaling, seed: int) -> Batch:
     """What the rule makes of the batch on CPU tensors."""
     expected = moved(batch, "cpu")
     stochastic = Format.STOCHASTIC in case.formats
-    _reference.run(case.rule, expected, case.hyper, scaling, stochastic, seed)
+    rule_reference.run(case.rule, expected, case.hyper, scaling, stochastic, seed)
     return expected
 
 
-def _whole(case: Case, batch: _step.Batch) -> list[Tensor]:
+def _whole(case: Case, batch: Batch) -> list[Tensor]:
     """The parameters, split ones joined."""
     if case.formats[0] is not Format.SPLIT:
         return batch.parameters
-    halves = zip(batch.parameters, batch.low_halves, strict=True)
+    halves = zip(batch.parameters, batch.low_bits, strict=True)
     return [formats.join(upper.cpu(), low.cpu()) for upper, low in halves]
 
 
-def differences(case: Case, actual: _step.Batch, wanted: _step.Batch) -> list[str]:
+def differences(case: Case, actual: Batch, wanted: Batch) -> list[str]:
     """What is not the same bits, in words; NaN equals NaN, whatever its sign is."""
-    operands = rule_text.families()[case.rule].update.operands
+    operands = parsed_rules.families()[case.rule].update.operands
     lists = [
         ("parameter", _whole(case, actual), _whole(case, wanted)),
         ("step", actual.steps, wanted.steps),
@@ -492,7 +494,7 @@ def main() -> None:
             before = batch(case)
             actual = moved(before, "cpu")
             step(run, case, actual, seed=5, factor=-0.5)
-            wanted = reference(case, before, _step.Scaling(factor=-0.5), 5)
+            wanted = reference(case, before, Scaling(factor=-0.5), 5)
             report[case.name] = differences(case, actual, wanted)
     print(json.dumps(report))
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from oxytorch.ops.global_norm import gpu as norm_kernels
 from oxytorch.ops.mean_squares import gpu as factor_kernels
 from oxytorch.ops.mean_squares import tiling
-from oxytorch.ops.optimizer_step import gpu, layout, rule_text
+from oxytorch.ops.optimizer_step import gpu, layout, parsed_rules, rules
 from oxytorch.ops.optimizer_step.layout import Format
-from oxytorch.optim import _clip, _reference, _step, rules
+from oxytorch.optim import clipping, reference
+from oxytorch.optim.batch import Batch, Scaling
 
 DTYPES = (
     (Format.FLOAT32, torch.float32),
@@ -62,7 +63,7 @@ def norm(run: Run, device: str) -> list[str]:
     squares = sum(g.double().square().sum() for g in gradients)
     assert isinstance(squares, Tensor)
     wanted = (squares.sqrt().float() / scale).cpu()
-    factor = _clip.clip_factor(2.5, wanted)
+    factor = clipping.clip_factor(2.5, wanted)
     found = results.cpu()
     wrong = []
     if found[0] != wanted:
@@ -91,10 +92,10 @@ def factors(run: Run, device: str) -> list[str]:
     wrong = []
     for own, dtype in DTYPES:
         generator = torch.Generator().manual_seed(4)
-        batch = _step.Batch.of(("variance",))
+        batch = Batch.of(("variance",))
         batch.gradients = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
         batch.parameters = [torch.zeros(()) for _ in SHAPES]
-        batch.low_halves = batch.parameters
+        batch.low_bits = batch.parameters
         batch.states = [[torch.rand(*s[:-2], 1, s[-1], generator=generator) for s in SHAPES]]
         rows = [torch.rand(*s[:-1], 1, generator=generator) for s in SHAPES]
         batch.scales = [rows]
@@ -120,10 +121,10 @@ def factors(run: Run, device: str) -> list[str]:
         tensors, numbers = table.data_ptr(), scalars.data_ptr()
         hyper = [0.01, -0.8, LEAST, 1e-3, 1.0, 0.0, 1.0, 0.0]
         run(
-            gpu.PREPARE,
+            gpu.PREPARE_STEP,
             gpu.family_signature("adafactor"),
             [tensors, numbers, keys.data_ptr(), len(SHAPES), 0, 0, 0, 0, 0, -0.5, *hyper],
-            gpu.programs_of_prepare(len(SHAPES)),
+            gpu.programs_of_prepare_step(len(SHAPES)),
         )
         for kernel, signature, tiles, least in (
             (
@@ -166,7 +167,7 @@ STEPS = (0.0, 1.0, 2.0, 9.0, 99.0, 998.0, 12344.0, 99999.0, 1048575.0, 16777214.
 def scalars(run: Run, device: str) -> list[str]:
     """What is wrong with the scalars of rules that count steps, after few steps and after many."""
     wrong = []
-    for rule, family in rule_text.families().items():
+    for rule, family in parsed_rules.families().items():
         if not family.has_step:
             continue
         case = gpu_steps.Case(rule, 0, ())
@@ -179,12 +180,12 @@ def scalars(run: Run, device: str) -> list[str]:
         hyper = [*case.hyper, *[0.0] * (layout.HYPER - len(case.hyper))]
         pointers = [table.data_ptr(), found.data_ptr(), keys.data_ptr()]
         run(
-            gpu.PREPARE,
+            gpu.PREPARE_STEP,
             gpu.family_signature(rule),
             [*pointers, len(STEPS), 0, 0, 0, 0, 0, 1.0, *hyper],
-            gpu.programs_of_prepare(len(STEPS)),
+            gpu.programs_of_prepare_step(len(STEPS)),
         )
-        constants = getattr(rules, rule + rule_text.CONSTANTS)
+        constants = getattr(rules, rule + "_constants")
         for i, step in enumerate(STEPS):
             values = constants(step + 1, *case.hyper)
             wanted = torch.tensor([values[name] for name in family.update.scalars])
@@ -218,8 +219,8 @@ def options(run: Run, device: str) -> list[str]:
         )
         wanted = moved(before, "cpu")
         factor = -number(0.7).item()
-        scaling = _step.Scaling(gradient_scale=torch.tensor(3.0), factor=factor)
+        scaling = Scaling(gradient_scale=torch.tensor(3.0), factor=factor)
         hyper = (number(0.02).item(), *case.hyper[1:])
-        _reference.run(case.rule, wanted, hyper, scaling, False, 0)
+        reference.run(case.rule, wanted, hyper, scaling, False, 0)
         wrong += gpu_steps.differences(case, actual, wanted)
     return wrong

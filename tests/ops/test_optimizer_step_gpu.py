@@ -18,9 +18,9 @@ import torch
 
 from oxytorch.gpu.kernel import Kernel, Signature
 from oxytorch.ops import gpu_kernels
-from oxytorch.ops.optimizer_step import gpu, layout, rule_text
+from oxytorch.ops.optimizer_step import gpu, layout, parsed_rules
 from oxytorch.ops.optimizer_step.layout import Format
-from oxytorch.optim import _step
+from oxytorch.optim.batch import Scaling
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -30,9 +30,9 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is n
 RULES = list(gpu_steps.HYPER)
 CASES = [case for rule in RULES for case in gpu_steps.cases(rule, is_quick=False)]
 SCALINGS = [
-    _step.Scaling(factor=-0.5),
-    _step.Scaling(gradient_scale=torch.tensor(3.0)),
-    _step.Scaling(found_inf=torch.tensor(1.0)),
+    Scaling(factor=-0.5),
+    Scaling(gradient_scale=torch.tensor(3.0)),
+    Scaling(found_inf=torch.tensor(1.0)),
 ]
 DEVICES = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 LARGEST = 3_000_000
@@ -97,9 +97,9 @@ def test_gpu_sweeps_compute_what_torch_does(subject: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_setting_of_the_flags_has_a_signature_for_every_formats(rule: str) -> None:
-    family = rule_text.families()[rule]
+    family = parsed_rules.families()[rule]
     for case in gpu_steps.cases(rule, is_quick=False):
-        for kernel in [gpu.MEASURE, gpu.UPDATE] if family.measure else [gpu.UPDATE]:
+        for kernel in [gpu.REDUCE_NORMS, gpu.UPDATE] if family.reduce_norms else [gpu.UPDATE]:
             found = gpu.step_signature(kernel.name, rule, case.flags(), case.formats)
             assert found in kernel.signatures()
             is_mixed = case.formats[:2] in (
@@ -118,9 +118,9 @@ def test_signatures_have_names_of_their_own() -> None:
         assert len({*own}) == len(own)
 
 
-def test_a_rule_without_norms_has_nothing_to_measure() -> None:
-    with pytest.raises(ValueError, match="measure: expected a rule with norms, got adam"):
-        gpu.step_rule("measure", "adam")
+def test_a_rule_without_norms_has_nothing_to_reduce_norms() -> None:
+    with pytest.raises(ValueError, match="reduce_norms: expected a rule with norms, got adam"):
+        gpu.step_rule("reduce_norms", "adam")
 
 
 def test_the_table_of_blocks_numbers_those_of_each_tensor() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,16 +16,16 @@ import torch
 from oxytorch.gpu import ocloc
 from oxytorch.gpu.kernel import Function, Kernel, Signature
 from oxytorch.ops import gpu_kernels
-from oxytorch.ops.optimizer_step import gpu, layout, rule_text
-from oxytorch.optim import _step, rules
+from oxytorch.ops.optimizer_step import gpu, layout, parsed_rules, rules
+from oxytorch.optim.batch import Scaling
 
 NUMBERS = {"float64": (), "pairs": ("-DWITHOUT_FLOAT64",)}
 """Options of the two ways in which constants and sums are computed."""
 
 SCALINGS = [
-    _step.Scaling(factor=-0.5),
-    _step.Scaling(gradient_scale=torch.tensor(3.0)),
-    _step.Scaling(found_inf=torch.tensor(1.0)),
+    Scaling(factor=-0.5),
+    Scaling(gradient_scale=torch.tensor(3.0)),
+    Scaling(found_inf=torch.tensor(1.0)),
 ]
 
 
@@ -32,9 +33,9 @@ def _cases() -> Iterator[Any]:
     """All cases with each way of computing numbers.
 
     Slow but for float32 in every setting and a few formats in the first one; pairs matter to rules
-    with norms, and to the others in `prepare` alone, which has tests of its own.
+    with norms, and to the others in `prepare_step` alone, which has tests of its own.
     """
-    for rule, family in rule_text.families().items():
+    for rule, family in parsed_rules.families().items():
         for case in gpu_steps.cases(rule, is_quick=False):
             kinds = tuple(own.name.lower() for own in case.formats)
             is_common = kinds[:1] + kinds[2:3] in (("float32", "float32"), ("split", "factored"))
@@ -42,7 +43,7 @@ def _cases() -> Iterator[Any]:
             is_random = kinds[0] == "bfloat16" and "stochastic" in kinds
             is_few = is_common or (case.setting == 0 and (has_codes or is_random))
             for numbers in NUMBERS:
-                is_quick = is_few and (numbers == "float64" or family.measure is not None)
+                is_quick = is_few and (numbers == "float64" or family.reduce_norms is not None)
                 marks = [] if is_quick else [pytest.mark.slow]
                 yield pytest.param(case, numbers, id=f"{case.name}-{numbers}", marks=marks)
 
@@ -79,7 +80,7 @@ def test_kernels_compute_the_bits_of_the_reference(
     before = gpu_steps.batch(case)
     actual = gpu_steps.moved(before, "cpu")
     gpu_steps.step(runs[numbers], case, actual, seed=5)
-    wanted = gpu_steps.reference(case, before, _step.Scaling(), 5)
+    wanted = gpu_steps.reference(case, before, Scaling(), 5)
     assert gpu_steps.differences(case, actual, wanted) == []
 
 
@@ -101,14 +102,14 @@ def test_spirv_computes_the_bits_of_the_reference(rule: str, sycl_driver: Any) -
     before = gpu_steps.batch(case)
     actual = gpu_steps.moved(before, "cpu")
     gpu_steps.step(run, case, actual, seed=5)
-    wanted = gpu_steps.reference(case, before, _step.Scaling(), 5)
+    wanted = gpu_steps.reference(case, before, Scaling(), 5)
     assert gpu_steps.differences(case, actual, wanted) == []
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=["factor", "gradient_scale", "found_inf"])
 @pytest.mark.parametrize("rule", ["adam", "lamb"])
 def test_gradients_are_scaled_and_steps_left_out(
-    rule: str, scaling: _step.Scaling, runs: Mapping[str, gpu_steps.Run]
+    rule: str, scaling: Scaling, runs: Mapping[str, gpu_steps.Run]
 ) -> None:
     case = next(iter(gpu_steps.cases(rule, is_quick=True)))
     before = gpu_steps.batch(case)
@@ -173,8 +174,8 @@ SETTINGS = {
 
 
 def _scalars(run: gpu_steps.Run, rule: str, hyper: Sequence[float]) -> torch.Tensor:
-    """What `prepare` makes of hyper-parameters after each of STEPS."""
-    family = rule_text.families()[rule]
+    """What `prepare_step` makes of hyper-parameters after each of STEPS."""
+    family = parsed_rules.families()[rule]
     steps = [torch.tensor(step) for step in STEPS]
     rows = torch.zeros(len(steps), layout.TENSOR_FIELDS, dtype=torch.int64)
     rows[:, layout.STEP] = torch.tensor([step.data_ptr() for step in steps])
@@ -183,7 +184,12 @@ def _scalars(run: gpu_steps.Run, rule: str, hyper: Sequence[float]) -> torch.Ten
     padded = [*hyper, *[0.0] * (layout.HYPER - len(hyper))]
     at = [rows.data_ptr(), scalars.data_ptr(), keys.data_ptr()]
     arguments = [*at, len(steps), 0, 0, 0, 0, 0, 1.0, *padded]
-    run(gpu.PREPARE, gpu.family_signature(rule), arguments, gpu.programs_of_prepare(len(steps)))
+    run(
+        gpu.PREPARE_STEP,
+        gpu.family_signature(rule),
+        arguments,
+        gpu.programs_of_prepare_step(len(steps)),
+    )
     return scalars[:, : len(family.update.scalars)]
 
 
@@ -194,7 +200,7 @@ def test_scalars_are_those_of_float64(
 ) -> None:
     """float64: the same bits. Pairs: a value between two float32 may go to the other one."""
     constants: Callable[..., Mapping[str, float]] = getattr(rules, f"{rule}_constants")
-    names = rule_text.families()[rule].update.scalars
+    names = parsed_rules.families()[rule].update.scalars
     for hyper in SETTINGS[rule]:
         found = _scalars(runs[numbers], rule, hyper)
         for step, actual in zip(STEPS, found, strict=True):
@@ -254,8 +260,8 @@ def test_ocloc_compiles_every_signature(kernel: Kernel) -> None:
 
 def test_numbers_in_constants_are_float32() -> None:
     """Pairs are made of them with a float32, which would not hold 0.1."""
-    for name, function in rule_text.functions().items():
-        if name.endswith((rule_text.CONSTANTS, rule_text.TRUST)):
-            for node in ast.walk(function):
-                if isinstance(node, ast.Constant) and isinstance(node.value, float):
-                    assert torch.tensor(node.value).item() == node.value, (name, node.value)
+    for name, family in parsed_rules.families().items():
+        trust = [family.trust_ratio.result] if family.trust_ratio else []
+        for node in itertools.chain(*map(ast.walk, [*family.constants.values(), *trust])):
+            if isinstance(node, ast.Constant) and isinstance(node.value, float):
+                assert torch.tensor(node.value).item() == node.value, (name, node.value)

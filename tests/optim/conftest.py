@@ -14,10 +14,10 @@ def device() -> Iterator[Any]:
     """The device that steps run on; in the interpreter one that can be looked into."""
     import gpu_device
 
-    from oxytorch.optim import _devices
+    from oxytorch.optim.gpu import devices
 
     if not gpu_device.IS_INTERPRETED:
         yield None
         return
     yield gpu_device.install()
-    _devices._known[torch.device("cpu")] = None
+    devices._known[torch.device("cpu")] = None

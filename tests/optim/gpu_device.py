@@ -19,7 +19,7 @@ from optimizers import make, weights
 from torch import Tensor
 
 from oxytorch.gpu.kernel import Kernel, Launch, Signature
-from oxytorch.optim import _devices
+from oxytorch.optim.gpu import devices
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_GPU = torch.cuda.is_available()
@@ -104,7 +104,7 @@ class Interpreter:
 def install() -> Interpreter:
     """Makes steps on CPU tensors run in the interpreter."""
     device = Interpreter()
-    _devices._known[torch.device("cpu")] = device
+    devices._known[torch.device("cpu")] = device
     return device
 
 
@@ -112,12 +112,12 @@ def install() -> Interpreter:
 def on_processor() -> Iterator[None]:
     """Steps on CPU tensors run by the compiled kernels inside."""
     cpu = torch.device("cpu")
-    before = _devices._known[cpu]
-    _devices._known[cpu] = None
+    before = devices._known[cpu]
+    devices._known[cpu] = None
     try:
         yield
     finally:
-        _devices._known[cpu] = before
+        devices._known[cpu] = before
 
 
 def on_device(tensors: list[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -38,7 +38,7 @@ class _Function:
 
 
 class SyclDevice:
-    """SYCL's CPU device, as `_devices.Accelerator` is an Intel GPU.
+    """SYCL's CPU device, as `devices.Accelerator` is an Intel GPU.
 
     capturing: makes the device say that it captures a graph. launches, uploads: how many so far.
     """
@@ -83,11 +83,11 @@ def pytest_configure(config: Any) -> None:
     import gpu_device
 
     from oxytorch.gpu import sycl
-    from oxytorch.optim import _devices
+    from oxytorch.optim.gpu import devices
 
     def install() -> SyclDevice:
         device = SyclDevice(sycl.driver(torch.device("cpu")))
-        _devices._known[torch.device("cpu")] = device
+        devices._known[torch.device("cpu")] = device
         return device
 
     gpu_device.install = install

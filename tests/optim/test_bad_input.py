@@ -64,7 +64,7 @@ def test_bad_hyper_parameters_are_refused(name: str, arguments: dict[str, Any]) 
     [
         ({"master_weights": "yes"}, r'master_weights None or "split", got \'yes\''),
         ({"state_dtype": torch.float64}, "state_dtype None, torch.float32, .* got torch.float64"),
-        ({"seed": 0.5}, "whole number as seed, got 0.5"),
+        ({"seed": 0.5}, "integer as seed, got 0.5"),
     ],
     ids=str,
 )

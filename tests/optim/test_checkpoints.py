@@ -179,8 +179,8 @@ def test_groups_have_their_own_rates_and_formats() -> None:
     assert torch.equal(wide, before)
     dtypes = [optimizer.state[p]["exp_avg"].dtype for p in (narrow, wide, late)]
     assert dtypes == [torch.int8, torch.float32, torch.bfloat16]
-    assert optimizer.low_half(narrow) is not None
-    assert optimizer.low_half(wide) is None
+    assert optimizer.low_bits(narrow) is not None
+    assert optimizer.low_bits(wide) is None
 
 
 LAZINESS = """

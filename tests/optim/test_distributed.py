@@ -251,7 +251,7 @@ def fsdp_split_weights_are_those_of_float32(rank: int) -> None:
     for parameter, wanted in zip(model.parameters(), plain.param_groups[0]["params"], strict=True):
         assert parameter.dtype == torch.bfloat16
         assert torch.equal(_whole(optimizer.master_weight(parameter)), wanted)
-        assert type(optimizer.low_half(parameter)) is type(parameter)
+        assert type(optimizer.low_bits(parameter)) is type(parameter)
     assert optimizer.memory_report()["low_half"] == 2
     # Training goes on with real gradients.
     _train(model, optimizer, rank)

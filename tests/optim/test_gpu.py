@@ -29,7 +29,7 @@ from optimizers import CASES, IDS, MEASURED, STOCK, STOCK_IDS, make, weights
 from torch import Tensor
 
 from oxytorch import optim
-from oxytorch.optim import _planned
+from oxytorch.optim.gpu import step_cache
 
 pytestmark = [NEEDS_DEVICE, pytest.mark.usefixtures("device")]
 needs_cuda = pytest.mark.skipif(IS_INTERPRETED or not HAS_GPU, reason="needs an NVIDIA GPU")
@@ -52,7 +52,7 @@ def test_steps_are_those_of_the_processor(name: str, options: dict[str, Any], ki
         train(theirs, steps)
     # Norms are summed in another order.
     same_optimizers(ours, theirs, exactly=name not in MEASURED)
-    assert len(ours._records) == 1
+    assert len(ours._step_caches) == 1
 
 
 @needs_cuda
@@ -208,7 +208,7 @@ def test_gradients_that_come_and_go_are_noticed(
     is_native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_native:
-        monkeypatch.setattr("oxytorch.optim._watch._functions", lambda: None)
+        monkeypatch.setattr("oxytorch.optim.gpu.address_guard._functions", lambda: None)
     ours, theirs = both("AdamW")
 
     def run(optimizer: Any) -> None:
@@ -233,7 +233,7 @@ def test_a_step_is_planned_once(device: Any, monkeypatch: pytest.MonkeyPatch) ->
     optimizer = make("AdamW", on_device(weights()))
     train(optimizer, 1)
     made = []
-    monkeypatch.setattr(_planned, "plan", lambda *_: made.append(1))
+    monkeypatch.setattr(step_cache, "plan", lambda *_: made.append(1))
     train(optimizer, 3, first=1)
     assert not made
     if device is not None:
@@ -245,10 +245,10 @@ def test_a_step_is_planned_once(device: Any, monkeypatch: pytest.MonkeyPatch) ->
 def test_states_of_other_optimizers_are_their_own_business() -> None:
     one, other = (make("AdamW", on_device(weights())) for _ in range(2))
     train(one, 1)
-    record = one._records[0, None]
+    record = one._step_caches[0, None]
     train(other, 2)
     train(one, 2, first=1)
-    assert one._records[0, None] is record
+    assert one._step_caches[0, None] is record
 
 
 def test_an_entry_of_another_optimizer_is_looked_at_each_time() -> None:
@@ -258,7 +258,7 @@ def test_an_entry_of_another_optimizer_is_looked_at_each_time() -> None:
     parameter, twin = one.param_groups[0]["params"][0], other.param_groups[0]["params"][0]
     other.state[twin] = one.state[parameter]
     train(other, 1)
-    assert not other._records
+    assert not other._step_caches
     other.state[twin]["exp_avg"] = torch.zeros_like(parameter)
     train(one, 1)
     assert torch.equal(one.state[parameter]["exp_avg"], 0.1 * parameter.grad)
@@ -368,7 +368,7 @@ def test_groups_have_options_of_their_own() -> None:
         train(theirs, 3)
     train(ours, 3)
     same_optimizers(ours, theirs)
-    assert len(ours._records) == 2
+    assert len(ours._step_caches) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])

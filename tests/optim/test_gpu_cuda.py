@@ -271,7 +271,7 @@ for step in range(4):
 for own, shard, copy in zip(plain.parameters(), sharded.parameters(), copies.parameters()):
     assert torch.equal(own, shard.full_tensor()), "sharded"
     assert torch.equal(own, copy), "copies"
-assert len(optimizers[1]._records) == 1
+assert len(optimizers[1]._step_caches) == 1
 dist.destroy_process_group()
 print("done")
 """

@@ -116,10 +116,10 @@ def test_a_rate_on_the_device_is_followed() -> None:
     ours = optim.AdamW(on_device(weights()), lr=rate)
     theirs = make("AdamW", weights())
     train(ours, 1)
-    record = ours._records[0, None]
+    record = ours._step_caches[0, None]
     rate.fill_(0.25)
     train(ours, 2, first=1)
-    assert ours._records[0, None] is record
+    assert ours._step_caches[0, None] is record
     with on_processor():
         train(theirs, 1)
         theirs.param_groups[0]["lr"] = 0.25

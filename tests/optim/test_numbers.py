@@ -23,7 +23,8 @@ from optimizers import (
 from torch import Tensor
 
 from oxytorch import isa
-from oxytorch.optim import _reference, _step, formats, rules
+from oxytorch.ops.optimizer_step import formats, rules
+from oxytorch.optim import executor, reference
 
 FORMATS = {
     "fp32": {},
@@ -115,7 +116,7 @@ def test_every_level_computes_the_bits_of_the_reference(
         return [p.detach() for p in parameters] + states
 
     with monkeypatch.context() as patch:
-        patch.setattr(_step, "run", _reference.run)
+        patch.setattr(executor, "run_compiled", reference.run)
         expected = run()
     for level in LEVELS:
         with isa.use(level):

@@ -17,7 +17,8 @@ from sycl_device import SyclDevice
 from test_numbers import FORMATS, _assert_near, _dtype
 from torch import Tensor
 
-from oxytorch.optim import _devices, _reference, _step
+from oxytorch.optim import executor, reference
+from oxytorch.optim.gpu import devices
 
 HERE = Path(__file__).parent
 
@@ -41,7 +42,7 @@ def _device(sycl_driver: Any) -> SyclDevice:
 @pytest.fixture
 def device(_device: SyclDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyclDevice]:
     """Makes steps on CPU tensors run by SYCL."""
-    monkeypatch.setitem(_devices._known, torch.device("cpu"), _device)
+    monkeypatch.setitem(devices._known, torch.device("cpu"), _device)
     yield _device
 
 
@@ -65,8 +66,8 @@ def test_steps_compute_the_bits_of_the_reference(
     actual = _run(name, options, format_name)
     assert device.launches > before
     with monkeypatch.context() as patch:
-        patch.setitem(_devices._known, torch.device("cpu"), None)
-        patch.setattr(_step, "run", _reference.run)
+        patch.setitem(devices._known, torch.device("cpu"), None)
+        patch.setattr(executor, "run_compiled", reference.run)
         expected = _run(name, options, format_name)
     assert len(actual) == len(expected)
     for a, b in zip(actual, expected, strict=True):

@@ -12,7 +12,7 @@ from optimizers import CASES, LEVELS, MEASURED, make, train
 from torch import Tensor
 
 from oxytorch import isa
-from oxytorch.optim import formats
+from oxytorch.ops.optimizer_step import formats
 
 FAST = settings(max_examples=40, deadline=None, derandomize=True)
 

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from oxytorch import _library
-from oxytorch.optim import _watch
-from oxytorch.optim._counted import Entry, Table
-from oxytorch.optim._watch import Moved
+from oxytorch.optim.gpu import address_guard
+from oxytorch.optim.gpu.address_guard import Moved, Watched
+from oxytorch.optim.state_table import ParameterState, StateTable
 
 KINDS = [
     pytest.param(
-        _watch._NativeWatch,
+        address_guard.NativeGuard,
         marks=pytest.mark.skipif(
-            _watch._functions() is None,
+            address_guard._functions() is None,
             reason=_library.why_missing or "this torch is newer than those that were looked at",
         ),
         id="library",
     ),
-    pytest.param(_watch._PythonWatch, id="python"),
+    pytest.param(address_guard.PythonGuard, id="python"),
 ]
 
 
@@ -84,7 +84,7 @@ def test_whatever_changes_is_noticed(
 ) -> None:
     own, state = parameters(), torch.zeros(7)
     addresses = torch.zeros(4, 3, dtype=torch.int64)
-    watch = kind([*own, state], own, addresses)
+    watch = kind(Watched([*own, state], own, addresses))
     assert watch.compare() is Moved.GRADIENTS
     assert addresses[:, 0].tolist() == [p.grad.data_ptr() for p in own[:4]]
     assert watch.compare() is Moved.NOTHING
@@ -99,14 +99,14 @@ def test_whatever_changes_is_noticed(
 def test_versions_of_what_has_a_gradient_are_counted(kind: Any) -> None:
     own = parameters()
     before = [p._version for p in own]
-    kind(own, own, torch.zeros(4, 1, dtype=torch.int64)).bump_versions()
+    kind(Watched(own, own, torch.zeros(4, 1, dtype=torch.int64))).bump_versions()
     assert [p._version - old for p, old in zip(own, before, strict=True)] == [1, 1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_not_kept_and_parameters_are_given_up(kind: Any) -> None:
     own = parameters()
-    watch = kind(own, own, torch.zeros(4, 1, dtype=torch.int64))
+    watch = kind(Watched(own, own, torch.zeros(4, 1, dtype=torch.int64)))
     gradient, parameter = weakref.ref(own[0].grad), weakref.ref(own[0])
     own[0].grad = None
     gc.collect()
@@ -117,16 +117,16 @@ def test_gradients_are_not_kept_and_parameters_are_given_up(kind: Any) -> None:
 
 
 def test_a_torch_that_nobody_looked_at_is_asked_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    newer = (_watch.NEWEST_TORCH[0], _watch.NEWEST_TORCH[1] + 1)
+    newer = (address_guard.NEWEST_TORCH[0], address_guard.NEWEST_TORCH[1] + 1)
     monkeypatch.setattr(_library, "torch_version", lambda: newer)
-    _watch._functions.cache_clear()
+    address_guard._functions.cache_clear()
     own = parameters()
-    watch = _watch.watch(own, own, torch.zeros(4, 1, dtype=torch.int64))
-    _watch._functions.cache_clear()
-    assert isinstance(watch, _watch._PythonWatch)
+    watch = address_guard.guard(own, own, torch.zeros(4, 1, dtype=torch.int64))
+    address_guard._functions.cache_clear()
+    assert isinstance(watch, address_guard.PythonGuard)
 
 
-CHANGES: list[Callable[[Table, Tensor], object]] = [
+CHANGES: list[Callable[[StateTable, Tensor], object]] = [
     lambda table, key: table[key].__setitem__("a", 2),
     lambda table, key: table[key].update(a=2),
     lambda table, key: table[key].pop("a"),
@@ -135,20 +135,20 @@ CHANGES: list[Callable[[Table, Tensor], object]] = [
     lambda table, key: table[key].__ior__({"a": 2}),
     lambda table, key: table[key].popitem(),
     lambda table, key: table[key].clear(),
-    lambda table, key: table.__setitem__(key, Entry(a=2)),
+    lambda table, key: table.__setitem__(key, ParameterState(a=2)),
     lambda table, key: table.pop(key),
     lambda table, key: table.__delitem__(key),
     lambda table, key: table.popitem(),
-    lambda table, key: table.update({key: Entry()}),
+    lambda table, key: table.update({key: ParameterState()}),
     lambda table, key: table.clear(),
     lambda table, key: table[torch.zeros(1)],
 ]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_change_of_states_is_counted(change: Callable[[Table, Tensor], object]) -> None:
+def test_every_change_of_states_is_counted(change: Callable[[StateTable, Tensor], object]) -> None:
     key = torch.zeros(3)
-    for original in [Table(entries={key: {"a": 1, "b": 2}})]:
+    for original in [StateTable(entries={key: {"a": 1, "b": 2}})]:
         for table in (original, copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
             assert table.is_counted
             before = table.changes.count
@@ -158,7 +158,7 @@ def test_every_change_of_states_is_counted(change: Callable[[Table, Tensor], obj
 
 def test_reading_states_counts_nothing() -> None:
     key = torch.zeros(3)
-    table = Table(entries={key: {"a": 1}})
+    table = StateTable(entries={key: {"a": 1}})
     before = table.changes.count
     assert table[key]["a"] == 1 and table[key].get("b") is None
     assert table[key].pop("b", None) is None
@@ -168,7 +168,7 @@ def test_reading_states_counts_nothing() -> None:
 
 def test_entries_whose_changes_nobody_counts_are_told() -> None:
     key = torch.zeros(3)
-    one, other, third = (Table() for _ in range(3))
+    one, other, third = (StateTable() for _ in range(3))
     one[key] = {"a": 1}
     other[key]["a"] = 1
     third[key] = other[key]

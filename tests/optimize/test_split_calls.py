@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import oxytorch
 from oxytorch import optim
-from oxytorch.optim import _functions
-from oxytorch.optim._split import SplitParameter
+from oxytorch.optim import split_functions
+from oxytorch.optim.split_parameter import SplitParameter
 
 
 def _seeded(function: Callable[[], Any]) -> Any:
@@ -259,14 +259,14 @@ def test_every_method_that_writes_is_known() -> None:
         "map2_": (tensor, tensor, lambda x, y, z: x),
     }
     for name, arguments in cases.items():
-        assert name in _functions.UNCOUNTED
+        assert name in split_functions.UNCOUNTED
         before = tensor._version
         getattr(tensor, name)(*arguments)
         assert tensor._version == before
     for name in dir(Tensor):
-        if not name.endswith("_") or name.startswith("_") or name in _functions.ASKS:
+        if not name.endswith("_") or name.startswith("_") or name in split_functions.ASKS:
             continue
-        assert _functions.writes_first(name), name
+        assert split_functions.writes_first(name), name
         own = torch.rand(2, 2) * 0.5 + 0.25
         before, values = own._version, own.clone()
         for given in ((), (0.5,), (torch.full((2, 2), 0.5),)):
@@ -275,7 +275,7 @@ def test_every_method_that_writes_is_known() -> None:
             except (RuntimeError, TypeError, IndexError, NotImplementedError):
                 continue
             is_same = own.shape == values.shape and torch.equal(own.float(), values)
-            known = name in _functions.UNCOUNTED or name in _functions.REFUSED
+            known = name in split_functions.UNCOUNTED or name in split_functions.REFUSED
             assert is_same or known or own._version > before, name
             break
 

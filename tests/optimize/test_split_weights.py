@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import oxytorch
 from oxytorch import optim
-from oxytorch.optim._split import SplitParameter
+from oxytorch.optim.split_parameter import SplitParameter
 
 # Averages. Each function makes an average of a model, moves it, and says how it stands.
 

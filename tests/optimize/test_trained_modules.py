@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import oxytorch
 from oxytorch import optim
-from oxytorch.optim._split import SplitParameter
+from oxytorch.optim.split_parameter import SplitParameter
 
 
 class Low(nn.Module):

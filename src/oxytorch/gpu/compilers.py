@@ -25,7 +25,7 @@ from .kernel import Kernel, OpenClSource, Signature, TritonSource
 # NVIDIA, so that sm_80 and its PTX are compiled once.
 _PTX_VERSION = 80
 # Read as text, so no function leads to it.
-_RULES = "optim/rules.py"
+_RULES = "ops/optimizer_step/rules.py"
 INSTALL = {
     "nvidia": "pip install 'oxytorch[aot]'",
     "amd": "pip install 'oxytorch[aot]'",

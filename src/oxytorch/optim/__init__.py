@@ -6,12 +6,12 @@ parameters exactly as float32, `state_dtype` shrinks the states, `seed` fixes th
 
 from __future__ import annotations
 
-from ._base import FusedOptimizer
-from ._clip import clip_grad_norm_
 from .adafactor import Adafactor
 from .adagrad import Adagrad, RMSprop
 from .adam import Adam, AdamW
+from .clipping import clip_grad_norm_
 from .lamb import Lamb, Lion
+from .optimizer import FusedOptimizer
 from .sgd import SGD, Lars
 
 __all__ = [

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _library
-from . import _sharding, _step
-from ._base import FusedOptimizer, rate
-from ._groups import Group
-from ._states import State
-from ._step import SCALES
+from . import sharding
+from .batch import SCALES, Batch, Scaling, is_fused
+from .executor import Update
+from .groups import Group
+from .optimizer import FusedOptimizer, rate
+from .states import State, is_split
 
 ROW, COLUMN, VARIANCE = "row_var", "col_var", "variance"
 
@@ -34,45 +36,36 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
                 raise RuntimeError("Adafactor does not support complex parameters")
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise RuntimeError("Adafactor does not support sparse gradients")
-            if _sharding.is_sharded(parameter):
+            if sharding.is_sharded(parameter):
                 raise TypeError(
                     "Adafactor: expected plain parameters, got a DTensor: its rows and columns "
                     "lie in several processes"
                 )
         return super()._others(group)
 
-    def _step_group(self, group: Group, stream: int, others: Set[int]) -> None:
-        vectors, matrices = (_step.Batch.of(self.state_names) for _ in range(2))
+    def _updates(
+        self, group: Group, rng_stream: int, others: Set[int]
+    ) -> Iterator[tuple[Update, bool]]:
+        vectors, matrices = (Batch.of(self.state_names) for _ in range(2))
         copies: list[tuple[Tensor, Tensor]] = []
         for position, parameter in enumerate(group["params"]):
             if parameter.grad is None or parameter.numel() == 0 or id(parameter) in others:
                 continue
             state = self.state[parameter]
-            low = self._current_low(parameter, group)
+            low_bits = self._store.current_low_bits(parameter, group)
             if parameter.dim() > 1:
                 self._begin(parameter, group, state, ())
                 _begin_factors(parameter, state)
                 whole = {**state, VARIANCE: state[COLUMN], VARIANCE + SCALES: state[ROW]}
-                matrices.add(parameter, whole, self.state_names, stream + position, low)
+                matrices.add(parameter, whole, self.state_names, rng_stream + position, low_bits)
                 copies += matrices.make_last_contiguous()
             else:
                 self._begin(parameter, group, state, self.state_names)
-                vectors.add(parameter, state, self.state_names, stream + position, low)
-        hyper = self._hyper(group)
-        self._run_rule(self.rule, vectors, group, hyper, (False,))
-        self._run_rule(self.rule, matrices, group, hyper, (True,))
+                vectors.add(parameter, state, self.state_names, rng_stream + position, low_bits)
+        yield self._update(vectors, group, (False,)), True
+        yield replace(self._update(matrices, group, (True,)), before=_move_factors), True
         for kept, copy in copies:
             kept.copy_(copy)
-
-    def _run_part(
-        self, rule: str, batch: _step.Batch, group: Group, hyper: tuple[float, ...]
-    ) -> None:
-        if not hyper[-1]:
-            super()._run_part(rule, batch, group, hyper)
-            return
-        if not self._is_left_out():
-            self._update_factors(batch, group, hyper)
-            super()._run_part(rule, batch, group, hyper)
 
     def _hyper(self, group: Group) -> tuple[Any, ...]:
         eps1, eps2 = group["eps"]
@@ -81,28 +74,13 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
             used = (own for own in group["params"] if own.grad is not None and own.numel())
             first = next(used, None)
             dtype = torch.float32
-            if first is not None and not self._is_split(first, group):
+            if first is not None and not is_split(first, group):
                 dtype = first.dtype
             eps1 = torch.finfo(dtype).eps
         return (
             rate(group),
             *(group["beta2_decay"], eps1, eps2, group["d"], group["weight_decay"]),
         )
-
-    def _update_factors(self, batch: _step.Batch, group: Group, hyper: tuple[float, ...]) -> None:
-        """Moves rows and columns towards this step's means; gives the batch their products."""
-        scale = self._scaling(group)
-        factor = scale.whole_factor
-        if scale.gradient_scale is not None:
-            factor /= scale.gradient_scale.item()
-        _, beta2_decay, eps1, *_ = hyper
-        rows, columns = batch.scales[0], batch.states[0]
-        means = _mean_squares(batch.gradients, rows, columns)
-        for place, (row, column) in enumerate(zip(rows, columns, strict=True)):
-            weight = (batch.steps[place].item() + 1) ** beta2_decay
-            for own, mean in zip((row, column), means[place], strict=True):
-                own.lerp_(mean if factor * factor == 1 else mean * factor**2, weight)
-            rows[place] = row / row.mean(-2, keepdim=True).clamp_(min=eps1)
 
 
 def _begin_factors(parameter: Tensor, state: State) -> None:
@@ -116,6 +94,21 @@ def _begin_factors(parameter: Tensor, state: State) -> None:
             state[name] = factor.float().contiguous()
 
 
+def _move_factors(batch: Batch, hyper: Sequence[float], scaling: Scaling) -> None:
+    """Moves rows and columns towards this step's means; gives the batch their products."""
+    if scaling.is_left_out:
+        return
+    factor = scaling.gradient_factor
+    _, beta2_decay, eps1, *_ = hyper
+    rows, columns = batch.scales[0], batch.states[0]
+    means = _mean_squares(batch.gradients, rows, columns)
+    for place, (row, column) in enumerate(zip(rows, columns, strict=True)):
+        weight = (batch.steps[place].item() + 1) ** beta2_decay
+        for own, mean in zip((row, column), means[place], strict=True):
+            own.lerp_(mean if factor * factor == 1 else mean * factor**2, weight)
+        rows[place] = row / row.mean(-2, keepdim=True).clamp_(min=eps1)
+
+
 def _mean_squares(
     gradients: list[Tensor], rows: list[Tensor], columns: list[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
@@ -125,7 +118,7 @@ def _mean_squares(
         for row, column in zip(rows, columns, strict=True)
     ]
     fused = _library.loaded and all(
-        _step.is_fused(gradient) and gradient.is_contiguous() for gradient in gradients
+        is_fused(gradient) and gradient.is_contiguous() for gradient in gradients
     )
     if fused:
         torch.ops.oxytorch.mean_squares(gradients, *map(list, zip(*means, strict=True)))

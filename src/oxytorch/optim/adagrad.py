@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._base import FusedOptimizer, rate
-from ._groups import Group
+from .groups import Group
+from .optimizer import FusedOptimizer, rate
 
 
 class Adagrad(FusedOptimizer, torch.optim.Adagrad):

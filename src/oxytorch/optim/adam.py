@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ._base import FusedOptimizer, rate
-from ._groups import Group
+from .groups import Group
+from .optimizer import FusedOptimizer, rate
 
 
 class Adam(FusedOptimizer, torch.optim.Adam):

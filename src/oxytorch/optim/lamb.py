@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ._base import FusedOptimizer, check_at_least_zero, rate
-from ._groups import Group
+from .groups import Group
+from .optimizer import FusedOptimizer, check_at_least_zero, rate
 
 
 def _check_betas(name: str, betas: tuple[float, float]) -> None:
@@ -45,8 +45,7 @@ class Lamb(FusedOptimizer):
         maximize: bool = False,
         **options: Any,
     ) -> None:
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            check_at_least_zero("Lamb", name, value)
+        check_at_least_zero("Lamb", lr=lr, eps=eps, weight_decay=weight_decay)
         _check_betas("Lamb", betas)
         defaults = {
             "lr": lr,
@@ -85,8 +84,7 @@ class Lion(FusedOptimizer):
         maximize: bool = False,
         **options: Any,
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            check_at_least_zero("Lion", name, value)
+        check_at_least_zero("Lion", lr=lr, weight_decay=weight_decay)
         _check_betas("Lion", betas)
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults, **options)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _step
-from ._base import FusedOptimizer, check_at_least_zero, rate
-from ._groups import Group
-from ._states import State
+from .batch import Batch
+from .executor import Update
+from .groups import Group
+from .optimizer import FusedOptimizer, check_at_least_zero, rate
+from .states import State
 
 BUFFER = "momentum_buffer"
 
@@ -28,39 +29,38 @@ class _Momentum(FusedOptimizer):
         # torch counts no steps here; random rounding needs them.
         is_random = bool(names) and group["state_dtype"] in (torch.bfloat16, torch.int8)
         if is_random and "step" not in state:
-            state["step"] = self._first_step(parameter)
+            state["step"] = self._store.first_step(parameter)
         if names and state.get(BUFFER) is None:
-            self._store(parameter, group, BUFFER, self._initial(BUFFER, parameter, group))
+            self._write(parameter, group, BUFFER, self._initial(BUFFER, parameter, group))
         elif names and state[BUFFER].layout is not torch.strided:
-            self._store(parameter, group, BUFFER, state[BUFFER].to_dense())
+            self._write(parameter, group, BUFFER, state[BUFFER].to_dense())
         if names and state[BUFFER].stride() != parameter.stride():
             # The parameter was given memory of another layout.
             self._conform(parameter, group)
 
-    def _step_group(self, group: Group, stream: int, others: Set[int]) -> None:
-        """Tensors without a buffer make their first step in a call of its own."""
+    def _updates(
+        self, group: Group, rng_stream: int, others: Set[int]
+    ) -> Iterator[tuple[Update, bool]]:
+        """Tensors without a buffer make their first step in an update of its own."""
         names = self._names(group)
-        first, later = _step.Batch.of(names), _step.Batch.of(names)
+        first, later = Batch.of(names), Batch.of(names)
+        is_repeatable = True
         for position, parameter in enumerate(group["params"]):
             if parameter.grad is None or id(parameter) in others:
                 continue
             state = self.state[parameter]
             is_first = bool(names) and state.get(BUFFER) is None
-            if is_first and self._is_left_out():
+            if is_first and self._scaling(group).is_left_out:
                 # The buffer would begin as zeros instead of as a gradient.
-                self._parts = None
+                is_repeatable = False
                 continue
             self._begin(parameter, group, state, names)
+            low_bits = self._store.current_low_bits(parameter, group)
             batch = first if is_first else later
-            low = self._current_low(parameter, group)
-            batch.add(parameter, state, names, stream + position, low)
-        self._run(later, group)
-        self._run(first, group, is_first=True)
-
-    def _run(self, batch: _step.Batch, group: Group, is_first: bool = False) -> None:
-        self._run_rule(
-            self._rule(group), batch, group, self._hyper(group), (is_first,), not is_first
-        )
+            batch.add(parameter, state, names, rng_stream + position, low_bits)
+        yield self._update(later, group, (False,)), is_repeatable
+        if first.parameters:
+            yield self._update(first, group, (True,)), False
 
 
 class SGD(_Momentum, torch.optim.SGD):
@@ -109,14 +109,9 @@ class Lars(_Momentum):
         maximize: bool = False,
         **options: Any,
     ) -> None:
-        for name, value in (
-            ("lr", lr),
-            ("momentum", momentum),
-            ("eeta", eeta),
-            ("weight_decay", weight_decay),
-            ("epsilon", epsilon),
-        ):
-            check_at_least_zero("Lars", name, value)
+        check_at_least_zero(
+            "Lars", lr=lr, momentum=momentum, eeta=eeta, weight_decay=weight_decay, epsilon=epsilon
+        )
         defaults = {
             "lr": lr,
             "momentum": momentum,

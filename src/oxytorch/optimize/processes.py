@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..optim import _sharding
+from ..optim import sharding as _sharding
 
 ORDER = (
     "call fully_shard first, then make oxytorch.optim.AdamW from the sharded parameters "

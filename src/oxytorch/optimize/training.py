@@ -1,8 +1,9 @@
 """`optimize` for training: bfloat16 weights beside their lower halves, and fused optimizer steps.
 
 A parameter of a listed layer becomes the upper half of its float32 weight, in place, once an
-optimizer of ours holds it; to all but layers it stays the float32 weight (optim/_split.py). What no
-such optimizer holds stays float32, and its layer computes in bfloat16 as under autocast.
+optimizer of ours holds it; to all but layers it stays the float32 weight
+(optim/split_parameter.py). What no such optimizer holds stays float32, and its layer computes in
+bfloat16 as under autocast.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import Optimizer
 
 from .. import optim
-from ..optim import _split, _wishes
-from ..optim._base import FusedOptimizer
+from ..optim import pending_splits, split_parameter
+from ..optim.optimizer import FusedOptimizer
 from ..rewriting.changes import ATTRIBUTE, AttributeSet, Change, ChangeLog, log_of
 from ..rewriting.memory import nbytes
 from ..rewriting.report import Report
@@ -66,13 +67,13 @@ class _Split(Change):
     def __init__(self, groups: list[list[nn.Parameter]]) -> None:
         self.groups = groups
         for group in groups:
-            _wishes.wish(group)
+            pending_splits.wish(group)
 
     def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
         for group in self.groups:
-            _wishes.withdraw(group)
+            pending_splits.withdraw(group)
             for parameter in group:
-                _split.join(parameter)
+                split_parameter.join(parameter)
 
 
 def optimize_for_training(
@@ -243,7 +244,7 @@ def _prepare_later(model: nn.Module) -> None:
     log = log_of(model)
     if isinstance(log, TrainingLog) and log.changes:
         layers = _prepare_layers(model, dtypes(model, log.dtype), log)
-        _wishes.hold_still(own for module in layers for own in _floats(module))
+        pending_splits.hold_still(own for module in layers for own in _floats(module))
         _report_layers(model, layers, log)
 
 
@@ -294,7 +295,7 @@ def _floats(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_split(parameter: Any) -> bool:
-    return type(parameter) is _split.SplitParameter
+    return type(parameter) is split_parameter.SplitParameter
 
 
 def _report_layers(model: nn.Module, layers: list[nn.Module], log: ChangeLog) -> None:
@@ -312,7 +313,7 @@ def _fused(optimizer: Optimizer, fused_class: type[FusedOptimizer] | None) -> Fu
         return _rebuilt(optimizer, fused_class)
     assert isinstance(optimizer, FusedOptimizer)
     for group in optimizer.param_groups:
-        _wishes.hold(group["params"], optimizer)
+        pending_splits.hold(group["params"], optimizer)
     return optimizer
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..optim import _split
-from ..optim._compiler import never_compiled
-from ..optim._split import SplitParameter
+from ..optim import split_parameter as _split
+from ..optim.compiler import never_compiled
+from ..optim.split_parameter import SplitParameter
 
 TAKE_ANY = (
     nn.Embedding,

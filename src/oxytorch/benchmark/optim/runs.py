@@ -121,7 +121,7 @@ def kept_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
 
 def low_half_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
     """Bytes of the lower halves of split weights, which oxytorch's optimizers keep."""
-    low_half = getattr(optimizer, "low_half", None)
+    low_half = getattr(optimizer, "low_bits", None)
     lows = [None if low_half is None else low_half(parameter) for parameter in parameters]
     return sum(low.nbytes for low in lows if low is not None)
 

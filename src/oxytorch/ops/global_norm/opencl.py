@@ -5,28 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...gpu.kernel import OpenClSource, Signature
+from ..optimizer_step import layout
 from ..optimizer_step.opencl import OPTIONS, STEP_GROUP, assemble
-
-_ARGUMENTS = {
-    "squares": {"tensors": "i64", "blocks": "i64", "block_count": "i32", "partials": "i64"},
-    "norm": {
-        "partials": "i64",
-        "count": "i32",
-        "gradient_scale": "i64",
-        "max_norm": "fp64",
-        "norm": "i64",
-        "clip_factor": "i64",
-    },
-}
+from . import gpu
 
 
 def source(kernel: str, signature: Signature) -> OpenClSource:
     """The source of a signature of `squares` or `norm`."""
-    settings = {"GROUP": STEP_GROUP, "GRADIENT": 2}
+    settings = {"GROUP": STEP_GROUP, "GRADIENT": layout.GRADIENT}
     pieces = ["tables.cl"]
+    arguments = gpu.NORM_ARGUMENTS
     if kernel == "squares":
         settings["FORMAT"] = int(signature.options["format"])
         pieces = ["arithmetic.cl", "tables.cl", "formats.cl"]
+        arguments = gpu.SQUARES_ARGUMENTS
     own = (Path(__file__).parent / f"{kernel}.cl").read_text(encoding="utf-8")
     text = assemble(settings, *pieces, own)
-    return OpenClSource(text, kernel, _ARGUMENTS[kernel], STEP_GROUP, OPTIONS)
+    return OpenClSource(text, kernel, arguments, STEP_GROUP, OPTIONS)

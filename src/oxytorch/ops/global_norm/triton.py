@@ -8,7 +8,7 @@ from ..optimizer_step.triton import optional
 from ..optimizer_step.triton_formats import CODE_BLOCK, read
 
 TENSOR_FIELDS = tl.constexpr(layout.TENSOR_FIELDS)
-GRADIENT = tl.constexpr(2)
+GRADIENT = tl.constexpr(layout.GRADIENT)
 COUNT = tl.constexpr(layout.COUNT)
 BLOCK = tl.constexpr(layout.BLOCK)
 BLOCK_FIELDS = tl.constexpr(layout.BLOCK_FIELDS)

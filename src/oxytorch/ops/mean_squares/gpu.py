@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 
 from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
-from ..optimizer_step import rule_text
-from ..optimizer_step.layout import Format
+from ..optimizer_step.gpu import float_signature, float_signatures
+from ..optimizer_step.parsed_rules import families
 
-_FORMATS = (Format.FLOAT32, Format.BFLOAT16, Format.FLOAT16)
+ARGUMENTS = {"tensors": "i64", "tiles": "i64", "scalars": "i64", "found_inf": "i64"}
+FACTORS_ARGUMENTS = {**ARGUMENTS, "least": "fp64"}
+_ALIGNED = frozenset({"tensors", "tiles", "scalars"})
 
-
-def sums_signature(format: Format) -> Signature:
-    """The signature of `factor_sums` for gradients in a format."""
-    if format not in _FORMATS:
-        raise ValueError(f"factor_sums: expected float32, bfloat16 or float16, got {format.name}")
-    return Signature(format.name.lower(), {"format": int(format)})
-
-
+sums_signature = functools.partial(float_signature, "factor_sums")
 FACTORS_SIGNATURE = Signature("factors", {})
 
 
-def _weight() -> int:
+def weight_position() -> int:
     """Where the scalars of Adafactor have the weight of this step."""
-    return rule_text.families()["adafactor"].update.scalars.index("weight")
+    return families()["adafactor"].update.scalars.index("weight")
 
 
 def _sums(signature: Signature) -> TritonSource:
@@ -31,45 +26,35 @@ def _sums(signature: Signature) -> TritonSource:
 
     from . import triton
 
-    arguments = {"tensors": "i64", "tiles": "i64", "scalars": "i64", "found_inf": "i64"}
     types = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
-    constants = {"ELEMENT": types[signature.name], "WEIGHT": _weight()}
-    aligned = frozenset({"tensors", "tiles", "scalars"})
-    return TritonSource(triton.factor_sums, arguments, constants, aligned)
+    constants = {"ELEMENT": types[signature.name], "WEIGHT": weight_position()}
+    return TritonSource(triton.factor_sums, ARGUMENTS, constants, _ALIGNED)
 
 
 def _factors(signature: Signature) -> TritonSource:
     from . import triton
 
-    arguments = {
-        "tensors": "i64",
-        "tiles": "i64",
-        "scalars": "i64",
-        "found_inf": "i64",
-        "least": "fp64",
-    }
-    aligned = frozenset({"tensors", "tiles", "scalars"})
-    return TritonSource(triton.factors, arguments, {"WEIGHT": _weight()}, aligned)
+    constants = {"WEIGHT": weight_position()}
+    return TritonSource(triton.factors, FACTORS_ARGUMENTS, constants, _ALIGNED)
 
 
-def _opencl(kernel: str) -> Callable[[Signature], OpenClSource]:
-    def source(signature: Signature) -> OpenClSource:
-        from . import opencl
+def _opencl(kernel: str, signature: Signature) -> OpenClSource:
+    from . import opencl
 
-        return opencl.source(kernel, signature)
-
-    return source
+    return opencl.source(kernel, signature)
 
 
 SUMS = Kernel(
     "factor_sums",
-    lambda: tuple(sums_signature(format) for format in _FORMATS),
+    functools.partial(float_signatures, "factor_sums"),
     _sums,
-    _opencl("factor_sums"),
+    functools.partial(_opencl, "factor_sums"),
 )
 """Means of squares of gradients; as many programs as `tiling.sum_tiles` has rows."""
 
-FACTORS = Kernel("factors", lambda: (FACTORS_SIGNATURE,), _factors, _opencl("factors"))
+FACTORS = Kernel(
+    "factors", lambda: (FACTORS_SIGNATURE,), _factors, functools.partial(_opencl, "factors")
+)
 """What the update of a factored state reads; as many programs as `tiling.factor_tiles` has rows."""
 
 KERNELS = (SUMS, FACTORS)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...gpu.kernel import OpenClSource, Signature
-from ..optimizer_step import layout, rule_text
+from ..optimizer_step import layout
 from ..optimizer_step.opencl import OPTIONS, assemble, helpers
-from . import tiling
-
-_ARGUMENTS = {"tensors": "i64", "tiles": "i64", "scalars": "i64", "found_inf": "i64"}
+from . import gpu, tiling
 
 
 def source(kernel: str, signature: Signature) -> OpenClSource:
@@ -17,20 +15,20 @@ def source(kernel: str, signature: Signature) -> OpenClSource:
     is_sums = kernel == "factor_sums"
     settings = {
         "GROUP": tiling.LANES,
-        "GRADIENT": 2,
-        "COLUMNS": 4,
-        "ROW_FACTORS": 5,
+        "GRADIENT": layout.GRADIENT,
+        "COLUMNS": layout.COLUMNS,
+        "ROW_FACTORS": layout.ROW_FACTORS,
         "ROWS": layout.ROWS,
         "STRIPS": layout.STRIPS,
         "SMALL": tiling.SMALL,
         "LANES": tiling.LANES,
         "STRIP": tiling.STRIP,
         "STRIPE": tiling.STRIPE,
-        "WEIGHT": rule_text.families()["adafactor"].update.scalars.index("weight"),
+        "WEIGHT": gpu.weight_position(),
         "FORMAT": int(signature.options.get("format", 0)),
         "IS_SUMS": int(is_sums),
     }
     own = (Path(__file__).parent / "factors.cl").read_text(encoding="utf-8")
     text = assemble(settings, "tables.cl", "typedef float value;\n", helpers()[1], own)
-    arguments = _ARGUMENTS if is_sums else {**_ARGUMENTS, "least": "fp64"}
+    arguments = gpu.ARGUMENTS if is_sums else gpu.FACTORS_ARGUMENTS
     return OpenClSource(text, kernel, arguments, tiling.LANES, OPTIONS)

@@ -1,7 +1,7 @@
 """Adafactor's rows and columns on a GPU, from the tables of a step (optimizer_step/layout.py).
 
-`factor_sums` runs after `prepare` and `factors` after it; then a step reads the factors. Both go
-through a table of tiles, made by `gpu.tiles`: of matrices with more than SMALL elements a tile is a
+`factor_sums` runs after `prepare_step` and `factors` after it; then a step reads the factors. Both
+go through a table of tiles (tiling.py): of matrices with more than SMALL elements a tile is a
 strip of rows, of smaller ones it is LANES rows or columns, of as many matrices as they lie in.
 """
 
@@ -20,9 +20,9 @@ TENSOR_FIELDS = tl.constexpr(layout.TENSOR_FIELDS)
 SCALAR_FIELDS = tl.constexpr(layout.SCALAR_FIELDS)
 FACTOR = tl.constexpr(layout.FACTOR)
 BLOCK_FIELDS = tl.constexpr(layout.BLOCK_FIELDS)
-GRADIENT = tl.constexpr(2)
-COLUMNS = tl.constexpr(4)
-ROW_FACTORS = tl.constexpr(5)
+GRADIENT = tl.constexpr(layout.GRADIENT)
+COLUMNS = tl.constexpr(layout.COLUMNS)
+ROW_FACTORS = tl.constexpr(layout.ROW_FACTORS)
 ROWS = tl.constexpr(layout.ROWS)
 STRIPS = tl.constexpr(layout.STRIPS)
 COUNT = tl.constexpr(layout.COUNT)
@@ -97,17 +97,23 @@ def _small(row, number, height, width, count, factor, weight, ELEMENT: tl.conste
 
 
 @triton.jit
+def _tile(tensors, tiles, scalars):
+    """The tile of this program: the tensor's row, its scalars, and the tile's number within it."""
+    tile = tiles.to(tl.pointer_type(tl.int32)) + tl.program_id(0) * BLOCK_FIELDS
+    tensor = tl.load(tile).to(tl.int64)
+    number = tl.load(tile + 1).to(tl.int64)
+    row = tensors.to(tl.pointer_type(tl.int64)) + tensor * TENSOR_FIELDS
+    return row, scalars.to(tl.pointer_type(tl.float32)) + tensor * SCALAR_FIELDS, number
+
+
+@triton.jit
 def factor_sums(tensors, tiles, scalars, found_inf, ELEMENT: tl.constexpr, WEIGHT: tl.constexpr):
     """Squares of the gradients: means over rows move the states, those over columns too where
     matrices are small; where they are not, sums over the columns of each strip are kept."""
     if optional(found_inf, 0.0, tl.float32) == 0.0:
-        tile = tiles.to(tl.pointer_type(tl.int32)) + tl.program_id(0) * BLOCK_FIELDS
-        tensor = tl.load(tile).to(tl.int64)
-        number = tl.load(tile + 1).to(tl.int64)
-        row = tensors.to(tl.pointer_type(tl.int64)) + tensor * TENSOR_FIELDS
+        row, own, number = _tile(tensors, tiles, scalars)
         height = tl.load(row + HEIGHT)
         width = tl.load(row + WIDTH)
-        own = scalars.to(tl.pointer_type(tl.float32)) + tensor * SCALAR_FIELDS
         weight = tl.load(own + WEIGHT)
         factor = tl.load(own + FACTOR)
         if height * width > SMALL:
@@ -166,10 +172,7 @@ def factors(tensors, tiles, scalars, found_inf, least, WEIGHT: tl.constexpr):
     """Columns of matrices that are not small; what their rows are multiplied by in the variance:
     row / max(mean of the rows, least)."""
     if optional(found_inf, 0.0, tl.float32) == 0.0:
-        tile = tiles.to(tl.pointer_type(tl.int32)) + tl.program_id(0) * BLOCK_FIELDS
-        tensor = tl.load(tile).to(tl.int64)
-        number = tl.load(tile + 1).to(tl.int64)
-        row = tensors.to(tl.pointer_type(tl.int64)) + tensor * TENSOR_FIELDS
+        row, own, number = _tile(tensors, tiles, scalars)
         height = tl.load(row + HEIGHT)
         width = tl.load(row + WIDTH)
         source = tl.load(row + ROWS).to(tl.pointer_type(tl.float32))
@@ -180,7 +183,6 @@ def factors(tensors, tiles, scalars, found_inf, least, WEIGHT: tl.constexpr):
         elif number < matrices:
             _row_factors(source + number * height, target + number * height, height, least)
         else:
-            own = scalars.to(tl.pointer_type(tl.float32)) + tensor * SCALAR_FIELDS
             factor = tl.load(own + FACTOR)
             weight = tl.load(own + WEIGHT)
             _columns(row, number - matrices, height, width, factor, weight)

@@ -1,1 +1,1 @@
-"""One step of an optimizer over many tensors, on processors and GPUs."""
+"""One step of an optimizer over many tensors, on CPUs and GPUs; rules.py is its arithmetic."""

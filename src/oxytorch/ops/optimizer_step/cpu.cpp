@@ -12,10 +12,10 @@ namespace {
 
 using Tensors = std::vector<Tensor>;
 
-// The arguments that all rules share; docs in optim/_step.py.
+// The arguments that all rules share; docs in optim/batch.py.
 struct Call {
   Tensors parameters;
-  Tensors low_halves;
+  Tensors low_bits;
   Tensors gradients;
   Tensors states;
   Tensors scales;
@@ -25,19 +25,19 @@ struct Call {
   double gradient_factor;
   bool stochastic;
   std::int64_t seed;
-  std::vector<std::int64_t> streams;
+  std::vector<std::int64_t> rng_streams;
   std::optional<Tensor> sums;
   std::int64_t phase;
 };
 
-// What a call of a rule with a measure does: both sweeps, or one of them.
-enum Phase : std::int64_t { kWhole, kMeasure, kUpdate };
+// What a call of a rule with norms does: both sweeps, or one of them.
+enum Phase : std::int64_t { kWhole, kReduceNorms, kUpdate };
 
-#define OXY_STEP_SCHEMA                                                     \
-  "(Tensor(a!)[] parameters, Tensor(b!)[] low_halves, Tensor[] gradients, " \
-  "Tensor(c!)[] states, Tensor(d!)[] scales, Tensor(e!)[] steps, "          \
-  "Tensor? gradient_scale, Tensor? found_inf, float gradient_factor, "      \
-  "bool stochastic, int seed, int[] streams, Tensor(f!)? sums, int phase, "
+#define OXY_STEP_SCHEMA                                                   \
+  "(Tensor(a!)[] parameters, Tensor(b!)[] low_bits, Tensor[] gradients, " \
+  "Tensor(c!)[] states, Tensor(d!)[] scales, Tensor(e!)[] steps, "        \
+  "Tensor? gradient_scale, Tensor? found_inf, float gradient_factor, "    \
+  "bool stochastic, int seed, int[] rng_streams, Tensor(f!)? sums, int phase, "
 
 constexpr int kSharedArguments = 14;
 
@@ -67,9 +67,9 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ x >> 31;
 }
 
-std::uint32_t random_key(std::int64_t seed, std::int64_t stream, double step, int operand) {
+std::uint32_t random_key(std::int64_t seed, std::int64_t rng_stream, double step, int operand) {
   std::uint64_t key = mix(static_cast<std::uint64_t>(seed));
-  key = mix(key ^ static_cast<std::uint64_t>(stream));
+  key = mix(key ^ static_cast<std::uint64_t>(rng_stream));
   key = mix(key ^ static_cast<std::uint64_t>(step));
   return static_cast<std::uint32_t>(mix(key ^ static_cast<std::uint64_t>(operand)));
 }
@@ -117,13 +117,13 @@ Operand describe_parameter(const char* op, const Call& call, std::size_t i) {
          "strides " + describe(parameter.strides()));
   }
   Operand operand{nullptr, nullptr, float_format(op, "parameters", parameter), 0};
-  if (!call.low_halves.empty() && call.low_halves[i].numel() > 0) {
-    const Tensor& low = call.low_halves[i];
+  if (!call.low_bits.empty() && call.low_bits[i].numel() > 0) {
+    const Tensor& low_bits = call.low_bits[i];
     check_code(op, "parameters", parameter, aoti_torch_dtype_bfloat16());
-    check_code(op, "low_halves", low, aoti_torch_dtype_int16());
-    check_like(op, "low_halves", low, parameter);
+    check_code(op, "low_bits", low_bits, aoti_torch_dtype_int16());
+    check_like(op, "low_bits", low_bits, parameter);
     operand.format = Format::split;
-    operand.extra = low.mutable_data();
+    operand.extra = low_bits.mutable_data();
   }
   operand.data = parameter.mutable_data();
   return operand;
@@ -205,7 +205,7 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call, const d
                                      std::vector<double>& step_values) {
   const char* op = rule.name;
   const std::size_t count = call.parameters.size();
-  check_length(op, "low_halves", call.low_halves, count, true);
+  check_length(op, "low_bits", call.low_bits, count, true);
   check_length(op, "gradients", call.gradients, count, false);
   check_length(op, "steps", call.steps, count, !rule.has_step);
   // A rule's last states may be left out where its flags do not use them.
@@ -237,9 +237,9 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call, const d
     for (std::size_t k = 0; k < states; ++k) {
       Operand& operand = update.operands[2 + k];
       operand = describe_state(op, call, k * count + i, parameter);
-      const std::int64_t stream =
-          call.streams.empty() ? static_cast<std::int64_t>(i) : call.streams[i];
-      operand.key = random_key(call.seed, stream, step, static_cast<int>(k));
+      const std::int64_t rng_stream =
+          call.rng_streams.empty() ? static_cast<std::int64_t>(i) : call.rng_streams[i];
+      operand.key = random_key(call.seed, rng_stream, step, static_cast<int>(k));
     }
     if (i > 0 && (!rule.has_step || step == step_values[i - 1])) {
       std::memcpy(update.scalars, updates[i - 1].scalars, sizeof update.scalars);
@@ -247,8 +247,8 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call, const d
       rule.constants(step, hyper, update.scalars, &flags);
     }
     update.variant = rule.variants[flags];
-    update.measure = rule.measures ? rule.measures[flags] : update.variant;
-    if ((kUsed[update.variant] | kUsed[update.measure]) >> (2 + states)) {
+    update.reduction = rule.reductions ? rule.reductions[flags] : update.variant;
+    if ((kUsed[update.variant] | kUsed[update.reduction]) >> (2 + states)) {
       fail(op, "states", "with every state that the options use",
            std::to_string(states) + " per parameter");
     }
@@ -277,7 +277,8 @@ void sweep(std::vector<Update>& updates, std::size_t begin, std::size_t end, dou
 }
 
 // The sums of each tensor, in an order that does not depend on threads.
-void measure(std::vector<Update>& updates, std::size_t begin, std::size_t end, double* totals) {
+void reduce_norms(std::vector<Update>& updates, std::size_t begin, std::size_t end,
+                  double* totals) {
   const std::int64_t first = updates[begin].first_item;
   const Update& last = updates[end - 1];
   std::vector<double> sums(kMaxSums * (last.first_item + item_count(last) - first), 0.0);
@@ -293,8 +294,8 @@ void measure(std::vector<Update>& updates, std::size_t begin, std::size_t end, d
 }
 
 // Two sweeps, over as many tensors at a time as stay in the cache in between.
-void measured_step(const Rule& rule, const Call& call, const double* hyper,
-                   std::vector<Update>& updates) {
+void step_with_norms(const Rule& rule, const Call& call, const double* hyper,
+                     std::vector<Update>& updates) {
   std::vector<double> own;
   double* totals = nullptr;
   if (call.sums) {
@@ -319,13 +320,13 @@ void measured_step(const Rule& rule, const Call& call, const double* hyper,
            bytes + kBytesPerElement * updates[end].count <= tuning.stream_bytes) {
       bytes += kBytesPerElement * updates[end++].count;
     }
-    if (call.phase != kUpdate) measure(updates, begin, end, totals);
-    if (call.phase != kMeasure) {
+    if (call.phase != kUpdate) reduce_norms(updates, begin, end, totals);
+    if (call.phase != kReduceNorms) {
       for (std::size_t i = begin; i < end; ++i) {
         float& step_size = updates[i].scalars[rule.step_size];
-        const double trust =
-            rule.trust(totals + kMaxSums * i, static_cast<double>(updates[i].count), hyper);
-        step_size = static_cast<float>(step_size * trust);
+        const double ratio =
+            rule.trust_ratio(totals + kMaxSums * i, static_cast<double>(updates[i].count), hyper);
+        step_size = static_cast<float>(step_size * ratio);
       }
       sweep(updates, begin, end, nullptr, true);
     }
@@ -335,15 +336,15 @@ void measured_step(const Rule& rule, const Call& call, const double* hyper,
 
 void step(const Rule& rule, const Call& call, const double* hyper) {
   if (call.found_inf && scalar_value(rule.name, "found_inf", *call.found_inf) != 0) return;
-  if (call.phase != kWhole && (!rule.measures || !call.sums)) {
+  if (call.phase != kWhole && (!rule.reductions || !call.sums)) {
     fail(rule.name, "phase", "0 for a rule without sums", std::to_string(call.phase));
   }
   std::vector<double> step_values;
   std::vector<Update> updates = describe_updates(rule, call, hyper, step_values);
   if (updates.empty()) return;
   for (std::size_t i = 0; i < step_values.size(); ++i) write_step(call.steps[i], step_values[i]);
-  if (rule.measures) {
-    measured_step(rule, call, hyper, updates);
+  if (rule.reductions) {
+    step_with_norms(rule, call, hyper, updates);
   } else {
     sweep(updates, 0, updates.size(), nullptr);
   }

@@ -1,8 +1,8 @@
 """The GPU kernels of a step, and which forms of them are built ahead of time.
 
-`prepare` and `trust` have a signature for each rule. `measure` and `update` have one for each
-setting of some flags (`rule_text.Rule.compiled_flags`) in each of the formats that are common, and
-a general one, which learns the formats when it runs, for all others.
+`prepare_step` and `trust_ratio` have a signature for each rule. `reduce_norms` and `update` have
+one for each setting of some flags (`compiled_flags`) in each of the formats that are common, and a
+general one, which learns the formats when it runs, for all others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
-from . import layout, rule_text
+from . import layout
 from .layout import Format
+from .parsed_rules import families
+from .translation.parsing import CONSTANTS, Rule
 
 CODES = "codes"
 """8-bit codes, signed or not as the state is."""
@@ -29,6 +31,14 @@ STATES: Mapping[str, Sequence[str]] = {
 """For each format of the parameter the formats of states that are compiled."""
 
 GENERAL = "general"
+
+COMPILED_FLAGS = frozenset({"moves", "amsgrad", "centered", "is_whole"})
+"""Flags that decide which states there are: each setting is a kernel. The others are settled when a
+kernel runs, which costs nothing where the memory is the limit."""
+
+DECAYS, PENALIZES = "decays", "penalizes"
+"""Two ways to shrink weights, of which one is taken at most. Without either, a weight's factor, the
+scalar `decay`, is 1: a kernel that penalizes does not decay, and any other always does."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +64,8 @@ NARROW = Shape(512, 512, 2, 64, 8)
 CODED = Shape(256, 256, 1, 80, 8)
 """A warp does the elements that share a bound: it finds their largest without the others."""
 
-PREPARE_LANES = 32
-TRUST_LANES = 1024
+PREPARE_STEP_LANES = 32
+TRUST_RATIO_LANES = 1024
 
 _TABLES = frozenset({"tensors", "blocks", "scalars", "keys", "partials", "sums"})
 _HYPER = {f"hyper_{i}": "fp64" for i in range(layout.HYPER)}
@@ -70,7 +80,7 @@ STEP_ARGUMENTS = {
     "flags": "i32",
     "formats": "i64",
 }
-TRUST_ARGUMENTS = {
+TRUST_RATIO_ARGUMENTS = {
     "tensors": "i64",
     "partials": "i64",
     "sums": "i64",
@@ -79,7 +89,7 @@ TRUST_ARGUMENTS = {
     "phase": "i32",
     **_HYPER,
 }
-PREPARE_ARGUMENTS = {
+PREPARE_STEP_ARGUMENTS = {
     "tensors": "i64",
     "scalars": "i64",
     "keys": "i64",
@@ -94,30 +104,36 @@ PREPARE_ARGUMENTS = {
 }
 
 
-def step_rule(kernel: str, rule: str) -> rule_text.Rule:
-    """The function of a rule that the kernel `measure` or `update` runs."""
-    family = rule_text.families()[rule]
-    function = family.measure if kernel == "measure" else family.update
+def step_rule(kernel: str, rule: str) -> Rule:
+    """The function of a rule that the kernel `reduce_norms` or `update` runs."""
+    family = families()[rule]
+    function = family.reduce_norms if kernel == "reduce_norms" else family.update
     if function is None:
         raise ValueError(f"{kernel}: expected a rule with norms, got {rule}")
     return function
 
 
+def compiled_flags(rule: Rule) -> tuple[str, ...]:
+    """The flags of which each setting is a kernel, as far as the rule asks for them."""
+    chosen = COMPILED_FLAGS | ({PENALIZES} if DECAYS in rule.flags else set())
+    return tuple(flag for flag in rule.flags if flag in chosen & rule.tested_flags)
+
+
 def family_signature(rule: str) -> Signature:
-    """The signature of `prepare` and `trust` for a rule."""
+    """The signature of `prepare_step` and `trust_ratio` for a rule."""
     return Signature(rule, {"rule": rule})
 
 
 def step_signature(
     kernel: str, rule: str, flags: Mapping[str, object], formats: Sequence[Format]
 ) -> Signature:
-    """The signature of `measure` or `update` for operands in these formats.
+    """The signature of `reduce_norms` or `update` for operands in these formats.
 
     flags: by name, as `<rule>_constants` returns them. formats: of the parameter, the gradient and
     the states in the rule's order; those of operands that the kernel does not touch do not count.
     """
     function = step_rule(kernel, rule)
-    compiled = {name: bool(flags[name]) for name in function.compiled_flags}
+    compiled = {name: bool(flags[name]) for name in compiled_flags(function)}
     traffic = function.traffic(compiled)
     used = traffic.reads | traffic.writes
     wanted = layout.formats_word(
@@ -132,12 +148,12 @@ def step_signature(
 
 
 def run_time_flags(kernel: str, rule: str, flags: Mapping[str, object]) -> int:
-    """The argument `flags` of `measure` and `update`."""
+    """The argument `flags` of `reduce_norms` and `update`."""
     names = step_rule(kernel, rule).flags
     return sum(1 << position for position, name in enumerate(names) if flags[name])
 
 
-def _formats(function: rule_text.Rule, used: frozenset[str], parameter: str, state: str) -> int:
+def _formats(function: Rule, used: frozenset[str], parameter: str, state: str) -> int:
     """The word of formats for a common combination."""
     kinds = [Format[parameter.upper()], Format.BFLOAT16 if parameter == "split" else None]
     for name in function.operands[2:]:
@@ -157,11 +173,11 @@ def _formats(function: rule_text.Rule, used: frozenset[str], parameter: str, sta
 
 
 def _step_signatures(kernel: str) -> tuple[Signature, ...]:
-    """All signatures of `measure` or `update`."""
+    """All signatures of `reduce_norms` or `update`."""
     return tuple(
         signature
-        for rule, family in rule_text.families().items()
-        if kernel == "update" or family.measure is not None
+        for rule, family in families().items()
+        if kernel == "update" or family.reduce_norms is not None
         for signature in _rule_signatures(kernel, rule)
     )
 
@@ -169,11 +185,11 @@ def _step_signatures(kernel: str) -> tuple[Signature, ...]:
 # By rule, not all at once: a program uses one or two, and its first step waits for them.
 @functools.cache
 def _rule_signatures(kernel: str, rule: str) -> tuple[Signature, ...]:
-    """The signatures of `measure` or `update` for a rule."""
+    """The signatures of `reduce_norms` or `update` for a rule."""
     found: dict[str, Signature] = {}
     function = step_rule(kernel, rule)
-    for setting in itertools.product((False, True), repeat=len(function.compiled_flags)):
-        compiled = dict(zip(function.compiled_flags, setting, strict=True))
+    for setting in itertools.product((False, True), repeat=len(compiled_flags(function))):
+        compiled = dict(zip(compiled_flags(function), setting, strict=True))
         names = [rule, *(name for name, value in compiled.items() if value)]
         traffic = function.traffic(compiled)
         used = traffic.reads | traffic.writes
@@ -197,11 +213,11 @@ def _rule_signatures(kernel: str, rule: str) -> tuple[Signature, ...]:
 def _signatures_by_use(
     kernel: str, rule: str
 ) -> Mapping[tuple[tuple[bool, ...], int | None], Signature]:
-    """The signatures of `measure` or `update` for a rule: by setting of flags, word of formats."""
+    """The signatures of `reduce_norms` or `update` by setting of flags and word of formats."""
     result = {}
     for signature in _rule_signatures(kernel, rule):
         options = signature.options
-        setting = tuple(bool(options[name]) for name in step_rule(kernel, rule).compiled_flags)
+        setting = tuple(bool(options[name]) for name in compiled_flags(step_rule(kernel, rule)))
         word = options.get("formats")
         result[setting, None if word is None else int(word)] = signature
     return result
@@ -226,12 +242,12 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
 
     options = signature.options
     function = step_rule(kernel, str(options["rule"]))
-    compiled = {name: bool(options[name]) for name in function.compiled_flags}
+    compiled = {name: bool(options[name]) for name in compiled_flags(function)}
     traffic = function.traffic(compiled)
     shape = _shape(options.get("formats"))
     settled = dict(compiled)
-    if rule_text.DECAYS in function.flags:
-        settled[rule_text.DECAYS] = not compiled.get(rule_text.PENALIZES, False)
+    if DECAYS in function.flags:
+        settled[DECAYS] = not compiled.get(PENALIZES, False)
     constants: dict[str, Any] = {
         "RULE": triton_rules.functions()[function.name],
         "SCALARS": len(function.scalars),
@@ -241,7 +257,7 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
         "INPUTS": len(function.operands),
         "READS": _mask(function.operands, traffic.reads),
         "WRITES": _mask(function.operands, traffic.writes),
-        "MEASURES": kernel == "measure",
+        "SUMS_NORMS": kernel == "reduce_norms",
         "FORMATS": options.get("formats"),
         "CHUNK": shape.chunk,
         "PIECE": shape.piece,
@@ -258,85 +274,99 @@ def _step_triton(kernel: str, signature: Signature) -> TritonSource:
     )
 
 
-def _prepare_triton(signature: Signature) -> TritonSource:
+def _prepare_step_triton(signature: Signature) -> TritonSource:
     from . import triton, triton_rules
 
-    family = rule_text.families()[str(signature.options["rule"])]
+    family = families()[str(signature.options["rule"])]
     constants = {
-        "CONSTANTS": triton_rules.functions()[family.name + rule_text.CONSTANTS],
+        "CONSTANTS": triton_rules.functions()[family.name + CONSTANTS],
         "HYPER": len(family.hyper),
         "HAS_STEP": family.has_step,
         "SCALARS": len(family.update.scalars),
         "STATES": len(family.update.operands) - 2,
-        "LANES": PREPARE_LANES,
+        "LANES": PREPARE_STEP_LANES,
     }
-    aligned = _TABLES & {*PREPARE_ARGUMENTS}
-    return TritonSource(triton.prepare, PREPARE_ARGUMENTS, constants, aligned, num_warps=1)
+    aligned = _TABLES & {*PREPARE_STEP_ARGUMENTS}
+    return TritonSource(
+        triton.prepare_step, PREPARE_STEP_ARGUMENTS, constants, aligned, num_warps=1
+    )
 
 
-def _trust_triton(signature: Signature) -> TritonSource:
+def _trust_ratio_triton(signature: Signature) -> TritonSource:
     from . import triton, triton_rules
 
-    family = rule_text.families()[str(signature.options["rule"])]
+    family = families()[str(signature.options["rule"])]
+    assert family.trust_ratio is not None
     constants = {
-        "TRUST": triton_rules.functions()[family.name + rule_text.TRUST],
+        "TRUST_RATIO": triton_rules.functions()[family.trust_ratio.name],
         "HYPER": len(family.hyper),
-        "TAKES_COUNT": family.trust_takes_count,
+        "TAKES_COUNT": "count" in family.trust_ratio.arguments,
         "STEP_SIZE": family.update.scalars.index("step_size"),
-        "LANES": TRUST_LANES,
+        "LANES": TRUST_RATIO_LANES,
     }
-    return TritonSource(
-        triton.trust, TRUST_ARGUMENTS, constants, _TABLES & {*TRUST_ARGUMENTS}, num_warps=8
-    )
+    aligned = _TABLES & {*TRUST_RATIO_ARGUMENTS}
+    return TritonSource(triton.trust_ratio, TRUST_RATIO_ARGUMENTS, constants, aligned, num_warps=8)
 
 
-def _opencl(kernel: str) -> Callable[[Signature], OpenClSource]:
-    def source(signature: Signature) -> OpenClSource:
-        from . import opencl
+def _opencl(kernel: str, signature: Signature) -> OpenClSource:
+    from . import opencl
 
-        return opencl.source(kernel, signature)
-
-    return source
+    return opencl.source(kernel, signature)
 
 
-def _families(has_measure: bool) -> tuple[Signature, ...]:
+def _families(has_norms: bool) -> tuple[Signature, ...]:
     return tuple(
         family_signature(rule)
-        for rule, family in rule_text.families().items()
-        if family.measure is not None or not has_measure
+        for rule, family in families().items()
+        if family.reduce_norms is not None or not has_norms
     )
 
 
-PREPARE = Kernel("prepare", lambda: _families(False), _prepare_triton, _opencl("prepare"))
-"""Counts steps, makes scalars and keys; programs: `programs_of_prepare`."""
+def _kernel(
+    name: str,
+    signatures: Callable[[], Sequence[Signature]],
+    triton: Callable[[Signature], TritonSource],
+) -> Kernel:
+    return Kernel(name, signatures, triton, functools.partial(_opencl, name))
 
-MEASURE = Kernel(
-    "measure",
-    functools.partial(_step_signatures, "measure"),
-    functools.partial(_step_triton, "measure"),
-    _opencl("measure"),
-)
+
+def _sweep(name: str) -> Kernel:
+    signatures = functools.partial(_step_signatures, name)
+    return _kernel(name, signatures, functools.partial(_step_triton, name))
+
+
+PREPARE_STEP = _kernel("prepare_step", lambda: _families(False), _prepare_step_triton)
+"""Counts steps, makes scalars and keys; programs: `programs_of_prepare_step`."""
+
+REDUCE_NORMS = _sweep("reduce_norms")
 """The first sweep of rules with norms; programs: `programs_of_step`."""
 
-TRUST = Kernel("trust", lambda: _families(True), _trust_triton, _opencl("trust"))
+TRUST_RATIO = _kernel("trust_ratio", lambda: _families(True), _trust_ratio_triton)
 """From the sums of the first sweep to step sizes; as many programs as tensors."""
 
-UPDATE = Kernel(
-    "update",
-    functools.partial(_step_signatures, "update"),
-    functools.partial(_step_triton, "update"),
-    _opencl("update"),
-)
+UPDATE = _sweep("update")
 """The sweep that updates parameters and states; programs: `programs_of_step`."""
 
-KERNELS = (PREPARE, MEASURE, TRUST, UPDATE)
+KERNELS = (PREPARE_STEP, REDUCE_NORMS, TRUST_RATIO, UPDATE)
 
 
-def programs_of_prepare(tensor_count: int) -> int:
-    """How many programs `prepare` needs."""
-    return -(-tensor_count // PREPARE_LANES)
+def float_signature(kernel: str, format: Format) -> Signature:
+    """The signature of a kernel that differs by the format of the gradients alone."""
+    if format not in layout.FLOATS.values():
+        raise ValueError(f"{kernel}: expected float32, bfloat16 or float16, got {format.name}")
+    return Signature(format.name.lower(), {"format": int(format)})
+
+
+def float_signatures(kernel: str) -> tuple[Signature, ...]:
+    """All signatures of such a kernel."""
+    return tuple(float_signature(kernel, format) for format in layout.FLOATS.values())
+
+
+def programs_of_prepare_step(tensor_count: int) -> int:
+    """How many programs `prepare_step` needs."""
+    return -(-tensor_count // PREPARE_STEP_LANES)
 
 
 def programs_of_step(block_count: int) -> int:
-    """How many programs `measure` and `update` need."""
+    """How many programs `reduce_norms` and `update` need."""
     return block_count

@@ -5,7 +5,7 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// A rule's loop over `count` elements from `offset` on; adds what a measure sums to `sums`.
+// A rule's loop over `count` elements from `offset` on; adds what a reduction sums to `sums`.
 using Loop = void (*)(const Update& update, std::int64_t offset, std::int64_t count, double* sums);
 
 // Which operands a loop reads and writes, as bits.
@@ -81,7 +81,7 @@ static void update_by_copies(const Update& update, int variant, Traffic traffic,
 
 static void update_block(const Update& update, std::int64_t offset, double* sums) {
   const std::int64_t end = offset + kBlock < update.count ? offset + kBlock : update.count;
-  const int variant = sums ? update.measure : update.variant;
+  const int variant = sums ? update.reduction : update.variant;
   const Traffic traffic = kTraffic[variant];
   const Loop* loops = fused_loops(update, traffic);
   bool has_codes = false;
@@ -101,7 +101,7 @@ static void update_block(const Update& update, std::int64_t offset, double* sums
   }
 }
 
-// A measure runs forwards and the update after it backwards, which begins with what the measure
+// A reduction runs forwards and the update after it backwards, which begins with what the reduction
 // left in the caches.
 static void optimizer_step(const StepArgs& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t first = args.first_item;

@@ -14,7 +14,7 @@ enum class Format : std::int32_t {
   float32,
   bfloat16,
   float16,
-  // The upper half of a float32 in `data`, the lower half in `extra`.
+  // The upper half of a float32 in `data`, the low bits in `extra`.
   split,
   // bfloat16, rounded up or down at random so that the mean is right.
   stochastic,
@@ -49,8 +49,8 @@ struct Update {
   std::int64_t count;
   std::int64_t first_item;
   int variant;
-  int measure;   // the loop before it whose sums the update needs
-  float factor;  // of the gradient
+  int reduction;  // the loop before it whose sums the update needs
+  float factor;   // of the gradient
   float scalars[kMaxScalars];
 };
 
@@ -58,8 +58,8 @@ struct StepArgs {
   const Update* updates;
   std::int64_t update_count;
   std::int64_t first_item;
-  double* sums;  // of a measure: kMaxSums per item from first_item on; else null
-  // Of an update after a measure: begins with what the measure left in the caches. Slower where
+  double* sums;  // of a reduction: kMaxSums per item from first_item on; else null
+  // Of an update after a reduction: begins with what that left in the caches. Slower where
   // nothing is there, because the processor prefetches forwards.
   bool backwards;
 };

@@ -1,16 +1,18 @@
 """The tables that the GPU kernels of a step read: where tensors lie, and what is kept for each.
 
 Triton and OpenCL kernels share them. Every table is contiguous and on the device of the tensors;
-kernels take its address. One step runs `prepare` once for a group, then `measure` and `trust` for
-rules whose steps need norms, then `update`; all read `tensors`, and what one kernel writes
-(`scalars`, `keys`, `partials`, `sums`) the next reads, so nothing comes back to the host.
+kernels take its address. One step runs `prepare_step` once for a group, then `reduce_norms` and
+`trust_ratio` for rules whose steps need norms, then `update`; all read `tensors`, and what one
+kernel writes (`scalars`, `keys`, `partials`, `sums`) the next reads, so nothing comes back to the
+host.
 
 `tensors`: int64 [n, TENSOR_FIELDS], a row for each tensor:
   2 i, 2 i + 1  of operand i (parameter, gradient, states): the address of its data, and of its
-                extra: low half, scales of codes, row factors; 0 without one
+                extra: low half, scales of codes, row factors; 0 without one. GRADIENT is 2 i of
+                the gradient
   STEP          address of the float32 number of steps done; 0 if the rule does not count them
   COUNT         number of elements
-  STREAM        number of its stream of random numbers
+  RNG_STREAM    number of its stream of random numbers
   FIRST_BLOCK   where its blocks begin in `blocks`
   HEIGHT, WIDTH the last two sizes of a tensor with a factored state; else 0. There data and extra
                 of the state are its columns and the factors of its rows, and besides
@@ -21,7 +23,7 @@ rules whose steps need norms, then `update`; all read `tensors`, and what one ke
 `scalars`: float32 [n, SCALAR_FIELDS]: the rule's scalars in the order of its arguments; at FACTOR
   what the gradient is multiplied by.
 `keys`: int32 [n, KEY_FIELDS]: where the random numbers of state k start, as unsigned bits.
-`partials`: float64 [number of blocks, SUMS], `sums`: float64 [n, SUMS]: of rules with a measure.
+`partials`: float64 [number of blocks, SUMS], `sums`: float64 [n, SUMS]: of rules with norms.
 """
 
 from __future__ import annotations
@@ -48,11 +50,22 @@ class Format(enum.IntEnum):
     """Neither read nor written."""
 
 
+FLOATS = {
+    torch.float32: Format.FLOAT32,
+    torch.bfloat16: Format.BFLOAT16,
+    torch.float16: Format.FLOAT16,
+}
+"""The formats of gradients, and of all that is kept as plain numbers."""
+
 OPERANDS = 5
 """The parameter, the gradient and at most three states."""
 
 TENSOR_FIELDS = 16
-STEP, COUNT, STREAM, FIRST_BLOCK, HEIGHT, WIDTH = range(2 * OPERANDS, TENSOR_FIELDS)
+STEP, COUNT, RNG_STREAM, FIRST_BLOCK, HEIGHT, WIDTH = range(2 * OPERANDS, TENSOR_FIELDS)
+GRADIENT = 2
+COLUMNS, ROW_FACTORS = 4, 5
+"""Data and extra of a factored state, which is the first."""
+
 ROWS, STRIPS = 6, 8
 """In place of the last two operands."""
 
@@ -64,6 +77,10 @@ FACTOR = 15
 KEY_FIELDS = 8
 
 SUMS = 2
+"""How many sums such a rule takes over each tensor."""
+
+WHOLE, REDUCE_NORMS, UPDATE = range(3)
+"""Phases of a rule with norms: both sweeps over the tensors, the first, or the second."""
 
 CODE_BLOCK = 256
 """Elements that share a bound."""
@@ -72,7 +89,7 @@ BLOCK = 1024
 """Elements of a block; a multiple of CODE_BLOCK."""
 
 HYPER = 8
-"""How many hyper-parameters `prepare` and `trust` take; the learning rate is the first."""
+"""How many hyper-parameters `prepare_step` and `trust_ratio` take, the learning rate first."""
 
 FORMAT_BITS = 8
 """Bits of an operand in the word that tells a kernel the formats."""

@@ -1,4 +1,4 @@
-// The table of rules, generated from optim/rules.py.
+// The table of rules, generated from rules.py.
 #pragma once
 
 #include <algorithm>
@@ -14,11 +14,11 @@ struct Rule {
   // Whether the constants depend on the number of the step.
   bool has_step;
   void (*constants)(double step, const double* hyper, float* scalars, unsigned* flags);
-  // Loops by flags: of the update, and of the measure before it, null where there is none.
+  // Loops by flags: of the update, and of the reduction before it, null where there is none.
   const int* variants;
-  const int* measures;
-  // Factor of the scalar `step_size` after the measure's sums over `count` elements.
-  double (*trust)(const double* sums, double count, const double* hyper);
+  const int* reductions;
+  // Factor of the scalar `step_size` after the sums of a reduction over `count` elements.
+  double (*trust_ratio)(const double* sums, double count, const double* hyper);
   int step_size;
 };
 

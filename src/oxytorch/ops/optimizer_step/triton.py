@@ -1,4 +1,4 @@
-"""The GPU kernels of a step: every rule of optim/rules.py with every format, in Triton.
+"""The GPU kernels of a step: every rule of rules.py with every format, in Triton.
 
 layout.py tells what the tables hold; addresses are whole numbers. A kernel does nothing where
 `found_inf` is the address of a float32 that is not 0.
@@ -14,7 +14,7 @@ OPERANDS = tl.constexpr(layout.OPERANDS)
 TENSOR_FIELDS = tl.constexpr(layout.TENSOR_FIELDS)
 STEP = tl.constexpr(layout.STEP)
 COUNT = tl.constexpr(layout.COUNT)
-STREAM = tl.constexpr(layout.STREAM)
+RNG_STREAM = tl.constexpr(layout.RNG_STREAM)
 FIRST_BLOCK = tl.constexpr(layout.FIRST_BLOCK)
 HEIGHT = tl.constexpr(layout.HEIGHT)
 WIDTH = tl.constexpr(layout.WIDTH)
@@ -42,7 +42,7 @@ def mix(x):
 
 
 @triton.jit
-def prepare(
+def prepare_step(
     tensors,
     scalars,
     keys,
@@ -107,8 +107,8 @@ def prepare(
     clip = optional(clip_factor, 1.0, tl.float32).to(tl.float64)
     scale = optional(gradient_scale, 1.0, tl.float32).to(tl.float64)
     tl.store(target + FACTOR, (clip * factor / scale).to(tl.float32), mask=mask)
-    stream = tl.load(row + STREAM, mask=mask, other=0).to(tl.uint64)
-    key = mix(mix(mix(seed.to(tl.uint64)) ^ stream) ^ step.to(tl.int64).to(tl.uint64))
+    rng_stream = tl.load(row + RNG_STREAM, mask=mask, other=0).to(tl.uint64)
+    key = mix(mix(mix(seed.to(tl.uint64)) ^ rng_stream) ^ step.to(tl.int64).to(tl.uint64))
     for i in tl.static_range(STATES):
         own = mix(key ^ i).to(tl.uint32)
         tl.store(keys.to(tl.pointer_type(tl.uint32)) + lane * KEY_FIELDS + i, own, mask=mask)
@@ -116,25 +116,23 @@ def prepare(
 
 @triton.jit
 def step_piece(
-    addresses,
-    sizes,
+    tensor,
     start,
-    count,
-    numbers,
-    factor,
-    keys,
-    choices,
     formats,
     RULE: tl.constexpr,
     INPUTS: tl.constexpr,
     READS: tl.constexpr,
     WRITES: tl.constexpr,
-    MEASURES: tl.constexpr,
+    SUMS_NORMS: tl.constexpr,
     FORMATS: tl.constexpr,
     ROWS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """The rule on ROWS * CODE_BLOCK elements from `start` on; returns what it measures."""
+    """The rule on ROWS * CODE_BLOCK elements of a tensor from `start` on; returns what it sums.
+
+    tensor: addresses, the two sizes, the count, scalars, the factor of the gradient, keys, flags.
+    """
+    addresses, sizes, count, numbers, factor, keys, choices = tensor
     offsets = tl.arange(0, ROWS)[:, None] * CODE_BLOCK + tl.arange(0, CODE_BLOCK)[None, :]
     mask = offsets < count - start
     operands = ()
@@ -151,8 +149,8 @@ def step_piece(
             value = tl.full(offsets.shape, 0.0, tl.float32)
         operands = operands + (value,)
     results = RULE(*operands, *numbers, *choices)
-    # An update returns the parameter and the states; a measure returns states and two values.
-    before: tl.constexpr = 2 if MEASURES else 1
+    # An update returns the parameter and the states; a reduction returns states and two values.
+    before: tl.constexpr = 2 if SUMS_NORMS else 1
     for i in tl.static_range(INPUTS):
         if (WRITES >> i) & 1:
             place = (addresses[2 * i], addresses[2 * i + 1], start, offsets, mask)
@@ -161,7 +159,7 @@ def step_piece(
                 write(place, (formats >> (8 * i)) & 255, value, keys[i], VECTOR)
             else:
                 write(place, (FORMATS >> (8 * i)) & 255, value, keys[i], VECTOR)
-    if MEASURES:
+    if SUMS_NORMS:
         first = results[len(results) - 2].to(tl.float64)
         second = results[len(results) - 1].to(tl.float64)
         if VECTOR == 0:
@@ -192,13 +190,13 @@ def sweep(
     INPUTS: tl.constexpr,
     READS: tl.constexpr,
     WRITES: tl.constexpr,
-    MEASURES: tl.constexpr,
+    SUMS_NORMS: tl.constexpr,
     FORMATS: tl.constexpr,
     CHUNK: tl.constexpr,
     PIECE: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Updates, or measures, one block after the other.
+    """Updates, or reduces, one block after the other.
 
     A block is done CHUNK elements at a time; PIECE if it is the last of a tensor or does not lie at
     16 bytes. flags: the setting of the flags that are not compiled, flag i at bit i. formats: as
@@ -233,6 +231,7 @@ def sweep(
                     starts = starts + (tl.load(own_keys + (i - 2)),)
                 else:
                     starts = starts + (0,)
+            own_tensor = (addresses, sizes, count, numbers, factor, starts, choices)
             first = tl.full((), 0.0, tl.float64)
             second = tl.full((), 0.0, tl.float64)
             left = tl.minimum(count - start, BLOCK).to(tl.int32)
@@ -247,20 +246,14 @@ def sweep(
                 if ((unaligned & 15) == 0) & (left == BLOCK):
                     for ahead in range(0, BLOCK, CHUNK):
                         more_first, more_second = step_piece(
-                            addresses,
-                            sizes,
+                            own_tensor,
                             start + ahead,
-                            count,
-                            numbers,
-                            factor,
-                            starts,
-                            choices,
                             formats,
                             RULE,
                             INPUTS,
                             READS,
                             WRITES,
-                            MEASURES,
+                            SUMS_NORMS,
                             FORMATS,
                             CHUNK // CODE_BLOCK,
                             VECTOR,
@@ -270,34 +263,28 @@ def sweep(
                     left = left * 0
             for ahead in range(0, left, PIECE):
                 more_first, more_second = step_piece(
-                    addresses,
-                    sizes,
+                    own_tensor,
                     start + ahead,
-                    count,
-                    numbers,
-                    factor,
-                    starts,
-                    choices,
                     formats,
                     RULE,
                     INPUTS,
                     READS,
                     WRITES,
-                    MEASURES,
+                    SUMS_NORMS,
                     FORMATS,
                     PIECE // CODE_BLOCK,
                     0,
                 )
                 first += more_first
                 second += more_second
-            if MEASURES:
+            if SUMS_NORMS:
                 sums = partials.to(tl.pointer_type(tl.float64)) + block * SUMS
                 tl.store(sums, first)
                 tl.store(sums + 1, second)
 
 
 @triton.jit
-def trust(
+def trust_ratio(
     tensors,
     partials,
     sums,
@@ -312,13 +299,13 @@ def trust(
     hyper_5,
     hyper_6,
     hyper_7,
-    TRUST: tl.constexpr,
+    TRUST_RATIO: tl.constexpr,
     HYPER: tl.constexpr,
     TAKES_COUNT: tl.constexpr,
     STEP_SIZE: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Sums what was measured of a tensor, always in one order; multiplies its step size by trust.
+    """Sums the squares of a tensor, always in one order; multiplies its step size by the ratio.
 
     A program does a tensor. phase: 0, or 1 to stop at the sums, or 2 to begin with them.
     """
@@ -349,8 +336,8 @@ def trust(
             if TAKES_COUNT:
                 # A tensor without elements has no mean; its step changes nothing.
                 number = tl.maximum(count, 1).to(tl.float64)
-                factor = TRUST(first_sum, second_sum, number, *hyper[:HYPER])
+                factor = TRUST_RATIO(first_sum, second_sum, number, *hyper[:HYPER])
             else:
-                factor = TRUST(first_sum, second_sum, *hyper[:HYPER])
+                factor = TRUST_RATIO(first_sum, second_sum, *hyper[:HYPER])
             step_size = scalars.to(tl.pointer_type(tl.float32)) + tensor * SCALAR_FIELDS + STEP_SIZE
             tl.store(step_size, (tl.load(step_size).to(tl.float64) * factor).to(tl.float32))

@@ -1,1 +1,1 @@
-"""Translates optim/rules.py into C++, when the library is built, and into OpenCL C."""
+"""Translates rules.py into C++, when the library is built, and into OpenCL C."""

@@ -2,34 +2,31 @@
 
 The tables of ops/optimizer_step/layout.py lie on the device and hold addresses, so that a step is a
 few launches that pass addresses of tables. Whoever keeps a plan sees to it that the tensors are
-still where they were (_watch.py).
+still where they were (address_guard.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..gpu.kernel import Kernel, Launch, Signature
-from ..ops.mean_squares import gpu as mean_squares
-from ..ops.mean_squares import tiling
-from ..ops.optimizer_step import gpu, layout, rule_text
-from ..ops.optimizer_step.layout import Format
-from . import rules
-from ._addresses import Addresses
-from ._devices import Device
-from ._step import MEASURE, SUMS, UPDATE, WHOLE, Batch, Scaling
-from ._tables import Factored, formats_of, tables_of
+from ...gpu.kernel import Kernel, Launch, Signature
+from ...ops.mean_squares import gpu as mean_squares
+from ...ops.mean_squares import tiling
+from ...ops.optimizer_step import gpu, layout
+from ...ops.optimizer_step.layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE, Format
+from ..batch import Batch, Scaling
+from ..reference import constants_of, has_norms
+from .device_table import DeviceTable
+from .devices import Device
+from .tensor_table import Factored, formats_of, tables_of
 
 Hyper = Sequence[Any]
 """Numbers and flags in the order of `<rule>_constants`; the learning rate may be a tensor."""
-
-GRADIENT = 2
-"""Where in a row of `tensors` the address of the gradient stands."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,11 @@ class _Tables:
     sums: Tensor
 
 
-class Plan:
+class LaunchPlan:
     """One step of `rule` over the tensors of `batch`, which are on one device.
 
     order: the places in the batch of the tensors in the order of the plan's tables.
-    sums: float64 [tensors, SUMS], on the device, of a rule with a measure, in that order.
+    sums: float64 [tensors, SUMS], on the device, of a rule with norms, in that order.
     """
 
     def __init__(
@@ -60,26 +57,26 @@ class Plan:
         formats = [formats_of(rule, batch, i, stochastic) for i in range(len(batch.parameters))]
         self.order = sorted(range(len(formats)), key=formats.__getitem__)
         host, self._sections, blocks = tables_of(batch, formats, self.order)
-        self.addresses = host[:, GRADIENT:]
+        self.addresses = host[:, layout.GRADIENT :]
         count = len(self.order)
         place = device.device
-        measures = rule_text.families()[rule].measure is not None
+        with_norms = has_norms(rule)
         shapes = [batch.parameters[i].shape for i in self.order]
         self._room = Factored(host, shapes, place) if Format.FACTORED in formats[0] else None
         self._tables = _Tables(
             torch.empty_like(blocks, device=place),
             torch.empty(count, layout.SCALAR_FIELDS, device=place),
             torch.empty(count, layout.KEY_FIELDS, dtype=torch.int32, device=place),
-            torch.empty(len(blocks) if measures else 0, SUMS, dtype=torch.float64, device=place),
-            torch.empty(count if measures else 0, SUMS, dtype=torch.float64, device=place),
+            torch.empty(len(blocks) if with_norms else 0, SUMS, dtype=torch.float64, device=place),
+            torch.empty(count if with_norms else 0, SUMS, dtype=torch.float64, device=place),
         )
-        self._addresses = Addresses(device, host)
+        self._addresses = DeviceTable(device, host)
         self.sums = self._tables.sums
         self._seed = (seed + 2**63) % 2**64 - 2**63
-        self._prepare: Launch
+        self._prepare_step: Launch
         self._factors: list[tuple[Launch, int]] = []
         self._first: list[tuple[Launch, int]] = []
-        self._trust: Launch | None = None
+        self._trust_ratio: Launch | None = None
         self._second: list[tuple[Launch, int]] = []
         # Loads the kernels, so that what is missing is known before anything is written.
         self._bind(hyper)
@@ -110,7 +107,7 @@ class Plan:
         self._addresses.changed()
 
     def run(self, hyper: Hyper, scaling: Scaling, phase: int = WHOLE) -> None:
-        """Launches the step, or for a rule with a measure one of its phases.
+        """Launches the step, or for a rule with norms one of its phases.
 
         hyper: such that the plan fits.
         """
@@ -118,14 +115,14 @@ class Plan:
         self._point_at(self._addresses.bring(stream, self._memory))
         kept = self._set(hyper, scaling, phase)
         if phase != UPDATE:
-            self._prepare(gpu.programs_of_prepare(len(self.order)), stream)
+            self._prepare_step(gpu.programs_of_prepare_step(len(self.order)), stream)
             for launch, count in self._factors:
                 launch(count, stream)
             for launch, count in self._first:
                 launch(gpu.programs_of_step(count), stream)
-        if self._trust is not None:
-            self._trust(len(self.order), stream)
-        if phase != MEASURE:
+        if self._trust_ratio is not None:
+            self._trust_ratio(len(self.order), stream)
+        if phase != REDUCE_NORMS:
             for launch, count in self._second:
                 launch(gpu.programs_of_step(count), stream)
         # Until here nothing may take the memory of what was made for the launches.
@@ -139,9 +136,9 @@ class Plan:
                 launch.set(0, address)
 
     def _launches(self) -> list[Launch]:
-        others = [] if self._trust is None else [self._trust]
+        others = [] if self._trust_ratio is None else [self._trust_ratio]
         counted = (*self._factors, *self._first, *self._second)
-        return [self._prepare, *others, *(launch for launch, _ in counted)]
+        return [self._prepare_step, *others, *(launch for launch, _ in counted)]
 
     def _bind(self, hyper: Hyper) -> None:
         tables, function = self._tables, self._device.function
@@ -150,13 +147,13 @@ class Plan:
         family = gpu.family_signature(self.rule)
         numbers = _numbers(hyper)
         own = (tensors, scalars, keys, len(self.order))
-        self._prepare = function(gpu.PREPARE, family).bind(
+        self._prepare_step = function(gpu.PREPARE_STEP, family).bind(
             *own, 0, 0, 0, 0, self._seed, 1.0, *numbers
         )
         kernels = [(gpu.UPDATE, "update", self._second)]
         if len(tables.sums):
-            kernels.append((gpu.MEASURE, "measure", self._first))
-            self._trust = function(gpu.TRUST, family).bind(
+            kernels.append((gpu.REDUCE_NORMS, "reduce_norms", self._first))
+            self._trust_ratio = function(gpu.TRUST_RATIO, family).bind(
                 tensors, tables.partials.data_ptr(), sums, scalars, 0, WHOLE, *numbers
             )
         for kernel, name, launches in kernels:
@@ -213,23 +210,23 @@ class Plan:
         numbers = _numbers(hyper)
         arguments = [found_inf, *scales, self._seed, scaling.factor, *numbers]
         if arguments != self._arguments:
-            _set_from(self._prepare, 4, arguments, self._arguments)
-            if self._trust is not None:
-                _set_from(self._trust, 6, numbers, self._arguments[6:])
+            _set_from(self._prepare_step, 4, arguments, self._arguments)
+            if self._trust_ratio is not None:
+                _set_from(self._trust_ratio, 6, numbers, self._arguments[6:])
             if self._factors:
                 self._factors[-1][0].set(4, _least(hyper))
             self._arguments = arguments
         if found_inf != self._found_inf:
             self._found_inf = found_inf
-            if self._trust is not None:
-                self._trust.set(4, found_inf)
+            if self._trust_ratio is not None:
+                self._trust_ratio.set(4, found_inf)
             for launch, _ in self._first + self._second:
                 launch.set(6, found_inf)
             for launch, _ in self._factors:
                 launch.set(3, found_inf)
-        if self._trust is not None and phase != self._phase:
+        if self._trust_ratio is not None and phase != self._phase:
             self._phase = phase
-            self._trust.set(5, phase)
+            self._trust_ratio.set(5, phase)
         return kept
 
 
@@ -253,8 +250,6 @@ def _numbers(hyper: Hyper) -> list[float]:
 
 def flags_of(rule: str, hyper: Hyper) -> dict[str, bool]:
     """The settings of the rule's flags; they do not depend on the learning rate."""
-    constants: Callable[..., dict[str, Any]] = getattr(rules, f"{rule}_constants")
     numbers = [0.0 if isinstance(value, Tensor) else value for value in hyper]
-    first = [1.0] if rule_text.families()[rule].has_step else []
-    values = constants(*first, *numbers)
+    values = constants_of(rule, numbers)
     return {name: value for name, value in values.items() if isinstance(value, bool)}

@@ -34,7 +34,7 @@ _IN_PLACE = frozenset(
 UNCOUNTED = frozenset({"apply_", "map_", "map2_"})
 """Those that write without raising the version."""
 
-_RESHAPED = "its halves keep their shape and memory; set p.data, as in p.data = p.data.t()"
+_RESHAPED = "its parts keep their shape and memory; set p.data, as in p.data = p.data.t()"
 
 REFUSED = {
     **dict.fromkeys(

@@ -8,37 +8,27 @@ from operator import is_
 import torch
 from torch import Tensor
 
-from ..gpu.kernel import Launch
-from ..ops.global_norm import gpu
-from ..ops.optimizer_step import layout
-from ..ops.optimizer_step.layout import Format
-from . import _watch
-from ._addresses import Addresses
-from ._devices import Device
-
-GRADIENT = 2
-"""Where in a row of `tensors` the address of the gradient stands."""
-
-_FORMATS = {
-    torch.float32: Format.FLOAT32,
-    torch.bfloat16: Format.BFLOAT16,
-    torch.float16: Format.FLOAT16,
-}
+from ...gpu.kernel import Launch
+from ...ops.global_norm import gpu
+from ...ops.optimizer_step import layout
+from . import address_guard
+from .device_table import DeviceTable
+from .devices import Device
 
 
-class KeptNorm:
+class CachedNorm:
     """The plan for the gradients of an optimizer's parameters, as long as it holds."""
 
     def __init__(
         self, parameters: Sequence[Tensor], gradients: Sequence[Tensor], device: Device
     ) -> None:
         """parameters: all of them. gradients: of those that have one, on one device."""
-        self.plan = NormPlan(gradients, device)
+        self.plan = NormLaunchPlan(gradients, device)
         self._parameters = list(parameters)
         having = [own for own in parameters if own.grad is not None]
         rest = [own for own in parameters if own.grad is None]
         followed = [*(having[place] for place in self.plan.order), *rest]
-        self._watch = _watch.watch([], followed, self.plan.addresses)
+        self._guard = address_guard.guard([], followed, self.plan.addresses)
 
     def is_current(self, parameters: Sequence[Tensor]) -> bool:
         """Whether the plan is that for the gradients that there are now, wherever they lie."""
@@ -46,13 +36,13 @@ class KeptNorm:
             map(is_, parameters, self._parameters)
         ):
             return False
-        moved = self._watch.compare()
-        if moved is _watch.Moved.GRADIENTS:
+        moved = self._guard.compare()
+        if moved is address_guard.Moved.GRADIENTS:
             self.plan.moved()
-        return moved is not _watch.Moved.OTHER
+        return moved is not address_guard.Moved.OTHER
 
 
-class NormPlan:
+class NormLaunchPlan:
     """The norm of tensors on one device, to be taken again and again.
 
     gradients: float32, bfloat16 or float16, dense. order: their places, in the order of the table.
@@ -63,14 +53,14 @@ class NormPlan:
     def __init__(self, gradients: Sequence[Tensor], device: Device) -> None:
         self._device = device
         place = device.device
-        formats = [_FORMATS[gradient.dtype] for gradient in gradients]
+        formats = [layout.FLOATS[gradient.dtype] for gradient in gradients]
         self.order = sorted(range(len(formats)), key=formats.__getitem__)
         host = torch.zeros(len(gradients), layout.TENSOR_FIELDS, dtype=torch.int64)
         counts = torch.tensor([gradients[i].numel() for i in self.order])
-        host[:, GRADIENT] = torch.tensor([gradients[i].data_ptr() for i in self.order])
+        host[:, layout.GRADIENT] = torch.tensor([gradients[i].data_ptr() for i in self.order])
         host[:, layout.COUNT] = counts
-        self.addresses = host[:, GRADIENT:]
-        self._addresses = Addresses(device, host)
+        self.addresses = host[:, layout.GRADIENT :]
+        self._addresses = DeviceTable(device, host)
         kinds = sorted(set(formats))
         self._partials = torch.empty(len(kinds) * gpu.PROGRAMS, dtype=torch.float64, device=place)
         self._blocks: list[Tensor] = []

@@ -8,17 +8,17 @@ import functools
 import weakref
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from .. import _library
-from . import _sharding
-from ._halves import Halves
+from ... import _library
+from .. import sharding
+from ..master_weight import MasterWeight
 
 NEWEST_TORCH = (2, 13)
-"""The newest torch in which the functions behind the native watch were looked at. They are no part
+"""The newest torch in which the functions behind the native guard were looked at. They are no part
 of its stable ABI: a newer one may have changed them under the same names."""
 
 _GRADIENT = attrgetter("grad")
@@ -37,8 +37,8 @@ class Moved(enum.IntEnum):
 _ANSWERS = (Moved.NOTHING, Moved.GRADIENTS, Moved.OTHER)
 
 
-class Watch(Protocol):
-    """Compares tensors with what they were when the watch was made.
+class AddressGuard(Protocol):
+    """Compares tensors with what they were when the guard was made.
 
     Holds the tensors but not their gradients.
     """
@@ -50,47 +50,57 @@ class Watch(Protocol):
         """Tells autograd that the parameters that have gradients are written to."""
 
 
-def watch(
+class Watched(NamedTuple):
+    """What a guard compares.
+
+    kept: tensors whose memory has to stay where it is. parameters: those whose gradients may lie
+    elsewhere in each step. addresses: int64 [n, ...] on the CPU; the first number of row i is the
+    address of the i-th gradient of those that there are. split: parameters with gradients whose
+    master weights are kept, to notice a write to the upper half alone.
+    """
+
+    kept: list[Tensor]
+    parameters: list[Tensor]
+    addresses: Tensor
+    split: Sequence[tuple[Tensor, MasterWeight]] = ()
+
+
+def guard(
     kept: Sequence[Tensor],
     parameters: Sequence[Tensor],
     addresses: Tensor,
-    halves: Sequence[Halves | None] = (),
-) -> Watch:
+    master_weights: Sequence[MasterWeight | None] = (),
+) -> AddressGuard:
     """Watches the memory of `kept` and the gradients of `parameters`; of sharded ones, the shards.
 
-    A parameter without a gradient is watched for getting one. addresses: int64 [n, ...] on the CPU;
-    the first number of row i is the address of the i-th gradient of those that there are. halves:
-    of each parameter, all of which have gradients; watched for a write to the upper one alone.
+    A parameter without a gradient is watched for getting one. addresses: see `Watched`.
+    master_weights: of each parameter, all of which have gradients.
     """
     may_swap = torch.__future__.get_swap_module_params_on_conversion()
-    is_plain = not any(map(_sharding.is_sharded, (*kept, *parameters)))
+    is_plain = not any(map(sharding.is_sharded, (*kept, *parameters)))
+    pairs = zip(parameters, master_weights, strict=False)
+    split = [(own, master) for own, master in pairs if master is not None]
+    low_bits = [master.low_bits for _, master in split]
+    watched = Watched([*kept, *low_bits], list(parameters), addresses, split)
     # Tensors that are held in two places cannot be swapped.
     if _functions() is not None and is_plain and not may_swap:
-        return _NativeWatch(kept, parameters, addresses, halves)
-    return _PythonWatch(kept, parameters, addresses, halves)
+        return NativeGuard(watched)
+    return PythonGuard(watched)
 
 
-class _NativeWatch:
+class NativeGuard:
     """core/watch.cpp: a few nanoseconds for each tensor."""
 
-    def __init__(
-        self,
-        kept: Sequence[Tensor],
-        parameters: Sequence[Tensor],
-        addresses: Tensor,
-        halves: Sequence[Halves | None] = (),
-    ) -> None:
+    def __init__(self, watched: Watched) -> None:
         functions = _functions()
         assert functions is not None
-        pairs = zip(parameters, halves, strict=False)
-        split = [(own, two) for own, two in pairs if two is not None]
         self._address = torch.ops.oxytorch.watch(
-            [*kept, *(two.low for _, two in split)],
-            list(parameters),
-            [own for own, _ in split],
-            [two.low for _, two in split],
+            watched.kept,
+            watched.parameters,
+            [own for own, _ in watched.split],
+            [master.low_bits for _, master in watched.split],
         )
-        self._table = addresses
+        self._table = addresses = watched.addresses
         stride = addresses.stride(0) if len(addresses) else 0
         self._arguments = (self._address, addresses.data_ptr(), stride)
         self._moved = functions.oxytorch_moved
@@ -104,30 +114,23 @@ class _NativeWatch:
         self._bump_versions(self._address)
 
 
-class _PythonWatch:
+class PythonGuard:
     """The same for shards, without the library, or where a torch lacks what that needs."""
 
-    def __init__(
-        self,
-        kept: Sequence[Tensor],
-        parameters: Sequence[Tensor],
-        addresses: Tensor,
-        halves: Sequence[Halves | None] = (),
-    ) -> None:
-        self._halves = [two for two in halves if two is not None]
-        self._kept = [*kept, *(two.low for two in self._halves)]
-        self._table = addresses
-        self._parameters = list(parameters)
-        updated = [own for own in parameters if own.grad is not None]
-        shards = [_sharding.peek(own) for own in updated if _sharding.is_sharded(own)]
-        self._updated = [*updated, *shards, *(two.low for two in self._halves)]
+    def __init__(self, watched: Watched) -> None:
+        self._kept, self._parameters, self._table, split = watched
+        self._masters = [master for _, master in split]
+        updated = [own for own in self._parameters if own.grad is not None]
+        shards = [sharding.peek(own) for own in updated if sharding.is_sharded(own)]
+        low_bits = (master.low_bits for master in self._masters)
+        self._updated = [*updated, *shards, *low_bits]
         self._addresses = [*map(_place, self._kept)]
-        self._layouts = [_layout(parameter.grad) for parameter in parameters]
+        self._layouts = [_layout(parameter.grad) for parameter in self._parameters]
 
     def compare(self) -> Moved:
         if [*map(_place, self._kept)] != self._addresses:
             return Moved.OTHER
-        if any(two.is_written() for two in self._halves):
+        if any(master.is_written() for master in self._masters):
             return Moved.OTHER
         gradients = list(map(_GRADIENT, self._parameters))
         if list(map(_layout, gradients)) != self._layouts:
@@ -146,7 +149,7 @@ class _PythonWatch:
 
 def _place(tensor: Tensor) -> tuple[int, int]:
     """Where a tensor lies, and how many elements it has."""
-    memory = _sharding.peek(tensor)
+    memory = sharding.peek(tensor)
     return memory.data_ptr(), memory.numel()
 
 
@@ -154,8 +157,8 @@ def _layout(gradient: Tensor | None) -> tuple[object, ...] | None:
     """What has to stay; None for no gradient."""
     if gradient is None or gradient.layout is not torch.strided:
         return None if gradient is None else (gradient.layout,)
-    memory = _sharding.peek(gradient)
-    kind = (gradient.dtype, gradient.device, _sharding.placements(gradient))
+    memory = sharding.peek(gradient)
+    kind = (gradient.dtype, gradient.device, sharding.placements(gradient))
     return (*kind, memory.stride(), memory.numel())
 
 

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from . import _sharding
-
-if TYPE_CHECKING:
-    from ._base import FusedOptimizer
+from . import sharding
 
 
 class Release:
     """The hooks of one optimizer. Parameters do not keep the optimizer alive."""
 
-    def __init__(self, optimizer: FusedOptimizer) -> None:
-        self._optimizer = weakref.ref(optimizer)
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        update_one: weakref.WeakMethod[Callable[[Tensor, int, int], None]],
+    ) -> None:
+        """update_one: updates a parameter; takes the numbers of its group and its random stream."""
+        self._update_one = update_one
         weakref.finalize(optimizer, self.remove).atexit = False
         self._name = type(optimizer).__name__
         # Where a parameter stands: the number of its group, and of its stream of random numbers.
@@ -35,11 +38,11 @@ class Release:
 
     def watch(self, groups: Iterable[dict[str, Any]]) -> None:
         """Hooks the parameters that need a gradient and are not hooked yet."""
-        stream = 0
+        rng_stream = 0
         for number, group in enumerate(groups):
             for parameter in group["params"]:
-                self._places[parameter] = (number, stream)
-                stream += 1
+                self._places[parameter] = (number, rng_stream)
+                rng_stream += 1
                 if parameter.requires_grad and parameter not in self._handles:
                     handle = parameter.register_post_accumulate_grad_hook(_Hook(self))
                     self._handles[parameter] = handle
@@ -53,8 +56,8 @@ class Release:
 
     def update(self, parameter: Tensor) -> None:
         """Updates a parameter whose gradient is complete, and frees the gradient."""
-        optimizer = self._optimizer()
-        if optimizer is None:
+        update_one = self._update_one()
+        if update_one is None:
             return
         if parameter in self._done:
             raise RuntimeError(
@@ -64,7 +67,7 @@ class Release:
             )
         _refuse_unreduced(self._name, parameter)
         self._done.add(parameter)
-        optimizer._update_one(parameter, *self._places[parameter])
+        update_one(parameter, *self._places[parameter])
         parameter.grad = None
 
     def end_step(self, groups: Iterable[dict[str, Any]]) -> None:
@@ -111,7 +114,7 @@ def _refuse_unreduced(name: str, parameter: Tensor) -> None:
         and distributed.is_available()
         and distributed.is_initialized()
         and torch.distributed.get_world_size() > 1
-        and not _sharding.is_sharded(parameter)
+        and not sharding.is_sharded(parameter)
     ):
         raise RuntimeError(
             f"{name}: release_gradients=True with several processes needs sharded parameters "

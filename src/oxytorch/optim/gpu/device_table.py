@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._devices import Device
+from .devices import Device
 
 
-class Addresses:
+class DeviceTable:
     """The table `host` (int64 [n, ...]), on a device.
 
     Uploads take the order of the stream and wait for nothing. A graph that is captured gets a table

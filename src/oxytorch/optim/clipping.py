@@ -18,12 +18,12 @@ from torch.optim.optimizer import Optimizer
 
 from .. import _library
 from ..ops.global_norm import global_norm
-from . import _devices, _release, _sharding
-from ._compiler import never_compiled, without_compiler
-from ._step import FUSED, is_dense
+from . import release, sharding
+from .batch import FUSED, IS_CPU, is_dense
+from .gpu import devices
 
 if TYPE_CHECKING:
-    from ._norm_plan import KeptNorm
+    from .gpu.norm_launch_plan import CachedNorm
 
 _LEAST_NORM = 1e-6
 
@@ -49,7 +49,7 @@ def clip_grad_norm_(
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
-        _release.refuse_clipping(parameters)
+        release.refuse_clipping(parameters)
     if foreach is not False and _is_planned(gradients, norm_type):
         return _clip_planned(gradients, max_norm, norm_type, error_if_nonfinite)
     if not _is_fused(gradients, norm_type) or foreach is False:
@@ -67,12 +67,12 @@ def clip_grad_norm_(
 def _clip_planned(
     gradients: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool
 ) -> Tensor:
-    from ._norm_plan import NormPlan
+    from .gpu.norm_launch_plan import NormLaunchPlan
 
-    device = _devices.find(gradients[0].device)
+    device = devices.find(gradients[0].device)
     assert device is not None
     with torch.no_grad():
-        norm, factor = NormPlan(gradients, device).run(float(max_norm), None)
+        norm, factor = NormLaunchPlan(gradients, device).run(float(max_norm), None)
         _check_finite(norm, norm_type, error_if_nonfinite)
         torch._foreach_mul_(gradients, factor)
         return norm.to(_common_dtype(gradients))
@@ -84,31 +84,28 @@ def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
 
 
 def _is_fused(gradients: Sequence[Tensor], norm_type: float) -> bool:
-    return (
-        _library.loaded
-        and len(gradients) > 0
-        and float(norm_type) == 2.0
-        and all(
-            type(gradient) is Tensor
-            and gradient.is_cpu
-            and gradient.layout is torch.strided
-            and gradient.dtype in FUSED
-            for gradient in gradients
-        )
-    )
+    """Whether the compiled op takes the norm of the gradients."""
+    return _library.loaded and _are_plain(gradients, norm_type) and all(map(IS_CPU, gradients))
 
 
 def _is_planned(gradients: Sequence[Tensor], norm_type: float) -> bool:
     """Whether GPU kernels take the norm of the gradients."""
-    if not gradients or float(norm_type) != 2.0 or _devices.find(gradients[0].device) is None:
+    if not gradients or devices.find(gradients[0].device) is None:
         return False
-    return all(
-        type(gradient) is Tensor
-        and gradient.device == gradients[0].device
-        and gradient.layout is torch.strided
-        and gradient.dtype in FUSED
-        and is_dense(gradient)
-        for gradient in gradients
+    places = {gradient.device for gradient in gradients}
+    return len(places) == 1 and _are_plain(gradients, norm_type) and all(map(is_dense, gradients))
+
+
+def _are_plain(gradients: Sequence[Tensor], norm_type: float) -> bool:
+    return (
+        len(gradients) > 0
+        and float(norm_type) == 2.0
+        and all(
+            type(gradient) is Tensor
+            and gradient.layout is torch.strided
+            and gradient.dtype in FUSED
+            for gradient in gradients
+        )
     )
 
 
@@ -166,124 +163,86 @@ class Clipping:
         return self.factor
 
 
-class ClippingOptimizer(Optimizer):
-    """An optimizer whose next step can clip gradients by their norm."""
+class Clipper:
+    """Clips the gradients of an optimizer in its next step.
 
-    _release: _release.Release | None = None
-    _clipping: Clipping | None = None
-    _clip_factor: Tensor | None = None
-    _kept_norm: KeptNorm | None = None
-    # Plans whose tables graphs read whenever they run.
-    _captured: list[Any]
+    factor: what the step that is under way multiplies gradients by.
+    """
 
-    @never_compiled
-    def clip_grad_norm_(
+    def __init__(self) -> None:
+        self.factor: Tensor | None = None
+        # What graphs that were captured read whenever they run.
+        self.captured: list[Any] = []
+        self._pending: Clipping | None = None
+        self._cached_norm: CachedNorm | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the next step is to clip."""
+        return self._pending is not None
+
+    def cancel(self) -> None:
+        """Ends a clipping that no step has applied."""
+        self._pending = None
+
+    def clip(
         self,
+        parameters: list[Tensor],
         max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        scaler: Any = None,
+        norm_type: float,
+        error_if_nonfinite: bool,
+        scale: Tensor | None,
     ) -> Tensor:
-        """Clips gradients in the next step: they are read once here and written nowhere.
+        """Computes the factor for the next step; returns the norm, of gradients without `scale`."""
+        self._pending = None
+        having = [own for own in parameters if own.grad is not None]
+        gradients = list(map(attrgetter("grad"), having))
+        if _is_planned(gradients, norm_type):
+            plan = self._norm_of(parameters, gradients).plan
+            norm, factor = plan.run(float(max_norm), scale)
+            dtype = _common_dtype(gradients)
+        else:
+            norm, dtype = _norm(gradients, norm_type)
+            if scale is not None:
+                norm = norm / scale.to(norm.device)
+            factor = clip_factor(max_norm, norm)
+        _check_finite(norm, norm_type, error_if_nonfinite)
+        versions = _versions(gradients)
+        self._pending = Clipping(factor, having, gradients, versions, scale is not None)
+        return norm.to(dtype)
 
-        The step multiplies all gradients by min(1, max_norm / (norm + 1e-6)), as `clip_grad_norm_`
-        would before it. The last call before a step counts; `zero_grad` and steps end it, and
-        gradients must not change in between.
+    def _norm_of(self, parameters: list[Tensor], gradients: list[Tensor]) -> CachedNorm:
+        from .gpu.norm_launch_plan import CachedNorm
 
-        Args:
-            max_norm: of the gradients of all parameters together.
-            norm_type: order of the norm; others than 2 are computed by torch.
-            error_if_nonfinite: raises RuntimeError for a norm that is not finite.
-            scaler: the torch.amp.GradScaler of the gradients; its scale is divided out of the norm,
-                unless `scaler.unscale_` has divided it out of the gradients.
-
-        Returns:
-            The norm before clipping, of gradients that are not scaled.
-        """
-        if self._release is not None:
-            self._release.refuse("clip_grad_norm_")
-        self._clipping = None
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            parameters = [own for group in self.param_groups for own in group["params"]]
-            having = [own for own in parameters if own.grad is not None]
-            gradients = list(map(attrgetter("grad"), having))
-            is_scaled = self._is_scaled_by(scaler)
-            scale = scaler._get_scale_async() if is_scaled else None
-            if _is_planned(gradients, norm_type):
-                kept = self._norm_of(parameters, gradients)
-                norm, factor = kept.plan.run(float(max_norm), scale)
-                dtype = _common_dtype(gradients)
-            else:
-                norm, dtype = _norm(gradients, norm_type)
-                if scale is not None:
-                    norm = norm / scale.to(norm.device)
-                factor = clip_factor(max_norm, norm)
-            _check_finite(norm, norm_type, error_if_nonfinite)
-            versions = _versions(gradients)
-            self._clipping = Clipping(factor, having, gradients, versions, is_scaled)
-            return norm.to(dtype)
-
-    def _norm_of(self, parameters: list[Tensor], gradients: list[Tensor]) -> KeptNorm:
-        from ._norm_plan import KeptNorm
-
-        if self._kept_norm is None or not self._kept_norm.is_current(parameters):
-            device = _devices.find(gradients[0].device)
+        if self._cached_norm is None or not self._cached_norm.is_current(parameters):
+            device = devices.find(gradients[0].device)
             assert device is not None
-            before, self._kept_norm = self._kept_norm, KeptNorm(parameters, gradients, device)
+            before, self._cached_norm = self._cached_norm, CachedNorm(parameters, gradients, device)
             if before is not None and before.plan.is_captured:
-                self._captured.append(before.plan)
-        return self._kept_norm
-
-    @never_compiled
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; also ends a clipping that no step has applied."""
-        self._clipping = None
-        with torch._C.DisableTorchFunctionSubclass():
-            without_compiler(super().zero_grad)(set_to_none)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's."""
-        without_compiler(super().add_param_group)(param_group)
-
-    def _is_scaled_by(self, scaler: Any) -> bool:
-        """Whether gradients still contain the scale of a GradScaler."""
-        if scaler is None or not scaler.is_enabled():
-            return False
-        state = scaler._per_optimizer_states.get(id(self))
-        return state is None or state["stage"].name != "UNSCALED"
-
-    def _takes_scale(self) -> bool:
-        """Whether a GradScaler leaves its scale, and what was not finite, to the step.
-
-        So it is where torch would refuse or a GPU would be waited for, and where this optimizer is
-        to clip or steps in backward. Else the scaler divides it out itself, as it does for torch's
-        classes, and Lightning may clip in between.
-        """
-        if self._clipping is not None or self._release is not None:
-            return True
-        return any(
-            parameter.dtype == torch.float16 or _devices.find(parameter.device) is not None
-            for group in self.param_groups
-            for parameter in group["params"]
-        )
-
-    def _set_takes_scale(self, value: bool) -> None:
-        """torch's classes say so when they are made with `fused=True`; it changes nothing here."""
-
-    _step_supports_amp_scaling: Any = property(_takes_scale, _set_takes_scale)
-    """What a GradScaler asks; torch's classes declare it as an attribute."""
+                self.captured.append(before.plan)
+        return self._cached_norm
 
     @contextmanager
-    def _applied_clipping(self) -> Iterator[None]:
-        """Sets the factor for the updates inside, and ends the clipping."""
-        clipping, self._clipping = self._clipping, None
-        if clipping is not None:
-            has_scale = getattr(self, "grad_scale", None) is not None
-            self._clip_factor = clipping.valid_factor(type(self).__name__, has_scale)
+    def applied(self, name: str, has_scale: bool) -> Iterator[None]:
+        """Sets the factor for the updates inside, and ends the clipping.
+
+        name: of the optimizer's class. has_scale: whether a GradScaler leaves its scale to them.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self.factor = pending.valid_factor(name, has_scale)
         try:
             yield
         finally:
-            self._clip_factor = None
+            self.factor = None
+
+
+def is_scaled_by(scaler: Any, optimizer: Optimizer) -> bool:
+    """Whether the optimizer's gradients still contain the scale of a GradScaler."""
+    if scaler is None or not scaler.is_enabled():
+        return False
+    state = scaler._per_optimizer_states.get(id(optimizer))
+    return state is None or state["stage"].name != "UNSCALED"
 
 
 @functools.cache
@@ -296,7 +255,7 @@ def _scaler_writes() -> int:
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    return [_sharding.peek(tensor)._version for tensor in tensors]
+    return [sharding.peek(tensor)._version for tensor in tensors]
 
 
 def _norm(gradients: Sequence[Tensor], norm_type: float) -> tuple[Tensor, torch.dtype]:
@@ -304,7 +263,7 @@ def _norm(gradients: Sequence[Tensor], norm_type: float) -> tuple[Tensor, torch.
     if _is_fused(gradients, norm_type):
         return global_norm(gradients), _common_dtype(gradients)
     norm = get_total_norm(gradients, norm_type)
-    if _sharding.is_sharded(norm):
+    if sharding.is_sharded(norm):
         whole: Any = norm
         norm = whole.full_tensor()
     return norm, norm.dtype

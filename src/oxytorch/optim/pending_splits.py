@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ._split import split
+from .split_parameter import split
 
 
 class _Together:

@@ -1,8 +1,8 @@
-"""A float32 weight in two halves: what a split parameter is to who reads, writes and copies it.
+"""A float32 weight in two parts: what a split parameter is to who reads, writes and copies it.
 
-A split parameter is bfloat16, the upper half of its weight, and the lower half stands beside it.
+A split parameter is bfloat16, the upper half of its weight, and the low bits stand beside it.
 Layers compute with the upper half. To all others it is the float32 weight: who reads it outside of
-the model's forward reads both halves, who writes it writes both, and its copies are plain float32.
+the model's forward reads both parts, who writes it writes both, and its copies are plain float32.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import _pytree
 
-from . import _functions, _sharding, _storage, formats
-from ._halves import Halves, as_plain, plainly
+from ..ops.optimizer_step import formats
+from . import sharding, split_functions, split_storage
+from .master_weight import MasterWeight, as_plain, plainly
 
 
 class WatchedParameter(nn.Parameter):
@@ -42,7 +43,7 @@ class WatchedParameter(nn.Parameter):
 class SplitParameter(WatchedParameter):
     """The upper half of a float32 weight, which is the whole weight to all but layers."""
 
-    _halves: Halves
+    _master: MasterWeight
 
     @property
     def data(self) -> Tensor:
@@ -58,27 +59,27 @@ class SplitParameter(WatchedParameter):
                 f"expected data of dtype torch.float32 for a split weight, got {value.dtype}; "
                 "oxytorch.undo(model) makes weights plain float32, which convert to all dtypes"
             )
-        weight = value._halves.join() if isinstance(value, SplitParameter) else value
+        weight = value._master.join() if isinstance(value, SplitParameter) else value
         with plainly():
-            upper, low = formats.split(weight.detach().float())
-            self._halves.leave()
+            upper, low_bits = formats.split(weight.detach().float())
+            self._master.leave()
             _set_memory(self, upper)
-        self._halves = Halves(self, low)
+        self._master = MasterWeight(self, low_bits)
 
     def _take_back(self, value: ShownWeight) -> bool:
         """Whether `value` is a whole weight of nobody else, which becomes this one's."""
         if value.requires_grad or not value._is_whole():
             return False
-        halves = value._halves
-        if halves is not self._halves:
-            if not halves.is_free:
+        master = value._master
+        if master is not self._master:
+            if not master.is_free:
                 return False
-            halves.show()
-            self._halves.leave()
+            master.show()
+            self._master.leave()
             with plainly():
-                _set_memory(self, halves.upper)
-            halves.enter(self)
-            self._halves = halves
+                _set_memory(self, master.upper)
+            master.enter(self)
+            self._master = master
         return True
 
     def detach(self) -> Tensor:
@@ -90,7 +91,7 @@ class SplitParameter(WatchedParameter):
             raise TypeError(
                 "Parameter: expected a tensor, got a split weight; pass p.detach().clone()"
             )
-        return _shown(self._halves, self._halves.show())
+        return _shown(self._master, self._master.show())
 
     def set_(self, source: Tensor) -> Any:  # type: ignore[override]
         """Makes the values of `source` the weight."""
@@ -98,20 +99,20 @@ class SplitParameter(WatchedParameter):
         return self
 
     def share_memory_(self) -> Any:
-        """Moves both halves to memory that processes share."""
-        self._halves.low.share_memory_()  # type: ignore[no-untyped-call]
+        """Moves both parts to memory that processes share."""
+        self._master.low_bits.share_memory_()  # type: ignore[no-untyped-call]
         with as_plain():
             super().share_memory_()  # type: ignore[no-untyped-call]
-        self._halves.address = self._halves.upper.data_ptr()
+        self._master.address = self._master.upper.data_ptr()
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            memo[id(self)] = nn.Parameter(self._halves.join(), self.requires_grad)
+            memo[id(self)] = nn.Parameter(self._master.join(), self.requires_grad)
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        plain: Any = nn.Parameter(self._halves.join(), self.requires_grad)
+        plain: Any = nn.Parameter(self._master.join(), self.requires_grad)
         return plain.__reduce_ex__(protocol)
 
     @classmethod
@@ -124,7 +125,7 @@ class SplitParameter(WatchedParameter):
 class ShownWeight(Tensor):
     """A split weight in float32, or a view of it: what is written to it becomes the weight."""
 
-    _halves: Halves
+    _master: MasterWeight
     _whole: Tensor
     _plain: Tensor
 
@@ -155,7 +156,7 @@ class ShownWeight(Tensor):
         return _call(function, types, args, kwargs or {})
 
 
-_sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight}
+sharding.PLAIN |= {WatchedParameter, SplitParameter, ShownWeight}
 
 
 class _Place(threading.local):
@@ -210,7 +211,7 @@ def saving() -> Iterator[None]:
 def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A function of torch whose arguments hold split parameters or their weights."""
     name = getattr(function, "__name__", "")
-    if name in _functions.PROPERTY:
+    if name in split_functions.PROPERTY:
         attribute = getattr(function.__self__, "__name__", "")
         if isinstance(args[0], SplitParameter) and not torch.compiler.is_compiling():
             if attribute == "dtype":
@@ -219,22 +220,22 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                     return torch.float32
             elif attribute == "grad" and name == "__set__":
                 return _set_gradient(*args)
-        if attribute not in _functions.VIEWS:
+        if attribute not in split_functions.VIEWS:
             return _call_plainly(function, args, kwargs)
         return _call_on_values(function, name, types, args, kwargs, writes=name == "__set__")
     # Operators themselves are called by programs that were compiled.
     is_operator = isinstance(function, torch._ops.OpOverload)
-    if is_operator or name in _functions.ASKS or torch.compiler.is_compiling():
+    if is_operator or name in split_functions.ASKS or torch.compiler.is_compiling():
         return _call_plainly(function, args, kwargs)
     if _asks_for_node(name, args):
         return _call_plainly(function, args, kwargs)
-    if _functions.is_collective(function):
+    if split_functions.is_collective(function):
         return _Call(name, joins=True, writes=False).run_collective(function, args, kwargs)
-    if name in _functions.REFUSED:
+    if name in split_functions.REFUSED:
         _refuse(name, args)
-    if name in _functions.STORAGES and not is_upper_half():
-        return _storage.guarded(_call_plainly(function, args, kwargs))
-    writes = _functions.writes_first(name) or _has_weight(kwargs.get("out"))
+    if name in split_functions.STORAGES and not is_upper_half():
+        return split_storage.guarded(_call_plainly(function, args, kwargs))
+    writes = split_functions.writes_first(name) or _has_weight(kwargs.get("out"))
     writes |= kwargs.get("inplace") is True
     return _call_on_values(function, name, types, args, kwargs, writes)
 
@@ -276,7 +277,7 @@ def _is_of_layer(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
     Functions that torch computes in float32 then, as sums and products of elements, do so here.
     """
-    return name not in _functions.PROMOTES and any(
+    return name not in split_functions.PROMOTES and any(
         map(_is_narrow, _pytree.tree_leaves((args, kwargs)))
     )
 
@@ -286,7 +287,7 @@ def _meets_float32(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
     So are weights that an author multiplies inputs with; layers of torch are given bfloat16.
     """
-    return name in _functions.ONE_DTYPE and any(
+    return name in split_functions.ONE_DTYPE and any(
         type(value) is Tensor and value.dtype == torch.float32
         for value in (*args, *kwargs.values())
     )
@@ -298,8 +299,8 @@ def _asks_for_node(name: str, args: Any) -> bool:
 
 
 def _refuse(name: str, args: Any) -> None:
-    if args and isinstance(args[0], SplitParameter | ShownWeight) and _has_halves(args[0]):
-        raise TypeError(f"{name}: expected no split weight; {_functions.REFUSED[name]}")
+    if args and isinstance(args[0], SplitParameter | ShownWeight) and _has_master(args[0]):
+        raise TypeError(f"{name}: expected no split weight; {split_functions.REFUSED[name]}")
 
 
 def _refuse_parametrization() -> None:
@@ -321,7 +322,7 @@ def _set_gradient(parameter: Any, gradient: Any) -> None:
 
 
 class _Call:
-    """A call on float32 weights; what it writes to them reaches the halves.
+    """A call on float32 weights; what it writes to them reaches the parameters.
 
     joins: whether split parameters become whole weights. writes: whether the function writes to its
     first argument or `out`.
@@ -331,20 +332,20 @@ class _Call:
         self._name = name
         self._joins = joins
         self._writes = writes
-        self._wholes: dict[int, tuple[Halves, Tensor]] = {}
+        self._wholes: dict[int, tuple[MasterWeight, Tensor]] = {}
         self._given: dict[int, Tensor] = {}
         self._joined: list[tuple[SplitParameter, Tensor, Any]] = []
 
     def run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with as_plain():
             new_args, new_kwargs = _pytree.tree_map(self._weight_of, (args, kwargs))
-            if args and (self._writes or self._name in _functions.SAME_DTYPES):
+            if args and (self._writes or self._name in split_functions.SAME_DTYPES):
                 new_args = (new_args[0], *self._of_same_dtypes(args[0], new_args[1:]))
             result = function(*new_args, **new_kwargs)
-            if self._name in _functions.UNCOUNTED:
+            if self._name in split_functions.UNCOUNTED:
                 torch.autograd.graph.increment_version(new_args[0])
             self._take()
-            if self._name in _functions.ARRAYS:
+            if self._name in split_functions.ARRAYS:
                 result.flags.writeable = False
                 return result
             return _pytree.tree_map(self._shown, result)
@@ -363,27 +364,27 @@ class _Call:
     def _weight_of(self, value: Any) -> Any:
         """The float32 values of an argument."""
         if isinstance(value, ShownWeight):
-            if not _has_halves(value):
+            if not _has_master(value):
                 return value
-            halves, whole, values = value._halves, value._whole, value._plain
-            halves.show()
+            master, whole, values = value._master, value._whole, value._plain
+            master.show()
         elif isinstance(value, SplitParameter) and self._joins:
-            halves = value._halves
-            whole = values = halves.show()
+            master = value._master
+            whole = values = master.show()
             if (
                 value.requires_grad
                 and torch.is_grad_enabled()
-                and self._name not in _functions.DETACHED
+                and self._name not in split_functions.DETACHED
             ):
                 joined: Tensor = _Join.apply(value, values)  # type: ignore[no-untyped-call]
                 self._joined.append((value, joined, joined.grad_fn))
                 return joined
         else:
             return value
-        if self._name in _functions.ARRAYS:
+        if self._name in split_functions.ARRAYS:
             # Nobody could see that their memory is written.
             return values.clone()
-        self._wholes[whole.untyped_storage()._cdata] = (halves, whole)
+        self._wholes[whole.untyped_storage()._cdata] = (master, whole)
         self._given[id(values)] = value
         return values
 
@@ -392,7 +393,7 @@ class _Call:
         targets = [own for own in _pytree.tree_leaves(first) if isinstance(own, Tensor)]
         if any(isinstance(own, SplitParameter | ShownWeight) for own in targets):
             return _pytree.tree_map(lambda own: own.float() if _is_narrow(own) else own, others)
-        if self._name in _functions.SAME_DTYPES and targets and all(map(_is_narrow, targets)):
+        if self._name in split_functions.SAME_DTYPES and targets and all(map(_is_narrow, targets)):
             dtype = targets[0].dtype
 
             def rounded(own: Any) -> Any:
@@ -403,9 +404,9 @@ class _Call:
         return others
 
     def _take(self) -> None:
-        """Brings what was written to the halves."""
-        for halves, _ in self._wholes.values():
-            halves.take()
+        """Brings what was written to the parameters."""
+        for master, _ in self._wholes.values():
+            master.take()
         for parameter, joined, node in self._joined:
             if joined._version:
                 if joined.grad_fn is not node:
@@ -414,7 +415,7 @@ class _Call:
                         "that requires grad"
                     )
                 # The function itself wrote without gradients, as those of torch.nn.init do.
-                parameter._halves.set(joined.detach())
+                parameter._master.set(joined.detach())
                 self._given[id(joined)] = parameter
 
     def _shown(self, value: Any) -> Any:
@@ -428,7 +429,7 @@ class _Call:
         return value
 
 
-def _has_halves(value: Tensor) -> bool:
+def _has_master(value: Tensor) -> bool:
     """Whether it is a weight, and not a parameter that was made from one."""
     return not (isinstance(value, ShownWeight) and value.requires_grad)
 
@@ -445,12 +446,12 @@ class _Join(torch.autograd.Function):
         return gradient, None
 
 
-def _shown(halves: Halves, whole: Tensor, values: Tensor | None = None) -> ShownWeight:
-    """`values`, which share the memory of `whole`, the weight that `halves` shows."""
+def _shown(master: MasterWeight, whole: Tensor, values: Tensor | None = None) -> ShownWeight:
+    """`values`, which share the memory of `whole`, the weight that `master` shows."""
     values = whole if values is None else values
     with plainly():
         shown = values.as_subclass(ShownWeight)
-    shown._halves, shown._whole, shown._plain = halves, whole, values
+    shown._master, shown._whole, shown._plain = master, whole, values
     return shown
 
 
@@ -470,19 +471,19 @@ def watch(parameter: Tensor) -> None:
 def split(parameter: Any) -> None:
     """Makes a plain float32 parameter the upper half of its weight, in place."""
     with plainly():
-        upper, low = formats.split(parameter)
+        upper, low_bits = formats.split(parameter)
     _set_memory(parameter, upper)
     parameter.__class__ = SplitParameter
-    parameter._halves = Halves(parameter, low)
+    parameter._master = MasterWeight(parameter, low_bits)
 
 
 def join(parameter: Any) -> None:
     """Makes a split parameter plain float32 again."""
     if type(parameter) is SplitParameter:
         # The same memory as that of whoever holds the weight.
-        weight = parameter._halves.show()
-        _storage.free(weight.untyped_storage())
-        parameter._halves.leave()
-        del parameter._halves
+        weight = parameter._master.show()
+        split_storage.free(weight.untyped_storage())
+        parameter._master.leave()
+        del parameter._master
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
         _set_memory(parameter, weight)

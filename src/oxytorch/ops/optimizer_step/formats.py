@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CODE_BLOCK = 256
-"""Elements that share a bound."""
+from .layout import CODE_BLOCK
 
 # Lower bits that are cut off, and the last code; by whether there is a sign.
 _LAYOUT = {True: (20, 127), False: (19, 255)}

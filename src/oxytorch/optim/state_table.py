@@ -16,14 +16,14 @@ class Changes:
         self.count = 0
 
 
-class Entry(dict[str, Any]):
+class ParameterState(dict[str, Any]):
     """The states of a parameter; changes: what counts, once it stands in a table."""
 
     changes: Changes | None = None
 
     def __reduce__(self) -> Any:
         # Copies stand in no table yet.
-        return (Entry, (), None, None, iter(self.items()))
+        return (ParameterState, (), None, None, iter(self.items()))
 
     def _note(self) -> None:
         if self.changes is not None:
@@ -37,7 +37,7 @@ class Entry(dict[str, Any]):
         self._note()
         super().__delitem__(key)
 
-    def __ior__(self, other: Any) -> Entry:  # type: ignore[override, misc]
+    def __ior__(self, other: Any) -> ParameterState:  # type: ignore[override, misc]
         self.update(other)
         return self
 
@@ -64,23 +64,27 @@ class Entry(dict[str, Any]):
         super().clear()
 
 
-class Table(defaultdict[Tensor, Any]):
+class StateTable(defaultdict[Tensor, Any]):
     """`optimizer.state` as torch has it, of entries whose changes are counted.
 
     is_counted: False once it was given an entry of another type, or one of another table, whose
     changes nobody notices.
     """
 
-    def __init__(self, factory: Any = Entry, entries: Mapping[Tensor, Any] | None = None) -> None:
+    def __init__(
+        self, factory: Any = ParameterState, entries: Mapping[Tensor, Any] | None = None
+    ) -> None:
         super().__init__(factory)
         self.changes = Changes()
         self.is_counted = True
         for parameter, entry in (entries or {}).items():
-            self[parameter] = Entry(entry) if type(entry) in (dict, Entry) else entry
+            self[parameter] = (
+                ParameterState(entry) if type(entry) in (dict, ParameterState) else entry
+            )
 
     def __setitem__(self, parameter: Tensor, entry: Any) -> None:
         self.changes.count += 1
-        if type(entry) is Entry and entry.changes in (None, self.changes):
+        if type(entry) is ParameterState and entry.changes in (None, self.changes):
             entry.changes = self.changes
         else:
             self.is_counted = False
@@ -90,7 +94,7 @@ class Table(defaultdict[Tensor, Any]):
         self.changes.count += 1
         super().__delitem__(parameter)
 
-    def __ior__(self, other: Any) -> Table:  # type: ignore[override, misc]
+    def __ior__(self, other: Any) -> StateTable:  # type: ignore[override, misc]
         self.update(other)
         return self
 
@@ -114,3 +118,13 @@ class Table(defaultdict[Tensor, Any]):
     def clear(self) -> None:
         self.changes.count += 1
         super().clear()
+
+
+def counted(state: Any) -> StateTable:
+    """`state` as a table whose changes are counted."""
+    return state if type(state) is StateTable else StateTable(entries=state)
+
+
+def change_count(state: object) -> int | None:
+    """How often states were replaced; None where nobody counts."""
+    return state.changes.count if type(state) is StateTable and state.is_counted else None

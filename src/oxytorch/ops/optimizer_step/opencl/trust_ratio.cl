@@ -1,6 +1,6 @@
-// Sums what was measured of a tensor; multiplies its step size by trust. A group does a tensor.
-// Arguments are those of `trust` in triton.py.
-__attribute__((reqd_work_group_size(GROUP, 1, 1))) kernel void trust(
+// Sums the squares of a tensor; multiplies its step size by the trust ratio. A group does a tensor.
+// Arguments are those of `trust_ratio` in triton.py.
+__attribute__((reqd_work_group_size(GROUP, 1, 1))) kernel void trust_ratio(
     ulong tensors, ulong partials, ulong sums, ulong scalars, ulong found_inf, int phase,
     argument hyper_0, argument hyper_1, argument hyper_2, argument hyper_3, argument hyper_4,
     argument hyper_5, argument hyper_6, argument hyper_7) {
@@ -34,6 +34,6 @@ __attribute__((reqd_work_group_size(GROUP, 1, 1))) kernel void trust(
   const number elements = add(number_of((float)(max(count, 1l) >> 24) * 16777216.0f),
                               number_of((float)(max(count, 1l) & 0xffffff)));
   global float* step_size = (global float*)scalars + tensor * SCALAR_FIELDS + STEP_SIZE;
-  const number factor = trust_factor(totals[0], totals[1], elements, hyper);
+  const number factor = trust_ratio_of(totals[0], totals[1], elements, hyper);
   *step_size = float_of(multiply(number_of(*step_size), factor));
 }

@@ -7,8 +7,8 @@ static ulong scramble(ulong x) {
 }
 
 // Counts the step; writes scalars and keys. A work item does a tensor. Arguments are those of
-// `prepare` in triton.py.
-__attribute__((reqd_work_group_size(GROUP, 1, 1))) kernel void prepare(
+// `prepare_step` in triton.py.
+__attribute__((reqd_work_group_size(GROUP, 1, 1))) kernel void prepare_step(
     ulong tensors, ulong scalars, ulong keys, int count, ulong found_inf, ulong gradient_scale,
     ulong clip_factor, ulong learning_rate, ulong seed, argument factor, argument hyper_0,
     argument hyper_1, argument hyper_2, argument hyper_3, argument hyper_4, argument hyper_5,
@@ -32,7 +32,7 @@ __attribute__((reqd_work_group_size(GROUP, 1, 1))) kernel void prepare(
   const number clip = number_of(optional(clip_factor, 1.0f));
   const number scale = number_of(optional(gradient_scale, 1.0f));
   target[FACTOR] = float_of(quotient(multiply(clip, from_argument(factor)), scale));
-  ulong key = scramble(scramble(seed) ^ (ulong)row[STREAM]);
+  ulong key = scramble(scramble(seed) ^ (ulong)row[RNG_STREAM]);
   key = scramble(key ^ (ulong)whole_of(steps_done));
   global uint* own_keys = (global uint*)keys + tensor * KEY_FIELDS;
   for (int i = 0; i < STATES; ++i) own_keys[i] = (uint)scramble(key ^ i);

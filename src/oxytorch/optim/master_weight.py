@@ -1,4 +1,4 @@
-"""The two halves of a float32 weight, and the float32 tensor that shows them."""
+"""A float32 master weight in two parts, and the float32 tensor that shows it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from . import _sharding, formats
+from ..ops.optimizer_step import formats
+from . import sharding
 
 as_plain = torch._C.DisableTorchFunctionSubclass
 
@@ -21,24 +22,26 @@ def plainly() -> Iterator[None]:
         yield
 
 
-class Halves:
-    """The halves of one weight.
+class MasterWeight:
+    """A float32 weight as the upper and the low 16 bits of its values.
 
     upper: bfloat16; shares memory and version with the parameter, of a sharded one with its shard.
-    low: int16, placed as `upper`; zeros if None.
+    low_bits: int16, placed as `upper`; zeros if None.
 
-    Who writes both raises both versions by as much. Where only the upper half was written, what
-    was written is the weight, and the lower half is zero.
+    Who writes both raises both versions by as much. Where `upper` was written alone, what was
+    written is the weight, and the low bits are zero.
     """
 
-    def __init__(self, parameter: Tensor, low: Tensor | None = None) -> None:
+    def __init__(self, parameter: Tensor, low_bits: Tensor | None = None) -> None:
         with plainly():
-            self.upper = Tensor.detach(_sharding.peek(parameter))
-            self.low = torch.zeros_like(self.upper, dtype=torch.int16) if low is None else low
-        self.is_free = False  # whether the parameter has parted from them
+            self.upper = Tensor.detach(sharding.peek(parameter))
+            self.low_bits = (
+                torch.zeros_like(self.upper, dtype=torch.int16) if low_bits is None else low_bits
+            )
+        self.is_free = False  # whether the parameter has parted from it
         self.address = self.upper.data_ptr()
         self.begin()
-        # The weight as others hold it, and the versions at which it was what the halves are.
+        # The weight as others hold it, and the versions at which it was what is kept here.
         self._shown: weakref.ref[Tensor] | None = None
         self._shown_version = self._shown_from = 0
 
@@ -54,14 +57,14 @@ class Halves:
         self._continue()
 
     def enter(self, parameter: Tensor) -> None:
-        """Becomes the weight of a parameter, whose memory is the upper half now."""
+        """Becomes the weight of a parameter, whose memory is the upper part now."""
         with plainly():
-            self.upper = Tensor.detach(_sharding.peek(parameter))
+            self.upper = Tensor.detach(sharding.peek(parameter))
         self.is_free = False
         self._continue()
 
     def _continue(self) -> None:
-        """The halves are what they were; the upper one has another version."""
+        """The values are what they were; the upper part has another version."""
         self.address = self.upper.data_ptr()
         self.begin()
         shown = self._shown() if self._shown is not None else None
@@ -69,38 +72,38 @@ class Halves:
             self._note(shown)
 
     def begin(self) -> None:
-        """Tells that the halves are those of one weight now."""
-        self.lead = self.upper._version - self.low._version
+        """Tells that both parts are those of one weight now."""
+        self.lead = self.upper._version - self.low_bits._version
 
     def is_written(self) -> bool:
-        """Whether the upper half was written alone."""
-        return self.upper._version - self.low._version != self.lead
+        """Whether the upper part was written alone."""
+        return self.upper._version - self.low_bits._version != self.lead
 
     def settle(self) -> None:
-        """Makes what was written to the upper half alone the weight."""
+        """Makes what was written to the upper part alone the weight."""
         if self.is_written():
             with plainly():
-                self.low.zero_()
+                self.low_bits.zero_()
             self.begin()
 
     def join(self) -> Tensor:
         """The float32 weight, a new tensor."""
         self.settle()
         with plainly():
-            return formats.join(self.upper, self.low)
+            return formats.join(self.upper, self.low_bits)
 
     def set(self, weight: Tensor) -> None:
         """Makes the float32 tensor `weight` the weight, all bits of it."""
         with plainly():
-            upper, low = formats.split(weight)
+            upper, low_bits = formats.split(weight)
             self.upper.copy_(upper)
-            self.low.copy_(low)
+            self.low_bits.copy_(low_bits)
         self.begin()
 
     def show(self) -> Tensor:
         """The float32 weight, the same tensor as long as anybody holds it.
 
-        Writes to it reach the halves with `take`, and at the latest when nobody holds it any more.
+        Writes to it reach this weight with `take`, at the latest when nobody holds it any more.
         """
         shown = self._shown() if self._shown is not None else None
         if shown is None:
@@ -116,7 +119,7 @@ class Halves:
         return shown
 
     def take(self) -> None:
-        """Brings what was written to the tensor of `show` to the halves."""
+        """Brings what was written to the tensor of `show` to this weight."""
         shown = self._shown() if self._shown is not None else None
         if shown is not None and self._take(shown):
             self._note(shown)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..gpu.kernel import Function, Kernel, Signature
+    from ...gpu.kernel import Function, Kernel, Signature
 
 _log = logging.getLogger("oxytorch.optim")
 
@@ -47,7 +47,7 @@ class Accelerator:
 
     def __init__(self, device: torch.device) -> None:
         # Programs that stay on the processor need not import it.
-        from ..gpu import launch
+        from ...gpu import launch
 
         self.device = device
         self._launch = launch

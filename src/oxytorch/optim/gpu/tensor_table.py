@@ -8,19 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops.mean_squares import tiling
-from ..ops.optimizer_step import layout
-from ..ops.optimizer_step.layout import Format
-from ._step import Batch, is_dense
+from ...ops.mean_squares import tiling
+from ...ops.optimizer_step import layout
+from ...ops.optimizer_step.layout import Format
+from ..batch import Batch, is_dense
 
-_STATE_EXTRA = 5
-"""Where in a row of `tensors` the extra of the first state stands."""
-
-_FLOATS = {
-    torch.float32: Format.FLOAT32,
-    torch.bfloat16: Format.BFLOAT16,
-    torch.float16: Format.FLOAT16,
-}
 _CODES = {torch.int8: Format.SIGNED_CODES, torch.uint8: Format.UNSIGNED_CODES}
 
 
@@ -39,16 +31,16 @@ def formats_of(rule: str, batch: Batch, index: int, stochastic: bool) -> tuple[F
     parameter, gradient = batch.parameters[index], batch.gradients[index]
     _check_dense(rule, parameter)
     _check_like(rule, "gradients", gradient, parameter)
-    low = batch.low_halves[index]
+    low_bits = batch.low_bits[index]
     own = _float_format(rule, "parameters", parameter)
-    if low.numel():
-        _check_like(rule, "low_halves", low, parameter)
-        if parameter.dtype != torch.bfloat16 or low.dtype != torch.int16:
+    if low_bits.numel():
+        _check_like(rule, "low_bits", low_bits, parameter)
+        if parameter.dtype != torch.bfloat16 or low_bits.dtype != torch.int16:
             raise _refusal(
                 rule,
                 "parameters",
-                "halves of dtype bfloat16 and int16",
-                f"{parameter.dtype} and {low.dtype}",
+                "of dtype bfloat16 beside low bits of dtype int16",
+                f"{parameter.dtype} and {low_bits.dtype}",
             )
         own = Format.SPLIT
     found = [own, _float_format(rule, "gradients", gradient)]
@@ -114,17 +106,17 @@ class Factored:
         at, strip = self.factors.data_ptr(), self.strips.data_ptr()
         for row, shape, own, own_strips in zip(rows, shapes, factors, strips, strict=True):
             # Until now the rows that are kept stood as the extra of the state.
-            row[layout.ROWS] = row[_STATE_EXTRA].item()
-            row[_STATE_EXTRA], row[layout.STRIPS] = at, strip
+            row[layout.ROWS] = row[layout.ROW_FACTORS].item()
+            row[layout.ROW_FACTORS], row[layout.STRIPS] = at, strip
             row[layout.HEIGHT], row[layout.WIDTH] = shape[-2:]
             at, strip = at + 4 * own, strip + 4 * own_strips
 
 
 def _row(batch: Batch, index: int, first_block: int) -> list[int]:
     """A row of `tensors`."""
-    parameter, low = batch.parameters[index], batch.low_halves[index]
+    parameter, low_bits = batch.parameters[index], batch.low_bits[index]
     operands = [
-        (parameter, low),
+        (parameter, low_bits),
         (batch.gradients[index], None),
         *((s[index], e[index]) for s, e in zip(batch.states, batch.scales, strict=True)),
     ]
@@ -135,7 +127,7 @@ def _row(batch: Batch, index: int, first_block: int) -> list[int]:
             row[2 * position + 1] = extra.data_ptr()
     row[layout.STEP] = batch.steps[index].data_ptr() if batch.steps else 0
     row[layout.COUNT] = parameter.numel()
-    row[layout.STREAM] = batch.streams[index]
+    row[layout.RNG_STREAM] = batch.rng_streams[index]
     row[layout.FIRST_BLOCK] = first_block
     return row
 
@@ -145,10 +137,10 @@ def _refusal(rule: str, argument: str, wanted: str, found: object) -> RuntimeErr
 
 
 def _float_format(rule: str, argument: str, tensor: Tensor) -> Format:
-    if tensor.dtype not in _FLOATS:
+    if tensor.dtype not in layout.FLOATS:
         wanted = "of dtype float32, bfloat16 or float16"
         raise _refusal(rule, argument, wanted, tensor.dtype)
-    return _FLOATS[tensor.dtype]
+    return layout.FLOATS[tensor.dtype]
 
 
 def _check_dense(rule: str, parameter: Tensor) -> None:

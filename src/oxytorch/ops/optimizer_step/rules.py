@@ -1,19 +1,21 @@
 """The arithmetic of every optimizer, written once.
 
 Each optimizer has two functions. `<rule>_constants` turns hyper-parameters and the number of the
-step into scalars, in float64, once per tensor and step. `<rule>` updates one element: it is run on
-tensors (the reference), and `ops/optimizer_step/translation` turns it into C++ when the library is
-built, and into OpenCL C. Where there is a `<rule>_measure`, it runs before, and what it returns
-beside operands is summed over the tensor; `<rule>_trust` turns the sums, in float64, into a factor
-of the update's `step_size`.
+step into scalars and flags, in float64, once per tensor and step. `<rule>` updates one element: it
+is run on tensors (the reference), and `translation` writes it in C++ when the library is built, in
+Triton and in OpenCL C. Where there is a `<rule>_reduce_norms`, it runs before, and what it returns
+beside operands is summed over the tensor; `<rule>_trust_ratio` turns the two sums, in float64, into
+a factor of the update's `step_size`.
 
 The functions know values only: + - * /, comparisons, calls of the functions below and of each
-other, and `if` on a flag, which is settled when the code is translated. Arguments are operands
-(the parameter, the gradient, then the states: `Value`, or `Magnitude` if never negative), then
-scalars, then flags; an operand is stored if it is returned. The order of operations is that of
-torch's single-tensor path, `fused_multiply_add` included: results are the same bits.
+other, and `if` on a flag, which is settled when the code is translated. Arguments of an update are
+operands (the parameter, the gradient, then the states: `Value`, or `Magnitude` if never negative)
+and `c`, the scalars and flags of `<rule>_constants`; `<rule>_reduce_norms` takes the operands that
+it needs, `<rule>_trust_ratio` hyper-parameters and `count`, the number of elements. An operand is
+stored if it is returned. The order of operations is that of torch's single-tensor path,
+`fused_multiply_add` included: results are the same bits.
 
-Longer than other files, because one file is what the translators read: all rules and no other code.
+One file, which the translators read: all rules and no other code.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from torch import Tensor
 Value: TypeAlias = Any
 Magnitude: TypeAlias = Any
 Scalar: TypeAlias = float
-Flag: TypeAlias = bool
+Constants: TypeAlias = Any
+Values: TypeAlias = tuple[Any, ...]
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -78,34 +81,22 @@ def sgd_constants(
     }
 
 
-def sgd(
-    parameter: Value,
-    gradient: Value,
-    momentum_buffer: Value,
-    penalty: Scalar,
-    momentum: Scalar,
-    gradient_weight: Scalar,
-    step_size: Scalar,
-    penalizes: Flag,
-    moves: Flag,
-    first: Flag,
-    nesterov: Flag,
-) -> tuple[Value, ...]:
+def sgd(parameter: Value, gradient: Value, momentum_buffer: Value, c: Constants) -> Values:
     """Stochastic gradient descent as torch.optim.SGD has it."""
-    if penalizes:
-        gradient = fused_multiply_add(parameter, penalty, gradient)
-    if moves:
-        if first:
+    if c.penalizes:
+        gradient = fused_multiply_add(parameter, c.penalty, gradient)
+    if c.moves:
+        if c.first:
             momentum_buffer = gradient
         else:
             momentum_buffer = fused_multiply_add(
-                gradient, gradient_weight, momentum_buffer * momentum
+                gradient, c.gradient_weight, momentum_buffer * c.momentum
             )
-        if nesterov:
-            gradient = fused_multiply_add(momentum_buffer, momentum, gradient)
+        if c.nesterov:
+            gradient = fused_multiply_add(momentum_buffer, c.momentum, gradient)
         else:
             gradient = momentum_buffer
-    parameter = fused_multiply_add(gradient, step_size, parameter)
+    parameter = fused_multiply_add(gradient, c.step_size, parameter)
     return parameter, momentum_buffer
 
 
@@ -141,31 +132,21 @@ def adam(
     exp_avg: Value,
     exp_avg_sq: Magnitude,
     max_exp_avg_sq: Magnitude,
-    decay: Scalar,
-    penalty: Scalar,
-    first_weight: Scalar,
-    beta2: Scalar,
-    second_weight: Scalar,
-    correction: Scalar,
-    eps: Scalar,
-    step_size: Scalar,
-    decays: Flag,
-    penalizes: Flag,
-    amsgrad: Flag,
-) -> tuple[Value, ...]:
+    c: Constants,
+) -> Values:
     """torch.optim.Adam and AdamW."""
-    if decays:
-        parameter = parameter * decay
-    if penalizes:
-        gradient = fused_multiply_add(parameter, penalty, gradient)
-    exp_avg = lerp(exp_avg, gradient, first_weight)
-    exp_avg_sq = fused_multiply_add(gradient * second_weight, gradient, exp_avg_sq * beta2)
-    if amsgrad:
+    if c.decays:
+        parameter = parameter * c.decay
+    if c.penalizes:
+        gradient = fused_multiply_add(parameter, c.penalty, gradient)
+    exp_avg = lerp(exp_avg, gradient, c.first_weight)
+    exp_avg_sq = fused_multiply_add(gradient * c.second_weight, gradient, exp_avg_sq * c.beta2)
+    if c.amsgrad:
         max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)
-        denominator = sqrt(max_exp_avg_sq) / correction + eps
+        denominator = sqrt(max_exp_avg_sq) / c.correction + c.eps
     else:
-        denominator = sqrt(exp_avg_sq) / correction + eps
-    parameter = parameter + exp_avg * step_size / denominator
+        denominator = sqrt(exp_avg_sq) / c.correction + c.eps
+    parameter = parameter + exp_avg * c.step_size / denominator
     return parameter, exp_avg, exp_avg_sq, max_exp_avg_sq
 
 
@@ -181,20 +162,12 @@ def adagrad_constants(
     }
 
 
-def adagrad(
-    parameter: Value,
-    gradient: Value,
-    total: Magnitude,
-    penalty: Scalar,
-    eps: Scalar,
-    step_size: Scalar,
-    penalizes: Flag,
-) -> tuple[Value, ...]:
+def adagrad(parameter: Value, gradient: Value, total: Magnitude, c: Constants) -> Values:
     """torch.optim.Adagrad."""
-    if penalizes:
-        gradient = fused_multiply_add(parameter, penalty, gradient)
+    if c.penalizes:
+        gradient = fused_multiply_add(parameter, c.penalty, gradient)
     total = fused_multiply_add(gradient, gradient, total)
-    parameter = parameter + gradient * step_size / (sqrt(total) + eps)
+    parameter = parameter + gradient * c.step_size / (sqrt(total) + c.eps)
     return parameter, total
 
 
@@ -221,30 +194,22 @@ def rmsprop(
     square_avg: Magnitude,
     momentum_buffer: Value,
     grad_avg: Value,
-    penalty: Scalar,
-    alpha: Scalar,
-    weight: Scalar,
-    eps: Scalar,
-    momentum: Scalar,
-    step_size: Scalar,
-    penalizes: Flag,
-    centered: Flag,
-    moves: Flag,
-) -> tuple[Value, ...]:
+    c: Constants,
+) -> Values:
     """torch.optim.RMSprop."""
-    if penalizes:
-        gradient = fused_multiply_add(parameter, penalty, gradient)
-    square_avg = fused_multiply_add(gradient * weight, gradient, square_avg * alpha)
-    if centered:
-        grad_avg = lerp(grad_avg, gradient, weight)
-        average = sqrt(fused_multiply_add(-grad_avg, grad_avg, square_avg)) + eps
+    if c.penalizes:
+        gradient = fused_multiply_add(parameter, c.penalty, gradient)
+    square_avg = fused_multiply_add(gradient * c.weight, gradient, square_avg * c.alpha)
+    if c.centered:
+        grad_avg = lerp(grad_avg, gradient, c.weight)
+        average = sqrt(fused_multiply_add(-grad_avg, grad_avg, square_avg)) + c.eps
     else:
-        average = sqrt(square_avg) + eps
-    if moves:
-        momentum_buffer = momentum_buffer * momentum + gradient / average
-        parameter = fused_multiply_add(momentum_buffer, step_size, parameter)
+        average = sqrt(square_avg) + c.eps
+    if c.moves:
+        momentum_buffer = momentum_buffer * c.momentum + gradient / average
+        parameter = fused_multiply_add(momentum_buffer, c.step_size, parameter)
     else:
-        parameter = parameter + gradient * step_size / average
+        parameter = parameter + gradient * c.step_size / average
     return parameter, square_avg, momentum_buffer, grad_avg
 
 
@@ -261,25 +226,14 @@ def lion_constants(lr: float, beta1: float, beta2: float, weight_decay: float) -
     }
 
 
-def lion(
-    parameter: Value,
-    gradient: Value,
-    exp_avg: Value,
-    decay: Scalar,
-    beta1: Scalar,
-    first_weight: Scalar,
-    beta2: Scalar,
-    second_weight: Scalar,
-    step_size: Scalar,
-    decays: Flag,
-) -> tuple[Value, ...]:
+def lion(parameter: Value, gradient: Value, exp_avg: Value, c: Constants) -> Values:
     """The sign of the interpolated momentum; NaN stays NaN."""
-    if decays:
-        parameter = parameter * decay
-    mixed = fused_multiply_add(gradient, first_weight, exp_avg * beta1)
+    if c.decays:
+        parameter = parameter * c.decay
+    mixed = fused_multiply_add(gradient, c.first_weight, exp_avg * c.beta1)
     sign = where(mixed > 0.0, 1.0, where(mixed < 0.0, -1.0, mixed))
-    parameter = fused_multiply_add(sign, step_size, parameter)
-    exp_avg = fused_multiply_add(gradient, second_weight, exp_avg * beta2)
+    parameter = fused_multiply_add(sign, c.step_size, parameter)
+    exp_avg = fused_multiply_add(gradient, c.second_weight, exp_avg * c.beta2)
     return parameter, exp_avg
 
 
@@ -312,64 +266,30 @@ def lamb_direction(
     return exp_avg / first_correction / (sqrt(exp_avg_sq / second_correction) + eps)
 
 
-def lamb_measure(
-    parameter: Value,
-    gradient: Value,
-    exp_avg: Value,
-    exp_avg_sq: Magnitude,
-    beta1: Scalar,
-    first_weight: Scalar,
-    beta2: Scalar,
-    second_weight: Scalar,
-    first_correction: Scalar,
-    second_correction: Scalar,
-    eps: Scalar,
-    penalty: Scalar,
-    step_size: Scalar,
-    penalizes: Flag,
-) -> tuple[Value, ...]:
+def lamb_reduce_norms(
+    parameter: Value, gradient: Value, exp_avg: Value, exp_avg_sq: Magnitude, c: Constants
+) -> Values:
     """Updates the moments; sums the squares of the parameter and of its direction."""
-    exp_avg = fused_multiply_add(gradient, first_weight, exp_avg * beta1)
-    exp_avg_sq = fused_multiply_add(gradient * second_weight, gradient, exp_avg_sq * beta2)
-    direction = lamb_direction(exp_avg, exp_avg_sq, first_correction, second_correction, eps)
-    if penalizes:
-        direction = fused_multiply_add(parameter, penalty, direction)
+    exp_avg = fused_multiply_add(gradient, c.first_weight, exp_avg * c.beta1)
+    exp_avg_sq = fused_multiply_add(gradient * c.second_weight, gradient, exp_avg_sq * c.beta2)
+    direction = lamb_direction(exp_avg, exp_avg_sq, c.first_correction, c.second_correction, c.eps)
+    if c.penalizes:
+        direction = fused_multiply_add(parameter, c.penalty, direction)
     return exp_avg, exp_avg_sq, parameter * parameter, direction * direction
 
 
 def lamb(
-    parameter: Value,
-    gradient: Value,
-    exp_avg: Value,
-    exp_avg_sq: Magnitude,
-    beta1: Scalar,
-    first_weight: Scalar,
-    beta2: Scalar,
-    second_weight: Scalar,
-    first_correction: Scalar,
-    second_correction: Scalar,
-    eps: Scalar,
-    penalty: Scalar,
-    step_size: Scalar,
-    penalizes: Flag,
-) -> tuple[Value, ...]:
+    parameter: Value, gradient: Value, exp_avg: Value, exp_avg_sq: Magnitude, c: Constants
+) -> Values:
     """The step along the direction."""
-    direction = lamb_direction(exp_avg, exp_avg_sq, first_correction, second_correction, eps)
-    if penalizes:
-        direction = fused_multiply_add(parameter, penalty, direction)
-    parameter = fused_multiply_add(direction, step_size, parameter)
+    direction = lamb_direction(exp_avg, exp_avg_sq, c.first_correction, c.second_correction, c.eps)
+    if c.penalizes:
+        direction = fused_multiply_add(parameter, c.penalty, direction)
+    parameter = fused_multiply_add(direction, c.step_size, parameter)
     return (parameter,)
 
 
-def lamb_trust(
-    weight_squares: float,
-    direction_squares: float,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-) -> float:
+def lamb_trust_ratio(weight_squares: float, direction_squares: float) -> float:
     """|parameter| / |direction|, without bounds; 1 where either is zero."""
     return (
         weight_squares**0.5 / direction_squares**0.5
@@ -392,54 +312,31 @@ def lars_constants(
     }
 
 
-def lars_measure(
-    parameter: Value,
-    gradient: Value,
-    momentum_buffer: Value,
-    penalty: Scalar,
-    momentum: Scalar,
-    step_size: Scalar,
-    penalizes: Flag,
-    moves: Flag,
-    first: Flag,
-) -> tuple[Value, ...]:
+def lars_reduce_norms(parameter: Value, gradient: Value) -> Values:
     """Sums the squares of the parameter and of the gradient."""
     return parameter * parameter, gradient * gradient
 
 
-def lars(
-    parameter: Value,
-    gradient: Value,
-    momentum_buffer: Value,
-    penalty: Scalar,
-    momentum: Scalar,
-    step_size: Scalar,
-    penalizes: Flag,
-    moves: Flag,
-    first: Flag,
-) -> tuple[Value, ...]:
+def lars(parameter: Value, gradient: Value, momentum_buffer: Value, c: Constants) -> Values:
     """SGD with a learning rate of the tensor's own."""
-    if penalizes:
-        gradient = fused_multiply_add(parameter, penalty, gradient)
-    if moves:
-        if first:  # noqa: SIM108
+    if c.penalizes:
+        gradient = fused_multiply_add(parameter, c.penalty, gradient)
+    if c.moves:
+        if c.first:  # noqa: SIM108
             momentum_buffer = gradient
         else:
-            momentum_buffer = momentum_buffer * momentum + gradient
+            momentum_buffer = momentum_buffer * c.momentum + gradient
         gradient = momentum_buffer
-    parameter = fused_multiply_add(gradient, step_size, parameter)
+    parameter = fused_multiply_add(gradient, c.step_size, parameter)
     return parameter, momentum_buffer
 
 
-def lars_trust(
+def lars_trust_ratio(
     weight_squares: float,
     gradient_squares: float,
-    lr: float,
-    momentum: float,
     eeta: float,
     weight_decay: float,
     epsilon: float,
-    first: bool,
 ) -> float:
     """eeta |parameter| / (|gradient| + weight_decay |parameter| + epsilon), 1 where one is zero."""
     return (
@@ -480,54 +377,27 @@ def adafactor_direction(gradient: Value, variance: Magnitude, least: Scalar) -> 
     return gradient / sqrt(where(variance < least, least, variance))
 
 
-def adafactor_measure(
-    parameter: Value,
-    gradient: Value,
-    variance: Magnitude,
-    decay: Scalar,
-    weight: Scalar,
-    least: Scalar,
-    step_size: Scalar,
-    decays: Flag,
-    is_whole: Flag,
-) -> tuple[Value, ...]:
+def adafactor_reduce_norms(
+    parameter: Value, gradient: Value, variance: Magnitude, c: Constants
+) -> Values:
     """Updates the variance; sums the squares of the parameter and of the direction."""
-    if is_whole:
-        variance = lerp(variance, gradient * gradient, weight)
-    direction = adafactor_direction(gradient, variance, least)
+    if c.is_whole:
+        variance = lerp(variance, gradient * gradient, c.weight)
+    direction = adafactor_direction(gradient, variance, c.least)
     return variance, parameter * parameter, direction * direction
 
 
-def adafactor(
-    parameter: Value,
-    gradient: Value,
-    variance: Magnitude,
-    decay: Scalar,
-    weight: Scalar,
-    least: Scalar,
-    step_size: Scalar,
-    decays: Flag,
-    is_whole: Flag,
-) -> tuple[Value, ...]:
+def adafactor(parameter: Value, gradient: Value, variance: Magnitude, c: Constants) -> Values:
     """The step along the direction."""
-    if decays:
-        parameter = parameter * decay
-    direction = adafactor_direction(gradient, variance, least)
-    parameter = fused_multiply_add(direction, step_size, parameter)
+    if c.decays:
+        parameter = parameter * c.decay
+    direction = adafactor_direction(gradient, variance, c.least)
+    parameter = fused_multiply_add(direction, c.step_size, parameter)
     return (parameter,)
 
 
-def adafactor_trust(
-    weight_squares: float,
-    direction_squares: float,
-    count: float,
-    lr: float,
-    beta2_decay: float,
-    eps1: float,
-    eps2: float,
-    d: float,
-    weight_decay: float,
-    is_factored: bool,
+def adafactor_trust_ratio(
+    weight_squares: float, direction_squares: float, count: float, eps2: float, d: float
 ) -> Any:
     """max(eps2, RMS(parameter)) / max(1, RMS(direction) / d)."""
     return max(eps2, (weight_squares / count) ** 0.5) / max(
