@@ -134,9 +134,8 @@ static Rows gathered(const Rows& x, const std::vector<std::int64_t>& order, DTyp
 
 // Few rows of each expert, read in one parallel region. Rows of x that are no neighbours are
 // brought together first; those of a single token are the same for all experts.
-static void multiply_few_of_each(const Rows& all, const std::vector<std::int64_t>* order,
-                                 DType dtype, bool rounds_to_int8,
-                                 const std::vector<RowsProduct>& products) {
+static void run_gemv_of_each(const Rows& all, const std::vector<std::int64_t>* order, DType dtype,
+                             bool rounds_to_int8, const std::vector<RowsProduct>& products) {
   const bool shared = all.count == 1;
   Rows copy;
   if (order && !shared) copy = gathered(all, *order, dtype);
@@ -150,7 +149,7 @@ static void multiply_few_of_each(const Rows& all, const std::vector<std::int64_t
   std::uint8_t* sums = scales + rows * blocks * 4;
   const auto describe = [&](std::int64_t row, std::int64_t count, const RowsProduct& product) {
     const std::int64_t staged = shared ? 0 : row;
-    return FewRowsArgs{
+    return GemvArgs{
         .x = static_cast<const std::uint8_t*>(x.data) + staged * x.stride * size_of(dtype),
         .x_stride = x.stride,
         .rows = count,
@@ -168,10 +167,10 @@ static void multiply_few_of_each(const Rows& all, const std::vector<std::int64_t
   };
   for (const RowsProduct& product : products) {
     const std::int64_t count = shared ? 1 : product.row_count;
-    run(stage_few_rows_copies, describe(product.first_row, count, product), count, 1);
+    run(stage_gemv_copies, describe(product.first_row, count, product), count, 1);
     if (shared) break;
   }
-  std::vector<FewRowsArgs> parts;
+  std::vector<GemvArgs> parts;
   std::vector<std::int64_t> ends;
   const std::int64_t panels = is_gated(products[0].result.epilogue) ? 2 : 1;
   std::int64_t items = 0;
@@ -180,7 +179,7 @@ static void multiply_few_of_each(const Rows& all, const std::vector<std::int64_t
     ends.push_back(items += product.weight.panel_count / panels);
   }
   const std::int64_t bytes = panel_bytes(products[0].weight.format, depth);
-  run(multiply_few_rows_of_each_copies, FewRowsOfEachArgs{parts.data(), ends.data()}, items,
+  run(gemv_of_each_copies, GemvOfEachArgs{parts.data(), ends.data()}, items,
       panels * (bytes + groups * kPanelOutputs * 2));
 }
 
@@ -191,11 +190,11 @@ static void multiply_chosen(const Rows& x, const Routing& routing, bool of_token
   const bool has_codes = has_zero_points(format);
   const bool rounds = rounds_to_int8 && has_codes;
   const std::vector<std::int64_t>* order = of_tokens ? &routing.tokens : nullptr;
-  const RowForm form = row_form(dtype, rounds);
-  if (routing.most_rows <= few_rows_limit(format, form)) {
-    multiply_few_of_each(x, order, dtype, rounds, products);
+  const RowType type = row_type(dtype, rounds);
+  if (routing.most_rows <= most_gemv_rows(format, type)) {
+    run_gemv_of_each(x, order, dtype, rounds, products);
   } else {
-    multiply_many_rows(x, order, dtype, form, products);
+    run_gemm(x, order, dtype, type, products);
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/panels/many_rows_args.h"
+#include "ops/panels/gemm_args.h"
 
 namespace oxytorch {
 

@@ -1,7 +1,7 @@
 // A block of some rows of x times a block of some panels, in vector registers.
 #pragma once
 
-#include "ops/panels/forms.h"
+#include "ops/panels/dot_unit.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -40,21 +40,21 @@ OXY_INLINE i32v minus_zero_points(const Tile& tile, std::int64_t row, int first)
 }
 
 // The loops over rows and vectors are unrolled early, so that sums stay in registers throughout.
-template <class Form, int rows, int panels>
+template <class Dot, int rows, int panels>
 __attribute__((noinline)) static void multiply_tile(const Tile& given) {
   constexpr int kVectors = panels * kParts;
   // A copy, because what is stored below could otherwise be the tile.
   const Tile tile = given;
-  typename Form::Sum sums[rows][kVectors];
+  typename Dot::Sum sums[rows][kVectors];
   // Not in float32: a sum over all of in_features would err more than PyTorch's.
-  const bool continues = !kIsInteger<Form> && Form::kDepth == 2 && !tile.scales;
+  const bool continues = !kIsInteger<Dot> && Dot::kDepth == 2 && !tile.scales;
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      if constexpr (kKeepsZeroPoint<Form>) {
+      if constexpr (kKeepsZeroPoint<Dot>) {
         sums[r][v] = minus_zero_points(tile, r, v * kLanes);
-      } else if constexpr (kIsInteger<Form>) {
+      } else if constexpr (kIsInteger<Dot>) {
         sums[r][v] = i32v{};
       } else {
         sums[r][v] = continues ? load(tile.sums + r * kItemOutputs + v * kLanes) : f32v{};
@@ -75,7 +75,7 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
       std::memcpy(&unit, row + r * tile.row_bytes, sizeof unit);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = Form::multiply(sums[r][v], unit, weights[v]);
+        sums[r][v] = Dot::multiply(sums[r][v], unit, weights[v]);
       }
     }
   }
@@ -86,7 +86,7 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
     for (int r = 0; r < rows; ++r) {
       float* to = tile.sums + r * kItemOutputs + v * kLanes;
       f32v sum;
-      if constexpr (kIsInteger<Form>) {
+      if constexpr (kIsInteger<Dot>) {
         sum = __builtin_convertvector(sums[r][v], f32v);
       } else {
         sum = sums[r][v];
@@ -96,21 +96,21 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
   }
 }
 
-template <class Form, int panels, int rows = kTileRows>
+template <class Dot, int panels, int rows = kTileRows>
 OXY_INLINE void multiply_rest(const Tile& tile, std::int64_t left) {
   if constexpr (rows > 0) {
-    if (left == rows) return multiply_tile<Form, rows, panels>(tile);
-    multiply_rest<Form, panels, rows - 1>(tile, left);
+    if (left == rows) return multiply_tile<Dot, rows, panels>(tile);
+    multiply_rest<Dot, panels, rows - 1>(tile, left);
   }
 }
 
-template <class Form, int panels>
+template <class Dot, int panels>
 static void multiply_rows(Tile tile, std::int64_t rows) {
   for (; rows > 0; rows -= kTileRows) {
     if (rows >= kTileRows) {
-      multiply_tile<Form, kTileRows, panels>(tile);
+      multiply_tile<Dot, kTileRows, panels>(tile);
     } else {
-      multiply_rest<Form, panels>(tile, rows);
+      multiply_rest<Dot, panels>(tile, rows);
     }
     tile.rows += kTileRows * tile.row_bytes;
     if (tile.row_sums) tile.row_sums += kTileRows;
@@ -118,14 +118,14 @@ static void multiply_rows(Tile tile, std::int64_t rows) {
   }
 }
 
-template <class Form>
+template <class Dot>
 static void multiply_block(Tile tile, std::int64_t rows, std::int64_t panels) {
   while (panels > 0) {
     const std::int64_t taken = panels >= kTilePanels ? kTilePanels : 1;
     if (taken == kTilePanels) {
-      multiply_rows<Form, kTilePanels>(tile, rows);
+      multiply_rows<Dot, kTilePanels>(tile, rows);
     } else {
-      multiply_rows<Form, 1>(tile, rows);
+      multiply_rows<Dot, 1>(tile, rows);
     }
     panels -= taken;
     tile.panels += taken * tile.panel_bytes;

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "core/parallel.h"
+#include "ops/panels/gemm_entry.h"
 #include "ops/panels/kernel.h"
-#include "ops/panels/many_rows_entry.h"
 
 namespace oxytorch {
 
@@ -17,26 +17,26 @@ struct RowBuffers {
 
 // in_features of a block. Bytes of x times codes of 4 bits have a sum of x for each block that is
 // unpacked at once.
-static std::int64_t block_of(RowForm form, const PanelsArgs& weight, std::int64_t in_features) {
+static std::int64_t block_of(RowType type, const PanelsArgs& weight, std::int64_t in_features) {
   if (weight.groups > 1) return in_features / weight.groups;
-  const bool sums_pieces = form == RowForm::int8 && weight.format == PanelFormat::int4;
+  const bool sums_pieces = type == RowType::int8 && weight.format == PanelFormat::int4;
   return sums_pieces ? kPanelBlock : kLongPanelBlock;
 }
 
-static PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowForm form,
+static PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType type,
                                   const PanelsArgs& weight, RowBuffers& buffers) {
-  const std::int64_t block = block_of(form, weight, in_features);
+  const std::int64_t block = block_of(type, weight, in_features);
   const std::int64_t blocks = divided_up(in_features, block);
   // Tiles of AMX read whole ones.
   const std::int64_t room = rows + kTileHeight;
   // A level without bfloat16 takes float32.
-  const std::int64_t element = form == RowForm::int8 ? 2 : 4;
+  const std::int64_t element = type == RowType::int8 ? 2 : 4;
   buffers.values = scratch(blocks * block * room * element);
-  if (form == RowForm::int8) {
+  if (type == RowType::int8) {
     buffers.scales = scratch(rows * 4);
     buffers.sums = scratch(blocks * room * 4);
   }
-  const bool whole = form == RowForm::int8;
+  const bool whole = type == RowType::int8;
   return {
       .values = static_cast<std::uint8_t*>(buffers.values.mutable_data()),
       .scales = whole ? static_cast<float*>(buffers.scales.mutable_data()) : nullptr,
@@ -47,7 +47,7 @@ static PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, R
       .blocks = blocks,
       .in_features = in_features,
       .depth = divided_up(in_features, kPanelDepth) * kPanelDepth,
-      .form = form,
+      .type = type,
   };
 }
 
@@ -69,8 +69,8 @@ static std::int64_t choose_chunk(std::int64_t rows, std::int64_t panel_groups) {
   }
 }
 
-void multiply_many_rows(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype,
-                        RowForm form, const std::vector<RowsProduct>& products) {
+void run_gemm(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype, RowType type,
+              const std::vector<RowsProduct>& products) {
   std::int64_t rows = 0, most_rows = 0, panel_groups = 0;
   for (const RowsProduct& product : products) {
     rows += product.row_count;
@@ -84,11 +84,11 @@ void multiply_many_rows(const Rows& x, const std::vector<std::int64_t>* order, D
       .order = order ? order->data() : nullptr,
       .x_stride = x.stride,
       .x_dtype = x_dtype,
-      .prepared = allocate_rows(rows, x.width, form, products[0].weight, buffers),
+      .prepared = allocate_rows(rows, x.width, type, products[0].weight, buffers),
   };
   run(prepare_rows_copies, prepare, rows, x.width * 4);
   const std::int64_t chunk_rows = choose_chunk(most_rows, panel_groups);
-  std::vector<PanelProduct> parts;
+  std::vector<GemmProduct> parts;
   parts.reserve(products.size());
   std::int64_t items = 0;
   for (const RowsProduct& product : products) {
@@ -105,7 +105,7 @@ void multiply_many_rows(const Rows& x, const std::vector<std::int64_t>* order, D
     parts.back().prepared.first = product.first_row;
     items += parts.back().items;
   }
-  run(multiply_panels_copies, MultiplyPanelsArgs{parts.data()}, items, chunk_rows * x.width);
+  run(gemm_copies, GemmArgs{parts.data()}, items, chunk_rows * x.width);
 }
 
 }  // namespace oxytorch

@@ -1,8 +1,8 @@
 // Checks, allocation and the choice of kernels that the linear ops over panels share.
 #pragma once
 
-#include "ops/panels/few_rows_entry.h"
-#include "ops/panels/many_rows_entry.h"
+#include "ops/panels/gemm_entry.h"
+#include "ops/panels/gemv_entry.h"
 
 namespace oxytorch {
 
@@ -191,11 +191,11 @@ inline Tensor linear_entry(const char* op, PanelFormat format, const Tensor& x,
   result.out = out.mutable_data();
   const Rows rows = rows_of(x);
   if (rows.count == 0) return out;
-  const RowForm form = row_form(dtype, rounds_to_int8);
-  if (rows.count <= few_rows_limit(format, form)) {
-    multiply_few(rows, dtype, rounds_to_int8, weight, result);
+  const RowType type = row_type(dtype, rounds_to_int8);
+  if (rows.count <= most_gemv_rows(format, type)) {
+    run_gemv(rows, dtype, rounds_to_int8, weight, result);
   } else {
-    multiply_many_rows(rows, dtype, form, weight, result);
+    run_gemm(rows, dtype, type, weight, result);
   }
   return out;
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/_gated/gelu.h"
-#include "ops/panels/many_rows_args.h"
+#include "ops/panels/gemm_args.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -49,7 +49,7 @@ OXY_INLINE f32v scaled(const PanelsArgs& weight, const PanelResultArgs& result, 
 }
 
 template <class T>
-static void finish_rows(const PanelProduct& product, std::int64_t first_row, std::int64_t rows,
+static void finish_rows(const GemmProduct& product, std::int64_t first_row, std::int64_t rows,
                         std::int64_t first_panel, std::int64_t panels, const float* sums) {
   const PanelResultArgs& result = product.result;
   const PreparedRows& x = product.prepared;
@@ -80,7 +80,7 @@ static void finish_rows(const PanelProduct& product, std::int64_t first_row, std
   }
 }
 
-static void finish_chunk(const PanelProduct& product, std::int64_t first_row, std::int64_t rows,
+static void finish_chunk(const GemmProduct& product, std::int64_t first_row, std::int64_t rows,
                          std::int64_t first_panel, std::int64_t panels, const float* sums) {
   with_type(product.result.out_dtype, [&](auto element) {
     finish_rows<decltype(element)>(product, first_row, rows, first_panel, panels, sums);

@@ -1,30 +1,30 @@
 #include "ops/panels/kernel.h"
 
-#include "ops/panels/few_rows_ways.h"
 #include "ops/panels/finish.h"
-#include "ops/panels/many_rows.h"
+#include "ops/panels/gemm.h"
+#include "ops/panels/gemv_paths.h"
 #include "ops/panels/prepare_rows.h"
 
 namespace oxytorch::OXY_LEVEL {
 
-// Calls body(Stored{}) with what can be multiplied in the form.
-template <class Form, class Body>
-OXY_INLINE void with_stored(Form, PanelFormat format, Body body) {
+// Calls body(Codec{}) with the codec of the format, where the unit multiplies it.
+template <class Dot, class Body>
+OXY_INLINE void with_codec(Dot, PanelFormat format, Body body) {
   switch (format) {
     case PanelFormat::bf16:
-      if constexpr (!kIsInteger<Form>) body(StoredHalves{});
+      if constexpr (!kIsInteger<Dot>) body(Bf16Codec{});
       return;
     case PanelFormat::int8:
-      return body(StoredBytes{});
+      return body(ByteCodec{});
     case PanelFormat::int4:
-      return body(StoredNibbles{});
+      return body(NibbleCodec{});
     case PanelFormat::nf4:
-      if constexpr (!kIsInteger<Form>) body(StoredNormalFloats{});
+      if constexpr (!kIsInteger<Dot>) body(TableCodec{});
       return;
   }
 }
 
-static void multiply_item(const PanelProduct& product, std::int64_t item, float* sums) {
+static void multiply_item(const GemmProduct& product, std::int64_t item, float* sums) {
   const std::int64_t panel_groups = product.items / product.chunks;
   const std::int64_t first_row = item / panel_groups * product.chunk_rows;
   const std::int64_t rows_left = product.row_count - first_row;
@@ -32,18 +32,18 @@ static void multiply_item(const PanelProduct& product, std::int64_t item, float*
   const std::int64_t first_panel = item % panel_groups * kItemPanels;
   const std::int64_t panels_left = product.weight.panel_count - first_panel;
   const std::int64_t panels = panels_left < kItemPanels ? panels_left : kItemPanels;
-  with_form(product.prepared.form, [&](auto form) {
-    with_stored(form, product.weight.format, [&](auto stored) {
-      multiply_chunk<decltype(form), decltype(stored)>(product, first_row, rows, first_panel,
-                                                       panels, sums);
+  with_dot(product.prepared.type, [&](auto dot) {
+    with_codec(dot, product.weight.format, [&](auto codec) {
+      multiply_chunk<decltype(dot), decltype(codec)>(product, first_row, rows, first_panel, panels,
+                                                     sums);
     });
   });
   finish_chunk(product, first_row, rows, first_panel, panels, sums);
 }
 
-static void multiply_panels(const MultiplyPanelsArgs& args, std::int64_t begin, std::int64_t end) {
+static void gemm(const GemmArgs& args, std::int64_t begin, std::int64_t end) {
   alignas(64) float sums[kItemRows * kItemOutputs];
-  const PanelProduct* product = args.products;
+  const GemmProduct* product = args.products;
   std::int64_t first = 0;
   for (std::int64_t item = begin; item < end; ++item) {
     while (item - first >= product->items) first += product++->items;
@@ -54,46 +54,45 @@ static void multiply_panels(const MultiplyPanelsArgs& args, std::int64_t begin, 
 #endif
 }
 
-static void stage_few_rows(const FewRowsArgs& args, std::int64_t begin, std::int64_t end) {
-  with_way(args, [&](auto way) {
+static void stage_gemv(const GemvArgs& args, std::int64_t begin, std::int64_t end) {
+  with_path(args, [&](auto path) {
     with_type(args.dtype, [&](auto element) {
       const auto* x = static_cast<const decltype(element)*>(args.x);
-      if constexpr (requires { way.stage(args, begin, x); }) {
+      if constexpr (requires { path.stage(args, begin, x); }) {
         for (std::int64_t row = begin; row < end; ++row) {
-          way.stage(args, row, x + row * args.x_stride);
+          path.stage(args, row, x + row * args.x_stride);
         }
       }
     });
   });
 }
 
-static void multiply_few_rows(const FewRowsArgs& args, std::int64_t begin, std::int64_t end) {
-  with_way(args, [&](auto way) {
-    using Way = decltype(way);
-    const auto multiply = [&](auto stored) {
-      using Stored = decltype(stored);
-      if constexpr (Way::template kTakes<Stored>) multiply_items<Way, Stored>(args, begin, end);
+static void gemv(const GemvArgs& args, std::int64_t begin, std::int64_t end) {
+  with_path(args, [&](auto path) {
+    using Path = decltype(path);
+    const auto multiply = [&](auto codec) {
+      using Codec = decltype(codec);
+      if constexpr (Path::template kTakes<Codec>) multiply_items<Path, Codec>(args, begin, end);
     };
     switch (args.weight.format) {
       case PanelFormat::bf16:
-        return multiply(StoredHalves{});
+        return multiply(Bf16Codec{});
       case PanelFormat::int8:
-        return multiply(StoredBytes{});
+        return multiply(ByteCodec{});
       case PanelFormat::int4:
-        return multiply(StoredNibbles{});
+        return multiply(NibbleCodec{});
       case PanelFormat::nf4:
-        return multiply(StoredNormalFloats{});
+        return multiply(TableCodec{});
     }
   });
 }
 
-static void multiply_few_rows_of_each(const FewRowsOfEachArgs& args, std::int64_t begin,
-                                      std::int64_t end) {
+static void gemv_of_each(const GemvOfEachArgs& args, std::int64_t begin, std::int64_t end) {
   std::int64_t product = 0, first = 0;
   while (begin < end) {
     for (; begin >= args.ends[product]; ++product) first = args.ends[product];
     const std::int64_t most = end < args.ends[product] ? end : args.ends[product];
-    multiply_few_rows(args.products[product], begin - first, most - first);
+    gemv(args.products[product], begin - first, most - first);
     begin = most;
   }
 }

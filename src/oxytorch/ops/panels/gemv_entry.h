@@ -21,10 +21,10 @@ inline std::uint8_t* staging_memory(std::int64_t bytes) {
 
 // The most rows for which these kernels are faster than those for many rows, as measured. Tiles of
 // AMX take as long for one row as for 16, so products of bfloat16 go there early.
-inline std::int64_t few_rows_limit(PanelFormat format, RowForm form) {
+inline std::int64_t most_gemv_rows(PanelFormat format, RowType type) {
   const bool has_codes = format == PanelFormat::int8 || format == PanelFormat::int4;
   const bool has_tiles = std::string_view(oxytorch_level_name(active_level())) == "amx";
-  if (has_tiles && form != RowForm::float32) return has_codes ? 8 : 2;
+  if (has_tiles && type != RowType::float32) return has_codes ? 8 : 2;
   return has_codes ? 12 : 8;
 }
 
@@ -33,14 +33,14 @@ inline std::int64_t staged_blocks(std::int64_t groups, std::int64_t depth) {
   return groups + (depth + kStagedBlock - 1) / kStagedBlock;
 }
 
-// result = epilogue(x weight^T + bias) for at most kFewRows rows of x, on torch's threads.
-inline void multiply_few(const Rows& x, DType dtype, bool rounds_to_int8, const PanelsArgs& weight,
-                         const PanelResultArgs& result) {
+// result = epilogue(x weight^T + bias) for at most kMostGemvRows rows of x, on torch's threads.
+inline void run_gemv(const Rows& x, DType dtype, bool rounds_to_int8, const PanelsArgs& weight,
+                     const PanelResultArgs& result) {
   const std::int64_t depth = (x.width + kPanelDepth - 1) / kPanelDepth * kPanelDepth;
   const std::int64_t blocks = staged_blocks(weight.groups, depth);
   const std::int64_t values = x.count * depth * 4;
   std::uint8_t* memory = staging_memory(values + x.count * blocks * 8);
-  const FewRowsArgs args{
+  const GemvArgs args{
       .x = x.data,
       .x_stride = x.stride,
       .rows = x.count,
@@ -58,10 +58,10 @@ inline void multiply_few(const Rows& x, DType dtype, bool rounds_to_int8, const 
       .weight = weight,
       .result = result,
   };
-  run(stage_few_rows_copies, args, x.count, 1);
+  run(stage_gemv_copies, args, x.count, 1);
   const std::int64_t panels = is_gated(result.epilogue) ? 2 : 1;
   const std::int64_t scales = weight.groups * kPanelOutputs * 2;
-  run(multiply_few_rows_copies, args, weight.panel_count / panels,
+  run(gemv_copies, args, weight.panel_count / panels,
       panels * (panel_bytes(weight.format, depth) + scales));
 }
 

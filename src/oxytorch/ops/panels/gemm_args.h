@@ -1,7 +1,7 @@
 // Products of many rows with a weight in panels: what the entries tell the two kernels.
 //
 // First `prepare_rows` writes x as it is multiplied: float32, bfloat16, or integers of 8 bits with
-// a scale per row. Then `multiply_panels` takes blocks of outputs times blocks of rows.
+// a scale per row. Then `gemm` takes blocks of outputs times blocks of rows.
 #pragma once
 
 #include "core/dispatch.h"
@@ -14,7 +14,7 @@ enum class PanelFormat : std::int32_t { bf16, int8, int4, nf4 };
 
 // What becomes of x before it is multiplied. A level without instructions for bfloat16 takes
 // float32 for it, and one without instructions for bytes takes integers of 16 bits.
-enum class RowForm : std::int32_t { float32, bfloat16, int8 };
+enum class RowType : std::int32_t { float32, bfloat16, int8 };
 
 // What is done with a product and its bias. The last three multiply the activation of every other
 // panel with the panel behind it.
@@ -63,7 +63,7 @@ struct PreparedRows {
   std::int64_t blocks;
   std::int64_t in_features;
   std::int64_t depth;  // in_features, padded
-  RowForm form;
+  RowType type;
 };
 
 // Items are rows. Row i of the prepared rows is row `order[i]` of x, or row i where that is null.
@@ -102,7 +102,7 @@ struct PanelResultArgs {
 // One product: `row_count` prepared rows, from prepared.first on, times a weight. Its items are
 // groups of kItemPanels panels times chunks of `chunk_rows` rows; all groups of a chunk follow each
 // other, so that its rows stay in the caches.
-struct PanelProduct {
+struct GemmProduct {
   PreparedRows prepared;
   PanelsArgs weight;
   PanelResultArgs result;
@@ -113,8 +113,8 @@ struct PanelProduct {
 };
 
 // Items are those of all products, one product after the other.
-struct MultiplyPanelsArgs {
-  const PanelProduct* products;
+struct GemmArgs {
+  const GemmProduct* products;
 };
 
 }  // namespace oxytorch

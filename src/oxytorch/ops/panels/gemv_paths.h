@@ -1,24 +1,24 @@
-// How few rows are multiplied: in float32 at any level, in pairs of bfloat16, or in digits of
+// The paths of a gemv: in float32 at any level, in pairs of bfloat16, or in digits of
 // whole numbers.
 #pragma once
 
-#include "ops/panels/few_rows.h"
+#include "ops/panels/gemv.h"
 #include "ops/panels/prepare_rows.h"
 
 namespace oxytorch::OXY_LEVEL {
 
-OXY_INLINE float* row_of_floats(const FewRowsArgs& args, std::int64_t row) {
+OXY_INLINE float* row_of_floats(const GemvArgs& args, std::int64_t row) {
   return static_cast<float*>(args.staged.values) + row * args.depth;
 }
 
 // Numbers of the weight become float32; exact for x of any dtype.
-struct FloatWay {
+struct Float32Path {
   static constexpr std::int64_t kMostBlock = 64;
-  template <class Stored>
+  template <class Codec>
   static constexpr bool kTakes = true;
 
   template <class T>
-  static void stage(const FewRowsArgs& args, std::int64_t row, const T* x) {
+  static void stage(const GemvArgs& args, std::int64_t row, const T* x) {
     float* to = row_of_floats(args, row);
     const float top = args.rounds_to_int8 ? largest(x, args.in_features) : 0.0f;
     sweep(0, args.in_features, [&](std::int64_t i, auto count) {
@@ -29,28 +29,28 @@ struct FloatWay {
     for (std::int64_t i = args.in_features; i < args.depth; ++i) to[i] = 0.0f;
   }
 
-  template <class Stored, int rows>
-  OXY_INLINE void multiply(const FewRowsArgs& args, const Block& block,
+  template <class Codec, int rows>
+  OXY_INLINE void multiply(const GemvArgs& args, const Block& block,
                            f32v (&products)[rows][kParts]) {
     constexpr int kSums = kChains<rows>;
     f32v sums[kSums][rows][kParts] = {};
     i32v zero_points[kParts];
     for (int part = 0; part < kParts; ++part) {
-      zero_points[part] = zero_point_of(Stored{}, block, part);
+      zero_points[part] = zero_point_of(Codec{}, block, part);
     }
     const float* x = row_of_floats(args, block.row) + block.begin;
     const std::uint8_t* row = block.panel;
-    constexpr int kRows = kSums > Stored::kNumbers ? kSums / Stored::kNumbers : 1;
-    for (std::int64_t k = 0; k < block.length; k += kRows * Stored::kNumbers) {
+    constexpr int kRows = kSums > Codec::kNumbers ? kSums / Codec::kNumbers : 1;
+    for (std::int64_t k = 0; k < block.length; k += kRows * Codec::kNumbers) {
       for (int n = 0; n < kRows; ++n, row += 64) {
         ask_ahead(row);
         for (int part = 0; part < kParts; ++part) {
           const u32v words = load_words(row + part * sizeof(u32v));
-          for (int i = 0; i < Stored::kNumbers; ++i) {
-            const f32v value = Stored::value(words, i, zero_points[part]);
+          for (int i = 0; i < Codec::kNumbers; ++i) {
+            const f32v value = Codec::value(words, i, zero_points[part]);
             for (int r = 0; r < rows; ++r) {
-              sums[(n * Stored::kNumbers + i) % kSums][r][part] +=
-                  x[r * args.depth + k + n * Stored::kNumbers + i] * value;
+              sums[(n * Codec::kNumbers + i) % kSums][r][part] +=
+                  x[r * args.depth + k + n * Codec::kNumbers + i] * value;
             }
           }
         }
@@ -91,17 +91,16 @@ struct PairTables {
 };
 
 // bfloat16 x as it is, and the weight's numbers as bfloat16.
-struct PairWay {
+struct Bf16PairPath {
   static constexpr std::int64_t kMostBlock = INT64_MAX;
-  template <class Stored>
-  static constexpr bool kTakes =
-      __is_same(Stored, StoredHalves) || __is_same(Stored, StoredNormalFloats);
+  template <class Codec>
+  static constexpr bool kTakes = __is_same(Codec, Bf16Codec) || __is_same(Codec, TableCodec);
 
-  OXY_INLINE std::uint32_t* row_of_pairs(const FewRowsArgs& args, std::int64_t row) {
+  OXY_INLINE std::uint32_t* row_of_pairs(const GemvArgs& args, std::int64_t row) {
     return static_cast<std::uint32_t*>(args.staged.values) + row * args.depth / 2;
   }
 
-  static void stage(const FewRowsArgs& args, std::int64_t row, const bf16* x) {
+  static void stage(const GemvArgs& args, std::int64_t row, const bf16* x) {
     auto* to = reinterpret_cast<std::uint16_t*>(row_of_pairs(args, row));
     std::memcpy(to, x, sizeof(bf16) * args.in_features);
     std::memset(to + args.in_features, 0, sizeof(bf16) * (args.depth - args.in_features));
@@ -114,18 +113,18 @@ struct PairWay {
     }
   }
 
-  template <class Stored, int rows>
-  OXY_INLINE void multiply(const FewRowsArgs& args, const Block& block,
+  template <class Codec, int rows>
+  OXY_INLINE void multiply(const GemvArgs& args, const Block& block,
                            f32v (&products)[rows][kParts]) {
     f32v sums[4][rows] = {};
     const std::uint32_t* x = row_of_pairs(args, block.row) + block.begin / 2;
     const std::uint8_t* row = block.panel;
     const auto add = [&](int chain, u32v numbers) {
       for (int r = 0; r < rows; ++r) {
-        sums[chain][r] = HalfPair::multiply(sums[chain][r], x[r * args.depth / 2 + chain], numbers);
+        sums[chain][r] = Bf16Pair::multiply(sums[chain][r], x[r * args.depth / 2 + chain], numbers);
       }
     };
-    if constexpr (__is_same(Stored, StoredHalves)) {
+    if constexpr (__is_same(Codec, Bf16Codec)) {
       for (std::int64_t k = 0; k < block.length; k += 8, x += 4) {
         for (int i = 0; i < 4; ++i, row += kPanelRowBytes) {
           ask_ahead(row);
@@ -154,36 +153,36 @@ struct PairWay {
 #if defined(__AVX2__)
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-using Digit = ByteQuad;
+using Digit = Int8Quad;
 #else
-using Digit = IntegerPair;
+using Digit = Int16Pair;
 #endif
 
 // x as whole numbers of 15 bits in units of its largest magnitude in a block of in_features, or of
 // 8 bits in units of the row's. Four neighbours are two digits of 4 bytes each: with instructions
 // for bytes the numbers' multiples of 128 and the rest, else the neighbours 0, 2 and 1, 3.
 template <bool narrow_numbers>
-struct DigitWay {
+struct Int8DotPath {
   static constexpr std::int64_t kMostBlock = kStagedBlock;
-  template <class Stored>
-  static constexpr bool kTakes = __is_same(Stored, StoredBytes) || __is_same(Stored, StoredNibbles);
+  template <class Codec>
+  static constexpr bool kTakes = __is_same(Codec, ByteCodec) || __is_same(Codec, NibbleCodec);
 
   static constexpr bool kBytes = Digit::kDepth == 4;
   static constexpr int kDigits = kBytes && narrow_numbers ? 1 : 2;
 
-  OXY_INLINE std::uint32_t* row_of_digits(const FewRowsArgs& args, std::int64_t row) {
+  OXY_INLINE std::uint32_t* row_of_digits(const GemvArgs& args, std::int64_t row) {
     return static_cast<std::uint32_t*>(args.staged.values) + row * args.depth;
   }
 
   template <class T>
-  static void stage(const FewRowsArgs& args, std::int64_t row, const T* x) {
+  static void stage(const GemvArgs& args, std::int64_t row, const T* x) {
     constexpr float kMost = narrow_numbers ? 127.0f : 16256.0f;
     // Below, kMost / top would be infinite; products with so small numbers are taken for zero.
     constexpr float kLeast = 0x1p-100f;
     const StagedRows& staged = args.staged;
     float* scales = staged.scales + row * staged.blocks;
     auto* sums = staged.sums + row * staged.blocks;
-    const std::int64_t length = block_length<DigitWay>(args);
+    const std::int64_t length = block_length<Int8DotPath>(args);
     float top = narrow_numbers ? largest(x, args.in_features) : 0.0f;
     for (std::int64_t begin = 0; begin < args.in_features; begin += length) {
       const std::int64_t left = args.in_features - begin;
@@ -253,10 +252,10 @@ struct DigitWay {
     return kBytes ? quads : (digit == 0 ? quads : quads >> 8) & 0x00ff00ff;
   }
 
-  template <class Stored, int rows>
-  OXY_INLINE void multiply(const FewRowsArgs& args, const Block& block,
+  template <class Codec, int rows>
+  OXY_INLINE void multiply(const GemvArgs& args, const Block& block,
                            f32v (&products)[rows][kParts]) {
-    constexpr bool kHalves = __is_same(Stored, StoredNibbles);
+    constexpr bool kHalves = __is_same(Codec, NibbleCodec);
     // Two quads of neighbours a turn; each has sums of its own where registers allow.
     constexpr int kSums = rows * kParts * kDigits * 2 <= kRegisterSums ? 2 : 1;
     i32v sums[kSums][kDigits][rows][kParts] = {};
@@ -293,9 +292,9 @@ struct DigitWay {
         const std::int64_t at = (block.row + r) * args.staged.blocks + block.index;
         const std::int32_t sum = args.staged.sums[at];
         if (block.zero_points) {
-          whole -= zero_point_of(Stored{}, block, part) * sum;
+          whole -= zero_point_of(Codec{}, block, part) * sum;
         } else {
-          whole -= middle(Stored{}) * sum;
+          whole -= middle(Codec{}) * sum;
         }
         products[r][part] = __builtin_convertvector(whole, f32v) * args.staged.scales[at];
       }
@@ -305,21 +304,21 @@ struct DigitWay {
 
 #endif
 
-// Calls body(way) with the way in which this level multiplies x and the weight of the call.
+// Calls body(path) with the path on which this level multiplies x and the weight of the call.
 template <class Body>
-OXY_INLINE void with_way(const FewRowsArgs& args, Body body) {
+OXY_INLINE void with_path(const GemvArgs& args, Body body) {
 #if defined(__AVX2__)
   const PanelFormat format = args.weight.format;
   if (format == PanelFormat::int8 || format == PanelFormat::int4) {
-    if (args.rounds_to_int8) return body(DigitWay<true>{});
-    if (args.dtype == DType::bfloat16) return body(DigitWay<false>{});
-    return body(FloatWay{});
+    if (args.rounds_to_int8) return body(Int8DotPath<true>{});
+    if (args.dtype == DType::bfloat16) return body(Int8DotPath<false>{});
+    return body(Float32Path{});
   }
 #endif
 #if defined(OXY_FAST_PAIRS)
-  if (args.dtype == DType::bfloat16) return body(PairWay{});
+  if (args.dtype == DType::bfloat16) return body(Bf16PairPath{});
 #endif
-  return body(FloatWay{});
+  return body(Float32Path{});
 }
 
 }  // namespace oxytorch::OXY_LEVEL

@@ -2,9 +2,9 @@
 // read once, from its begin to its end, and asked for ahead of its use.
 #pragma once
 
-#include "ops/panels/few_rows_args.h"
+#include "ops/panels/codecs.h"
 #include "ops/panels/finish.h"
-#include "ops/panels/unpack.h"
+#include "ops/panels/gemv_args.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -42,40 +42,40 @@ struct Block {
   const std::uint8_t* zero_points = nullptr;  // of 16 outputs; null: the middle
 };
 
-template <class Stored>
-OXY_INLINE std::int32_t middle(Stored) {
-  return __is_same(Stored, StoredBytes) ? 128 : __is_same(Stored, StoredNibbles) ? 8 : 0;
+template <class Codec>
+OXY_INLINE std::int32_t middle(Codec) {
+  return __is_same(Codec, ByteCodec) ? 128 : __is_same(Codec, NibbleCodec) ? 8 : 0;
 }
 
-template <class Stored>
-OXY_INLINE i32v zero_point_of(Stored stored, const Block& block, int part) {
-  if (!block.zero_points) return i32v{} + middle(stored);
+template <class Codec>
+OXY_INLINE i32v zero_point_of(Codec codec, const Block& block, int part) {
+  if (!block.zero_points) return i32v{} + middle(codec);
   u8v values;
   std::memcpy(&values, block.zero_points + part * kLanes, sizeof values);
   return reinterpret_cast<i32v>(zero_extend(values));
 }
 
-// A way of multiplying stages rows of x, and multiplies blocks of them: `multiply` gives sums of
+// A path stages rows of x, and multiplies blocks of them: `multiply` gives sums of
 // products of x and the weight without its scales. kMostBlock: in_features of a block.
 
-OXY_INLINE std::int64_t group_length(const FewRowsArgs& args) {
+OXY_INLINE std::int64_t group_length(const GemvArgs& args) {
   return args.weight.group_scales ? args.in_features / args.weight.groups : args.depth;
 }
 
-template <class Way>
-OXY_INLINE std::int64_t block_length(const FewRowsArgs& args) {
+template <class Path>
+OXY_INLINE std::int64_t block_length(const GemvArgs& args) {
   const std::int64_t group = group_length(args);
-  return group < Way::kMostBlock ? group : Way::kMostBlock;
+  return group < Path::kMostBlock ? group : Path::kMostBlock;
 }
 
-template <class Way, class Stored, int rows>
-static void multiply_panel(const FewRowsArgs& args, std::int64_t panel, std::int64_t first_row,
+template <class Path, class Codec, int rows>
+static void multiply_panel(const GemvArgs& args, std::int64_t panel, std::int64_t first_row,
                            float* sums) {
   const PanelsArgs& weight = args.weight;
   const std::uint8_t* begin = weight.panels + panel * panel_bytes(weight.format, args.depth);
   const std::int64_t end = weight.group_scales ? args.in_features : args.depth;
   const std::int64_t in_group = group_length(args);
-  const std::int64_t length = block_length<Way>(args);
+  const std::int64_t length = block_length<Path>(args);
   f32v totals[rows][kParts] = {};
   Block block{.panel = begin, .length = length, .row = first_row};
   for (std::int64_t group = panel * weight.groups; block.begin < end; ++group) {
@@ -85,7 +85,7 @@ static void multiply_panel(const FewRowsArgs& args, std::int64_t panel, std::int
     for (; block.begin < group_end; block.begin += length, ++block.index) {
       if (block.begin + length > end) block.length = end - block.begin;
       f32v products[rows][kParts];
-      Way::template multiply<Stored, rows>(args, block, products);
+      Path::template multiply<Codec, rows>(args, block, products);
       for (int part = 0; part < kParts; ++part) {
         f32v scale = splat(1.0f);
         if (weight.group_scales) {
@@ -93,7 +93,7 @@ static void multiply_panel(const FewRowsArgs& args, std::int64_t panel, std::int
         }
         for (int r = 0; r < rows; ++r) totals[r][part] += products[r][part] * scale;
       }
-      block.panel += length * (kPanelRowBytes / Stored::kNumbers);
+      block.panel += length * (kPanelRowBytes / Codec::kNumbers);
     }
   }
   for (int r = 0; r < rows; ++r) {
@@ -105,7 +105,7 @@ static void multiply_panel(const FewRowsArgs& args, std::int64_t panel, std::int
 
 // Rows of one item from their sums; `sums` has the up's after the gate's kChunkRows rows.
 template <class T>
-static void finish_item(const FewRowsArgs& args, std::int64_t item, std::int64_t first_row,
+static void finish_item(const GemvArgs& args, std::int64_t item, std::int64_t first_row,
                         std::int64_t rows, const float* sums) {
   const PanelResultArgs& result = args.result;
   const bool gated = is_gated(result.epilogue);
@@ -132,20 +132,20 @@ static void finish_item(const FewRowsArgs& args, std::int64_t item, std::int64_t
   }
 }
 
-template <class Way, class Stored, int rows>
-static void multiply_item(const FewRowsArgs& args, std::int64_t item, std::int64_t first_row,
+template <class Path, class Codec, int rows>
+static void multiply_item(const GemvArgs& args, std::int64_t item, std::int64_t first_row,
                           float* sums) {
   if (!is_gated(args.result.epilogue)) {
-    multiply_panel<Way, Stored, rows>(args, item, first_row, sums);
+    multiply_panel<Path, Codec, rows>(args, item, first_row, sums);
     return;
   }
-  multiply_panel<Way, Stored, rows>(args, 2 * item, first_row, sums);
-  multiply_panel<Way, Stored, rows>(args, 2 * item + 1, first_row,
+  multiply_panel<Path, Codec, rows>(args, 2 * item, first_row, sums);
+  multiply_panel<Path, Codec, rows>(args, 2 * item + 1, first_row,
                                     sums + kChunkRows * kPanelOutputs);
 }
 
-template <class Way, class Stored>
-static void multiply_items(const FewRowsArgs& args, std::int64_t begin, std::int64_t end) {
+template <class Path, class Codec>
+static void multiply_items(const GemvArgs& args, std::int64_t begin, std::int64_t end) {
   alignas(64) float sums[2 * kChunkRows * kPanelOutputs];
   const std::int64_t panels = is_gated(args.result.epilogue) ? 2 : 1;
   const std::int64_t bytes = panels * panel_bytes(args.weight.format, args.depth);
@@ -160,11 +160,11 @@ static void multiply_items(const FewRowsArgs& args, std::int64_t begin, std::int
       const std::int64_t left = args.rows - row;
       const std::int64_t rows = left >= kChunkRows ? kChunkRows : left >= 2 ? 2 : 1;
       if (rows == kChunkRows) {
-        multiply_item<Way, Stored, kChunkRows>(args, item, row, sums);
+        multiply_item<Path, Codec, kChunkRows>(args, item, row, sums);
       } else if (rows == 2) {
-        multiply_item<Way, Stored, 2>(args, item, row, sums);
+        multiply_item<Path, Codec, 2>(args, item, row, sums);
       } else {
-        multiply_item<Way, Stored, 1>(args, item, row, sums);
+        multiply_item<Path, Codec, 1>(args, item, row, sums);
       }
       with_type(args.result.out_dtype,
                 [&](auto element) { finish_item<decltype(element)>(args, item, row, rows, sums); });

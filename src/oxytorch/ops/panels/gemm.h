@@ -3,8 +3,8 @@
 #pragma once
 
 #include "ops/panels/blocks.h"
+#include "ops/panels/codecs.h"
 #include "ops/panels/tiles.h"
-#include "ops/panels/unpack.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -34,37 +34,37 @@ static void read_group(const PanelsArgs& weight, std::int64_t first, std::int64_
   }
 }
 
-template <class Form>
+template <class Dot>
 OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels) {
 #if defined(__AMX_TILE__)
-  if constexpr (Form::kDepth > 1) {
-    multiply_block_in_tiles<Form>(tile, rows, panels);
+  if constexpr (Dot::kDepth > 1) {
+    multiply_block_in_tiles<Dot>(tile, rows, panels);
     return;
   }
 #endif
-  multiply_block<Form>(tile, rows, panels);
+  multiply_block<Dot>(tile, rows, panels);
 }
 
 // in_features that are unpacked at once. Sums of float32 begin anew in each piece: short ones err
 // less.
-template <class Form, class Stored>
-inline constexpr std::int64_t kPiece = Form::kDepth == 1            ? kPanelBlock / 4
-                                       : kReadsPanels<Form, Stored> ? kLongPanelBlock
-                                                                    : kPanelBlock;
+template <class Dot, class Codec>
+inline constexpr std::int64_t kPiece = Dot::kDepth == 1           ? kPanelBlock / 4
+                                       : kReadsPanels<Dot, Codec> ? kLongPanelBlock
+                                                                  : kPanelBlock;
 
 // Products of a chunk of rows with kItemPanels panels, before the channels' scales.
-template <class Form, class Stored>
-static void multiply_chunk(const PanelProduct& product, std::int64_t first_row, std::int64_t rows,
+template <class Dot, class Codec>
+static void multiply_chunk(const GemmProduct& product, std::int64_t first_row, std::int64_t rows,
                            std::int64_t first_panel, std::int64_t panels, float* sums) {
-  constexpr std::int64_t kLength = kPiece<Form, Stored>;
-  constexpr std::int64_t kBytes = kLength / Form::kDepth * 64;
-  constexpr bool unpacks = !kReadsPanels<Form, Stored>;
+  constexpr std::int64_t kLength = kPiece<Dot, Codec>;
+  constexpr std::int64_t kBytes = kLength / Dot::kDepth * 64;
+  constexpr bool unpacks = !kReadsPanels<Dot, Codec>;
   alignas(64) std::uint8_t unpacked[unpacks ? kItemPanels * kBytes : 64];
   GroupNumbers numbers;
   const PanelsArgs& weight = product.weight;
   const PreparedRows& x = product.prepared;
   const std::int64_t stored_bytes = panel_bytes(weight.format, x.depth);
-  const std::int64_t row_bytes = x.block / Form::kDepth * 4;
+  const std::int64_t row_bytes = x.block / Dot::kDepth * 4;
   std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
   for (std::int64_t block = 0; block < x.blocks; ++block) {
     const std::int64_t end = x.depth < (block + 1) * x.block ? x.depth : (block + 1) * x.block;
@@ -75,26 +75,26 @@ static void multiply_chunk(const PanelProduct& product, std::int64_t first_row, 
     for (std::int64_t begin = block * x.block; begin < end; begin += kLength) {
       const std::int64_t length = end - begin < kLength ? end - begin : kLength;
       const std::uint8_t* stored =
-          weight.panels + first_panel * stored_bytes + begin / Stored::kNumbers * 64;
+          weight.panels + first_panel * stored_bytes + begin / Codec::kNumbers * 64;
       if constexpr (unpacks) {
         for (std::int64_t p = 0; p < panels; ++p) {
-          unpack_panel(Form{}, Stored{}, stored + p * stored_bytes, length / Stored::kNumbers,
+          unpack_panel(Dot{}, Codec{}, stored + p * stored_bytes, length / Codec::kNumbers,
                        numbers.zero_points + p * kPanelOutputs, unpacked + p * kBytes);
         }
       }
       const Tile tile{
-          .rows = x.values + row * row_bytes + (begin - block * x.block) / Form::kDepth * 4,
+          .rows = x.values + row * row_bytes + (begin - block * x.block) / Dot::kDepth * 4,
           .row_bytes = row_bytes,
           .panels = unpacks ? unpacked : stored,
           .panel_bytes = unpacks ? kBytes : stored_bytes,
-          .units = length / Form::kDepth,
+          .units = length / Dot::kDepth,
           .row_sums = x.sums ? x.sums + row : nullptr,
           .zero_points = weight.zero_points ? numbers.zero_points : nullptr,
           .middle = middle_code(weight.format),
           .scales = weight.group_scales ? numbers.scales : nullptr,
           .sums = sums,
       };
-      multiply_block_at_level<Form>(tile, rows, panels);
+      multiply_block_at_level<Dot>(tile, rows, panels);
     }
   }
 }

@@ -1,22 +1,22 @@
-// A block of a panel from its stored numbers to rows of a form. Integers keep their scale: they are
-// exact in every form.
+// A block of a panel from its stored numbers to rows of dot-product units. Integers keep their
+// scale: they are exact in every unit.
 #pragma once
 
-#include "ops/panels/forms.h"
+#include "ops/panels/dot_unit.h"
 #include "ops/panels/normal_floats.h"
 
 namespace oxytorch::OXY_LEVEL {
 
 // One vector of outputs: number `number` of the numbers that a row of the panel holds of each.
 
-struct StoredHalves {
+struct Bf16Codec {
   static constexpr int kNumbers = 2;
   OXY_INLINE f32v value(u32v row, int number, i32v) {
     return from_bits(number == 0 ? row << 16 : row & 0xffff0000);
   }
 };
 
-struct StoredBytes {
+struct ByteCodec {
   static constexpr int kNumbers = 4;
   OXY_INLINE i32v integer(u32v row, int number, i32v zero_point) {
     return reinterpret_cast<i32v>(row >> 8 * number & 0xff) - zero_point;
@@ -30,7 +30,7 @@ OXY_INLINE u32v nibble(u32v row, int number) {
   return row >> (number < 4 ? 8 * number : 8 * number - 28) & 0xf;
 }
 
-struct StoredNibbles {
+struct NibbleCodec {
   static constexpr int kNumbers = 8;
   OXY_INLINE i32v integer(u32v row, int number, i32v zero_point) {
     return reinterpret_cast<i32v>(nibble(row, number)) - zero_point;
@@ -40,7 +40,7 @@ struct StoredNibbles {
   }
 };
 
-struct StoredNormalFloats {
+struct TableCodec {
   static constexpr int kNumbers = 8;
   OXY_INLINE f32v value(u32v row, int number, i32v) {
     const u32v code = nibble(row, number);
@@ -60,29 +60,29 @@ struct StoredNormalFloats {
 
 // The unit `index` of the units that a row of the panel holds of each output.
 
-template <class Stored>
-OXY_INLINE u32v unit_of(Single, Stored, u32v row, int index, i32v zero_point) {
-  return bits_of(Stored::value(row, index, zero_point));
+template <class Codec>
+OXY_INLINE u32v unit_of(Float32Unit, Codec, u32v row, int index, i32v zero_point) {
+  return bits_of(Codec::value(row, index, zero_point));
 }
 
-template <class Stored>
-OXY_INLINE u32v unit_of(IntegerPair, Stored, u32v row, int index, i32v zero_point) {
-  const u32v low = reinterpret_cast<u32v>(Stored::integer(row, 2 * index, zero_point));
-  const u32v high = reinterpret_cast<u32v>(Stored::integer(row, 2 * index + 1, zero_point));
+template <class Codec>
+OXY_INLINE u32v unit_of(Int16Pair, Codec, u32v row, int index, i32v zero_point) {
+  const u32v low = reinterpret_cast<u32v>(Codec::integer(row, 2 * index, zero_point));
+  const u32v high = reinterpret_cast<u32v>(Codec::integer(row, 2 * index + 1, zero_point));
   return (low & 0xffff) | high << 16;
 }
 
 #if defined(__AVX512BF16__)
 
 // NF4's values are rounded; all others have no more digits than bfloat16.
-template <class Stored>
-OXY_INLINE u32v unit_of(HalfPair, Stored, u32v row, int index, i32v zero_point) {
-  const f32v low = Stored::value(row, 2 * index, zero_point);
-  const f32v high = Stored::value(row, 2 * index + 1, zero_point);
+template <class Codec>
+OXY_INLINE u32v unit_of(Bf16Pair, Codec, u32v row, int index, i32v zero_point) {
+  const f32v low = Codec::value(row, 2 * index, zero_point);
+  const f32v high = Codec::value(row, 2 * index + 1, zero_point);
   return bits_of(low) >> 16 | (bits_of(high) & 0xffff0000);
 }
 
-OXY_INLINE u32v unit_of(HalfPair, StoredHalves, u32v row, int, i32v) { return row; }
+OXY_INLINE u32v unit_of(Bf16Pair, Bf16Codec, u32v row, int, i32v) { return row; }
 
 // Looks the numbers up: `table` has bfloat16 numbers for indexes of 5 bits, negative ones included.
 OXY_INLINE u32v look_up(u32v row, int index, u32v zero_points, __m512i table) {
@@ -97,7 +97,7 @@ OXY_INLINE u32v look_up(u32v row, int index, u32v zero_points, __m512i table) {
   return reinterpret_cast<u32v>(_mm512_permutexvar_epi16(spread, table));
 }
 
-OXY_INLINE u32v unit_of(HalfPair, StoredNibbles, u32v row, int index, i32v zero_point) {
+OXY_INLINE u32v unit_of(Bf16Pair, NibbleCodec, u32v row, int index, i32v zero_point) {
   alignas(64) std::uint16_t table[32];
   for (int i = 0; i < 32; ++i) {
     const float value = static_cast<float>(i < 16 ? i : i - 32);
@@ -107,7 +107,7 @@ OXY_INLINE u32v unit_of(HalfPair, StoredNibbles, u32v row, int index, i32v zero_
   return look_up(row, index, zero_points, _mm512_load_si512(table));
 }
 
-OXY_INLINE u32v unit_of(HalfPair, StoredNormalFloats, u32v row, int index, i32v) {
+OXY_INLINE u32v unit_of(Bf16Pair, TableCodec, u32v row, int index, i32v) {
   const u16v values = narrow(load(kNormalFloats), bf16{});
   const __m512i table = _mm512_castsi256_si512(reinterpret_cast<__m256i>(values));
   return look_up(row, index, u32v{}, table);
@@ -117,23 +117,23 @@ OXY_INLINE u32v unit_of(HalfPair, StoredNormalFloats, u32v row, int index, i32v)
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
-OXY_INLINE u32v unit_of(ByteQuad, StoredBytes, u32v row, int, i32v) { return row; }
+OXY_INLINE u32v unit_of(Int8Quad, ByteCodec, u32v row, int, i32v) { return row; }
 
-OXY_INLINE u32v unit_of(ByteQuad, StoredNibbles, u32v row, int index, i32v) {
+OXY_INLINE u32v unit_of(Int8Quad, NibbleCodec, u32v row, int index, i32v) {
   return (index == 0 ? row : row >> 4) & 0x0f0f0f0f;
 }
 
 #endif
 
-// Whether the form's rows are those of the panel, so that there is nothing to unpack.
-template <class Form, class Stored>
-inline constexpr bool kReadsPanels = Stored::kNumbers == Form::kDepth;
+// Whether the rows of units are those of the panel, so that there is nothing to unpack.
+template <class Dot, class Codec>
+inline constexpr bool kReadsPanels = Codec::kNumbers == Dot::kDepth;
 
 // `rows` rows of 64 bytes of a panel into kNumbers / kDepth times as many.
-template <class Form, class Stored>
-static void unpack_panel(Form form, Stored stored, const std::uint8_t* from, std::int64_t rows,
+template <class Dot, class Codec>
+static void unpack_panel(Dot dot, Codec codec, const std::uint8_t* from, std::int64_t rows,
                          const std::int32_t* zero_points, std::uint8_t* to) {
-  constexpr int kUnits = Stored::kNumbers / Form::kDepth;
+  constexpr int kUnits = Codec::kNumbers / Dot::kDepth;
   for (int part = 0; part < kParts; ++part) {
     constexpr std::int64_t kBytes = sizeof(u32v);
     i32v zero_point;
@@ -142,7 +142,7 @@ static void unpack_panel(Form form, Stored stored, const std::uint8_t* from, std
       const u32v row = load_words(from + r * 64 + part * kBytes);
       for (int unit = 0; unit < kUnits; ++unit) {
         store_words(to + (r * kUnits + unit) * 64 + part * kBytes,
-                    unit_of(form, stored, row, unit, zero_point));
+                    unit_of(dot, codec, row, unit, zero_point));
       }
     }
   }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/vec.h"
-#include "ops/panels/many_rows_args.h"
+#include "ops/panels/gemm_args.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -12,7 +12,7 @@ inline constexpr int kParts = kPanelOutputs / kLanes;
 
 // kDepth: elements of in_features in a unit. multiply: sum + unit * row, per output.
 
-struct Single {
+struct Float32Unit {
   using Sum = f32v;
   using Element = float;
   static constexpr int kDepth = 1;
@@ -22,7 +22,7 @@ struct Single {
 };
 
 // Integers of 16 bits, products of neighbours added.
-struct IntegerPair {
+struct Int16Pair {
   using Sum = i32v;
   using Element = std::int16_t;
   static constexpr int kDepth = 2;
@@ -49,7 +49,7 @@ struct IntegerPair {
 
 #if defined(__AVX512BF16__)
 // bfloat16 numbers, products of neighbours added.
-struct HalfPair {
+struct Bf16Pair {
   using Sum = f32v;
   using Element = bf16;
   static constexpr int kDepth = 2;
@@ -64,7 +64,7 @@ struct HalfPair {
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 // Bytes: signed ones of x, unsigned ones of the weight, products of four neighbours added.
-struct ByteQuad {
+struct Int8Quad {
   using Sum = i32v;
   using Element = std::int8_t;
   static constexpr int kDepth = 4;
@@ -82,33 +82,33 @@ struct ByteQuad {
 };
 #endif
 
-// Calls body(Form{}) with the form that this level multiplies.
+// Calls body(Dot{}) with the unit that this level multiplies.
 template <class Body>
-OXY_INLINE void with_form(RowForm form, Body body) {
-  switch (form) {
-    case RowForm::float32:
-      return body(Single{});
-    case RowForm::bfloat16:
+OXY_INLINE void with_dot(RowType type, Body body) {
+  switch (type) {
+    case RowType::float32:
+      return body(Float32Unit{});
+    case RowType::bfloat16:
 #if defined(__AVX512BF16__)
-      return body(HalfPair{});
+      return body(Bf16Pair{});
 #else
-      return body(Single{});
+      return body(Float32Unit{});
 #endif
-    case RowForm::int8:
+    case RowType::int8:
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-      return body(ByteQuad{});
+      return body(Int8Quad{});
 #else
-      return body(IntegerPair{});
+      return body(Int16Pair{});
 #endif
   }
 }
 
-template <class Form>
-inline constexpr bool kIsInteger = __is_same(typename Form::Sum, i32v);
+template <class Dot>
+inline constexpr bool kIsInteger = __is_same(typename Dot::Sum, i32v);
 
 // Whether the weight's zero point is left to the sums of x.
-template <class Form>
-inline constexpr bool kKeepsZeroPoint = kIsInteger<Form> && Form::kDepth == 4;
+template <class Dot>
+inline constexpr bool kKeepsZeroPoint = kIsInteger<Dot> && Dot::kDepth == 4;
 
 OXY_INLINE u32v load_words(const void* p) {
   u32v v;

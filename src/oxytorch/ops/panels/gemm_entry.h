@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "ops/panels/many_rows_args.h"
+#include "ops/panels/gemm_args.h"
 
 namespace oxytorch {
 
@@ -13,9 +13,9 @@ inline Tensor scratch(std::int64_t bytes) {
   return empty(Extents{&bytes, 1}, byte);
 }
 
-inline RowForm row_form(DType dtype, bool rounds_to_int8) {
-  if (rounds_to_int8) return RowForm::int8;
-  return dtype == DType::bfloat16 ? RowForm::bfloat16 : RowForm::float32;
+inline RowType row_type(DType dtype, bool rounds_to_int8) {
+  if (rounds_to_int8) return RowType::int8;
+  return dtype == DType::bfloat16 ? RowType::bfloat16 : RowType::float32;
 }
 
 // Some neighbouring rows times a weight; rows count from the first of the call's rows.
@@ -29,13 +29,13 @@ struct RowsProduct {
 // result = epilogue(rows weight^T + bias) for each product, on torch's threads. Row i of the call
 // is row `order[i]` of x, or row i where `order` is null; x may be misaligned. All weights have x's
 // width, one format and as many groups.
-void multiply_many_rows(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype,
-                        RowForm form, const std::vector<RowsProduct>& products);
+void run_gemm(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype, RowType type,
+              const std::vector<RowsProduct>& products);
 
 // The same for all rows of x and one weight.
-inline void multiply_many_rows(const Rows& x, DType x_dtype, RowForm form, const PanelsArgs& weight,
-                               const PanelResultArgs& result) {
-  multiply_many_rows(x, nullptr, x_dtype, form, {{weight, result, 0, x.count}});
+inline void run_gemm(const Rows& x, DType x_dtype, RowType type, const PanelsArgs& weight,
+                     const PanelResultArgs& result) {
+  run_gemm(x, nullptr, x_dtype, type, {{weight, result, 0, x.count}});
 }
 
 }  // namespace oxytorch

@@ -50,7 +50,7 @@ OXY_INLINE V load_as(const T* p) {
 // A row of 32-bit units of queries, keys or weights: one float32, or two 16-bit numbers that are
 // neighbours along the sum.
 
-struct Single {
+struct Float32Operands {
   using Unit = float;
   using Key = float;       // element of a key's row as the products read it
   using Value = float;     // and of a value's
@@ -120,7 +120,7 @@ OXY_INLINE void unshuffled(f32v low, f32v high, f32v (&ordered)[2]) {
 
 #if defined(__AVX512BF16__)
 
-struct Pair {
+struct Bf16Operands {
   using Unit = std::uint32_t;
   using Key = bf16;
   using Value = bf16;
@@ -201,7 +201,7 @@ OXY_INLINE i32v multiply_pairs(i32v sum, i32v a, std::uint32_t one) {
 #endif
 
 // An int8 cache: its codes times whole numbers of 15 bits.
-struct WholePair {
+struct CodeOperands {
   using Unit = std::uint32_t;
   using Key = std::int16_t;
   using Value = std::int8_t;
