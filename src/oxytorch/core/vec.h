@@ -419,6 +419,11 @@ OXY_INLINE float maximum(f32v v) {
 #endif
 }
 
+// The largest over the lanes of four chains.
+OXY_INLINE float maximum(const f32v chains[4]) {
+  return maximum(maximum(maximum(chains[0], chains[1]), maximum(chains[2], chains[3])));
+}
+
 OXY_INLINE std::uint32_t maximum(u32v v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(v));

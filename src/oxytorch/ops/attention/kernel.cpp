@@ -1,17 +1,18 @@
 #include "ops/attention/kernel.h"
 
-#include "core/vec.h"
+#include "core/dot_unit.h"
+#include "core/running_softmax.h"
+#include "core/sizes.h"
 #include "ops/_attention/turn.h"
 
 namespace oxytorch::OXY_LEVEL {
 
-// Blockwise attention with a running softmax (Dao et al., FlashAttention, 2022, algorithm 1):
-// of each block of keys the scores, then their exponentials, then these times the values.
+// Blockwise attention with a running softmax: of each block of keys the scores, then their
+// exponentials, then these times the values.
 
 inline constexpr std::int64_t kRows = kAttentionRows;
 inline constexpr std::int64_t kKeys = kAttentionKeys;
 inline constexpr std::int64_t kDim = kAttentionMostDim;
-inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 // Rows and vectors of a product's tile, as many as registers allow.
 #if defined(__AVX512F__)
@@ -23,44 +24,16 @@ inline constexpr int kTileVectors = 2;
 #endif
 static_assert(kRows % kTileRows == 0);
 
-constexpr std::int64_t round_up(std::int64_t n, std::int64_t step) {
-  return (n + step - 1) / step * step;
-}
-
-// What a product multiplies: one float32 number, or a pair of bfloat16 numbers of two neighbours
-// along the sum, whose products are added in one instruction.
-
-struct Float32Unit {
-  using Unit = float;
-  static constexpr int kDepth = 1;
-  OXY_INLINE f32v multiply(f32v sum, float a, const float* b) { return sum + a * load(b); }
-};
-
-#if defined(__AVX512BF16__)
-struct Bf16Pair {
-  using Unit = std::uint32_t;
-  static constexpr int kDepth = 2;
-  OXY_INLINE f32v multiply(f32v sum, std::uint32_t a, const std::uint32_t* b) {
-    const __m512i left = _mm512_set1_epi32(static_cast<int>(a));
-    const __m512i right = _mm512_loadu_si512(b);
-    return reinterpret_cast<f32v>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),
-                                                   reinterpret_cast<__m512bh>(left),
-                                                   reinterpret_cast<__m512bh>(right)));
-  }
-};
-
+// What a product of elements T multiplies.
 template <class T>
 struct DotOf {
   using Dot = Float32Unit;
 };
+
+#if OXY_HAS_BF16_DOT
 template <>
 struct DotOf<bf16> {
   using Dot = Bf16Pair;
-};
-#else
-template <class T>
-struct DotOf {
-  using Dot = Float32Unit;
 };
 #endif
 
@@ -78,7 +51,8 @@ OXY_INLINE void tile(const typename Dot::Unit* a, std::int64_t a_stride,
   for (std::int64_t k = 0; k < depth; ++k) {
     for (int r = 0; r < kTileRows; ++r) {
       for (int v = 0; v < vectors; ++v) {
-        sums[r][v] = Dot::multiply(sums[r][v], a[r * a_stride + k], b + k * b_stride + v * kLanes);
+        sums[r][v] = Dot::multiply(sums[r][v], load_as<f32v>(b + k * b_stride + v * kLanes),
+                                   a[r * a_stride + k]);
       }
     }
   }
@@ -153,7 +127,7 @@ OXY_INLINE void put_exponentials(Float32Unit, float* to, std::int64_t i, f32v v)
   store(to + i, v);
 }
 
-#if defined(__AVX512BF16__)
+#if OXY_HAS_BF16_DOT
 
 OXY_INLINE std::uint32_t pair_of(const bf16* from, std::int64_t left) {
   std::uint16_t low = 0, high = 0;
@@ -250,27 +224,18 @@ static void apply_mask(const AttentionArgs& args, float* scores, std::int64_t of
   }
 }
 
-// What is known of a query row after some blocks of keys.
-struct Running {
-  float top;
-  float total;
-};
-
 // Turns a row of scores into exponentials; returns the factor for what was summed before.
 template <class T, class Dot>
 static float exponentials(Dot dot, float* scores, typename Dot::Unit* to, std::int64_t keys,
-                          std::int64_t padded, Running& running) {
+                          std::int64_t padded, Running<float>& running) {
   f32v largest[4];
   for (f32v& v : largest) v = splat(kMinusInfinity);
   sweep_in_chains(keys, [&](std::int64_t i, auto count, int chain) {
     largest[chain] =
         maximum(fill_tail(load(scores + i, count), count, kMinusInfinity), largest[chain]);
   });
-  const float block_top =
-      maximum(maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3])));
-  const float top = block_top > running.top ? block_top : running.top;
-  // A row of which nothing is kept so far: exponentials of minus infinity, not of NaN.
-  const f32v shift = splat(top == kMinusInfinity ? 0.0f : top);
+  const float factor = raise_top(running, maximum(largest), T{});
+  const f32v shift = splat(shift_of(running.top));
   f32v total[4] = {};
   sweep_in_chains(keys, [&](std::int64_t i, auto count, int chain) {
     const f32v e = decay(shift - load(scores + i, count), T{});
@@ -281,9 +246,7 @@ static float exponentials(Dot dot, float* scores, typename Dot::Unit* to, std::i
   for (std::int64_t i = round_up(keys, kLanes); i < padded; i += kLanes) {
     put_exponentials(dot, to, i, f32v{});
   }
-  const f32v before = decay(splat(running.top == top ? 0.0f : top - running.top), T{});
-  const float factor = before[0];
-  running = {top, running.total * factor + sum(total)};
+  running.total += sum(total);
   return factor;
 }
 
@@ -298,7 +261,7 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
   alignas(64) float scores[kRows * kKeys];
   alignas(64) Unit weights[kRows * kKeys];
   alignas(64) float sums[kRows * kDim];
-  Running running[kRows];
+  Running<float> running[kRows];
 
   const std::int64_t block = item % args.blocks;
   const std::int64_t head = item / args.blocks % args.heads;
@@ -314,11 +277,10 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
   const T* key = static_cast<const T*>(args.key) + place(args.key_strides, key_head);
   const T* value = static_cast<const T*>(args.value) + place(args.value_strides, key_head);
   const std::int64_t mask = place(args.mask.strides, head);
-  const std::int64_t units = (args.dim + kDepth - 1) / kDepth;
+  const std::int64_t units = divide_up(args.dim, kDepth);
   const std::int64_t columns = round_up(args.dim, kLanes);
 
   take_rows(Dot{}, query, args.query_strides.row, rows, args.dim, queries, units);
-  for (std::int64_t r = 0; r < rows; ++r) running[r] = {kMinusInfinity, 0.0f};
   constexpr std::int64_t kWeights = kKeys / kDepth;
   for (std::int64_t r = 0; r < round_up(rows, kTileRows); ++r) {
     std::memset(sums + r * columns, 0, sizeof(float) * columns);
@@ -356,7 +318,7 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
     take_values(Dot{}, value + at * args.value_strides.row, args.value_strides.row, keys, args.dim,
                 values, columns);
     product<Dot, true>(weights, kWeights, values, columns, sums, columns, rows, columns,
-                       (keys + kDepth - 1) / kDepth);
+                       divide_up(keys, kDepth));
   }
 
   T* out = static_cast<T*>(args.out) + place(args.out_strides, head) + first * args.out_strides.row;

@@ -1,18 +1,13 @@
 // One block of keys for a group of query rows: scores, their softmax, and the values they weigh.
 #pragma once
 
+#include "core/running_softmax.h"
+#include "core/sizes.h"
 #include "ops/cached_attention/operands.h"
 
 namespace oxytorch::OXY_LEVEL {
 
-inline constexpr float kMinusInfinity = -__builtin_huge_valf();
-
-// What is known of `lanes` query rows after some blocks of keys. Where a vector has more lanes than
-// there are rows side by side, they stand in it twice.
-struct Running {
-  f32v top;
-  f32v total;
-};
+// What is known of `lanes` query rows stands in vectors: twice, where these have more lanes.
 
 template <int lanes>
 OXY_INLINE f32v swapped_copies(f32v v) {
@@ -59,7 +54,7 @@ OXY_INLINE void score_tile(const typename Operands::Unit* queries,
                            std::int64_t units, const float* row_scales, const float* key_scales,
                            float* scores) {
   using Unit = typename Operands::Unit;
-  using Sum = typename Operands::template Sum<lanes>;
+  using Sum = typename Operands::template SumOf<lanes>;
   using Float = typename Wide<lanes>::Float;
   Sum sums[2][keys] = {};
   for (std::int64_t unit = 0; unit < units; unit += 2) {
@@ -180,7 +175,7 @@ OXY_INLINE void put_pairs(u32v first, u32v second, std::uint32_t* units) {
   }
 }
 
-#if defined(__AVX512BF16__)
+#if OXY_HAS_BF16_DOT
 template <int lanes>
 OXY_INLINE void put_weights(Bf16Operands, const f32v (&e)[2], std::uint32_t* units) {
   put_pairs<lanes>(zero_extend(narrow(e[0], bf16{})), zero_extend(narrow(e[1], bf16{})), units);
@@ -198,16 +193,15 @@ OXY_INLINE void put_weights(CodeOperands, const f32v (&e)[2], std::uint32_t* uni
 // Turns scores of `keys` keys (and one more if that is odd) into weights relative to the block's
 // own top. Returns that top and their total, before `key_factors` multiply them.
 template <class Operands, int lanes>
-static Running weigh(const float* scores, std::int64_t keys, const float* key_factors,
-                     typename Operands::Unit* weights) {
+static Running<f32v> weigh(const float* scores, std::int64_t keys, const float* key_factors,
+                           typename Operands::Unit* weights) {
   using Accuracy = typename Operands::Accuracy;
   constexpr std::int64_t kStep = 2 * lanes;
   const std::int64_t count = round_up(keys, 2) * lanes;
   f32v top = splat(kMinusInfinity);
   for (std::int64_t i = 0; i < count; i += kLanes) top = maximum(load(scores + i), top);
   top = maximum(swapped_copies<lanes>(top), top);
-  // A row that sees no key of the block: exponentials of minus infinity, not of NaN.
-  const f32v shift = top == kMinusInfinity ? f32v{} : top;
+  const f32v shift = shift_of(top);
   f32v totals[2] = {};
   for (std::int64_t i = 0; i < count; i += kStep) {
     f32v e[2] = {};
@@ -228,14 +222,11 @@ struct Factors {
   alignas(64) float block[kLanes];
 };
 
-static Factors join(Running& running, const Running& block) {
-  const f32v top = maximum(block.top, running.top);
-  const f32v shift = top == kMinusInfinity ? f32v{} : top;
-  const f32v before = decay(shift - running.top, 0.0f);
-  const f32v own = decay(shift - block.top, 0.0f);
-  running = {top, running.total * before + block.total * own};
+static Factors join(Running<f32v>& running, const Running<f32v>& block) {
   Factors factors;
-  store(factors.before, before);
+  store(factors.before, raise_top(running, block.top, 0.0f));
+  const f32v own = decay(shift_of(running.top) - block.top, 0.0f);
+  running.total += block.total * own;
   store(factors.block, own);
   return factors;
 }
@@ -246,19 +237,18 @@ OXY_INLINE void value_tile(const typename Operands::Unit* weights,
                            const typename Operands::Value* values, std::int64_t stride,
                            std::int64_t keys, const float* before, const float* block,
                            const Ahead& ahead, float* sums, std::int64_t width) {
-  using Sum = typename Operands::template Sum<kLanes>;
+  using Sum = typename Operands::template SumOf<kLanes>;
   constexpr int kDepth = Operands::kDepth;
   Sum found[rows][2] = {};
   for (std::int64_t k = 0; k < keys; k += kDepth) {
     const auto* first = values + k * stride;
-    typename Operands::Values two[2];
+    Sum two[2];
     for (int i = 0; i < kDepth; ++i) ahead.ask(k + i, 2 * kLanes);
     // The weight of a row that is not there is zero.
     Operands::load_pair(first, k + 1 < keys ? first + stride : first, two);
     for (int r = 0; r < rows; ++r) {
       const auto weight = weights[k / kDepth * lanes + r];
-      for (int v = 0; v < 2; ++v)
-        found[r][v] = Operands::multiply_values(found[r][v], two[v], weight);
+      for (int v = 0; v < 2; ++v) found[r][v] = Operands::multiply(found[r][v], two[v], weight);
     }
   }
   for (int r = 0; r < rows; ++r) {

@@ -5,8 +5,8 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// Blockwise attention with a running softmax (Dao et al., FlashAttention, 2022, algorithm 1). All
-// query rows that share a key are taken together, side by side in the lanes of vectors.
+// Blockwise attention with a running softmax. All query rows that share a key are taken together,
+// side by side in the lanes of vectors.
 
 // What an item is: query rows [first, first + rows) of a kv head, keys [begin, end).
 struct Item {
@@ -151,7 +151,7 @@ struct Rows {
   alignas(64) typename Operands::Unit queries[kCachedRows * kDim / Operands::kDepth];
   alignas(64) float sums[kCachedRows * kDim];
   alignas(64) float scales[kCachedRows];
-  Running running[kGroups];
+  Running<f32v> running[kGroups];
   Seen seen[kGroups];
   std::int32_t first[kGroups], last[kGroups];  // keys that any row of the group sees
   std::int64_t mask_offsets[kCachedRows];
@@ -207,9 +207,7 @@ static void take_rows(const CachedAttentionArgs& args, const Item& item, std::in
     });
     rows.scales[r] = args.scale * take_query(Operands{}, row, width, lanes, to);
   }
-  for (std::int64_t g = 0; g < padded / lanes; ++g) {
-    rows.running[g] = {splat(kMinusInfinity), f32v{}};
-  }
+  for (std::int64_t g = 0; g < padded / lanes; ++g) rows.running[g] = {};
 }
 
 template <class Operands, int lanes>
@@ -242,7 +240,7 @@ static void finish_row(const CachedAttentionArgs& args, std::int64_t batch, std:
                            ? static_cast<const float*>(args.sinks)[query_head]
                            : load(static_cast<const T*>(args.sinks) + query_head, 1)[0];
     const float highest = sink > top ? sink : top;
-    const float shift = highest == kMinusInfinity ? 0.0f : highest;
+    const float shift = shift_of(highest);
     const float factor = decay(splat(shift - top), 0.0f)[0];
     const float all = total * factor + decay(splat(shift - sink), 0.0f)[0];
     total = factor > 0.0f ? all / factor : 0.0f;
@@ -267,7 +265,7 @@ template <class Operands, int lanes>
 static void leave(const CachedAttentionArgs& args, const Item& item, std::int64_t split,
                   std::int64_t width, const Rows<Operands, lanes>& rows) {
   for (std::int64_t r = 0; r < item.rows; ++r) {
-    const Running& running = rows.running[r / lanes];
+    const Running<f32v>& running = rows.running[r / lanes];
     const float top = running.top[r % lanes], total = running.total[r % lanes];
     const float* sums = rows.sums + r * width;
     if (args.partials) {
@@ -300,7 +298,7 @@ static void take_scales_of_block(const CachedAttentionArgs& args, const Item& it
   take_scales(args, args.key, item, at, keys, scales.keys);
   take_scales(args, args.value, item, at, block, scales.values);
   scales.values[block] = 0.0f;
-  if (Operands::kWhole) scales.undo = spread_scales(scales.values, block);
+  if (Operands::kIsInteger) scales.undo = spread_scales(scales.values, block);
 }
 
 // Copies of a block's rows where the products cannot read them in place, and what is found of it.
@@ -311,7 +309,7 @@ struct Scratch {
   alignas(64) float scores[kKeys * lanes];
   alignas(64) typename Operands::Unit weights[kKeys * lanes / Operands::kDepth];
   Scales scales;
-#if defined(__AMX_TILE__)
+#if OXY_HAS_TILES
   ValuePairs pairs;
 #endif
 };
@@ -347,7 +345,7 @@ static void attend_block(const CachedAttentionArgs& args, const Item& item, std:
                                    key_scales, values_ahead, scratch.scores);
     }
     change_block(args, rows, group, at, keys, scratch.scores);
-    const Running block =
+    const Running<f32v> block =
         weigh<Operands, lanes>(scratch.scores, keys, value_scales, scratch.weights);
     Factors factors = join(rows.running[group], block);
     store(factors.block, load(factors.block) * scratch.scales.undo);
@@ -387,7 +385,7 @@ static void attend_all(const CachedAttentionArgs& args, std::int64_t begin, std:
       attend<Operands, Stored, decltype(lanes)::value>(args, item);
     }
   };
-#if defined(__AMX_TILE__)
+#if OXY_HAS_TILES
   if constexpr (kInTiles<Operands, kLanes>) {
     configure_tiles();
     each(Count<kLanes>{});
@@ -403,13 +401,13 @@ static void attend_any(const CachedAttentionArgs& args, std::int64_t begin, std:
     case CacheType::float32:
       return attend_all<Float32Operands, float>(args, begin, end);
     case CacheType::bfloat16:
-#if defined(__AVX512BF16__) && !defined(__AVX512FP16__)
-      // Processors with FP16 or AMX are slow at pairs: there it is tiles, or float32.
+#if OXY_HAS_FAST_BF16_DOT || OXY_HAS_TILES
+      // Where pairs are slow and there are no tiles, it is float32.
       if (args.dtype == DType::bfloat16) return attend_all<Bf16Operands, bf16>(args, begin, end);
 #endif
       return attend_all<Float32Operands, bf16>(args, begin, end);
     case CacheType::int8:
-#if defined(__AMX_TILE__)
+#if OXY_HAS_TILES
       if (args.dtype == DType::bfloat16 && args.rows >= kLeastTileRowsOfCodes) {
         return attend_all<Bf16Operands, std::int8_t>(args, begin, end);
       }
@@ -433,7 +431,7 @@ static void combine(const CachedAttentionArgs& args, std::int64_t begin, std::in
       const float own = partial(split)[args.dim];
       top = own > top ? own : top;
     }
-    const float shift = top == kMinusInfinity ? 0.0f : top;
+    const float shift = shift_of(top);
     std::memset(sums, 0, sizeof(float) * args.dim);
     for (std::int64_t split = 0; split < args.splits; ++split) {
       const float* from = partial(split);

@@ -126,7 +126,7 @@ OXY_INLINE float take_query(Float32Operands, const float* row, std::int64_t widt
   return 1.0f;
 }
 
-#if defined(__AVX512BF16__)
+#if OXY_HAS_BF16_DOT
 OXY_INLINE float take_query(Bf16Operands, const float* row, std::int64_t width, std::int64_t lanes,
                             std::uint32_t* units) {
   alignas(64) std::uint32_t pairs[kDim / 2];

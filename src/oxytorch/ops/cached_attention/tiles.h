@@ -7,7 +7,7 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-#if defined(__AMX_TILE__)
+#if OXY_HAS_TILES
 
 // Rows of codes have to be made bfloat16 first: with fewer query rows whole numbers are faster.
 inline constexpr std::int64_t kLeastTileRowsOfCodes = 32;

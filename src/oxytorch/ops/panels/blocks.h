@@ -1,7 +1,7 @@
 // A block of some rows of x times a block of some panels, in vector registers.
 #pragma once
 
-#include "ops/panels/dot_unit.h"
+#include "ops/panels/units.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -35,7 +35,7 @@ struct Tile {
 // What a row's products with the codes have too much, for outputs `first` and on, negated.
 OXY_INLINE i32v minus_zero_points(const Tile& tile, std::int64_t row, int first) {
   if (!tile.zero_points) return i32v{} - tile.middle * tile.row_sums[row];
-  const i32v zero_points = reinterpret_cast<i32v>(load_words(tile.zero_points + first));
+  const i32v zero_points = load_as<i32v>(tile.zero_points + first);
   return i32v{} - zero_points * (i32v{} + tile.row_sums[row]);
 }
 
@@ -45,16 +45,17 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
   constexpr int kVectors = panels * kParts;
   // A copy, because what is stored below could otherwise be the tile.
   const Tile tile = given;
-  typename Dot::Sum sums[rows][kVectors];
+  using Sum = typename Dot::Sum;
+  Sum sums[rows][kVectors];
   // Not in float32: a sum over all of in_features would err more than PyTorch's.
-  const bool continues = !kIsInteger<Dot> && Dot::kDepth == 2 && !tile.scales;
+  const bool continues = !Dot::kIsInteger && Dot::kDepth == 2 && !tile.scales;
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       if constexpr (kKeepsZeroPoint<Dot>) {
         sums[r][v] = minus_zero_points(tile, r, v * kLanes);
-      } else if constexpr (kIsInteger<Dot>) {
+      } else if constexpr (Dot::kIsInteger) {
         sums[r][v] = i32v{};
       } else {
         sums[r][v] = continues ? load(tile.sums + r * kItemOutputs + v * kLanes) : f32v{};
@@ -64,18 +65,17 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
   const std::uint8_t* row = tile.rows;
   const std::uint8_t* panel = tile.panels;
   for (std::int64_t k = 0; k < tile.units; ++k, row += 4, panel += 64) {
-    u32v weights[kVectors];
+    Sum weights[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      weights[v] = load_words(panel + v / kParts * tile.panel_bytes + v % kParts * sizeof(u32v));
+      weights[v] = load_as<Sum>(panel + v / kParts * tile.panel_bytes + v % kParts * sizeof(Sum));
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
-      std::uint32_t unit;
-      std::memcpy(&unit, row + r * tile.row_bytes, sizeof unit);
+      const auto unit = load_as<typename Dot::Unit>(row + r * tile.row_bytes);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = Dot::multiply(sums[r][v], unit, weights[v]);
+        sums[r][v] = Dot::multiply(sums[r][v], weights[v], unit);
       }
     }
   }
@@ -85,12 +85,7 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
       float* to = tile.sums + r * kItemOutputs + v * kLanes;
-      f32v sum;
-      if constexpr (kIsInteger<Dot>) {
-        sum = __builtin_convertvector(sums[r][v], f32v);
-      } else {
-        sum = sums[r][v];
-      }
+      const f32v sum = __builtin_convertvector(sums[r][v], f32v);
       store(to, continues ? sum : load(to) + sum * scale);
     }
   }

@@ -2,8 +2,8 @@
 // scale: they are exact in every unit.
 #pragma once
 
-#include "ops/panels/dot_unit.h"
 #include "ops/panels/normal_floats.h"
+#include "ops/panels/units.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -72,7 +72,7 @@ OXY_INLINE u32v unit_of(Int16Pair, Codec, u32v row, int index, i32v zero_point) 
   return (low & 0xffff) | high << 16;
 }
 
-#if defined(__AVX512BF16__)
+#if OXY_HAS_BF16_DOT
 
 // NF4's values are rounded; all others have no more digits than bfloat16.
 template <class Codec>
@@ -115,7 +115,7 @@ OXY_INLINE u32v unit_of(Bf16Pair, TableCodec, u32v row, int index, i32v) {
 
 #endif
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if OXY_HAS_INT8_DOT
 
 OXY_INLINE u32v unit_of(Int8Quad, ByteCodec, u32v row, int, i32v) { return row; }
 
@@ -136,13 +136,12 @@ static void unpack_panel(Dot dot, Codec codec, const std::uint8_t* from, std::in
   constexpr int kUnits = Codec::kNumbers / Dot::kDepth;
   for (int part = 0; part < kParts; ++part) {
     constexpr std::int64_t kBytes = sizeof(u32v);
-    i32v zero_point;
-    std::memcpy(&zero_point, zero_points + part * kLanes, sizeof zero_point);
+    const auto zero_point = load_as<i32v>(zero_points + part * kLanes);
     for (std::int64_t r = 0; r < rows; ++r) {
-      const u32v row = load_words(from + r * 64 + part * kBytes);
+      const u32v row = load_as<u32v>(from + r * 64 + part * kBytes);
       for (int unit = 0; unit < kUnits; ++unit) {
-        store_words(to + (r * kUnits + unit) * 64 + part * kBytes,
-                    unit_of(dot, codec, row, unit, zero_point));
+        const u32v units = unit_of(dot, codec, row, unit, zero_point);
+        std::memcpy(to + (r * kUnits + unit) * 64 + part * kBytes, &units, sizeof units);
       }
     }
   }

@@ -36,7 +36,7 @@ static void read_group(const PanelsArgs& weight, std::int64_t first, std::int64_
 
 template <class Dot>
 OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels) {
-#if defined(__AMX_TILE__)
+#if OXY_HAS_TILES
   if constexpr (Dot::kDepth > 1) {
     multiply_block_in_tiles<Dot>(tile, rows, panels);
     return;

@@ -1,8 +1,6 @@
 // The call of the kernels for few rows.
 #pragma once
 
-#include <string_view>
-
 #include "core/check.h"
 #include "core/parallel.h"
 #include "ops/panels/kernel.h"
@@ -23,7 +21,7 @@ inline std::uint8_t* staging_memory(std::int64_t bytes) {
 // AMX take as long for one row as for 16, so products of bfloat16 go there early.
 inline std::int64_t most_gemv_rows(PanelFormat format, RowType type) {
   const bool has_codes = format == PanelFormat::int8 || format == PanelFormat::int4;
-  const bool has_tiles = std::string_view(oxytorch_level_name(active_level())) == "amx";
+  const bool has_tiles = level_has(Capability::tiles);
   if (has_tiles && type != RowType::float32) return has_codes ? 8 : 2;
   return has_codes ? 12 : 8;
 }

@@ -45,7 +45,7 @@ struct Float32Path {
       for (int n = 0; n < kRows; ++n, row += 64) {
         ask_ahead(row);
         for (int part = 0; part < kParts; ++part) {
-          const u32v words = load_words(row + part * sizeof(u32v));
+          const u32v words = load_as<u32v>(row + part * sizeof(u32v));
           for (int i = 0; i < Codec::kNumbers; ++i) {
             const f32v value = Codec::value(words, i, zero_points[part]);
             for (int r = 0; r < rows; ++r) {
@@ -66,9 +66,7 @@ struct Float32Path {
   }
 };
 
-// Processors that have AMX or FP16 too take several cycles for a product of pairs.
-#if defined(__AVX512BF16__) && !defined(__AVX512FP16__) && !defined(__AMX_TILE__)
-#define OXY_FAST_PAIRS 1
+#if OXY_HAS_FAST_BF16_DOT
 
 // NF4 as pairs of bfloat16: of each word of a row, once shifted, a table gives the number of the
 // lowest 4 bits. So 8 neighbours of in_features come in the order 0 2 4 6 1 3 5 7. The table is
@@ -121,21 +119,22 @@ struct Bf16PairPath {
     const std::uint8_t* row = block.panel;
     const auto add = [&](int chain, u32v numbers) {
       for (int r = 0; r < rows; ++r) {
-        sums[chain][r] = Bf16Pair::multiply(sums[chain][r], x[r * args.depth / 2 + chain], numbers);
+        sums[chain][r] =
+            Bf16Pair::multiply(sums[chain][r], from_bits(numbers), x[r * args.depth / 2 + chain]);
       }
     };
     if constexpr (__is_same(Codec, Bf16Codec)) {
       for (std::int64_t k = 0; k < block.length; k += 8, x += 4) {
         for (int i = 0; i < 4; ++i, row += kPanelRowBytes) {
           ask_ahead(row);
-          add(i, load_words(row));
+          add(i, load_as<u32v>(row));
         }
       }
     } else {
       const PairTables tables;
       for (std::int64_t k = 0; k < block.length; k += 8, x += 4, row += kPanelRowBytes) {
         ask_ahead(row);
-        const u32v words = load_words(row);
+        const u32v words = load_as<u32v>(row);
         for (int i = 0; i < 4; ++i) {
           add(i, PairTables::find(tables.main, words, 4 * i));
           add(i, PairTables::find(tables.lost, words, 4 * i));
@@ -152,7 +151,7 @@ struct Bf16PairPath {
 
 #if defined(__AVX2__)
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if OXY_HAS_INT8_DOT
 using Digit = Int8Quad;
 #else
 using Digit = Int16Pair;
@@ -266,16 +265,16 @@ struct Int8DotPath {
       if (!kHalves) ask_ahead(row + 64);
       for (int part = 0; part < kParts; ++part) {
         const std::uint8_t* at = row + part * sizeof(u32v);
-        const u32v first = load_words(at);
-        const u32v second = kHalves ? first >> 4 : load_words(at + 64);
+        const u32v first = load_as<u32v>(at);
+        const u32v second = kHalves ? first >> 4 : load_as<u32v>(at + 64);
         const u32v mask = u32v{} + (kHalves ? 0x0f0f0f0fu : 0xffffffffu);
         const u32v quads[2] = {first & mask, second & mask};
         for (int i = 0; i < 2; ++i) {
           for (int digit = 0; digit < kDigits; ++digit) {
-            const u32v numbers = operand(quads[i], digit);
+            const auto numbers = reinterpret_cast<i32v>(operand(quads[i], digit));
             for (int r = 0; r < rows; ++r) {
               i32v& sum = sums[i % kSums][digit][r][part];
-              sum = Digit::multiply(sum, x[r * args.depth + i * kDigits + digit], numbers);
+              sum = Digit::multiply(sum, numbers, x[r * args.depth + i * kDigits + digit]);
             }
           }
         }
@@ -315,7 +314,7 @@ OXY_INLINE void with_path(const GemvArgs& args, Body body) {
     return body(Float32Path{});
   }
 #endif
-#if defined(OXY_FAST_PAIRS)
+#if OXY_HAS_FAST_BF16_DOT
   if (args.dtype == DType::bfloat16) return body(Bf16PairPath{});
 #endif
   return body(Float32Path{});

@@ -12,14 +12,14 @@ template <class Dot, class Body>
 OXY_INLINE void with_codec(Dot, PanelFormat format, Body body) {
   switch (format) {
     case PanelFormat::bf16:
-      if constexpr (!kIsInteger<Dot>) body(Bf16Codec{});
+      if constexpr (!Dot::kIsInteger) body(Bf16Codec{});
       return;
     case PanelFormat::int8:
       return body(ByteCodec{});
     case PanelFormat::int4:
       return body(NibbleCodec{});
     case PanelFormat::nf4:
-      if constexpr (!kIsInteger<Dot>) body(TableCodec{});
+      if constexpr (!Dot::kIsInteger) body(TableCodec{});
       return;
   }
 }
@@ -49,7 +49,7 @@ static void gemm(const GemmArgs& args, std::int64_t begin, std::int64_t end) {
     while (item - first >= product->items) first += product++->items;
     multiply_item(*product, item - first, sums);
   }
-#if defined(__AMX_TILE__)
+#if OXY_HAS_TILES
   release_tiles();
 #endif
 }

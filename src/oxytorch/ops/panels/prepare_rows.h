@@ -1,7 +1,7 @@
 // Rows of x in the order and precision in which they are multiplied.
 #pragma once
 
-#include "ops/panels/dot_unit.h"
+#include "ops/panels/units.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -39,7 +39,7 @@ static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
   // A row of smaller numbers is taken for zero.
   constexpr float kLeast = 0x1p-100f;
   float divisor = 1.0f;
-  if constexpr (kIsInteger<Dot>) {
+  if constexpr (Dot::kIsInteger) {
     const float top = largest(x, to.in_features);
     to.scales[item] = top / kMost;
     divisor = top < kLeast ? 1.0f : top;
@@ -52,7 +52,7 @@ static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
     f32v sums{};
     const auto take = [&](std::int64_t i, auto count) {
       f32v v = load(x + begin + i, count);
-      if constexpr (kIsInteger<Dot>) {
+      if constexpr (Dot::kIsInteger) {
         // Divided where the reference says which number is the nearest.
         v = nearest(v * kMost / divisor);
         sums += v;
@@ -64,7 +64,7 @@ static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
     for (std::int64_t i = (width + kLanes - 1) / kLanes * kLanes; i < padded; i += kLanes) {
       put(values + i, f32v{});
     }
-    if constexpr (kIsInteger<Dot>) {
+    if constexpr (Dot::kIsInteger) {
       to.sums[block * to.rows + item] = static_cast<std::int32_t>(sum(sums));
     }
   }

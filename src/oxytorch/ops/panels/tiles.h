@@ -1,24 +1,13 @@
-// Blocks of a product in the tile registers of AMX: 16 rows of x times the 16 outputs of a panel.
+// Blocks of a product in the tile registers of AMX: 16 rows of x, left, times the 16 outputs of a
+// panel, right.
 #pragma once
 
 #include "core/tile.h"
 #include "ops/panels/blocks.h"
 
-#if defined(__AMX_TILE__)
+#if OXY_HAS_TILES
 
 namespace oxytorch::OXY_LEVEL {
-
-// Registers 0 to 3 have sums, 4 and 5 rows of x, 6 and 7 panels. `units` along in_features.
-OXY_INLINE void configure_tiles(std::int64_t units) {
-  alignas(64) TileConfiguration configuration;
-  for (int i = 0; i < 8; ++i) {
-    const bool of_x = i == 4 || i == 5, of_panels = i > 5;
-    configuration.row_bytes[i] = static_cast<std::uint16_t>(of_x ? units * 4 : 64);
-    configuration.rows[i] = static_cast<std::uint8_t>(of_panels ? units : kTileHeight);
-  }
-  finish_stores(&configuration);
-  _tile_loadconfig(&configuration);
-}
 
 // The operands of tile instructions are part of the instruction, so loops cannot number them.
 
@@ -57,7 +46,7 @@ OXY_INLINE void multiply_step(const std::uint8_t* rows, std::int64_t row_bytes,
   _tile_loadd(6, panels, 64);
   if constexpr (second_panel) _tile_loadd(7, panels + panel_bytes, 64);
   if constexpr (second_rows) _tile_loadd(5, rows + 16 * row_bytes, row_bytes);
-  if constexpr (kIsInteger<Dot>) {
+  if constexpr (Dot::kIsInteger) {
     _tile_dpbsud(0, 4, 6);
     if constexpr (second_panel) _tile_dpbsud(1, 4, 7);
     if constexpr (second_rows) _tile_dpbsud(2, 5, 6);
@@ -85,9 +74,9 @@ static void add_sums(WaitingSums& waiting) {
   for (int p = 0; p < waiting.panels; ++p) {
     const f32v scales = tile.scales ? load(tile.scales + p * kPanelOutputs) : splat(1.0f);
     for (std::int64_t r = 0; r < waiting.rows; ++r) {
-      const u32v words = load_words(waiting.values + r * 128 + p * 64);
+      const u32v words = load_as<u32v>(waiting.values + r * 128 + p * 64);
       f32v sum;
-      if constexpr (kIsInteger<Dot>) {
+      if constexpr (Dot::kIsInteger) {
         const i32v whole =
             reinterpret_cast<i32v>(words) + minus_zero_points(tile, r, p * kPanelOutputs);
         sum = __builtin_convertvector(whole, f32v);
@@ -105,7 +94,7 @@ static void add_sums(WaitingSums& waiting) {
 template <class Dot, bool second_rows, bool second_panel>
 static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t step,
                            WaitingSums& waiting) {
-  const bool continues = !kIsInteger<Dot> && !tile.scales;
+  const bool continues = !Dot::kIsInteger && !tile.scales;
   finish_stores(tile.panels);
   if (continues) {
     load_sums<second_rows, second_panel>(tile.sums);

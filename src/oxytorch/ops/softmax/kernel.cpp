@@ -117,8 +117,7 @@ static void one_row(const SoftmaxArgs& args, const T* x, T* out, Mask mask, floa
     if (keeps_scores) store(row + i, v, count);
     largest[chain] = maximum(v, largest[chain]);
   });
-  const f32v top =
-      splat(maximum(maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]))));
+  const f32v top = splat(maximum(largest));
 
   f32v total[4] = {};
   const T* later = x + kAhead * args.x_stride;
