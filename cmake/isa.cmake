@@ -204,7 +204,7 @@ function(oxytorch_add_kernels target)
     list(FIND oxytorch_levels ${level} index)
     set(objects ${target}_${level})
     add_library(${objects} OBJECT ${ARGN})
-    add_dependencies(${objects} oxytorch_rules)
+    add_dependencies(${objects} oxytorch_rules oxytorch_panel_tables)
     target_include_directories(${objects} PRIVATE src/oxytorch ${CMAKE_BINARY_DIR}/generated)
     target_compile_definitions(${objects} PRIVATE
       OXY_LEVEL=${level}::OXY_FOLDER OXY_LEVEL_INDEX=${index})

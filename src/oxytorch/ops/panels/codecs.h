@@ -2,67 +2,96 @@
 // scale: they are exact in every unit.
 #pragma once
 
-#include "ops/panels/normal_floats.h"
 #include "ops/panels/units.h"
 
 namespace oxytorch::OXY_LEVEL {
 
-// One vector of outputs: number `number` of the numbers that a row of the panel holds of each.
+// How numbers are stored. A row of 64 bytes of a panel holds kNumbers of each output; value and
+// integer: number `number` of these, for a vector of outputs.
 
 struct Bf16Codec {
   static constexpr int kNumbers = 2;
+  static constexpr bool kIsInteger = false;
   OXY_INLINE f32v value(u32v row, int number, i32v) {
     return from_bits(number == 0 ? row << 16 : row & 0xffff0000);
   }
 };
 
-struct ByteCodec {
+template <class Codes>
+struct IntegerCodec {
+  static constexpr int kNumbers = Codes::kNumbers;
+  static constexpr bool kIsInteger = true;
+  OXY_INLINE i32v integer(u32v row, int number, i32v zero_point) {
+    return reinterpret_cast<i32v>(Codes::code(row, number)) - zero_point;
+  }
+  OXY_INLINE f32v value(u32v row, int number, i32v zero_point) {
+    return __builtin_convertvector(integer(row, number, zero_point), f32v);
+  }
+};
+
+struct Bytes {
   static constexpr int kNumbers = 4;
-  OXY_INLINE i32v integer(u32v row, int number, i32v zero_point) {
-    return reinterpret_cast<i32v>(row >> 8 * number & 0xff) - zero_point;
-  }
-  OXY_INLINE f32v value(u32v row, int number, i32v zero_point) {
-    return __builtin_convertvector(integer(row, number, zero_point), f32v);
-  }
+  OXY_INLINE u32v code(u32v row, int number) { return row >> 8 * number & 0xff; }
 };
 
-OXY_INLINE u32v nibble(u32v row, int number) {
-  return row >> (number < 4 ? 8 * number : 8 * number - 28) & 0xf;
-}
-
-struct NibbleCodec {
+struct Nibbles {
   static constexpr int kNumbers = 8;
-  OXY_INLINE i32v integer(u32v row, int number, i32v zero_point) {
-    return reinterpret_cast<i32v>(nibble(row, number)) - zero_point;
-  }
-  OXY_INLINE f32v value(u32v row, int number, i32v zero_point) {
-    return __builtin_convertvector(integer(row, number, zero_point), f32v);
+  OXY_INLINE u32v code(u32v row, int number) {
+    return row >> (number < 4 ? 8 * number : 8 * number - 28) & 0xf;
   }
 };
 
+using ByteCodec = IntegerCodec<Bytes>;
+using NibbleCodec = IntegerCodec<Nibbles>;
+
+// Nibbles that stand for the 16 values of a table.
 struct TableCodec {
   static constexpr int kNumbers = 8;
-  OXY_INLINE f32v value(u32v row, int number, i32v) {
-    const u32v code = nibble(row, number);
+  static constexpr bool kIsInteger = false;
+
+#if defined(__AVX512F__)
+  f32v values;
+  OXY_MEMBER explicit TableCodec(const float* table) : values(load(table)) {}
+#else
+  const float* values;
+  OXY_MEMBER explicit TableCodec(const float* table) : values(table) {}
+#endif
+
+  OXY_MEMBER f32v value(u32v row, int number, i32v) const {
+    const u32v code = Nibbles::code(row, number);
 #if defined(__AVX512F__)
     return reinterpret_cast<f32v>(
-        _mm512_permutexvar_ps(reinterpret_cast<__m512i>(code), _mm512_loadu_ps(kNormalFloats)));
+        _mm512_permutexvar_ps(reinterpret_cast<__m512i>(code), reinterpret_cast<__m512>(values)));
 #elif defined(__AVX2__)
-    return reinterpret_cast<f32v>(
-        _mm256_i32gather_ps(kNormalFloats, reinterpret_cast<__m256i>(code), 4));
+    return reinterpret_cast<f32v>(_mm256_i32gather_ps(values, reinterpret_cast<__m256i>(code), 4));
 #else
     f32v result;
-    for (int i = 0; i < kLanes; ++i) result[i] = kNormalFloats[code[i]];
+    for (int i = 0; i < kLanes; ++i) result[i] = values[code[i]];
     return result;
 #endif
   }
 };
 
+// Calls body(codec) with the codec of the weight.
+template <class Body>
+OXY_INLINE void with_codec(const PanelsArgs& weight, Body body) {
+  switch (weight.codec) {
+    case PanelCodec::bf16:
+      return body(Bf16Codec{});
+    case PanelCodec::bytes:
+      return body(ByteCodec{});
+    case PanelCodec::nibbles:
+      return body(NibbleCodec{});
+    case PanelCodec::table:
+      return body(TableCodec{weight.table});
+  }
+}
+
 // The unit `index` of the units that a row of the panel holds of each output.
 
 template <class Codec>
-OXY_INLINE u32v unit_of(Float32Unit, Codec, u32v row, int index, i32v zero_point) {
-  return bits_of(Codec::value(row, index, zero_point));
+OXY_INLINE u32v unit_of(Float32Unit, Codec codec, u32v row, int index, i32v zero_point) {
+  return bits_of(codec.value(row, index, zero_point));
 }
 
 template <class Codec>
@@ -74,11 +103,11 @@ OXY_INLINE u32v unit_of(Int16Pair, Codec, u32v row, int index, i32v zero_point) 
 
 #if OXY_HAS_BF16_DOT
 
-// NF4's values are rounded; all others have no more digits than bfloat16.
+// A table's values are rounded; all others have no more digits than bfloat16.
 template <class Codec>
-OXY_INLINE u32v unit_of(Bf16Pair, Codec, u32v row, int index, i32v zero_point) {
-  const f32v low = Codec::value(row, 2 * index, zero_point);
-  const f32v high = Codec::value(row, 2 * index + 1, zero_point);
+OXY_INLINE u32v unit_of(Bf16Pair, Codec codec, u32v row, int index, i32v zero_point) {
+  const f32v low = codec.value(row, 2 * index, zero_point);
+  const f32v high = codec.value(row, 2 * index + 1, zero_point);
   return bits_of(low) >> 16 | (bits_of(high) & 0xffff0000);
 }
 
@@ -107,8 +136,8 @@ OXY_INLINE u32v unit_of(Bf16Pair, NibbleCodec, u32v row, int index, i32v zero_po
   return look_up(row, index, zero_points, _mm512_load_si512(table));
 }
 
-OXY_INLINE u32v unit_of(Bf16Pair, TableCodec, u32v row, int index, i32v) {
-  const u16v values = narrow(load(kNormalFloats), bf16{});
+OXY_INLINE u32v unit_of(Bf16Pair, TableCodec codec, u32v row, int index, i32v) {
+  const u16v values = narrow(codec.values, bf16{});
   const __m512i table = _mm512_castsi256_si512(reinterpret_cast<__m256i>(values));
   return look_up(row, index, u32v{}, table);
 }

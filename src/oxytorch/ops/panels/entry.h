@@ -1,8 +1,10 @@
-// Checks, allocation and the choice of kernels that the linear ops over panels share.
+// Checks of weights in panels, and what the ops with them are asked for.
 #pragma once
 
-#include "ops/panels/gemm_entry.h"
-#include "ops/panels/gemv_entry.h"
+#include <optional>
+
+#include "core/check.h"
+#include "ops/panels/args.h"
 
 namespace oxytorch {
 
@@ -28,52 +30,76 @@ struct PanelCopies {
   Tensor panels, channel_scales, group_scales, zero_points, bias;
 };
 
+inline bool has_codes(const PanelFormat& format) { return format.bits < 16; }
+
+inline std::int64_t panel_bytes(const PanelFormat& format, std::int64_t in_features) {
+  return round_up(in_features, kPanelDepth) * kPanelOutputs * format.stored_bits / 8;
+}
+
+// Panels of so many outputs of a result.
+inline std::int64_t panels_of(std::int64_t out_features, bool gated) {
+  return divide_up(out_features, kPanelOutputs) * (gated ? 2 : 1);
+}
+
+// 'a', 'b' or 'c': the names that name(element) gives of elements [first, count).
+template <class Elements, class Name>
+std::string any_of(const Elements& elements, std::size_t first, Name name) {
+  const std::size_t count = std::size(elements);
+  std::string text = name(elements[first]);
+  for (std::size_t i = first + 1; i < count; ++i) {
+    text += (i + 1 < count ? ", " : " or ") + name(elements[i]);
+  }
+  return text;
+}
+
+inline std::string quoted(const std::string& name) { return "'" + name + "'"; }
+
+// The epilogues from `first` on.
+inline std::string epilogue_names(PanelEpilogue first = PanelEpilogue::none) {
+  return any_of(kPanelEpilogues, static_cast<std::size_t>(first), quoted);
+}
+
 inline PanelEpilogue parse_epilogue(const char* op, const std::string& name) {
-  constexpr const char* kNames[] = {"none", "gelu",     "gelu_tanh", "silu",         "relu",
-                                    "add",  "silu_mul", "gelu_mul",  "gelu_tanh_mul"};
-  for (std::int32_t i = 0; i < 9; ++i) {
-    if (name == kNames[i]) return static_cast<PanelEpilogue>(i);
+  for (std::size_t i = 0; i < std::size(kPanelEpilogues); ++i) {
+    if (name == kPanelEpilogues[i]) return static_cast<PanelEpilogue>(i);
   }
-  fail(op, "epilogue",
-       "'none', 'gelu', 'gelu_tanh', 'silu', 'relu', 'add', 'silu_mul', 'gelu_mul' or "
-       "'gelu_tanh_mul'",
-       "'" + name + "'");
+  fail(op, "epilogue", epilogue_names(), quoted(name));
 }
 
-inline PanelFormat parse_format(const char* op, const char* argument, const std::string& name) {
-  constexpr const char* kNames[] = {"bf16", "int8", "int4", "nf4"};
-  for (std::int32_t i = 0; i < 4; ++i) {
-    if (name == kNames[i]) return static_cast<PanelFormat>(i);
+inline const PanelFormat& parse_format(const char* op, const char* argument,
+                                       const std::string& name) {
+  for (const PanelFormat& format : kPanelFormats) {
+    if (name == format.name) return format;
   }
-  fail(op, argument, "'bf16', 'int8', 'int4' or 'nf4'", "'" + name + "'");
+  const auto quoted_name = [](const PanelFormat& format) { return quoted(format.name); };
+  fail(op, argument, any_of(kPanelFormats, 0, quoted_name), quoted(name));
 }
 
-inline bool has_zero_points(PanelFormat format) {
-  return format == PanelFormat::int8 || format == PanelFormat::int4;
+inline PanelCodec codec_of(const PanelFormat& format) {
+  if (!has_codes(format)) return PanelCodec::bf16;
+  if (format.table) return PanelCodec::table;
+  return format.stored_bits == 8 ? PanelCodec::bytes : PanelCodec::nibbles;
 }
 
 // A weight has the tensors that its format wants, and no others.
-inline void check_parts(const char* op, PanelFormat format, const std::string& name,
-                        const PanelTensors& tensors) {
-  const bool has_scales = format != PanelFormat::bf16;
-  const std::string with = "with format '" + name + "'";
-  if (has_scales && !tensors.channel_scales.tensor) {
+inline void check_parts(const char* op, const PanelFormat& format, const PanelTensors& tensors) {
+  const std::string with = std::string("with format '") + format.name + "'";
+  if (has_codes(format) && !tensors.channel_scales.tensor) {
     fail(op, "channel_scales", "a tensor " + with, "None");
   }
   const auto check_none = [&](const char* argument, const TensorIfAny& given) {
     if (given.tensor) fail(op, argument, "None " + with, describe(given.tensor->sizes()));
   };
-  if (!has_scales) {
+  if (!has_codes(format)) {
     check_none("channel_scales", tensors.channel_scales);
     check_none("group_scales", tensors.group_scales);
   }
-  if (!has_zero_points(format)) check_none("zero_points", tensors.zero_points);
+  if (!format.has_middle) check_none("zero_points", tensors.zero_points);
 }
 
+// Whether x is rounded to 255 steps a row.
 inline bool parse_activation(const char* op, const std::string& name) {
-  if (name != "none" && name != "int8") {
-    fail(op, "activation", "'none' or 'int8'", "'" + name + "'");
-  }
+  if (name != "none" && name != "int8") fail(op, "activation", "'none' or 'int8'", quoted(name));
   return name == "int8";
 }
 
@@ -99,33 +125,37 @@ inline const void* grouped_data(const char* op, const char* argument, const Tens
 }
 
 inline void check_groups(const char* op, std::int64_t in_features, std::int64_t groups) {
-  const std::int64_t size = groups > 0 && in_features % groups == 0 ? in_features / groups : 0;
-  if (size != 32 && size != 64 && size != 128 && size != 256) {
-    fail(op, "group_scales",
-         "with groups of 32, 64, 128 or 256 of " + std::to_string(in_features) + " in_features",
-         std::to_string(groups) + " groups");
+  for (const std::int64_t size : kGroupSizes) {
+    if (groups * size == in_features) return;
   }
+  const auto text = [](std::int64_t size) { return std::to_string(size); };
+  fail(op, "group_scales",
+       "with groups of " + any_of(kGroupSizes, 0, text) + " of " + std::to_string(in_features) +
+           " in_features",
+       std::to_string(groups) + " groups");
 }
 
-inline PanelsArgs describe_weight(const char* op, PanelFormat format, const PanelTensors& tensors,
-                                  std::int64_t in_features, std::int64_t out_features, bool gated,
-                                  PanelCopies& copies) {
+inline PanelsArgs describe_weight(const char* op, const PanelFormat& format,
+                                  const PanelTensors& tensors, std::int64_t in_features,
+                                  std::int64_t out_features, bool gated, PanelCopies& copies) {
   static const std::int32_t byte = aoti_torch_dtype_uint8();
   static const std::int32_t half = aoti_torch_dtype_float16();
   static const std::int32_t single = aoti_torch_dtype_float32();
-  const std::int64_t panels = (out_features + kPanelOutputs - 1) / kPanelOutputs * (gated ? 2 : 1);
-  const std::int64_t depth = (in_features + kPanelDepth - 1) / kPanelDepth * kPanelDepth;
+  const std::int64_t panels = panels_of(out_features, gated);
   PanelsArgs weight{
       .panels = nullptr,
       .channel_scales = nullptr,
       .group_scales = nullptr,
       .zero_points = nullptr,
+      .table = format.table,
       .panel_count = panels,
+      .panel_bytes = panel_bytes(format, in_features),
       .groups = 1,
       .out_features = out_features,
-      .format = format,
+      .middle = format.middle,
+      .codec = codec_of(format),
   };
-  check_panel_tensor(op, "panels", tensors.panels, byte, panels * panel_bytes(format, depth));
+  check_panel_tensor(op, "panels", tensors.panels, byte, panels * weight.panel_bytes);
   weight.panels = static_cast<const std::uint8_t*>(contiguous_data(tensors.panels, copies.panels));
   const Tensor* channel_scales = tensors.channel_scales.tensor;
   if (!channel_scales) return weight;
@@ -144,60 +174,6 @@ inline PanelsArgs describe_weight(const char* op, PanelFormat format, const Pane
         op, "zero_points", *zero_points, byte, panels, weight.groups, copies.zero_points));
   }
   return weight;
-}
-
-inline Tensor linear_entry(const char* op, PanelFormat format, const Tensor& x,
-                           const PanelTensors& tensors, std::int64_t out_features,
-                           const std::optional<Tensor>& bias, const std::optional<Tensor>& other,
-                           const std::string& epilogue_name, bool rounds_to_int8) {
-  const DType dtype = check_dtype(op, "x", x);
-  check_minimum_dim(op, "x", x, 1);
-  const std::int64_t in_features = x.size(-1);
-  if (in_features < 1) fail(op, "x", "with in_features", describe(x.sizes()));
-  if (out_features < 1) fail(op, "out_features", "of at least 1", std::to_string(out_features));
-  const PanelEpilogue epilogue = parse_epilogue(op, epilogue_name);
-  const bool gated = is_gated(epilogue);
-  PanelCopies copies;
-  const PanelsArgs weight =
-      describe_weight(op, format, tensors, in_features, out_features, gated, copies);
-  Shape shape(x.sizes().begin(), x.sizes().end());
-  shape.back() = out_features;
-  const Extents sizes{shape.data(), static_cast<std::int64_t>(shape.size())};
-  PanelResultArgs result{};
-  result.out_dtype = dtype;
-  result.bias_dtype = dtype;
-  result.epilogue = epilogue;
-  result.out_stride = out_features;
-  if (bias) {
-    check_vector(op, "bias", *bias, gated ? 2 * out_features : out_features);
-    check_cpu(op, "bias", *bias);
-    result.bias_dtype = check_weight_dtype(op, "bias", *bias, dtype);
-    result.bias = contiguous_data(*bias, copies.bias);
-  }
-  Rows other_rows{};
-  if ((epilogue == PanelEpilogue::add) != other.has_value()) {
-    fail(op, "other", other ? "None with epilogue '" + epilogue_name + "'" : "with epilogue 'add'",
-         other ? describe(other->sizes()) : "None");
-  }
-  if (other) {
-    check_shape(op, "other", *other, sizes);
-    check_same_dtype(op, "other", *other, x);
-    check_cpu(op, "other", *other);
-    other_rows = rows_of(*other);
-    result.other = other_rows.data;
-    result.other_stride = other_rows.stride;
-  }
-  Tensor out = empty(sizes, x.dtype_code());
-  result.out = out.mutable_data();
-  const Rows rows = rows_of(x);
-  if (rows.count == 0) return out;
-  const RowType type = row_type(dtype, rounds_to_int8);
-  if (rows.count <= most_gemv_rows(format, type)) {
-    run_gemv(rows, dtype, rounds_to_int8, weight, result);
-  } else {
-    run_gemm(rows, dtype, type, weight, result);
-  }
-  return out;
 }
 
 }  // namespace oxytorch

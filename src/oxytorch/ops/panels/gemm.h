@@ -4,6 +4,7 @@
 
 #include "ops/panels/blocks.h"
 #include "ops/panels/codecs.h"
+#include "ops/panels/finish.h"
 #include "ops/panels/tiles.h"
 
 namespace oxytorch::OXY_LEVEL {
@@ -14,17 +15,13 @@ struct GroupNumbers {
   alignas(64) float scales[kItemOutputs];
 };
 
-constexpr std::int32_t middle_code(PanelFormat format) {
-  return format == PanelFormat::int8 ? 128 : format == PanelFormat::int4 ? 8 : 0;
-}
-
 static void read_group(const PanelsArgs& weight, std::int64_t first, std::int64_t panels,
                        std::int64_t group, GroupNumbers& numbers) {
   for (std::int64_t p = 0; p < panels; ++p) {
     const std::int64_t at = ((first + p) * weight.groups + group) * kPanelOutputs;
     for (std::int64_t i = 0; i < kPanelOutputs; ++i) {
       numbers.zero_points[p * kPanelOutputs + i] =
-          weight.zero_points ? weight.zero_points[at + i] : middle_code(weight.format);
+          weight.zero_points ? weight.zero_points[at + i] : weight.middle;
     }
     if (!weight.group_scales) continue;
     for (int part = 0; part < kParts; ++part) {
@@ -54,8 +51,9 @@ inline constexpr std::int64_t kPiece = Dot::kDepth == 1           ? kPanelBlock 
 
 // Products of a chunk of rows with kItemPanels panels, before the channels' scales.
 template <class Dot, class Codec>
-static void multiply_chunk(const GemmProduct& product, std::int64_t first_row, std::int64_t rows,
-                           std::int64_t first_panel, std::int64_t panels, float* sums) {
+static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t first_row,
+                           std::int64_t rows, std::int64_t first_panel, std::int64_t panels,
+                           float* sums) {
   constexpr std::int64_t kLength = kPiece<Dot, Codec>;
   constexpr std::int64_t kBytes = kLength / Dot::kDepth * 64;
   constexpr bool unpacks = !kReadsPanels<Dot, Codec>;
@@ -63,7 +61,6 @@ static void multiply_chunk(const GemmProduct& product, std::int64_t first_row, s
   GroupNumbers numbers;
   const PanelsArgs& weight = product.weight;
   const PreparedRows& x = product.prepared;
-  const std::int64_t stored_bytes = panel_bytes(weight.format, x.depth);
   const std::int64_t row_bytes = x.block / Dot::kDepth * 4;
   std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
   for (std::int64_t block = 0; block < x.blocks; ++block) {
@@ -75,10 +72,10 @@ static void multiply_chunk(const GemmProduct& product, std::int64_t first_row, s
     for (std::int64_t begin = block * x.block; begin < end; begin += kLength) {
       const std::int64_t length = end - begin < kLength ? end - begin : kLength;
       const std::uint8_t* stored =
-          weight.panels + first_panel * stored_bytes + begin / Codec::kNumbers * 64;
+          weight.panels + first_panel * weight.panel_bytes + begin / Codec::kNumbers * 64;
       if constexpr (unpacks) {
         for (std::int64_t p = 0; p < panels; ++p) {
-          unpack_panel(Dot{}, Codec{}, stored + p * stored_bytes, length / Codec::kNumbers,
+          unpack_panel(Dot{}, codec, stored + p * weight.panel_bytes, length / Codec::kNumbers,
                        numbers.zero_points + p * kPanelOutputs, unpacked + p * kBytes);
         }
       }
@@ -86,11 +83,11 @@ static void multiply_chunk(const GemmProduct& product, std::int64_t first_row, s
           .rows = x.values + row * row_bytes + (begin - block * x.block) / Dot::kDepth * 4,
           .row_bytes = row_bytes,
           .panels = unpacks ? unpacked : stored,
-          .panel_bytes = unpacks ? kBytes : stored_bytes,
+          .panel_bytes = unpacks ? kBytes : weight.panel_bytes,
           .units = length / Dot::kDepth,
           .row_sums = x.sums ? x.sums + row : nullptr,
           .zero_points = weight.zero_points ? numbers.zero_points : nullptr,
-          .middle = middle_code(weight.format),
+          .middle = weight.middle,
           .scales = weight.group_scales ? numbers.scales : nullptr,
           .sums = sums,
       };

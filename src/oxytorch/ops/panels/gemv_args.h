@@ -4,12 +4,10 @@
 // Then `gemv` reads each panel once.
 #pragma once
 
-#include "ops/panels/gemm_args.h"
+#include "ops/panels/args.h"
 
 namespace oxytorch {
 
-// The most rows of a call: what is staged stays in the nearest caches.
-inline constexpr std::int64_t kMostGemvRows = 16;
 // The most in_features that share a factor where x is staged as integers.
 inline constexpr std::int64_t kStagedBlock = 128;
 

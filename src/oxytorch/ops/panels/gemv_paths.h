@@ -1,11 +1,66 @@
-// The paths of a gemv: in float32 at any level, in pairs of bfloat16, or in digits of
-// whole numbers.
+// The paths of a gemv: in float32 at any level, in pairs of bfloat16, or in digits of integers.
 #pragma once
 
-#include "ops/panels/gemv.h"
+#include "ops/panels/codecs.h"
+#include "ops/panels/gemv_args.h"
 #include "ops/panels/prepare_rows.h"
 
 namespace oxytorch::OXY_LEVEL {
+
+// Rows that are multiplied at once; the others find the panel in the nearest caches.
+#if defined(__AVX512F__)
+inline constexpr int kChunkRows = 4;
+inline constexpr int kRegisterSums = 16;
+#elif defined(__AVX2__)
+inline constexpr int kChunkRows = 2;
+inline constexpr int kRegisterSums = 8;
+#else
+inline constexpr int kChunkRows = 2;
+inline constexpr int kRegisterSums = 32;  // more than there are: this level is not fast anyway
+#endif
+
+// Bytes between what is read and what is asked for; panels follow each other, so that it is the
+// thread's next panel at the end of one.
+inline constexpr std::int64_t kAhead = 4096;
+
+OXY_INLINE void ask_ahead(const std::uint8_t* row) { __builtin_prefetch(row + kAhead); }
+
+// Independent sums for each row and part: additions need not wait for each other, and err less.
+template <int rows>
+inline constexpr int kChains = rows * kParts * 4 <= kRegisterSums   ? 4
+                               : rows * kParts * 2 <= kRegisterSums ? 2
+                                                                    : 1;
+
+// A block of in_features of one panel and some rows.
+struct Block {
+  const std::uint8_t* panel;
+  std::int64_t length;
+  std::int64_t begin = 0;  // of in_features
+  std::int64_t index = 0;
+  std::int64_t row;                           // the first
+  const std::uint8_t* zero_points = nullptr;  // of 16 outputs; null: `middle`
+  std::int32_t middle;
+};
+
+OXY_INLINE i32v zero_point_of(const Block& block, int part) {
+  if (!block.zero_points) return i32v{} + block.middle;
+  u8v values;
+  std::memcpy(&values, block.zero_points + part * kLanes, sizeof values);
+  return reinterpret_cast<i32v>(zero_extend(values));
+}
+
+OXY_INLINE std::int64_t group_length(const GemvArgs& args) {
+  return args.weight.group_scales ? args.in_features / args.weight.groups : args.depth;
+}
+
+template <class Path>
+OXY_INLINE std::int64_t block_length(const GemvArgs& args) {
+  const std::int64_t group = group_length(args);
+  return group < Path::kMostBlock ? group : Path::kMostBlock;
+}
+
+// A path stages rows of x, and multiplies blocks of them: `multiply` gives sums of products of x
+// and the weight without its scales. kMostBlock: in_features of a block.
 
 OXY_INLINE float* row_of_floats(const GemvArgs& args, std::int64_t row) {
   return static_cast<float*>(args.staged.values) + row * args.depth;
@@ -29,14 +84,14 @@ struct Float32Path {
     for (std::int64_t i = args.in_features; i < args.depth; ++i) to[i] = 0.0f;
   }
 
-  template <class Codec, int rows>
-  OXY_INLINE void multiply(const GemvArgs& args, const Block& block,
+  template <int rows, class Codec>
+  OXY_INLINE void multiply(Codec codec, const GemvArgs& args, const Block& block,
                            f32v (&products)[rows][kParts]) {
     constexpr int kSums = kChains<rows>;
     f32v sums[kSums][rows][kParts] = {};
     i32v zero_points[kParts];
     for (int part = 0; part < kParts; ++part) {
-      zero_points[part] = zero_point_of(Codec{}, block, part);
+      zero_points[part] = zero_point_of(block, part);
     }
     const float* x = row_of_floats(args, block.row) + block.begin;
     const std::uint8_t* row = block.panel;
@@ -47,7 +102,7 @@ struct Float32Path {
         for (int part = 0; part < kParts; ++part) {
           const u32v words = load_as<u32v>(row + part * sizeof(u32v));
           for (int i = 0; i < Codec::kNumbers; ++i) {
-            const f32v value = Codec::value(words, i, zero_points[part]);
+            const f32v value = codec.value(words, i, zero_points[part]);
             for (int r = 0; r < rows; ++r) {
               sums[(n * Codec::kNumbers + i) % kSums][r][part] +=
                   x[r * args.depth + k + n * Codec::kNumbers + i] * value;
@@ -68,14 +123,14 @@ struct Float32Path {
 
 #if OXY_HAS_FAST_BF16_DOT
 
-// NF4 as pairs of bfloat16: of each word of a row, once shifted, a table gives the number of the
-// lowest 4 bits. So 8 neighbours of in_features come in the order 0 2 4 6 1 3 5 7. The table is
-// there twice, because it is asked with 5 bits; `lost` is what bfloat16 loses of the numbers.
+// Values of a table as pairs of bfloat16: of each word of a row, once shifted, a table gives the
+// number of the lowest 4 bits. So 8 neighbours of in_features come in the order 0 2 4 6 1 3 5 7.
+// The table is there twice, because it is asked with 5 bits; `lost` is what bfloat16 loses of the
+// numbers.
 struct PairTables {
   __m512i main, lost;
 
-  OXY_MEMBER PairTables() {
-    const f32v values = load(kNormalFloats);
+  OXY_MEMBER explicit PairTables(f32v values) {
     const u16v half = narrow(values, bf16{});
     const u16v rest = narrow(values - widen(half, bf16{}), bf16{});
     main = _mm512_broadcast_i64x4(reinterpret_cast<__m256i>(half));
@@ -92,7 +147,7 @@ struct PairTables {
 struct Bf16PairPath {
   static constexpr std::int64_t kMostBlock = INT64_MAX;
   template <class Codec>
-  static constexpr bool kTakes = __is_same(Codec, Bf16Codec) || __is_same(Codec, TableCodec);
+  static constexpr bool kTakes = !Codec::kIsInteger;
 
   OXY_INLINE std::uint32_t* row_of_pairs(const GemvArgs& args, std::int64_t row) {
     return static_cast<std::uint32_t*>(args.staged.values) + row * args.depth / 2;
@@ -102,7 +157,7 @@ struct Bf16PairPath {
     auto* to = reinterpret_cast<std::uint16_t*>(row_of_pairs(args, row));
     std::memcpy(to, x, sizeof(bf16) * args.in_features);
     std::memset(to + args.in_features, 0, sizeof(bf16) * (args.depth - args.in_features));
-    if (args.weight.format == PanelFormat::bf16) return;
+    if (args.weight.codec == PanelCodec::bf16) return;
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     const __m512i orders = _mm512_broadcast_i32x4(order);
     for (std::int64_t i = 0; i < args.depth; i += 32) {
@@ -111,8 +166,8 @@ struct Bf16PairPath {
     }
   }
 
-  template <class Codec, int rows>
-  OXY_INLINE void multiply(const GemvArgs& args, const Block& block,
+  template <int rows, class Codec>
+  OXY_INLINE void multiply(Codec codec, const GemvArgs& args, const Block& block,
                            f32v (&products)[rows][kParts]) {
     f32v sums[4][rows] = {};
     const std::uint32_t* x = row_of_pairs(args, block.row) + block.begin / 2;
@@ -131,7 +186,7 @@ struct Bf16PairPath {
         }
       }
     } else {
-      const PairTables tables;
+      const PairTables tables(codec.values);
       for (std::int64_t k = 0; k < block.length; k += 8, x += 4, row += kPanelRowBytes) {
         ask_ahead(row);
         const u32v words = load_as<u32v>(row);
@@ -157,14 +212,15 @@ using Digit = Int8Quad;
 using Digit = Int16Pair;
 #endif
 
-// x as whole numbers of 15 bits in units of its largest magnitude in a block of in_features, or of
-// 8 bits in units of the row's. Four neighbours are two digits of 4 bytes each: with instructions
-// for bytes the numbers' multiples of 128 and the rest, else the neighbours 0, 2 and 1, 3.
+// x as whole numbers of 15 bits in units of its largest magnitude in a block of in_features, or
+// of 8 bits in units of the row's. Four neighbours are two digits of 4 bytes each: with
+// instructions for bytes the numbers' multiples of 128 and the rest, else the neighbours 0, 2 and
+// 1, 3.
 template <bool narrow_numbers>
 struct Int8DotPath {
   static constexpr std::int64_t kMostBlock = kStagedBlock;
   template <class Codec>
-  static constexpr bool kTakes = __is_same(Codec, ByteCodec) || __is_same(Codec, NibbleCodec);
+  static constexpr bool kTakes = Codec::kIsInteger;
 
   static constexpr bool kBytes = Digit::kDepth == 4;
   static constexpr int kDigits = kBytes && narrow_numbers ? 1 : 2;
@@ -251,8 +307,8 @@ struct Int8DotPath {
     return kBytes ? quads : (digit == 0 ? quads : quads >> 8) & 0x00ff00ff;
   }
 
-  template <class Codec, int rows>
-  OXY_INLINE void multiply(const GemvArgs& args, const Block& block,
+  template <int rows, class Codec>
+  OXY_INLINE void multiply(Codec codec, const GemvArgs& args, const Block& block,
                            f32v (&products)[rows][kParts]) {
     constexpr bool kHalves = __is_same(Codec, NibbleCodec);
     // Two quads of neighbours a turn; each has sums of its own where registers allow.
@@ -291,9 +347,9 @@ struct Int8DotPath {
         const std::int64_t at = (block.row + r) * args.staged.blocks + block.index;
         const std::int32_t sum = args.staged.sums[at];
         if (block.zero_points) {
-          whole -= zero_point_of(Codec{}, block, part) * sum;
+          whole -= zero_point_of(block, part) * sum;
         } else {
-          whole -= middle(Codec{}) * sum;
+          whole -= block.middle * sum;
         }
         products[r][part] = __builtin_convertvector(whole, f32v) * args.staged.scales[at];
       }
@@ -307,8 +363,7 @@ struct Int8DotPath {
 template <class Body>
 OXY_INLINE void with_path(const GemvArgs& args, Body body) {
 #if defined(__AVX2__)
-  const PanelFormat format = args.weight.format;
-  if (format == PanelFormat::int8 || format == PanelFormat::int4) {
+  if (is_integer(args.weight.codec)) {
     if (args.rounds_to_int8) return body(Int8DotPath<true>{});
     if (args.dtype == DType::bfloat16) return body(Int8DotPath<false>{});
     return body(Float32Path{});

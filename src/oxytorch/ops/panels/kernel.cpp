@@ -1,28 +1,10 @@
 #include "ops/panels/kernel.h"
 
-#include "ops/panels/finish.h"
 #include "ops/panels/gemm.h"
-#include "ops/panels/gemv_paths.h"
+#include "ops/panels/gemv.h"
 #include "ops/panels/prepare_rows.h"
 
 namespace oxytorch::OXY_LEVEL {
-
-// Calls body(Codec{}) with the codec of the format, where the unit multiplies it.
-template <class Dot, class Body>
-OXY_INLINE void with_codec(Dot, PanelFormat format, Body body) {
-  switch (format) {
-    case PanelFormat::bf16:
-      if constexpr (!Dot::kIsInteger) body(Bf16Codec{});
-      return;
-    case PanelFormat::int8:
-      return body(ByteCodec{});
-    case PanelFormat::int4:
-      return body(NibbleCodec{});
-    case PanelFormat::nf4:
-      if constexpr (!Dot::kIsInteger) body(TableCodec{});
-      return;
-  }
-}
 
 static void multiply_item(const GemmProduct& product, std::int64_t item, float* sums) {
   const std::int64_t panel_groups = product.items / product.chunks;
@@ -33,9 +15,11 @@ static void multiply_item(const GemmProduct& product, std::int64_t item, float* 
   const std::int64_t panels_left = product.weight.panel_count - first_panel;
   const std::int64_t panels = panels_left < kItemPanels ? panels_left : kItemPanels;
   with_dot(product.prepared.type, [&](auto dot) {
-    with_codec(dot, product.weight.format, [&](auto codec) {
-      multiply_chunk<decltype(dot), decltype(codec)>(product, first_row, rows, first_panel, panels,
-                                                     sums);
+    with_codec(product.weight, [&](auto codec) {
+      using Dot = decltype(dot);
+      if constexpr (!Dot::kIsInteger || decltype(codec)::kIsInteger) {
+        multiply_chunk<Dot>(codec, product, first_row, rows, first_panel, panels, sums);
+      }
     });
   });
   finish_chunk(product, first_row, rows, first_panel, panels, sums);
@@ -70,20 +54,11 @@ static void stage_gemv(const GemvArgs& args, std::int64_t begin, std::int64_t en
 static void gemv(const GemvArgs& args, std::int64_t begin, std::int64_t end) {
   with_path(args, [&](auto path) {
     using Path = decltype(path);
-    const auto multiply = [&](auto codec) {
-      using Codec = decltype(codec);
-      if constexpr (Path::template kTakes<Codec>) multiply_items<Path, Codec>(args, begin, end);
-    };
-    switch (args.weight.format) {
-      case PanelFormat::bf16:
-        return multiply(Bf16Codec{});
-      case PanelFormat::int8:
-        return multiply(ByteCodec{});
-      case PanelFormat::int4:
-        return multiply(NibbleCodec{});
-      case PanelFormat::nf4:
-        return multiply(TableCodec{});
-    }
+    with_codec(args.weight, [&](auto codec) {
+      if constexpr (Path::template kTakes<decltype(codec)>) {
+        multiply_items<Path>(codec, args, begin, end);
+      }
+    });
   });
 }
 
