@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "core/check.h"
 #include "ops/panels/args.h"
@@ -41,38 +42,45 @@ inline std::int64_t panels_of(std::int64_t out_features, bool gated) {
   return divide_up(out_features, kPanelOutputs) * (gated ? 2 : 1);
 }
 
-// 'a', 'b' or 'c': the names that name(element) gives of elements [first, count).
-template <class Elements, class Name>
-std::string any_of(const Elements& elements, std::size_t first, Name name) {
-  const std::size_t count = std::size(elements);
-  std::string text = name(elements[first]);
-  for (std::size_t i = first + 1; i < count; ++i) {
-    text += (i + 1 < count ? ", " : " or ") + name(elements[i]);
+// a, b or c.
+inline std::string any_of(const std::vector<std::string>& names) {
+  std::string text = names[0];
+  for (std::size_t i = 1; i < names.size(); ++i) {
+    text += (i + 1 < names.size() ? ", " : " or ") + names[i];
   }
   return text;
 }
 
 inline std::string quoted(const std::string& name) { return "'" + name + "'"; }
 
-// The epilogues from `first` on.
-inline std::string epilogue_names(PanelEpilogue first = PanelEpilogue::none) {
-  return any_of(kPanelEpilogues, static_cast<std::size_t>(first), quoted);
+// Those from `first` on.
+inline std::string epilogue_names(PanelEpilogue first) {
+  std::vector<std::string> names;
+  for (auto i = static_cast<std::size_t>(first); i < std::size(kPanelEpilogues); ++i) {
+    names.push_back(quoted(kPanelEpilogues[i]));
+  }
+  return any_of(names);
 }
 
 inline PanelEpilogue parse_epilogue(const char* op, const std::string& name) {
   for (std::size_t i = 0; i < std::size(kPanelEpilogues); ++i) {
     if (name == kPanelEpilogues[i]) return static_cast<PanelEpilogue>(i);
   }
-  fail(op, "epilogue", epilogue_names(), quoted(name));
+  fail(op, "epilogue", epilogue_names(PanelEpilogue::none), quoted(name));
 }
 
+// `coded`: only those with codes.
 inline const PanelFormat& parse_format(const char* op, const char* argument,
-                                       const std::string& name) {
+                                       const std::string& name, bool coded = false) {
+  const auto fits = [&](const PanelFormat& format) { return has_codes(format) || !coded; };
   for (const PanelFormat& format : kPanelFormats) {
-    if (name == format.name) return format;
+    if (name == format.name && fits(format)) return format;
   }
-  const auto quoted_name = [](const PanelFormat& format) { return quoted(format.name); };
-  fail(op, argument, any_of(kPanelFormats, 0, quoted_name), quoted(name));
+  std::vector<std::string> names;
+  for (const PanelFormat& format : kPanelFormats) {
+    if (fits(format)) names.push_back(quoted(format.name));
+  }
+  fail(op, argument, any_of(names), quoted(name));
 }
 
 inline PanelCodec codec_of(const PanelFormat& format) {
@@ -128,10 +136,10 @@ inline void check_groups(const char* op, std::int64_t in_features, std::int64_t 
   for (const std::int64_t size : kGroupSizes) {
     if (groups * size == in_features) return;
   }
-  const auto text = [](std::int64_t size) { return std::to_string(size); };
+  std::vector<std::string> sizes;
+  for (const std::int64_t size : kGroupSizes) sizes.push_back(std::to_string(size));
   fail(op, "group_scales",
-       "with groups of " + any_of(kGroupSizes, 0, text) + " of " + std::to_string(in_features) +
-           " in_features",
+       "with groups of " + any_of(sizes) + " of " + std::to_string(in_features) + " in_features",
        std::to_string(groups) + " groups");
 }
 

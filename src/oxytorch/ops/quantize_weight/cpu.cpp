@@ -17,8 +17,7 @@ std::vector<Tensor> quantize_weight(const Tensor& weight, const std::string& for
   check_cpu(kName, "weight", weight);
   QuantizeWeightArgs args{};
   args.dtype = check_dtype(kName, "weight", weight);
-  const PanelFormat& parsed = parse_format(kName, "format", format);
-  if (!has_codes(parsed)) fail(kName, "format", "with codes", quoted(format));
+  const PanelFormat& parsed = parse_format(kName, "format", format, true);
   if (!parsed.has_middle && !symmetric) fail(kName, "symmetric", "true for " + format, "false");
   args.table = parsed.table;
   args.middle = static_cast<float>(parsed.middle);

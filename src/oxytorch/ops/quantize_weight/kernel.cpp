@@ -110,26 +110,45 @@ OXY_INLINE f32v code_of(f32v v, float zero, float last) {
   return minimum(maximum(nearest(v) + zero, f32v{}), splat(last));
 }
 
-OXY_INLINE f32v nearest_of(const float* table, f32v v) {
-  f32v code{};
-  for (int i = 0; i < 15; ++i) {
-    const f32v bound = splat((table[i] + table[i + 1]) / 2);
-    code += v > bound ? splat(1.0f) : f32v{};
+// Between neighbouring values of a table, up to that of the last code.
+struct Bounds {
+  float values[15];
+
+  Bounds(const float* table, float last) {
+    for (int i = 0; i < 15; ++i) {
+      values[i] = i < last ? (table[i] + table[i + 1]) / 2 : __builtin_huge_valf();
+    }
   }
-  return code;
+
+  OXY_MEMBER f32v code_of(f32v v) const {
+    f32v code{};
+    for (const float bound : values) code += v > splat(bound) ? splat(1.0f) : f32v{};
+    return code;
+  }
+};
+for (const float bound : values) code += v > splat(bound) ? splat(1.0f) : f32v{};
+return minimum(code, splat(last));
 }
+}
+;
 
 template <class T>
 static void quantize_group(const QuantizeWeightArgs& args, const T* x, std::int64_t group,
                            std::uint8_t* codes) {
   const Range range = range_of(x, args.group_size);
   const Choice choice = choose(args, x, range);
-  sweep(0, args.group_size, [&](std::int64_t i, auto count) {
-    const f32v v = load(x + i, count) / choice.scale;
-    const f32v code = args.table ? minimum(nearest_of(args.table, v), splat(args.last))
-                                 : code_of(v, choice.zero, args.last);
-    store_raw(codes + i, truncate_8_bits(__builtin_convertvector(code, u32v)), count);
-  });
+  const auto put_codes = [&](auto code_of) {
+    sweep(0, args.group_size, [&](std::int64_t i, auto count) {
+      const f32v code = code_of(load(x + i, count) / choice.scale);
+      store_raw(codes + i, truncate_8_bits(__builtin_convertvector(code, u32v)), count);
+    });
+  };
+  if (args.table) {
+    const Bounds bounds(args.table, args.last);
+    put_codes([&](f32v v) { return bounds.code_of(v); });
+  } else {
+    put_codes([&](f32v v) { return code_of(v, choice.zero, args.last); });
+  }
   args.scales[group] = range.is_finite ? choice.scale : __builtin_nanf("");
   args.zero_points[group] = static_cast<std::uint8_t>(choice.zero);
 }
