@@ -126,11 +126,6 @@ struct Bounds {
     return code;
   }
 };
-for (const float bound : values) code += v > splat(bound) ? splat(1.0f) : f32v{};
-return minimum(code, splat(last));
-}
-}
-;
 
 template <class T>
 static void quantize_group(const QuantizeWeightArgs& args, const T* x, std::int64_t group,
