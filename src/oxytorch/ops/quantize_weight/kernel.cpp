@@ -66,9 +66,8 @@ static Choice search(const QuantizeWeightArgs& args, const T* x, Range range) {
   Choice best;
   if (args.symmetric) {
     const float larger = -range.low >= range.high ? range.low : range.high;
-    for (const float length : kSymmetricRanges) {
-      offer(args, x, larger / (-length * args.middle), args.middle, best);
-    }
+    const float unit = larger / args.middle;
+    for (const float length : kSymmetricRanges) offer(args, x, unit / -length, args.middle, best);
     return best;
   }
   for (int step = 0; step < kAsymmetricFractions; ++step) {
