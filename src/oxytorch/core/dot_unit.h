@@ -30,14 +30,24 @@ OXY_INLINE V repeated(std::uint32_t unit) {
 // of sums, and SumOf<lanes>. multiply(sum, a, b): sum + a b, where b is a vector, or one unit for
 // all lanes.
 
-struct Float32Unit {
-  using Element = float;
-  using Unit = float;
+struct FloatSums {
   using Sum = f32v;
   template <int lanes>
   using SumOf = typename Wide<lanes>::Float;
-  static constexpr int kDepth = 1;
   static constexpr bool kIsInteger = false;
+};
+
+struct IntegerSums {
+  using Sum = i32v;
+  template <int lanes>
+  using SumOf = typename Wide<lanes>::Whole;
+  static constexpr bool kIsInteger = true;
+};
+
+struct Float32Unit : FloatSums {
+  using Element = float;
+  using Unit = float;
+  static constexpr int kDepth = 1;
 
   template <class V>
   OXY_INLINE V multiply(V sum, V a, V b) {
@@ -50,14 +60,10 @@ struct Float32Unit {
 };
 
 // Integers of 16 bits.
-struct Int16Pair {
+struct Int16Pair : IntegerSums {
   using Element = std::int16_t;
   using Unit = std::uint32_t;
-  using Sum = i32v;
-  template <int lanes>
-  using SumOf = typename Wide<lanes>::Whole;
   static constexpr int kDepth = 2;
-  static constexpr bool kIsInteger = true;
 
   template <class V>
   OXY_INLINE V multiply(V sum, V a, std::uint32_t b) {
@@ -102,14 +108,10 @@ struct Int16Pair {
 };
 
 #if OXY_HAS_BF16_DOT
-struct Bf16Pair {
+struct Bf16Pair : FloatSums {
   using Element = bf16;
   using Unit = std::uint32_t;
-  using Sum = f32v;
-  template <int lanes>
-  using SumOf = typename Wide<lanes>::Float;
   static constexpr int kDepth = 2;
-  static constexpr bool kIsInteger = false;
 
   template <class V>
   OXY_INLINE V multiply(V sum, V a, std::uint32_t b) {
@@ -130,12 +132,10 @@ struct Bf16Pair {
 
 #if OXY_HAS_INT8_DOT
 // Bytes: unsigned ones of a, signed ones of b.
-struct Int8Quad {
+struct Int8Quad : IntegerSums {
   using Element = std::int8_t;
   using Unit = std::uint32_t;
-  using Sum = i32v;
   static constexpr int kDepth = 4;
-  static constexpr bool kIsInteger = true;
 
   OXY_INLINE i32v multiply(i32v sum, i32v a, std::uint32_t b) {
 #if defined(__AVX512F__)

@@ -5,8 +5,6 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-inline constexpr float kMinusInfinity = -__builtin_huge_valf();
-
 // What is known of a row after some blocks: the largest score, and the total of the exponentials
 // relative to it. V: float, or f32v for a row in each lane.
 template <class V>

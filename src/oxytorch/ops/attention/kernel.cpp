@@ -15,13 +15,8 @@ inline constexpr std::int64_t kKeys = kAttentionKeys;
 inline constexpr std::int64_t kDim = kAttentionMostDim;
 
 // Rows and vectors of a product's tile, as many as registers allow.
-#if defined(__AVX512F__)
-inline constexpr int kTileRows = 6;
-inline constexpr int kTileVectors = 4;
-#else
-inline constexpr int kTileRows = 4;
-inline constexpr int kTileVectors = 2;
-#endif
+inline constexpr int kTileRows = OXY_HAS_VECTORS_512 ? 6 : 4;
+inline constexpr int kTileVectors = OXY_HAS_VECTORS_512 ? 4 : 2;
 static_assert(kRows % kTileRows == 0);
 
 // What a product of elements T multiplies.

@@ -13,16 +13,10 @@ inline constexpr std::int64_t kDim = kCachedMostDim;
 inline constexpr std::int64_t kDimStep = 32;
 
 // Query rows lie side by side in the lanes of a vector while scores are computed: 16, or for fewer
-// rows half of that at the levels with AVX-512.
-#if defined(__AVX512F__)
-inline constexpr int kFewLanes = 8;
-inline constexpr int kKeyTile = 8;
-inline constexpr int kRowTile = 8;
-#else
-inline constexpr int kFewLanes = kLanes;
-inline constexpr int kKeyTile = 4;
-inline constexpr int kRowTile = 4;
-#endif
+// rows half of that where vectors have 512 bits.
+inline constexpr int kFewLanes = OXY_HAS_VECTORS_512 ? 8 : kLanes;
+inline constexpr int kKeyTile = OXY_HAS_VECTORS_512 ? 8 : 4;
+inline constexpr int kRowTile = OXY_HAS_VECTORS_512 ? 8 : 4;
 
 // A number that a template takes from an argument's type.
 template <int number>

@@ -5,11 +5,7 @@
 namespace oxytorch::OXY_LEVEL {
 
 // Dot products are computed in tiles of kTileRows x kTileColumns, as many as registers hold.
-#if defined(__AVX512F__)
-inline constexpr int kTileRows = 4;
-#else
-inline constexpr int kTileRows = 2;
-#endif
+inline constexpr int kTileRows = OXY_HAS_VECTORS_512 ? 4 : 2;
 inline constexpr int kTileColumns = 4;
 
 #if defined(__AVX512F__)

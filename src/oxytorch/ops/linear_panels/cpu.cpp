@@ -1,5 +1,4 @@
 #include "ops/panels/entry.h"
-#include "ops/panels/products.h"
 
 namespace oxytorch {
 
@@ -59,11 +58,10 @@ static Tensor linear_panels(const Tensor& x, const std::string& format_name, con
   const Extents sizes{shape.data(), static_cast<std::int64_t>(shape.size())};
   PanelCopies copies;
   Rows other_rows{};
-  const bool gated = is_gated(parse_epilogue(kOp, epilogue));
-  const PanelsArgs weight =
-      describe_weight(kOp, format, tensors, in_features, out_features, gated, copies);
   PanelResultArgs result =
       describe_result(epilogue, x, dtype, sizes, bias, other, other_rows, copies.bias);
+  const PanelsArgs weight = describe_weight(kOp, format, tensors, in_features, out_features,
+                                            is_gated(result.epilogue), copies);
   Tensor out = empty(sizes, x.dtype_code());
   result.out = out.mutable_data();
   const Rows rows = rows_of(x);

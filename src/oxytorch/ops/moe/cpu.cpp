@@ -4,7 +4,6 @@
 
 #include "core/parallel.h"
 #include "ops/panels/entry.h"
-#include "ops/panels/products.h"
 
 namespace oxytorch {
 

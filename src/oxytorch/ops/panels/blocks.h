@@ -6,16 +6,8 @@
 namespace oxytorch::OXY_LEVEL {
 
 // Rows and panels of a product's tile, as many as registers allow.
-#if defined(__AVX512F__)
-inline constexpr int kTileRows = 6;
-inline constexpr int kTilePanels = 4;
-#elif defined(__AVX2__)
-inline constexpr int kTileRows = 6;
-inline constexpr int kTilePanels = 1;
-#else
-inline constexpr int kTileRows = 3;
-inline constexpr int kTilePanels = 1;
-#endif
+inline constexpr int kTileRows = kVectorBytes == 16 ? 3 : 6;
+inline constexpr int kTilePanels = OXY_HAS_VECTORS_512 ? 4 : 1;
 inline constexpr std::int64_t kItemOutputs = kItemPanels * kPanelOutputs;
 
 // One block of some rows times one block of some panels, added to the rows' sums.

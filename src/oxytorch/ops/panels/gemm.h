@@ -96,4 +96,36 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t
   }
 }
 
+static void multiply_item(const GemmProduct& product, std::int64_t item, float* sums) {
+  const std::int64_t panel_groups = product.items / product.chunks;
+  const std::int64_t first_row = item / panel_groups * product.chunk_rows;
+  const std::int64_t rows_left = product.row_count - first_row;
+  const std::int64_t rows = rows_left < product.chunk_rows ? rows_left : product.chunk_rows;
+  const std::int64_t first_panel = item % panel_groups * kItemPanels;
+  const std::int64_t panels_left = product.weight.panel_count - first_panel;
+  const std::int64_t panels = panels_left < kItemPanels ? panels_left : kItemPanels;
+  with_dot(product.prepared.type, [&](auto dot) {
+    with_codec(product.weight, [&](auto codec) {
+      using Dot = decltype(dot);
+      if constexpr (!Dot::kIsInteger || decltype(codec)::kIsInteger) {
+        multiply_chunk<Dot>(codec, product, first_row, rows, first_panel, panels, sums);
+      }
+    });
+  });
+  finish_chunk(product, first_row, rows, first_panel, panels, sums);
+}
+
+static void gemm(const GemmArgs& args, std::int64_t begin, std::int64_t end) {
+  alignas(64) float sums[kItemRows * kItemOutputs];
+  const GemmProduct* product = args.products;
+  std::int64_t first = 0;
+  for (std::int64_t item = begin; item < end; ++item) {
+    while (item - first >= product->items) first += product++->items;
+    multiply_item(*product, item - first, sums);
+  }
+#if OXY_HAS_TILES
+  release_tiles();
+#endif
+}
+
 }  // namespace oxytorch::OXY_LEVEL

@@ -100,4 +100,38 @@ static void multiply_items(Codec codec, const GemvArgs& args, std::int64_t begin
   }
 }
 
+static void stage_gemv(const GemvArgs& args, std::int64_t begin, std::int64_t end) {
+  with_path(args, [&](auto path) {
+    with_type(args.dtype, [&](auto element) {
+      const auto* x = static_cast<const decltype(element)*>(args.x);
+      if constexpr (requires { path.stage(args, begin, x); }) {
+        for (std::int64_t row = begin; row < end; ++row) {
+          path.stage(args, row, x + row * args.x_stride);
+        }
+      }
+    });
+  });
+}
+
+static void gemv(const GemvArgs& args, std::int64_t begin, std::int64_t end) {
+  with_path(args, [&](auto path) {
+    using Path = decltype(path);
+    with_codec(args.weight, [&](auto codec) {
+      if constexpr (Path::template kTakes<decltype(codec)>) {
+        multiply_items<Path>(codec, args, begin, end);
+      }
+    });
+  });
+}
+
+static void gemv_of_each(const GemvOfEachArgs& args, std::int64_t begin, std::int64_t end) {
+  std::int64_t product = 0, first = 0;
+  while (begin < end) {
+    for (; begin >= args.ends[product]; ++product) first = args.ends[product];
+    const std::int64_t most = end < args.ends[product] ? end : args.ends[product];
+    gemv(args.products[product], begin - first, most - first);
+    begin = most;
+  }
+}
+
 }  // namespace oxytorch::OXY_LEVEL

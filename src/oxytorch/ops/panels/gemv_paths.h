@@ -8,16 +8,9 @@
 namespace oxytorch::OXY_LEVEL {
 
 // Rows that are multiplied at once; the others find the panel in the nearest caches.
-#if defined(__AVX512F__)
-inline constexpr int kChunkRows = 4;
-inline constexpr int kRegisterSums = 16;
-#elif defined(__AVX2__)
-inline constexpr int kChunkRows = 2;
-inline constexpr int kRegisterSums = 8;
-#else
-inline constexpr int kChunkRows = 2;
-inline constexpr int kRegisterSums = 32;  // more than there are: this level is not fast anyway
-#endif
+inline constexpr int kChunkRows = OXY_HAS_VECTORS_512 ? 4 : 2;
+// Sums that registers hold. With 128 bits it is more than they do: 4 vectors fill a row of a panel.
+inline constexpr int kRegisterSums = kVectorBytes == 16 ? 32 : OXY_HAS_VECTORS_512 ? 16 : 8;
 
 // Bytes between what is read and what is asked for; panels follow each other, so that it is the
 // thread's next panel at the end of one.

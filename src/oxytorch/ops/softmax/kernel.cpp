@@ -12,8 +12,6 @@ inline constexpr std::int64_t kKeptRow = 8 << 10;
 // Rows asked for ahead of their use.
 inline constexpr std::int64_t kAhead = 2;
 
-inline constexpr float kMinusInfinity = -__builtin_huge_valf();
-
 static std::int64_t mask_offset(const SoftmaxArgs& args, std::int64_t row) {
   std::int64_t offset = 0;
   for (int i = args.row_dim - 1; i >= 0; --i) {
