@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from types import ModuleType
 import pytest
 
 from oxytorch import _library, config
+from oxytorch.ops.panels.epilogues import ACTIVATIONS
+from oxytorch.ops.panels.formats import FORMATS, Format
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +41,36 @@ def test_schemas_are_those_on_file() -> None:
 def test_environment_page_is_current() -> None:
     page = (ROOT / "docs" / "environment.md").read_text()
     assert page == _tool("write_environment").page(), "run: python tools/write_environment.py"
+
+
+def test_kernels_ask_for_capabilities_and_not_for_levels() -> None:
+    """Vectors of a width are told by the compiler's macros; all else by the table of levels."""
+    processor = re.compile(r"__AVX512(BF16|FP16|VNNI)|__AVXVNNI|__AMX|oxytorch_level_name")
+    names = re.findall(r"oxytorch_level\(NAME (\w+)", (ROOT / "cmake" / "isa.cmake").read_text())
+    assert len(set(names)) > 5
+    level = re.compile(rf"[\"']({'|'.join(names)})[\"']")
+    for path in (ROOT / "src" / "oxytorch" / "ops").rglob("*"):
+        if path.suffix in (".h", ".cpp", ".py"):
+            text = path.read_text()
+            assert not processor.search(text) and not level.search(text), path
+
+
+def test_header_of_panels_has_every_format_and_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = _tool("write_panel_tables")
+    header = tool.header()
+    for format in FORMATS.values():
+        assert f'{{"{format.name}", {format.bits}, {format.stored_bits}, ' in header
+    assert f"enum class PanelEpilogue : std::int32_t {{ {', '.join(ACTIVATIONS)} }};" in header
+    lists = {"formats": tool._load("formats"), "epilogues": tool._load("epilogues")}
+    monkeypatch.setattr(tool, "_load", lists.get)
+    wide = Format("wide", 8, table=tuple(map(float, range(256))))
+    monkeypatch.setitem(lists["formats"].FORMATS, "wide", wide)
+    with pytest.raises(ValueError, match="expected a table of 4 bits, got wide"):
+        tool.header()
+    monkeypatch.setattr(lists["formats"], "FORMATS", {})
+    monkeypatch.setitem(lists["epilogues"].ACTIVATIONS, "late", ACTIVATIONS["none"])
+    with pytest.raises(ValueError, match="expected gated epilogues last"):
+        tool.header()
 
 
 def test_every_variable_is_read() -> None:
