@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .._binding import entry
 from .._op import Cost, Op, Sample, register
+from ..panels.epilogues import is_gated
 from ..panels.formats import FORMATS
-from ..panels.product import is_gated, linear_product
+from ..panels.product import linear_product
 from ..panels.samples import linear_calls
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from .._binding import entry
+from .epilogues import is_gated
 from .experts import Experts, moe
-from .product import is_gated, linear_product
+from .product import linear_product
 from .weight import PanelWeight
 
 __all__ = ["Experts", "PanelWeight", "linear", "moe"]

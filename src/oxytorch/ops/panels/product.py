@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from . import layout
+from .epilogues import ACTIVATIONS, is_gated
 from .formats import FORMATS
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda v: v,
-    "add": lambda v: v,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"),
-    "silu": F.silu,
-    "relu": F.relu,
-    "gelu_mul": F.gelu,
-    "gelu_tanh_mul": lambda v: F.gelu(v, approximate="tanh"),
-    "silu_mul": F.silu,
-}
-"""What each epilogue does to the sums; `_mul` then multiplies by the other half of the weight."""
-
-_GATED = frozenset(name for name in ACTIVATIONS if name.endswith("_mul"))
-
-
-def is_gated(epilogue: str) -> bool:
-    """Whether the epilogue wants a weight whose panels alternate between gate and up."""
-    return epilogue in _GATED
 
 
 def product(
