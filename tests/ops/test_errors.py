@@ -69,6 +69,31 @@ CHOICE = torch.zeros(2, 1, dtype=torch.int64)
 
 CASES: list[tuple[str, Callable[[], object]]] = [
     (
+        "cached_attention: expected start and length that fit the cache of 4 positions, "
+        "got start 4 and length 1; make a larger cache",
+        lambda: ops.cached_attention(*[ones(1, 1, 1, 8)] * 3, *[ones(1, 1, 4, 8)] * 2, 4),
+    ),
+    (
+        "pack_panels: expected values of dtype bfloat16, got float32",
+        lambda: ops.pack_panels(ones(2, 3), "bf16"),
+    ),
+    (
+        "pack_panels: expected format 'bf16', 'int8', 'int4' or 'nf4', got 'int3'",
+        lambda: ops.pack_panels(codes(6).view(2, 3), "int3"),
+    ),
+    (
+        "pack_panels: expected out_features even and of at least 2, got 3",
+        lambda: ops.pack_panels(codes(9).view(3, 3), "int8", True),
+    ),
+    (
+        "unpack_panels: expected panels with 512 elements, got [511]",
+        lambda: ops.unpack_panels(codes(511), "int4", 16, 64),
+    ),
+    (
+        "quantize_weight: expected group_size that divides in_features 64, got 48",
+        lambda: ops.registry()["quantize_weight"].function(ones(4, 64), "int4", 48, True, True),
+    ),
+    (
         "rms_norm: expected weight of shape [4], got [1, 4]",
         lambda: ops.rms_norm(ones(3, 4), ones(1, 4)),
     ),

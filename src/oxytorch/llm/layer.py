@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..ops import cached_attention
-from ..ops.panels import Experts, PanelWeight, linear, moe
+from ..ops.linear_panels import linear
+from ..ops.moe import Experts, routed_mlp
+from ..ops.panels import PanelWeight
 from .cache import CacheLayer
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -102,7 +104,7 @@ class Product:
             self.bias.copy_(module.get_parameter("bias").detach()[rows])
 
     def __call__(self, x: Tensor, epilogue: str = "none", other: Tensor | None = None) -> Tensor:
-        """Returns act(x @ weight^T + bias), + other, or act(gate) * up; see `panels.linear`."""
+        """Returns act(x @ weight^T + bias), + other, or act(gate) * up; see `linear_panels`."""
         if self.order is not None:
             x = x[..., self.order]
         if isinstance(self.weight, PanelWeight):
@@ -161,7 +163,7 @@ class RoutedMlp:
             rows = x.reshape(-1, x.shape[-1])
             result = self._one_by_one(rows, weights, indices).view(x.shape)
         else:
-            result = moe(x, weights, indices, *self.packed, self.activation)
+            result = routed_mlp(x, weights, indices, *self.packed, self.activation)
         return result if residual is None else result + residual
 
     def _one_by_one(self, rows: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
@@ -275,13 +277,14 @@ class Attention:
         query_norm, key_norm = self.query_norm, self.key_norm
         if self.flat_norms:
             query_norm = key_norm = None  # applied already
+        first, tensor = (0, start) if isinstance(start, Tensor) else (start, None)
         return cached_attention(
             query,
             key,
             value,
             cache.keys,
             cache.values,
-            start,
+            first,
             key_scales=cache.key_scales,
             value_scales=cache.value_scales,
             cos=cos if self.rotary else None,
@@ -297,6 +300,7 @@ class Attention:
             sinks=self.sinks,
             scale=self.scale,
             causal=mask is None,
+            start_tensor=tensor,
         )
 
 

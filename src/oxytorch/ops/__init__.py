@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from .linear_panels import linear_panels
     from .merged_embedding_bag import merged_embedding_bag
     from .moe import moe
+    from .pack_panels import pack_panels
+    from .quantize_weight import quantize_weight
     from .rms_norm import rms_norm
     from .rotary_embedding import rotary_embedding
     from .silu_mul import silu_mul
     from .softmax import softmax
+    from .unpack_panels import unpack_panels
 
 __all__ = [
     "Cost",
@@ -44,11 +47,14 @@ __all__ = [
     "linear_panels",
     "merged_embedding_bag",
     "moe",
+    "pack_panels",
+    "quantize_weight",
     "registry",
     "rms_norm",
     "rotary_embedding",
     "silu_mul",
     "softmax",
+    "unpack_panels",
 ]
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core.packed import PackedTensor
-from ..ops.panels import PanelWeight, linear
+from ..ops.linear_panels import linear
+from ..ops.panels import PanelWeight
 from ..ops.quantize_weight import quantize_weight
 from .calibrated import calibrated_codes
 from .configs import WeightConfig

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ...core.packed import PackedTensor
 from ...core.placement import empty_bytes
-from ..pack_panels import pack_panels, unpack_panels
+from ..pack_panels import pack_panels
+from ..quantize_weight import quantize_weight
+from ..unpack_panels import unpack_panels
 from . import layout
 from .checks import check_alike, check_codes, check_matrix, check_tensors
 from .rounding import codes_with
@@ -207,8 +209,6 @@ class PanelWeight(PackedTensor):
 
     def repack(self, values: Tensor) -> None:
         """Replaces the stored values by `values`, a plain floating tensor of this shape."""
-        from ..quantize_weight import quantize_weight  # which imports this package
-
         values = values.detach()
         if self.format == "bf16":
             self._write(values.to(torch.bfloat16).contiguous())
