@@ -280,8 +280,8 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.linear_panels(ones(3, 64), *INT4, ones(17)),
     ),
     (
-        "linear_panels: expected activation 'none' or 'int8', got 'int4'",
-        lambda: ops.linear_panels(ones(3, 64), *INT4, activation="int4"),
+        "linear_panels: expected activation_dtype 'none' or 'int8', got 'int4'",
+        lambda: ops.linear_panels(ones(3, 64), *INT4, activation_dtype="int4"),
     ),
     (
         "linear_panels: expected group_scales with groups of 32, 64, 128 or 256 of 64 in_features, "
@@ -321,8 +321,8 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: linear(ones(3, 64), "nf4", codes(512), ones(16), None, ones(1, 1, 16)),
     ),
     (
-        "linear_panels: expected activation 'none' with format 'nf4', got 'int8'",
-        lambda: linear(ones(3, 64), "nf4", codes(512), ones(16), activation="int8"),
+        "linear_panels: expected activation_dtype 'none' with format 'nf4', got 'int8'",
+        lambda: linear(ones(3, 64), "nf4", codes(512), ones(16), activation_dtype="int8"),
     ),
     (
         "interaction: expected dense of shape [batch, dim], got [4]",

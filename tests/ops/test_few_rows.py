@@ -76,10 +76,10 @@ def test_what_is_not_finite_stays_in_its_row(format: str, level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("activation", [None, "int8"])
-def test_rows_of_any_magnitude(format: str, level: str, activation: str | None) -> None:
+@pytest.mark.parametrize("activation_dtype", [None, "int8"])
+def test_rows_of_any_magnitude(format: str, level: str, activation_dtype: str | None) -> None:
     weight = weight_of(format, 33, 256)
-    weight.activation = activation if format in ("int8", "int4") else None
+    weight.activation_dtype = activation_dtype if format in ("int8", "int4") else None
     x = torch.randn(4, 256).bfloat16()
     x[0] = 0
     x[1] *= 1e-32

@@ -54,7 +54,7 @@ def _arguments(index: int, dtype: torch.dtype) -> tuple[Any, ...]:
     weight = _weight(outputs, width, format, group_size, symmetric)
     if epilogue.endswith("_mul"):
         weight = PanelWeight.gated(weight, _weight(outputs, width, format, group_size, symmetric))
-    weight.activation = activation
+    weight.activation_dtype = activation
     bias = torch.randn(weight.shape[0]).to(dtype)
     other = torch.randn(rows, outputs).to(dtype) if epilogue == "add" else None
     return torch.randn(rows, width).to(dtype), weight, bias, other, epilogue
@@ -63,7 +63,7 @@ def _arguments(index: int, dtype: torch.dtype) -> tuple[Any, ...]:
 def _sample(index: int, dtype: torch.dtype) -> tuple[Op, Sample]:
     x, weight, bias, other, epilogue = _arguments(index, dtype)
     scales = weight.channel_scales, weight.group_scales, weight.zero_points
-    rest = CALLS[index][2], bias, other, epilogue, weight.activation or "none"
+    rest = CALLS[index][2], bias, other, epilogue, weight.activation_dtype or "none"
     args = (x, weight.format, weight.packed, *scales, *rest)
     return ops.registry()["linear_panels"], Sample(f"call{index}", args)
 

@@ -165,7 +165,7 @@ def test_nearest_codes_are_within_half_a_step(format: str, symmetric: bool) -> N
 
 def test_copies_and_pickles_keep_codes_and_settings() -> None:
     weight = PanelWeight.from_codes("int4", *random_codes("int4", 33, 64, 2, True))
-    weight.activation = "int8"
+    weight.activation_dtype = "int8"
     parameter = torch.nn.Parameter(weight, requires_grad=False)
     for again in (
         copy.deepcopy(parameter),
@@ -174,7 +174,7 @@ def test_copies_and_pickles_keep_codes_and_settings() -> None:
         parameter.clone(),
     ):
         assert _equal(again, weight)
-        assert (again.activation, again.group_size) == ("int8", 32)
+        assert (again.activation_dtype, again.group_size) == ("int8", 32)
     assert isinstance(copy.deepcopy(parameter), torch.nn.Parameter)
     assert copy.deepcopy(parameter).packed.data_ptr() != weight.packed.data_ptr()
 

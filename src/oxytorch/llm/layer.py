@@ -134,7 +134,7 @@ class RoutedMlp:
     normalized: bool
     gate_up: list[Product]
     down: list[Product]
-    activation: str
+    activation_fn: str
     packed: tuple[Experts, Experts] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -163,14 +163,14 @@ class RoutedMlp:
             rows = x.reshape(-1, x.shape[-1])
             result = self._one_by_one(rows, weights, indices).view(x.shape)
         else:
-            result = routed_mlp(x, weights, indices, *self.packed, self.activation)
+            result = routed_mlp(x, weights, indices, *self.packed, self.activation_fn)
         return result if residual is None else result + residual
 
     def _one_by_one(self, rows: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
         result = torch.zeros(rows.shape, dtype=torch.float32)
         for expert in sorted({*indices.flatten().tolist()}):
             token, place = torch.where(indices == expert)
-            hidden = self.gate_up[expert](rows[token], self.activation + "_mul")
+            hidden = self.gate_up[expert](rows[token], self.activation_fn + "_mul")
             found = self.down[expert](hidden).float() * weights[token, place, None]
             result.index_add_(0, token, found)
         return result.to(rows.dtype)
@@ -180,7 +180,7 @@ def _packed(products: list[Product]) -> Experts | None:
     """The weights of all experts as the op `moe` takes them, or None where they are not alike."""
     weights = [product.weight for product in products]
     forms = {
-        (weight.format, weight.group_size, weight.activation, weight.zero_points is None)
+        (weight.format, weight.group_size, weight.activation_dtype, weight.zero_points is None)
         for weight in weights
         if isinstance(weight, PanelWeight)
     }
@@ -197,11 +197,11 @@ class Mlp:
 
     up: Product
     down: Product
-    activation: str
+    activation_fn: str
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Returns the result, + residual where one is given."""
-        hidden = self.up(x, self.activation + ("_mul" if self.up.gated else ""))
+        hidden = self.up(x, self.activation_fn + ("_mul" if self.up.gated else ""))
         if residual is None:
             return self.down(hidden)
         return self.down(hidden, "add", residual)
@@ -311,7 +311,7 @@ class FusedLayer:
     attention_norm and mlp_norm come before their part, the `after_` norms behind it and before the
     residual is added; each may be absent. parallel: both parts read the layer's input.
     norm_last: attention_norm and mlp_norm are applied to the sums instead (OPT's 350 m).
-    residual: what both parts are multiplied with before they are added.
+    residual_scale: what both parts are multiplied with before they are added.
     """
 
     attention: Attention
@@ -322,7 +322,7 @@ class FusedLayer:
     after_mlp_norm: Norm | None = None
     parallel: bool = False
     norm_last: bool = False
-    residual: float = 1.0
+    residual_scale: float = 1.0
     description: str = field(default="", repr=False)
 
     def step(
@@ -358,10 +358,10 @@ class FusedLayer:
                 return self._mlp(*self.mlp_norm.add(attended, hidden))
             total = attended + hidden
             return self._mlp(total, total)
-        if self.residual == 1.0:
+        if self.residual_scale == 1.0:
             total = output(attended, "add", hidden)
         else:
-            total = hidden + output(attended) * self.residual
+            total = hidden + output(attended) * self.residual_scale
         if self.norm_last:
             assert self.attention_norm is not None and self.mlp_norm is not None
             total = self.attention_norm(total)
@@ -369,8 +369,8 @@ class FusedLayer:
         return self._mlp(total if self.mlp_norm is None else self.mlp_norm(total), total)
 
     def _mlp(self, normed: Tensor, residual: Tensor) -> Tensor:
-        if self.residual != 1.0:
-            return residual + self.mlp(normed, None) * self.residual
+        if self.residual_scale != 1.0:
+            return residual + self.mlp(normed, None) * self.residual_scale
         if self.after_mlp_norm is None:
             return self.mlp(normed, residual)
         return self.after_mlp_norm(self.mlp(normed, None)) + residual

@@ -77,13 +77,13 @@ def plans(
         _numbers(part, recipes.SCALE) or (head_dim**-0.5,),
         (*_numbers(part, recipes.SOFTCAP), None),
     )
-    residual = (*_numbers(layer, recipes.RESIDUAL), 1.0)[0]
+    residual_scale = (*_numbers(layer, recipes.RESIDUAL_SCALE), 1.0)[0]
     for wiring, heads, mlp, turning, (interleaved, spread), scale, softcap in choices:
         if turning is None and interleaved:
             continue
         if flat and not _fits_flat(layer, query_norm, key_norm, heads, head_dim):
             raise Unmatched(f"{attention} normalizes neither heads nor all of them")
-        if residual != 1.0 and wiring["wiring"] != recipes.WIRINGS[0].name:
+        if residual_scale != 1.0 and wiring["wiring"] != recipes.WIRINGS[0].name:
             continue
         yield Plan(
             attention=attention,
@@ -101,7 +101,7 @@ def plans(
             interleaved=interleaved,
             spread=spread,
             flat_norms=flat,
-            residual=residual,
+            residual_scale=residual_scale,
             softcap=softcap,
             window=window_of(part, config, position),
             sinks=None if sinks is None else f"{attention}.{sinks}",
@@ -296,8 +296,8 @@ def _mlps(layer: nn.Module) -> Iterator[dict[str, Any]]:
             return
         found = mlp_products(layer, path)
         if found is not None:
-            activation = activation_of(owner)
-            yield {"mlp": path, "up": found[0], "down": found[1], "activation": activation}
+            activation_fn = activation_of(owner)
+            yield {"mlp": path, "up": found[0], "down": found[1], "activation_fn": activation_fn}
             return
     raise Unmatched(f"no MLP among {_names(layer)}")
 
@@ -363,17 +363,17 @@ def _experts(layer: nn.Module, path: str, owner: nn.Module) -> Iterator[dict[str
             pairs = [pair for pair in found if pair is not None]
             if len(pairs) != len(found) or not all(pair[0].gated for pair in pairs):
                 raise Unmatched(f"{experts_path} are no gated MLPs")
-            activation = activation_of(experts[0])
+            activation_fn = activation_of(experts[0])
             ups, downs = zip(*pairs, strict=True)
             plan = ExpertsPlan(router, chosen, normalized, None, ups, downs)
         else:
             names = ("gate_up_proj", "down_proj")
             if set(experts._parameters) != set(names):
                 raise Unmatched(f"{experts_path} has {', '.join(experts._parameters)}")
-            activation = activation_of(experts)
+            activation_fn = activation_of(experts)
             stacked = (f"{experts_path}.{names[0]}", f"{experts_path}.{names[1]}")
             plan = ExpertsPlan(router, chosen, normalized, stacked)
-        yield {"mlp": path, "experts": plan, "activation": activation}
+        yield {"mlp": path, "experts": plan, "activation_fn": activation_fn}
 
 
 def _wirings(layer: nn.Module) -> Iterator[dict[str, Any]]:

@@ -50,7 +50,7 @@ def optimize(
     kv_cache: str | None = None,
     *,
     group_size: int | None = 128,
-    activation: str | None = None,
+    activation_dtype: str | None = None,
     head: str | None = "weights",
     inplace: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -68,7 +68,8 @@ def optimize(
         oxytorch.quantization. Weights that are quantized already stay as they are.
     kv_cache: "bf16", "fp32" or "int8" for the keys and values of earlier tokens; None: as dtype.
     group_size: neighbouring inputs that share a scale, for int4 and nf4: 32, 64, 128, 256 or None.
-    activation: "int8" also rounds what int8 and int4 weights are multiplied with: prompts gain.
+    activation_dtype: "int8" also rounds what int8 and int4 weights are multiplied
+        with: prompts gain.
     head: format of the output head: "weights" is that of the others; or "bf16", "int8", "int4",
         "nf4". An embedding that shares the head's weight stays plain.
     inplace: change `model` itself and free its weights on the way. Otherwise a copy is returned,
@@ -85,13 +86,13 @@ def optimize(
     less free memory than twice what both take, weights are plain and those that were replaced
     already have the values that they had packed.
     """
-    config = weight_config(weights, group_size, activation)
+    config = weight_config(weights, group_size, activation_dtype)
     dtype = check_model(model, dtype)
     head_config = config
     if head in (None, "bf16"):
         head_config = None
     elif head != "weights":
-        head_config = weight_config(head, group_size, activation)
+        head_config = weight_config(head, group_size, activation_dtype)
     cache_dtype = cache_dtype_of(kv_cache, dtype)
     began = time.perf_counter()
     text = text_config(model)
@@ -233,12 +234,14 @@ class _Work:
         """Raises Differs where a layer errs more than its own code does with the same weights."""
         stored = [stored_form(parameter) for parameter in calls.module.parameters()]
         panels = [weight for weight in stored if isinstance(weight, PanelWeight)]
-        activation = next((weight.activation for weight in panels if weight.activation), None)
+        activation_dtype = next(
+            (weight.activation_dtype for weight in panels if weight.activation_dtype), None
+        )
         is_quantized = any(weight.format != "bf16" for weight in panels)
         gap, own = checking.gap_of_own_weights(fused, plan, calls, self.dtype)
         least = checking.ALLOWED_PACKED[8 if is_quantized else None]
         most = checking.ALLOWED_PACKED[4]
-        allowed = min(max(least, checking.ALLOWED_MULTIPLE[activation] * own), most)
+        allowed = min(max(least, checking.ALLOWED_MULTIPLE[activation_dtype] * own), most)
         if not gap <= allowed:
             raise checking.Differs(
                 gap,
@@ -341,7 +344,7 @@ def _formats(parameters: list[nn.Parameter], dtype: torch.dtype) -> str:
         name = str(dtype).removeprefix("torch.")
         if isinstance(stored, PanelWeight) and stored.format != "bf16":
             group = f" in groups of {stored.group_size}" if stored.group_size else ""
-            rounded = ", int8 activations" if stored.activation else ""
+            rounded = ", int8 activations" if stored.activation_dtype else ""
             name = stored.format + group + rounded
         sizes[name] = sizes.get(name, 0) + parameter.numel()
     return max(sizes, key=lambda name: sizes[name], default="")

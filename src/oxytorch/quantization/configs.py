@@ -28,7 +28,7 @@ class WeightConfig:
         raise NotImplementedError(f"{type(self).__name__} does not say its format")
 
     @property
-    def activation(self) -> str | None:
+    def activation_dtype(self) -> str | None:
         """ "int8" if activations are quantized when they are multiplied, row by row; else None."""
         return None
 
@@ -97,7 +97,7 @@ class Int8DynamicActivationInt8Weight(Int8Weight):
     """Weights of 8 bits, multiplied with activations that are rounded to 8 bits row by row."""
 
     @property
-    def activation(self) -> str | None:
+    def activation_dtype(self) -> str | None:
         return "int8"
 
 
@@ -106,5 +106,5 @@ class Int8DynamicActivationInt4Weight(Int4Weight):
     """Weights of 4 bits, multiplied with activations that are rounded to 8 bits row by row."""
 
     @property
-    def activation(self) -> str | None:
+    def activation_dtype(self) -> str | None:
         return "int8"

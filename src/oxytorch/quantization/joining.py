@@ -45,13 +45,13 @@ def whole_of(parts: Sequence[PanelWeight], gated: bool = False) -> PanelWeight |
         dtype=first.dtype,
         gated=gated,
     )
-    result.activation = first.activation
+    result.activation_dtype = first.activation_dtype
     return result
 
 
 def _form(weight: PanelWeight) -> tuple[object, ...]:
     has_zeros = weight.zero_points is not None
-    form = weight.format, weight.group_size, weight.dtype, weight.activation
+    form = weight.format, weight.group_size, weight.dtype, weight.activation_dtype
     return *form, weight.shape[1], has_zeros
 
 

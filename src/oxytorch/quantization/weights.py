@@ -33,7 +33,7 @@ def quantized(
     if not bool(scales.isfinite().all()):
         raise ValueError(f"quantize: expected finite values in {name}, got NaN or infinity")
     packed = PanelWeight.from_codes(config.format, codes, scales, zero_points, dtype=weight.dtype)
-    packed.activation = config.activation
+    packed.activation_dtype = config.activation_dtype
     return packed
 
 

@@ -116,7 +116,7 @@ def convolution(
     if post_op.binary is None:
         fused = post_op if post_op.is_fused else NO_POST_OP
         result = _MKLDNN._convolution_pointwise.default(
-            x, weight.packed, bias, *geometry, fused.name, fused.scalars, fused.algorithm
+            x, weight.packed, bias, *geometry, fused.onednn_name, fused.scalars, fused.algorithm
         )
         if fused is not post_op:
             result = post_op.after_(result)

@@ -106,7 +106,7 @@ def linear(
     packed = weight.packed
     if post_op.binary is None and post_op.is_fused:
         result = _MKLDNN._linear_pointwise.default(
-            x, packed, bias, post_op.name, post_op.scalars, post_op.algorithm
+            x, packed, bias, post_op.onednn_name, post_op.scalars, post_op.algorithm
         )
         return result
     if (

@@ -27,7 +27,7 @@ def linear_panels(
     bias: Tensor | None = None,
     other: Tensor | None = None,
     epilogue: str = "none",
-    activation: str = "none",
+    activation_dtype: str = "none",
 ) -> Tensor:
     """Computes epilogue(x @ weight.T + bias) for a weight in panels; `linear` takes `PanelWeight`s.
 
@@ -42,8 +42,9 @@ def linear_panels(
     epilogue: "none", "gelu", "gelu_tanh", "silu", "relu"; "add" adds other [..., out_features];
     "silu_mul", "gelu_mul", "gelu_tanh_mul": panels alternate between gate and up, the activation of
     the gate's result multiplies the up's, and bias has both, gate before up.
-    activation: for int8 and int4. "int8" rounds x to 255 steps a row, dynamically; else bfloat16 x
-    may be rounded to 15 bits of the largest magnitude of its group, or of 128 neighbours.
+    activation_dtype: for int8 and int4. "int8" rounds x to 255 steps a row, dynamically; else
+    bfloat16 x may be rounded to 15 bits of the largest magnitude of its group, or of 128
+    neighbours.
     Returns [..., out_features] in x's dtype. Sums and epilogue are float32, rounded once; they do
     not depend on the number of threads. float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device or name does not fit.
@@ -59,7 +60,7 @@ def linear_panels(
     if zero_points is not None:
         zero_points = layout.by_output(zero_points.transpose(1, 2), rows, gated)
     weight = layout.values_of(format, stored, scales, zero_points)
-    return product(x, weight, bias, other, epilogue, activation)
+    return product(x, weight, bias, other, epilogue, activation_dtype)
 
 
 def linear(
@@ -89,7 +90,7 @@ def linear(
         bias,
         other,
         epilogue,
-        weight.activation or "none",
+        weight.activation_dtype or "none",
     )
 
 

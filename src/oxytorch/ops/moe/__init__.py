@@ -35,7 +35,7 @@ def moe(
     down_zero_points: Sequence[Tensor],
     inner_features: int,
     epilogue: str = "silu_mul",
-    activation: str = "none",
+    activation_dtype: str = "none",
 ) -> Tensor:
     """Sums, over the experts that a token chose, router weight times expert(token).
 
@@ -46,7 +46,7 @@ def moe(
     expert, in the form that linear_panels tells; scales are empty for bf16, group_scales and
     zero_points where there are none. Panels of gate_up alternate between gate and up.
     inner_features: between gate_up and down. epilogue: "silu_mul", "gelu_mul" or "gelu_tanh_mul".
-    activation: "int8" rounds what codes of 4 and 8 bits multiply to 255 steps a row.
+    activation_dtype: "int8" rounds what codes of 4 and 8 bits multiply to 255 steps a row.
     Returns x's shape and dtype; the results of gate_up are rounded to it too. Sums are float32 and
     do not depend on the number of threads. Only weights of chosen experts are read.
     float64 and other devices run plain PyTorch: every expert for every token, times its weight or
@@ -61,11 +61,11 @@ def moe(
     for expert in range(len(gate_up_panels)):
         weight = (gate_up_format, *_of_expert(gate_up, expert), inner_features)
         inner = linear_panels.reference(
-            tokens, *weight, None, None, epilogue, _rounding(gate_up_format, activation)
+            tokens, *weight, None, None, epilogue, _rounding(gate_up_format, activation_dtype)
         )
         weight = (down_format, *_of_expert(down, expert), x.shape[-1])
         result = linear_panels.reference(
-            inner, *weight, None, None, "none", _rounding(down_format, activation)
+            inner, *weight, None, None, "none", _rounding(down_format, activation_dtype)
         ).to(wide)
         chosen = router_indices == expert
         share = torch.where(chosen, router_weights.to(wide), 0.0).sum(-1, keepdim=True)
@@ -77,8 +77,8 @@ def _of_expert(lists: tuple[Sequence[Tensor], ...], expert: int) -> list[Tensor 
     return [tensors[expert] if tensors else None for tensors in lists]
 
 
-def _rounding(format: str, activation: str) -> str:
-    return activation if FORMATS[format].middle is not None else "none"
+def _rounding(format: str, activation_dtype: str) -> str:
+    return activation_dtype if FORMATS[format].middle is not None else "none"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Experts:
 
     format: str
     shape: tuple[int, int]
-    activation: str
+    activation_dtype: str
     tensors: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
     """Panels, channel scales, group scales and zero points; empty where there are none."""
 
@@ -107,7 +107,7 @@ class Experts:
         return cls(
             first.format,
             shape,
-            first.activation or "none",
+            first.activation_dtype or "none",
             (lists[0], lists[1], lists[2], lists[3]),
         )
 
@@ -118,14 +118,15 @@ def routed_mlp(
     router_indices: Tensor,
     gate_up: Sequence[PanelWeight] | Experts,
     down: Sequence[PanelWeight] | Experts,
-    activation: str = "silu",
+    activation_fn: str = "silu",
 ) -> Tensor:
     """Sums, over the experts that a token chose, router weight times expert(token), as `moe` does.
 
-    An expert is down(activation(gate(x)) * up(x)). x, router_weights, router_indices: as in `moe`.
+    An expert is down(activation_fn(gate(x)) * up(x)).
+    x, router_weights, router_indices: as in `moe`.
     gate_up: a weight [2 inner, hidden] made by `PanelWeight.gated` for each expert; down: a weight
-    [hidden, inner]. `Experts.of` takes them apart once for many calls. activation: "silu", "gelu"
-    or "gelu_tanh".
+    [hidden, inner]. `Experts.of` takes them apart once for many calls.
+    activation_fn: "silu", "gelu" or "gelu_tanh".
     """
     first = gate_up if isinstance(gate_up, Experts) else Experts.of(gate_up)
     second = down if isinstance(down, Experts) else Experts.of(down)
@@ -138,8 +139,8 @@ def routed_mlp(
         second.format,
         *second.tensors,
         first.shape[0] // 2,
-        f"{activation}_mul",
-        first.activation,
+        f"{activation_fn}_mul",
+        first.activation_dtype,
     )
 
 
@@ -191,7 +192,7 @@ def _sample(
     group_size: int | None,
     asymmetric: bool,
     epilogue: str,
-    activation: str,
+    activation_dtype: str,
 ) -> Sample:
     def weight(out_features: int, in_features: int) -> PanelWeight:
         group = group_size if group_size and in_features % group_size == 0 else None
@@ -204,7 +205,7 @@ def _sample(
     down = Experts.of([weight(hidden, inner) for _ in range(experts)])
     indices = torch.stack([torch.randperm(experts)[:chosen] for _ in range(max(tokens, 1))])
     return Sample(
-        f"{tokens}x{chosen}-{experts}x{hidden}x{inner}-{format}-{epilogue}-{activation}",
+        f"{tokens}x{chosen}-{experts}x{hidden}x{inner}-{format}-{epilogue}-{activation_dtype}",
         (
             values(tokens, hidden, dtype=dtype),
             torch.rand(tokens, chosen).to(dtype),
@@ -215,7 +216,7 @@ def _sample(
             *down.tensors,
             inner,
             epilogue,
-            activation,
+            activation_dtype,
         ),
     )
 

@@ -72,7 +72,7 @@ inline void check_parts(const char* op, PanelFormat format, const std::string& n
 
 inline bool parse_activation(const char* op, const std::string& name) {
   if (name != "none" && name != "int8") {
-    fail(op, "activation", "'none' or 'int8'", "'" + name + "'");
+    fail(op, "activation_dtype", "'none' or 'int8'", "'" + name + "'");
   }
   return name == "int8";
 }

@@ -33,12 +33,12 @@ def product(
     bias: Tensor | None,
     other: Tensor | None,
     epilogue: str,
-    activation: str = "none",
+    activation_dtype: str = "none",
 ) -> Tensor:
     """epilogue(x @ weight.T + bias), in the weight's dtype and rounded once to that of x.
 
-    weight: plain [out, in]; gate above up for a gated epilogue. activation: "int8" rounds x to 255
-    steps a row first; its gradient passes through as if it did not.
+    weight: plain [out, in]; gate above up for a gated epilogue. activation_dtype: "int8" rounds x
+    to 255 steps a row first; its gradient passes through as if it did not.
     """
     if epilogue not in EPILOGUES:
         raise RuntimeError(
@@ -46,7 +46,7 @@ def product(
         )
     wide = torch.promote_types(weight.dtype, x.dtype)
     values = x.to(wide)
-    if activation == "int8":
+    if activation_dtype == "int8":
         values = values + (_rounded_to_int8(values) - values).detach()
     sums = F.linear(values, weight.to(wide), None if bias is None else bias.to(wide))
     if is_gated(epilogue):

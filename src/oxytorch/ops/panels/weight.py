@@ -31,7 +31,7 @@ class PanelWeight(PackedTensor):
     packed: uint8 [panels, bytes of a panel]. channel_scales: float32 [panels, 16], times
     group_scales float16 [panels, groups, 16] if there are groups. zero_points: uint8
     [panels, groups, 16], or None for the middle (128 or 8). is_gated: panels alternate between the
-    upper half (gate) and the lower half (up) of the weight. activation: "int8" rounds what is
+    upper half (gate) and the lower half (up) of the weight. activation_dtype: "int8" rounds what is
     multiplied to 255 steps a row.
     """
 
@@ -39,7 +39,7 @@ class PanelWeight(PackedTensor):
     format: str
     group_size: int | None
     is_gated: bool
-    activation: str | None
+    activation_dtype: str | None
     channel_scales: Tensor | None
     group_scales: Tensor | None
     zero_points: Tensor | None
@@ -47,7 +47,7 @@ class PanelWeight(PackedTensor):
     outputs: int
     """Of a product: out_features, or half of them if the weight is gated."""
 
-    _shared_fields = (*_TENSORS, "format", "group_size", "is_gated", "activation", "outputs")
+    _shared_fields = (*_TENSORS, "format", "group_size", "is_gated", "activation_dtype", "outputs")
 
     @classmethod
     def from_dense(cls, weight: Tensor) -> PanelWeight:
@@ -127,7 +127,7 @@ class PanelWeight(PackedTensor):
             None if zero_points[0] is None else torch.cat(zero_points),
             dtype=first.dtype,
         )
-        result.activation = first.activation
+        result.activation_dtype = first.activation_dtype
         return result
 
     @classmethod
@@ -268,7 +268,7 @@ class PanelWeight(PackedTensor):
         self, tensors: Mapping[str, Tensor], shape: Sequence[int], gated: bool = False
     ) -> PanelWeight:
         result = _made(tensors, self.format, shape, self.dtype, self.group_size, gated)
-        result.activation = self.activation
+        result.activation_dtype = self.activation_dtype
         return result
 
     def _by_output(self, values: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ class PanelWeight(PackedTensor):
         return _rebuild, (
             self.tensors(),
             *fields,
-            self.activation,
+            self.activation_dtype,
             is_parameter,
             self.requires_grad,
         )
@@ -306,7 +306,7 @@ def _made(
     for name in _TENSORS:
         setattr(result, name, tensors.get(name))
     result.format, result.group_size = format, group_size
-    result.is_gated, result.activation = gated, None
+    result.is_gated, result.activation_dtype = gated, None
     # Not asked of the shape in each call: torch would make a new tuple.
     result.outputs = shape[0] // 2 if gated else shape[0]
     return result
@@ -319,14 +319,14 @@ def _rebuild(
     group_size: int | None,
     dtype: torch.dtype,
     gated: bool,
-    activation: str | None,
+    activation_dtype: str | None,
     is_parameter: bool,
     requires_grad: bool,
 ) -> Tensor:
     result = PanelWeight.from_tensors(
         tensors, format=format, shape=shape, group_size=group_size, dtype=dtype, gated=gated
     )
-    result.activation = activation
+    result.activation_dtype = activation_dtype
     return torch.nn.Parameter(result, requires_grad) if is_parameter else result
 
 
