@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from oxytorch import isa, testing
+from oxytorch.core.packed import PackedTensor
 from oxytorch.ops import Op, Sample
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -67,8 +68,18 @@ def expected(op: Op, dtype: torch.dtype, index: int) -> tuple[list[Tensor], list
     plain = results_of(op, op.reference, named)
     if not any(result.is_floating_point() for result in plain):
         return plain, plain
-    wide = {name: testing.widen(value) for name, value in named.items()}
+    wide = {name: _widened(value) for name, value in named.items()}
     return results_of(op, op.reference, wide), plain
+
+
+def _widened(value: Any) -> Any:
+    """The value in float64; a packed weight stays, since its values are exact."""
+    return value if isinstance(value, PackedTensor) else testing.widen(value)
+
+
+def moved_by(layout: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The value with `layout` applied to its tensors; a packed weight has its own."""
+    return value if isinstance(value, PackedTensor) else testing.map_tensors(layout, value)
 
 
 def call(op: Op, named: dict[str, Any], level: str) -> list[Tensor]:

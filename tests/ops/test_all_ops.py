@@ -15,6 +15,8 @@ from harness import (
     arguments,
     check_memory,
     check_numbers,
+    expected,
+    moved_by,
     results_of,
     samples_of,
     written,
@@ -30,11 +32,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 REGISTRY = ops.registry()
+ONEDNN = ops.registry("onednn")
 WITH_GRADIENT = [pytest.param(op, id=name) for name, op in REGISTRY.items() if op.has_gradient]
 
 
-def _each_sample() -> Iterator[Any]:
-    for name, op in REGISTRY.items():
+def _each_sample(registry: dict[str, Op] = REGISTRY) -> Iterator[Any]:
+    for name, op in registry.items():
         for short, dtype in DTYPES.items():
             for index, sample in enumerate(samples_of(op, dtype)):
                 yield pytest.param(op, dtype, index, id=f"{name}-{sample.name}-{short}")
@@ -49,6 +52,29 @@ def _each_op() -> Iterator[Any]:
 @pytest.mark.parametrize(("op", "dtype", "index"), list(_each_sample()))
 def test_numbers(op: Op, dtype: torch.dtype, index: int, level: str) -> None:
     check_numbers(op, dtype, index, level)
+
+
+@pytest.mark.parametrize(("op", "dtype", "index"), list(_each_sample(ONEDNN)))
+def test_numbers_of_onednn(op: Op, dtype: torch.dtype, index: int) -> None:
+    named = arguments(op, samples_of(op, dtype)[index])
+    exact, plain = expected(op, dtype, index)
+    for layout in (torch.Tensor.clone, *LAYOUTS.values()):
+        moved = {name: moved_by(layout, value) for name, value in named.items()}
+        results = results_of(op, op.function, moved)
+        for actual, wanted, usual in zip(results, exact, plain, strict=True):
+            testing.assert_close(actual, wanted, usual, op.name)
+
+
+@pytest.mark.parametrize(("op", "dtype", "index"), list(_each_sample(ONEDNN)))
+def test_cost_of_onednn_counts_what_the_call_touches(
+    op: Op, dtype: torch.dtype, index: int
+) -> None:
+    named = arguments(op, samples_of(op, dtype)[index])
+    touched = [value for value in named.values() if isinstance(value, torch.Tensor)]
+    cost = op.cost(**named)
+    results = results_of(op, op.function, named)
+    assert cost.bytes >= sum(tensor.nbytes for tensor in (*touched, *results))
+    assert cost.operations > 0
 
 
 LAYOUTS = {

@@ -58,17 +58,18 @@ __all__ = [
 ]
 
 
-def registry() -> dict[str, Op]:
-    """All ops by name, in name order."""
+def registry(computed_by: str = "oxytorch") -> dict[str, Op]:
+    """All ops by name, in name order: those with kernels of "oxytorch", or those of "onednn"."""
     from ._op import registered
 
-    for name in _NAMES:
+    for name in _NAMES if computed_by == "oxytorch" else _ONEDNN:
         importlib.import_module(f"{__name__}.{name}")
-    return registered()
+    return registered(computed_by)
 
 
 _RECORDS = ("Cost", "Op", "Sample")
 _NAMES = [name for name in __all__ if name not in (*_RECORDS, "registry")]
+_ONEDNN = ("convolution", "linear", "lstm")
 _LATER = {**{name: name for name in _NAMES}, **dict.fromkeys(_RECORDS, "_op")}
 sys.modules[__name__].__class__ = _lazy.Package
 _binding.connect_all(_NAMES)

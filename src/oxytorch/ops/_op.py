@@ -52,6 +52,7 @@ class Op:
     least_work: called with the arguments of a call by name, defaults filled in, of which it names
         those that it reads; returns the cost of the call. `cost` calls it.
     has_gradient: whether autograd follows the op, by the gradient of its reference.
+    computed_by: "oxytorch", whose kernels exist at every level, or "onednn" inside torch.
     """
 
     function: Callable[..., Any]
@@ -59,6 +60,7 @@ class Op:
     samples: Callable[[torch.dtype, str], Iterable[Sample]]
     least_work: Callable[..., Cost]
     has_gradient: bool = True
+    computed_by: str = "oxytorch"
 
     @property
     def name(self) -> str:
@@ -79,9 +81,9 @@ class Op:
 _registry: dict[str, Op] = {}
 
 
-def registered() -> dict[str, Op]:
-    """The ops whose modules are imported, by name, in name order."""
-    return dict(sorted(_registry.items()))
+def registered(computed_by: str) -> dict[str, Op]:
+    """The ops whose modules are imported and that this library computes, in name order."""
+    return {name: op for name, op in sorted(_registry.items()) if op.computed_by == computed_by}
 
 
 def register(
@@ -89,19 +91,35 @@ def register(
     samples: Callable[[torch.dtype, str], Iterable[Sample]],
     cost: Callable[..., Cost],
     *,
-    reference: Callable[..., Any] | None = None,
     has_gradient: bool = True,
     fake: Callable[..., Any] | None = None,
 ) -> Op:
-    """Adds an op to the registry, connects it with the dispatcher, and returns its record.
+    """Adds an op that `with_kernel` made, connects it with the dispatcher, and returns its record.
 
-    reference: by default what `with_kernel` put the kernel before.
     fake: for an op that writes into its arguments: returns empty tensors like its results, reading
     no data and writing none.
     """
-    op = Op(function, reference or inspect.unwrap(function), samples, cost, has_gradient)
+    op = _added(Op(function, inspect.unwrap(function), samples, cost, has_gradient))
+    _binding.bind(op.name, op.reference, has_gradient, fake)
+    return op
+
+
+def register_onednn(
+    function: Callable[..., Any],
+    reference: Callable[..., Any],
+    samples: Callable[[torch.dtype, str], Iterable[Sample]],
+    cost: Callable[..., Cost],
+) -> Op:
+    """Adds an op that oneDNN inside torch computes, with a packed weight, and returns its record.
+
+    reference: called with all arguments by name; takes packed weights and multiplies plain values.
+    """
+    op = Op(function, reference, samples, cost, has_gradient=False, computed_by="onednn")
+    return _added(op)
+
+
+def _added(op: Op) -> Op:
     if op.name in _registry:
         raise ValueError(f"{op.name}: registered twice")
     _registry[op.name] = op
-    _binding.bind(op.name, op.reference, has_gradient, fake)
     return op
