@@ -56,29 +56,34 @@ def moe(
     tokens = x.reshape(-1, x.shape[-1])
     wide = torch.promote_types(x.dtype, torch.float32)
     total = torch.zeros(tokens.shape, dtype=wide, device=x.device)
-    gate_up = gate_up_panels, gate_up_channel_scales, gate_up_group_scales, gate_up_zero_points
-    down = down_panels, down_channel_scales, down_group_scales, down_zero_points
+    gate_up = gate_up_format, (
+        gate_up_panels, gate_up_channel_scales, gate_up_group_scales, gate_up_zero_points,
+    )  # fmt: skip
+    down = down_format, (down_panels, down_channel_scales, down_group_scales, down_zero_points)
     for expert in range(len(gate_up_panels)):
-        weight = (gate_up_format, *_of_expert(gate_up, expert), inner_features)
-        inner = linear_panels.reference(
-            tokens, *weight, None, None, epilogue, _rounding(gate_up_format, activation_dtype)
-        )
-        weight = (down_format, *_of_expert(down, expert), x.shape[-1])
-        result = linear_panels.reference(
-            inner, *weight, None, None, "none", _rounding(down_format, activation_dtype)
-        ).to(wide)
+        inner = _of_expert(gate_up, expert, tokens, inner_features, epilogue, activation_dtype)
+        result = _of_expert(down, expert, inner, x.shape[-1], "none", activation_dtype).to(wide)
         chosen = router_indices == expert
         share = torch.where(chosen, router_weights.to(wide), 0.0).sum(-1, keepdim=True)
         total = total + torch.where(chosen.any(-1, keepdim=True), share * result, 0.0)
     return total.to(x.dtype).reshape(x.shape)
 
 
-def _of_expert(lists: tuple[Sequence[Tensor], ...], expert: int) -> list[Tensor | None]:
-    return [tensors[expert] if tensors else None for tensors in lists]
-
-
-def _rounding(format: str, activation_dtype: str) -> str:
-    return activation_dtype if FORMATS[format].middle is not None else "none"
+def _of_expert(
+    weights: tuple[str, tuple[Sequence[Tensor], ...]],
+    expert: int,
+    x: Tensor,
+    out_features: int,
+    epilogue: str,
+    activation_dtype: str,
+) -> Tensor:
+    format, lists = weights
+    tensors = (each[expert] if each else None for each in lists)
+    rounding = activation_dtype if FORMATS[format].middle is not None else "none"
+    result: Tensor = linear_panels.reference(
+        x, format, *tensors, out_features, None, None, epilogue, rounding
+    )
+    return result
 
 
 @dataclass(frozen=True)
