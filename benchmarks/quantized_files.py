@@ -20,7 +20,8 @@ import torch
 
 import oxytorch
 from oxytorch.benchmark.llm.shapes import SHAPES, random_model
-from oxytorch.ops.panels import PanelWeight, linear
+from oxytorch.ops.linear_panels import linear
+from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import Int4Weight, Int8Weight, NF4Weight
 
 LAYERS = ["model.layers", "lm_head"]

@@ -57,7 +57,8 @@ def assert_close(actual: Tensor, exact: Tensor, plain: Tensor, what: str = "resu
 
     exact: the reference in float64. plain: the reference in the dtype of `actual`. Allowed, element
     by element: twice the largest error of `plain`, or ULPS, whichever is larger. NaN and infinity
-    have to stand where they stand in `exact`, or where `plain` has them by overflow.
+    have to stand where they stand in `exact`, or where `plain` has them by overflow. Integers are
+    those of `plain`.
     """
     if actual.shape != plain.shape or actual.dtype != plain.dtype:
         raise AssertionError(
@@ -65,6 +66,11 @@ def assert_close(actual: Tensor, exact: Tensor, plain: Tensor, what: str = "resu
             f"got {actual.dtype} of shape {list(actual.shape)}"
         )
     if actual.numel() == 0:
+        return
+    if not actual.is_floating_point():
+        wrong = actual != plain
+        if wrong.any():
+            raise AssertionError(f"{what}: {_first(wrong, actual, plain)}")
         return
     finite = exact.isfinite() & plain.isfinite()
     special = ~finite & ~((actual == plain) | (actual.isnan() & plain.isnan()))

@@ -259,7 +259,7 @@ def test_tied_head_is_packed_beside_the_embedding() -> None:
 
 @pytest.mark.parametrize("head", ["bf16", "int8", "int4"])
 def test_head_has_a_format_of_its_own(head: str) -> None:
-    options = {"weights": "int8", "activation": "int8", "group_size": 32}
+    options = {"weights": "int8", "activation_dtype": "int8", "group_size": 32}
     fast = llm.optimize(build("llama"), head=head, **options)
     assert fast.lm_head.weight.format == head
     assert fast.model.layers[0].self_attn.q_proj.weight.format == "int8"
@@ -368,8 +368,14 @@ def test_prompt_longer_than_the_cache_is_refused() -> None:
         ({"kv_cache": "int4"}, "expected kv_cache None, 'bf16', 'fp32', 'int8', got 'int4'"),
         ({"weights": "int4"}, "divides in_features 64 of model.layers.0.self_attn.q_proj.weight"),
         ({"weights": "int4", "group_size": 48}, "expected group_size 32, 64, 128, 256 or None"),
-        ({"activation": "int8"}, "expected weights 'int8' or 'int4' with activation='int8'"),
-        ({"weights": "int8", "activation": "int4"}, "expected activation None or 'int8'"),
+        (
+            {"activation_dtype": "int8"},
+            "expected weights 'int8' or 'int4' with activation_dtype='int8'",
+        ),
+        (
+            {"weights": "int8", "activation_dtype": "int4"},
+            "expected activation_dtype None or 'int8'",
+        ),
         ({"head": "int3"}, "expected weights None, 'int8', 'int4', 'nf4', got 'int3'"),
     ],
 )

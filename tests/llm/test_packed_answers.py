@@ -77,7 +77,7 @@ def _in_another_order(products: Any) -> Any:
     ("family", "method", "options"),
     [
         ("llama", "of", {}),
-        ("llama", "of", {"weights": "int8", "activation": "int8", "group_size": None}),
+        ("llama", "of", {"weights": "int8", "activation_dtype": "int8", "group_size": None}),
         ("gpt2", "of", {"weights": "int8"}),
         ("mixtral", "stacked", {}),
         ("mixtral", "stacked", {"weights": "int4", "group_size": 32}),

@@ -47,7 +47,7 @@ def test_packed_weights_err_as_bfloat16_does(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "group_size", "activation", "allowed"),
+    ("weights", "group_size", "activation_dtype", "allowed"),
     [
         ("int8", None, None, 0.04),
         ("int8", None, "int8", 0.08),
@@ -57,11 +57,13 @@ def test_packed_weights_err_as_bfloat16_does(family: str) -> None:
 )
 @pytest.mark.parametrize("family", ["llama", "phi3", "falcon_grouped", "mixtral", "gpt2"])
 def test_quantized_weights_stay_near(
-    family: str, weights: str, group_size: int | None, activation: str | None, allowed: float
+    family: str, weights: str, group_size: int | None, activation_dtype: str | None, allowed: float
 ) -> None:
     model = build(family)
     given = prompt()
-    fast = llm.optimize(model, weights=weights, group_size=group_size, activation=activation)
+    fast = llm.optimize(
+        model, weights=weights, group_size=group_size, activation_dtype=activation_dtype
+    )
     report = oxytorch.explain(fast)
     assert report.fused == report.layers == 2
     assert report.bytes_after < 0.8 * report.bytes_before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from oxytorch import isa, testing
+from oxytorch.core.packed import PackedTensor
 from oxytorch.ops import Op, Sample
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -26,33 +26,91 @@ def samples_of(op: Op, dtype: torch.dtype) -> list[Sample]:
     return list(op.samples(dtype, "test"))
 
 
+def arguments(op: Op, sample: Sample) -> dict[str, Any]:
+    """All arguments of the sample by name, defaults filled in."""
+    return op.arguments(*sample.args, **sample.kwargs)
+
+
+@functools.cache
+def written(name: str) -> list[str]:
+    """The arguments that the op writes into, by its schema."""
+    packet = getattr(torch.ops.oxytorch, name, None)
+    if packet is None:
+        return []
+    given = packet.default._schema.arguments
+    return [item.name for item in given if item.alias_info and item.alias_info.is_write]
+
+
+def written_tensors(op: Op, named: dict[str, Any]) -> list[Tensor]:
+    """The tensors of a call that the op writes into."""
+    return testing.tensors_in([named[name] for name in written(op.name)])
+
+
+def results_of(op: Op, function: Callable[..., Any], named: dict[str, Any]) -> list[Tensor]:
+    """All that a call computes: its results, and copies of the arguments that it writes into."""
+    own = {name: testing.map_tensors(_copy, named[name]) for name in written(op.name)}
+    with torch.no_grad():
+        results = function(**{**named, **own})
+    return testing.tensors_in([results, *own.values()])
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy with the same strides, and with what lies between the elements."""
+    storage = tensor.untyped_storage().clone()
+    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 @functools.cache
 def expected(op: Op, dtype: torch.dtype, index: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Results of the reference in float64 and in the dtype of the sample."""
-    sample = samples_of(op, dtype)[index]
-    wide = {name: testing.widen(value) for name, value in sample.kwargs.items()}
-    with torch.no_grad():
-        exact = op.reference(*testing.widen(sample.args), **wide)
-        plain = op.reference(*sample.args, **sample.kwargs)
-    return testing.tensors_in(exact), testing.tensors_in(plain)
+    """What the reference computes in float64 and in the dtype of the sample."""
+    named = arguments(op, samples_of(op, dtype)[index])
+    plain = results_of(op, op.reference, named)
+    if not any(result.is_floating_point() for result in plain):
+        return plain, plain
+    wide = {name: _widened(value) for name, value in named.items()}
+    return results_of(op, op.reference, wide), plain
 
 
-def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], level: str) -> list[Tensor]:
+def _widened(value: Any) -> Any:
+    """The value in float64; a packed weight stays, since its values are exact."""
+    return value if isinstance(value, PackedTensor) else testing.widen(value)
+
+
+def moved_by(layout: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The value with `layout` applied to its tensors; a packed weight has its own."""
+    return value if isinstance(value, PackedTensor) else testing.map_tensors(layout, value)
+
+
+def call(op: Op, named: dict[str, Any], level: str) -> list[Tensor]:
     """Calls the op at `level`; fails if it was not really that level's code that ran."""
-    with torch.no_grad(), isa.use(level):
+    with isa.use(level):
         isa.forget_last_called()
-        results = testing.tensors_in(op.function(*args, **kwargs))
+        results = results_of(op, op.function, named)
         ran = isa.last_called()
-    if any(result.numel() for result in results):
+    new = results[: len(results) - len(written_tensors(op, named))]
+    if any(result.numel() for result in new):
         assert ran == level, f"{op.name}: expected level {level} to run, got {ran}"
     return results
+
+
+def _layout_of(op: Op, name: str, layout: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`layout`; what an op writes into keeps a dense last dimension: it cannot be copied."""
+    if name not in written(op.name):
+        return layout
+
+    def moved(tensor: Tensor) -> Tensor:
+        result = layout(tensor)
+        return result if result.stride(-1) == 1 else tensor
+
+    return moved
 
 
 def check_numbers(op: Op, dtype: torch.dtype, index: int, level: str) -> None:
     """Compares with the reference in float64."""
     sample = samples_of(op, dtype)[index]
     exact, plain = expected(op, dtype, index)
-    results = call(op, sample.args, sample.kwargs, level)
+    results = call(op, arguments(op, sample), level)
     assert len(results) == len(plain)
     for actual, wanted, usual in zip(results, exact, plain, strict=True):
         assert actual.stride() == usual.stride()
@@ -71,22 +129,18 @@ def check_memory(
     """The same numbers from hostile layouts, nothing written outside, no input changed."""
     sample = samples_of(op, dtype)[index]
     exact, plain = expected(op, dtype, index)
-    args = testing.map_tensors(layout, sample.args)
-    kwargs = {name: testing.map_tensors(layout, value) for name, value in sample.kwargs.items()}
-    before = [tensor.clone() for tensor in testing.tensors_in([args, list(kwargs.values())])]
+    named = {
+        name: testing.map_tensors(_layout_of(op, name, layout), value)
+        for name, value in arguments(op, sample).items()
+    }
+    before = [tensor.clone() for tensor in testing.tensors_in(list(named.values()))]
     with testing.settings(stream=stream, split=True, guard=guard):
-        results = call(op, args, kwargs, level)
+        results = call(op, named, level)
     for actual, wanted, usual in zip(results, exact, plain, strict=True):
         testing.assert_close(actual, wanted, usual, f"{op.name} {sample.name}")
+    for actual in results[: len(results) - len(written_tensors(op, named))]:
         # The total that was not asked for has no elements and no guard is needed around it.
         testing.assert_guarded(actual, guard)
-    after = testing.tensors_in([args, list(kwargs.values())])
+    after = testing.tensors_in(list(named.values()))
     for tensor, copy in zip(after, before, strict=True):
         assert torch.equal(tensor.nan_to_num(), copy.nan_to_num()), f"{op.name}: changed an input"
-
-
-def positional(op: Op, sample: Sample) -> tuple[Any, ...]:
-    """All arguments of the sample by position, defaults filled in."""
-    bound = inspect.signature(op.function).bind(*sample.args, **sample.kwargs)
-    bound.apply_defaults()
-    return bound.args

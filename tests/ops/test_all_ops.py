@@ -12,10 +12,15 @@ import torch
 from harness import (
     DTYPES,
     LEVELS,
+    arguments,
     check_memory,
     check_numbers,
-    positional,
+    expected,
+    moved_by,
+    results_of,
     samples_of,
+    written,
+    written_tensors,
 )
 from torch.library import opcheck
 
@@ -27,10 +32,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 REGISTRY = ops.registry()
+ONEDNN = ops.registry("onednn")
+WITH_GRADIENT = [pytest.param(op, id=name) for name, op in REGISTRY.items() if op.has_gradient]
 
 
-def _each_sample() -> Iterator[Any]:
-    for name, op in REGISTRY.items():
+def _each_sample(registry: dict[str, Op] = REGISTRY) -> Iterator[Any]:
+    for name, op in registry.items():
         for short, dtype in DTYPES.items():
             for index, sample in enumerate(samples_of(op, dtype)):
                 yield pytest.param(op, dtype, index, id=f"{name}-{sample.name}-{short}")
@@ -45,6 +52,29 @@ def _each_op() -> Iterator[Any]:
 @pytest.mark.parametrize(("op", "dtype", "index"), list(_each_sample()))
 def test_numbers(op: Op, dtype: torch.dtype, index: int, level: str) -> None:
     check_numbers(op, dtype, index, level)
+
+
+@pytest.mark.parametrize(("op", "dtype", "index"), list(_each_sample(ONEDNN)))
+def test_numbers_of_onednn(op: Op, dtype: torch.dtype, index: int) -> None:
+    named = arguments(op, samples_of(op, dtype)[index])
+    exact, plain = expected(op, dtype, index)
+    for layout in (torch.Tensor.clone, *LAYOUTS.values()):
+        moved = {name: moved_by(layout, value) for name, value in named.items()}
+        results = results_of(op, op.function, moved)
+        for actual, wanted, usual in zip(results, exact, plain, strict=True):
+            testing.assert_close(actual, wanted, usual, op.name)
+
+
+@pytest.mark.parametrize(("op", "dtype", "index"), list(_each_sample(ONEDNN)))
+def test_cost_of_onednn_counts_what_the_call_touches(
+    op: Op, dtype: torch.dtype, index: int
+) -> None:
+    named = arguments(op, samples_of(op, dtype)[index])
+    touched = [value for value in named.values() if isinstance(value, torch.Tensor)]
+    cost = op.cost(**named)
+    results = results_of(op, op.function, named)
+    assert cost.bytes >= sum(tensor.nbytes for tensor in (*touched, *results))
+    assert cost.operations > 0
 
 
 LAYOUTS = {
@@ -88,14 +118,16 @@ def test_opcheck(op: Op) -> None:
         if all(tensor.numel() for tensor in testing.tensors_in(sample.args))
     ]
     for sample in (filled[0], filled[-1]):
-        args = testing.map_tensors(_with_gradient, positional(op, sample))
-        opcheck(overload, args)
+        named = arguments(op, sample)
+        given = named if op.has_gradient else {}
+        opcheck(overload, tuple((named | _with_gradients(given)).values()))
 
 
-@pytest.mark.parametrize("op", list(_each_op()))
+@pytest.mark.parametrize("op", WITH_GRADIENT)
 def test_gradients(op: Op) -> None:
     sample = _small(op)
-    args = testing.map_tensors(_with_gradient, testing.widen(positional(op, sample)))
+    args = testing.widen(tuple(arguments(op, sample).values()))
+    args = testing.map_tensors(_with_gradient, args)
     names = list(inspect.signature(op.function).parameters)
     flat = [tensor for tensor in testing.tensors_in(args) if tensor.requires_grad]
 
@@ -109,7 +141,7 @@ def test_gradients(op: Op) -> None:
     assert torch.autograd.gradcheck(of_leaves, flat, fast_mode=True)
 
 
-@pytest.mark.parametrize("op", list(_each_op()))
+@pytest.mark.parametrize("op", WITH_GRADIENT)
 def test_gradients_in_float32_are_those_of_the_reference(op: Op) -> None:
     sample = _small(op)
     found = []
@@ -124,23 +156,37 @@ def test_gradients_in_float32_are_those_of_the_reference(op: Op) -> None:
             torch.testing.assert_close(ours, usual)
 
 
+@pytest.mark.parametrize("op", [op for op in REGISTRY.values() if not op.has_gradient])
+def test_an_op_without_gradient_says_so(op: Op) -> None:
+    named = _with_gradients(arguments(op, _small(op)))
+    if written(op.name):
+        with pytest.raises(RuntimeError, match=f"{op.name}: has no gradient; call it under"):
+            op.function(**named)
+    else:
+        results = testing.tensors_in(op.function(**named))
+        assert not any(result.requires_grad for result in results)
+
+
 @pytest.mark.parametrize("op", list(_each_op()))
 def test_compiles_into_one_graph(op: Op) -> None:
     sample = _small(op)
     torch._dynamo.reset()
     compiled = torch.compile(op.function, fullgraph=True, backend="aot_eager")
-    results = testing.tensors_in(compiled(*sample.args, **sample.kwargs))
-    eager = testing.tensors_in(op.function(*sample.args, **sample.kwargs))
-    for one, other in zip(results, eager, strict=True):
-        assert torch.equal(one, other)
+    named = arguments(op, sample)
+    results = results_of(op, compiled, named)
+    for one, other in zip(results, results_of(op, op.function, named), strict=True):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 @pytest.mark.parametrize("op", list(_each_op()))
 def test_runs_on_other_devices_through_the_reference(op: Op) -> None:
     sample = _small(op)
-    eager = testing.tensors_in(op.function(*sample.args, **sample.kwargs))
-    args = testing.map_tensors(lambda tensor: tensor.to("meta"), sample.args)
-    results = testing.tensors_in(op.function(*args, **sample.kwargs))
+    named = arguments(op, sample)
+    eager = results_of(op, op.function, named)
+    there = {name: testing.map_tensors(_to_meta, value) for name, value in named.items()}
+    with torch.no_grad():
+        results = testing.tensors_in(op.function(**there))
+    results += written_tensors(op, there)
     for meta, real in zip(results, eager, strict=True):
         assert (meta.device.type, meta.shape, meta.dtype) == ("meta", real.shape, real.dtype)
         assert meta.stride() == real.stride()
@@ -154,33 +200,24 @@ def test_repeats_bit_for_bit_with_any_number_of_threads(op: Op) -> None:
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            with testing.settings(split=True), torch.no_grad():
-                results.append(testing.tensors_in(op.function(*sample.args, **sample.kwargs)))
+            with testing.settings(split=True):
+                results.append(results_of(op, op.function, arguments(op, sample)))
     finally:
         torch.set_num_threads(before)
     for later in results[1:]:
         for one, other in zip(results[0], later, strict=True):
-            assert torch.equal(one, other)
+            assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 @pytest.mark.parametrize("op", list(_each_op()))
 def test_cost_counts_what_the_call_touches(op: Op) -> None:
     for sample in samples_of(op, torch.float32):
         cost = op.cost(*sample.args, **sample.kwargs)
-        with torch.no_grad():
-            results = testing.tensors_in(op.reference(*sample.args, **sample.kwargs))
-        assert cost.bytes >= sum(result.nbytes for result in results)
+        named = arguments(op, sample)
+        results = results_of(op, op.reference, named)
+        new = len(results) - len(written_tensors(op, named))
+        assert cost.bytes >= sum(result.nbytes for result in results[:new])
         assert cost.operations >= 0
-
-
-@pytest.mark.parametrize("op", [op for op in REGISTRY.values() if op.spellings])
-def test_spellings_compute_the_same(op: Op) -> None:
-    sample = _small(op)
-    for spelling in op.spellings:
-        usual = testing.tensors_in(op.reference(*sample.args, **sample.kwargs))
-        other = testing.tensors_in(spelling(*sample.args, **sample.kwargs))
-        for one, another in zip(usual, other, strict=True):
-            torch.testing.assert_close(one, another)
 
 
 def test_every_level_of_this_machine_is_tested() -> None:
@@ -190,6 +227,14 @@ def test_every_level_of_this_machine_is_tested() -> None:
 def _with_gradient(tensor: torch.Tensor) -> torch.Tensor:
     copy = tensor.clone()
     return copy.requires_grad_() if copy.is_floating_point() else copy
+
+
+def _with_gradients(named: dict[str, Any]) -> dict[str, Any]:
+    return {name: testing.map_tensors(_with_gradient, value) for name, value in named.items()}
+
+
+def _to_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _small(op: Op) -> ops.Sample:

@@ -69,6 +69,31 @@ CHOICE = torch.zeros(2, 1, dtype=torch.int64)
 
 CASES: list[tuple[str, Callable[[], object]]] = [
     (
+        "cached_attention: expected start and length that fit the cache of 4 positions, "
+        "got start 4 and length 1; make a larger cache",
+        lambda: ops.cached_attention(*[ones(1, 1, 1, 8)] * 3, *[ones(1, 1, 4, 8)] * 2, 4),
+    ),
+    (
+        "pack_panels: expected values of dtype bfloat16, got float32",
+        lambda: ops.pack_panels(ones(2, 3), "bf16"),
+    ),
+    (
+        "pack_panels: expected format 'bf16', 'int8', 'int4' or 'nf4', got 'int3'",
+        lambda: ops.pack_panels(codes(6).view(2, 3), "int3"),
+    ),
+    (
+        "pack_panels: expected out_features even and of at least 2, got 3",
+        lambda: ops.pack_panels(codes(9).view(3, 3), "int8", True),
+    ),
+    (
+        "unpack_panels: expected panels with 512 elements, got [511]",
+        lambda: ops.unpack_panels(codes(511), "int4", 16, 64),
+    ),
+    (
+        "quantize_weight: expected group_size that divides in_features 64, got 48",
+        lambda: ops.registry()["quantize_weight"].function(ones(4, 64), "int4", 48, True, True),
+    ),
+    (
         "rms_norm: expected weight of shape [4], got [1, 4]",
         lambda: ops.rms_norm(ones(3, 4), ones(1, 4)),
     ),
@@ -255,8 +280,8 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.linear_panels(ones(3, 64), *INT4, ones(17)),
     ),
     (
-        "linear_panels: expected activation 'none' or 'int8', got 'int4'",
-        lambda: ops.linear_panels(ones(3, 64), *INT4, activation="int4"),
+        "linear_panels: expected activation_dtype 'none' or 'int8', got 'int4'",
+        lambda: ops.linear_panels(ones(3, 64), *INT4, activation_dtype="int4"),
     ),
     (
         "linear_panels: expected group_scales with groups of 32, 64, 128 or 256 of 64 in_features, "
@@ -296,8 +321,8 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: linear(ones(3, 64), "nf4", codes(512), ones(16), None, ones(1, 1, 16)),
     ),
     (
-        "linear_panels: expected activation 'none' with format 'nf4', got 'int8'",
-        lambda: linear(ones(3, 64), "nf4", codes(512), ones(16), activation="int8"),
+        "linear_panels: expected activation_dtype 'none' with format 'nf4', got 'int8'",
+        lambda: linear(ones(3, 64), "nf4", codes(512), ones(16), activation_dtype="int8"),
     ),
     (
         "interaction: expected dense of shape [batch, dim], got [4]",

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from harness import LEVELS, call, positional
+from harness import LEVELS, arguments, call
 
 from oxytorch import _library, isa, ops, testing
 from oxytorch.ops import Op, Sample
-from oxytorch.ops.panels import Experts, PanelWeight, linear, moe
+from oxytorch.ops.linear_panels import linear
+from oxytorch.ops.moe import Experts, routed_mlp
+from oxytorch.ops.panels import PanelWeight
 from oxytorch.ops.panels.formats import FORMATS
 from oxytorch.ops.quantize_weight import quantize_weight
 
@@ -55,7 +57,7 @@ def _arguments(index: int, dtype: torch.dtype) -> tuple[Any, ...]:
     weight = _weight(outputs, width, format, group_size, symmetric)
     if epilogue.endswith("_mul"):
         weight = PanelWeight.gated(weight, _weight(outputs, width, format, group_size, symmetric))
-    weight.activation = activation
+    weight.activation_dtype = activation
     bias = torch.randn(weight.shape[0]).to(dtype)
     other = torch.randn(rows, outputs).to(dtype) if epilogue == "add" else None
     return torch.randn(rows, width).to(dtype), weight, bias, other, epilogue
@@ -64,20 +66,20 @@ def _arguments(index: int, dtype: torch.dtype) -> tuple[Any, ...]:
 def _sample(index: int, dtype: torch.dtype) -> tuple[Op, Sample]:
     x, weight, bias, other, epilogue = _arguments(index, dtype)
     scales = weight.channel_scales, weight.group_scales, weight.zero_points
-    rest = CALLS[index][2], bias, other, epilogue, weight.activation or "none"
-    arguments = (x, weight.format, weight.packed, *scales, *rest)
-    return ops.registry()["linear_panels"], Sample(f"call{index}", arguments)
+    rest = CALLS[index][2], bias, other, epilogue, weight.activation_dtype or "none"
+    args = (x, weight.format, weight.packed, *scales, *rest)
+    return ops.registry()["linear_panels"], Sample(f"call{index}", args)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("index", range(len(CALLS)), ids=[f"{c[0]}-{c[3]}-{c[7]}" for c in CALLS])
 def test_many_rows_agree_with_the_reference_at_every_level(index: int, dtype: torch.dtype) -> None:
     op, sample = _sample(index, dtype)
-    exact = op.reference(*testing.widen(positional(op, sample)))
-    plain = op.reference(*positional(op, sample))
+    exact = op.reference(*testing.widen(sample.args))
+    plain = op.reference(*sample.args)
     for level in LEVELS:
         with testing.settings(split=True):
-            (result,) = call(op, sample.args, sample.kwargs, level)
+            (result,) = call(op, arguments(op, sample), level)
         testing.assert_close(result, exact, plain, f"{op.name} at {level}")
 
 
@@ -110,7 +112,7 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 5, 40])
 @pytest.mark.parametrize("format", FORMATS)
-def test_moe_of_panel_weights_is_the_sum_over_chosen_experts(format: str, tokens: int) -> None:
+def test_routed_mlp_is_the_sum_over_chosen_experts(format: str, tokens: int) -> None:
     torch.manual_seed(tokens)
     group = None if format == "bf16" else 32
     pairs = [[_weight(64, 96, format, group, False) for _ in "gu"] for _ in range(4)]
@@ -125,24 +127,24 @@ def test_moe_of_panel_weights_is_the_sum_over_chosen_experts(format: str, tokens
             value = x[token].double()
             inner = torch.nn.functional.silu(gate @ value) * (up @ value)
             wanted[token] += share * (down[int(expert)].dense().double() @ inner)
-    found = moe(x, weights, indices, gate_up, down)
-    again = moe(x, weights, indices, Experts.of(gate_up), Experts.of(down))
+    found = routed_mlp(x, weights, indices, gate_up, down)
+    again = routed_mlp(x, weights, indices, Experts.of(gate_up), Experts.of(down))
     assert torch.equal(found, again)
     # The dense values are rounded to bfloat16; the codes are not.
     tolerance = 1e-5 if format == "bf16" else 0.02
     torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_moe_reads_only_chosen_experts() -> None:
+def test_routed_mlp_reads_only_chosen_experts() -> None:
     torch.manual_seed(0)
     gate_up = [PanelWeight.gated(*(_weight(32, 64, "bf16", None, True),) * 2) for _ in range(3)]
     down = [_weight(64, 32, "bf16", None, True) for _ in range(3)]
     x, weights = torch.randn(20, 64), torch.rand(20, 2)
     indices = torch.tensor([[0, 2]] * 20)
-    before = moe(x, weights, indices, gate_up, down)
+    before = routed_mlp(x, weights, indices, gate_up, down)
     for weight in (gate_up[1], down[1]):
         weight.packed.fill_(0xFF)
-    assert torch.equal(moe(x, weights, indices, gate_up, down), before)
+    assert torch.equal(routed_mlp(x, weights, indices, gate_up, down), before)
 
 
 def test_experts_have_to_be_alike() -> None:

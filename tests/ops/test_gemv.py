@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from harness import DTYPES, LEVELS, call, positional
+from harness import DTYPES, LEVELS, arguments, call
 
 from oxytorch import _library, isa, ops, testing
 from oxytorch.ops import Op, Sample
-from oxytorch.ops.panels import PanelWeight, linear
+from oxytorch.ops.linear_panels import linear
+from oxytorch.ops.panels import PanelWeight
 from oxytorch.ops.panels.formats import CODES, FORMATS
 from oxytorch.ops.quantize_weight import quantize_weight
 
@@ -33,17 +34,16 @@ def weight_of(
 
 def sample_of(weight: PanelWeight, x: torch.Tensor) -> tuple[Op, Sample]:
     scales = weight.channel_scales, weight.group_scales, weight.zero_points
-    arguments = (x, weight.format, weight.packed, *scales, weight.outputs)
-    return ops.registry()["linear_panels"], Sample("", arguments)
+    args = (x, weight.format, weight.packed, *scales, weight.outputs)
+    return ops.registry()["linear_panels"], Sample("", args)
 
 
 def check(weight: PanelWeight, x: torch.Tensor, level: str, finite_rows: slice) -> torch.Tensor:
     """Compares the rows with the reference in float64; returns all of the result."""
     op, sample = sample_of(weight, x)
-    arguments = positional(op, sample)
-    exact = op.reference(*testing.widen(arguments))[finite_rows]
-    plain = op.reference(*arguments)[finite_rows]
-    (result,) = call(op, sample.args, {}, level)
+    exact = op.reference(*testing.widen(sample.args))[finite_rows]
+    plain = op.reference(*sample.args)[finite_rows]
+    (result,) = call(op, arguments(op, sample), level)
     testing.assert_close(result[finite_rows], exact, plain, f"{op.name} at {level}")
     return result
 
@@ -78,10 +78,10 @@ def test_what_is_not_finite_stays_in_its_row(format: str, level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("activation", [None, "int8"])
-def test_rows_of_any_magnitude(format: str, level: str, activation: str | None) -> None:
+@pytest.mark.parametrize("activation_dtype", [None, "int8"])
+def test_rows_of_any_magnitude(format: str, level: str, activation_dtype: str | None) -> None:
     weight = weight_of(format, 33, 256)
-    weight.activation = activation if format in ("int8", "int4") else None
+    weight.activation_dtype = activation_dtype if format in ("int8", "int4") else None
     x = torch.randn(4, 256).bfloat16()
     x[0] = 0
     x[1] *= 1e-32

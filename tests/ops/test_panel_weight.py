@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from oxytorch import _library, isa, testing
-from oxytorch.ops.pack_panels import pack_panels, unpack_panels
-from oxytorch.ops.panels import PanelWeight, layout, linear
+from oxytorch.ops.linear_panels import linear
+from oxytorch.ops.panels import PanelWeight, layout
 from oxytorch.ops.panels.formats import FORMATS
 from oxytorch.ops.quantize_weight import quantize_weight
 
@@ -47,26 +46,6 @@ def test_codes_come_back(format: str, shape: tuple[int, int], asymmetric: bool) 
     weight = PanelWeight.from_codes(format, *given)
     for found, wanted in zip(weight.codes(), given, strict=True):
         assert (found is None and wanted is None) or torch.equal(found, wanted)
-
-
-@pytest.mark.skipif(not _library.loaded, reason=f"no compiled library: {_library.why_missing}")
-@pytest.mark.parametrize("level", [level.name for level in isa.levels() if level.supported])
-@pytest.mark.parametrize("format", ["bf16", "int8", "int4", "nf4"])
-def test_packing_is_that_of_the_reference_at_every_level(format: str, level: str) -> None:
-    for shape, gated in (((1, 64), False), ((33, 130), False), ((34, 7), True), ((64, 96), True)):
-        if format == "bf16":
-            values = torch.randn(shape).bfloat16()
-        else:
-            values = torch.randint(256 if format == "int8" else 16, shape, dtype=torch.uint8)
-        with isa.use(level), testing.settings(split=True, guard=67):
-            isa.forget_last_called()
-            packed = pack_panels(values.t().contiguous().t(), format, gated)
-            assert isa.last_called() == level
-            unpacked = unpack_panels(packed, format, *shape, gated)
-        for found in (packed, unpacked):
-            testing.assert_guarded(found, 67)
-        assert torch.equal(packed, layout.pack(format, values, gated))
-        assert torch.equal(unpacked, values)
 
 
 def test_layout_is_the_documented_one() -> None:
@@ -186,7 +165,7 @@ def test_nearest_codes_are_within_half_a_step(format: str, symmetric: bool) -> N
 
 def test_copies_and_pickles_keep_codes_and_settings() -> None:
     weight = PanelWeight.from_codes("int4", *random_codes("int4", 33, 64, 2, True))
-    weight.activation = "int8"
+    weight.activation_dtype = "int8"
     parameter = torch.nn.Parameter(weight, requires_grad=False)
     for again in (
         copy.deepcopy(parameter),
@@ -195,7 +174,7 @@ def test_copies_and_pickles_keep_codes_and_settings() -> None:
         parameter.clone(),
     ):
         assert _equal(again, weight)
-        assert (again.activation, again.group_size) == ("int8", 32)
+        assert (again.activation_dtype, again.group_size) == ("int8", 32)
     assert isinstance(copy.deepcopy(parameter), torch.nn.Parameter)
     assert copy.deepcopy(parameter).packed.data_ptr() != weight.packed.data_ptr()
 
@@ -305,27 +284,3 @@ CASES: list[tuple[str, Callable[[], object]]] = [
 def test_wrong_input_is_named(message: str, call: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
-
-
-@pytest.mark.skipif(not _library.loaded, reason=f"no compiled library: {_library.why_missing}")
-def test_packing_names_what_does_not_fit() -> None:
-    for message, call in (
-        (
-            "pack_panels: expected values of dtype bfloat16, got float32",
-            lambda: pack_panels(torch.ones(2, 3), "bf16"),
-        ),
-        (
-            "pack_panels: expected format 'bf16', 'int8', 'int4' or 'nf4', got 'int3'",
-            lambda: pack_panels(codes_of(2, 3), "int3"),
-        ),
-        (
-            "pack_panels: expected out_features even and of at least 2, got 3",
-            lambda: pack_panels(codes_of(3, 3), "int8", True),
-        ),
-        (
-            "unpack_panels: expected panels with 512 elements, got [511]",
-            lambda: unpack_panels(codes_of(511), "int4", 16, 64),
-        ),
-    ):
-        with pytest.raises(RuntimeError, match=re.escape(message)):
-            call()

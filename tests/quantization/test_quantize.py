@@ -53,12 +53,12 @@ def test_layers_compute_with_the_rounded_weights(
     weight = small.up.weight
     assert type(weight) is PanelWeight and weight.format == config.format
     assert (weight.shape, weight.dtype) == (before.shape, dtype)
-    assert weight.activation == config.activation
+    assert weight.activation_dtype == config.activation_dtype
     error = (weight.dense() - before).float().norm() / before.float().norm()
     assert 1e-4 < error < most
     x = torch.randn(5, 256).to(dtype)
     wanted = F.linear(x.float(), weight.dense().float(), small.up.bias.float())
-    allowed = 2e-2 if config.activation or dtype == torch.bfloat16 else 2e-3
+    allowed = 2e-2 if config.activation_dtype or dtype == torch.bfloat16 else 2e-3
     with torch.no_grad():
         found = small.up(x)
     assert found.dtype == dtype

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from oxytorch import _library, isa, testing
 from oxytorch.ops.panels.layout import values_of
-from oxytorch.ops.quantize_weight import quantize_weight, reference
+from oxytorch.ops.quantize_weight import op, quantize_weight
 
 LEVELS = [level.name for level in isa.levels() if level.supported]
+
+reference = op.reference
 
 SETTINGS = [
     (format, group_size, symmetric, search)
@@ -127,7 +129,7 @@ def test_values_that_are_not_finite_show_in_the_scale(
     weight[3, 70] = value
     for function in (quantize_weight, reference):
         size = group_size or (256 if function is reference else None)
-        scales = function(weight, format, size, symmetric, search)[1]  # type: ignore[operator]
+        scales = function(weight, format, size, symmetric, search)[1]
         wrong = scales.isnan()
         assert int(wrong.sum()) == 1
         assert bool(wrong[3, 70 * scales.shape[1] // 256])

@@ -162,7 +162,7 @@ def test_int8_compressed_tensors_quantize_activations(tmp_path: Path, has_zeros:
     layer = loaded(tmp_path, tensors, settings)
     wanted = packers.values(codes, scales, zeros)
     assert torch.equal(layer.weight.dense(), wanted)  # type: ignore[operator]
-    assert layer.weight.activation == "int8"
+    assert layer.weight.activation_dtype == "int8"
     x = torch.randn(4, IN)
     with torch.no_grad():
         error = (layer(x) - F.linear(x, wanted, BIAS)).norm() / F.linear(x, wanted).norm()

@@ -49,7 +49,7 @@ def test_a_model_comes_back_bit_for_bit(
         assert torch.equal(again(ids), model(ids))
     for name, value in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], value)
-    assert again.up.weight.activation == config.activation
+    assert again.up.weight.activation_dtype == config.activation_dtype
     layers = oxytorch.explain(again).layers  # type: ignore[attr-defined]
     assert [layer.module for layer in layers] == ["up", "down"]
     oxytorch.undo(again)

@@ -369,7 +369,7 @@ class Patterns:
             if maker is None or maker in self._taken or self.only_user(maker) != number:
                 continue
             post_op = self.activation(maker)
-            if post_op is None or post_op.name not in ("gelu", "swish"):
+            if post_op is None or post_op.name not in ("gelu", "silu"):
                 continue
             source = self.steps[maker].arguments[0][0]
             if self.shape(source) != self.shape(up) or not self.is_sound([maker, number]):

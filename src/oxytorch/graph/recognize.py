@@ -51,7 +51,7 @@ def activation_of_module(module: nn.Module) -> PostOp | None:
     if kind is nn.Hardtanh:
         return PostOp("hardtanh", (float(module.min_val), float(module.max_val)))  # type: ignore[arg-type]
     simple = {
-        nn.SiLU: "swish",
+        nn.SiLU: "silu",
         nn.Sigmoid: "sigmoid",
         nn.Tanh: "tanh",
         nn.Hardswish: "hardswish",
@@ -107,8 +107,8 @@ def _formulas() -> dict[Any, PostOp]:
          lambda x: 0.5 * x * (1 + torch.tanh(factor * x * (1 + 0.044715 * x * x)))),
         (PostOp("gelu", (), "tanh"),
          lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * x * (1 + 0.044715 * x * x)))),
-        (PostOp("swish"), F.silu),
-        (PostOp("swish"), lambda x: x * torch.sigmoid(x)),
+        (PostOp("silu"), F.silu),
+        (PostOp("silu"), lambda x: x * torch.sigmoid(x)),
         (PostOp("sigmoid"), torch.sigmoid),
         (PostOp("tanh"), torch.tanh),
         (PostOp("hardswish"), F.hardswish),
@@ -148,7 +148,7 @@ def activation_of_function(
             return None
         return PostOp("hardtanh", (float(bounds[0]), float(bounds[1])))
     if name in ("relu", "sigmoid", "tanh", "silu", "hardswish", "hardsigmoid"):
-        return PostOp("swish" if name == "silu" else name)
+        return PostOp(name)
     return None
 
 

@@ -26,26 +26,29 @@ from .parts import ROUTERS, stored_transposed
 
 
 def weight_config(
-    weights: str | WeightConfig | None, group_size: int | None, activation: str | None
+    weights: str | WeightConfig | None, group_size: int | None, activation_dtype: str | None
 ) -> WeightConfig | None:
-    if activation not in (None, "int8"):
-        raise ValueError(f"llm.optimize: expected activation None or 'int8', got {activation!r}")
+    if activation_dtype not in (None, "int8"):
+        raise ValueError(
+            f"llm.optimize: expected activation_dtype None or 'int8', got {activation_dtype!r}"
+        )
     if weights is None or isinstance(weights, WeightConfig):
-        if weights is None and activation is not None:
+        if weights is None and activation_dtype is not None:
             raise ValueError(
-                "llm.optimize: expected weights 'int8' or 'int4' with activation='int8', got None"
+                "llm.optimize: expected weights 'int8' or 'int4' with "
+                "activation_dtype='int8', got None"
             )
         return weights
     if weights not in CODES:
         names = ", ".join(map(repr, CODES))
         raise ValueError(f"llm.optimize: expected weights None, {names}, got {weights!r}")
     if weights == "nf4":
-        if activation is not None:
-            raise ValueError("llm.optimize: expected activation=None with nf4, got 'int8'")
+        if activation_dtype is not None:
+            raise ValueError("llm.optimize: expected activation_dtype=None with nf4, got 'int8'")
         return NF4Weight(group_size)
     if weights == "int8":
-        return Int8Weight() if activation is None else Int8DynamicActivationInt8Weight()
-    if activation is None:
+        return Int8Weight() if activation_dtype is None else Int8DynamicActivationInt8Weight()
+    if activation_dtype is None:
         return Int4Weight(group_size)
     return Int8DynamicActivationInt4Weight(group_size)
 

@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..ops import cached_attention
-from ..ops.panels import Experts, PanelWeight, linear, moe
+from ..ops.linear_panels import linear
+from ..ops.moe import Experts, routed_mlp
+from ..ops.panels import PanelWeight
 from .cache import CacheLayer
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -102,7 +104,7 @@ class Product:
             self.bias.copy_(module.get_parameter("bias").detach()[rows])
 
     def __call__(self, x: Tensor, epilogue: str = "none", other: Tensor | None = None) -> Tensor:
-        """Returns act(x @ weight^T + bias), + other, or act(gate) * up; see `panels.linear`."""
+        """Returns act(x @ weight^T + bias), + other, or act(gate) * up; see `linear_panels`."""
         if self.order is not None:
             x = x[..., self.order]
         if isinstance(self.weight, PanelWeight):
@@ -132,7 +134,7 @@ class RoutedMlp:
     normalized: bool
     gate_up: list[Product]
     down: list[Product]
-    activation: str
+    activation_fn: str
     packed: tuple[Experts, Experts] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -161,14 +163,14 @@ class RoutedMlp:
             rows = x.reshape(-1, x.shape[-1])
             result = self._one_by_one(rows, weights, indices).view(x.shape)
         else:
-            result = moe(x, weights, indices, *self.packed, self.activation)
+            result = routed_mlp(x, weights, indices, *self.packed, self.activation_fn)
         return result if residual is None else result + residual
 
     def _one_by_one(self, rows: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
         result = torch.zeros(rows.shape, dtype=torch.float32)
         for expert in sorted({*indices.flatten().tolist()}):
             token, place = torch.where(indices == expert)
-            hidden = self.gate_up[expert](rows[token], self.activation + "_mul")
+            hidden = self.gate_up[expert](rows[token], self.activation_fn + "_mul")
             found = self.down[expert](hidden).float() * weights[token, place, None]
             result.index_add_(0, token, found)
         return result.to(rows.dtype)
@@ -178,7 +180,7 @@ def _packed(products: list[Product]) -> Experts | None:
     """The weights of all experts as the op `moe` takes them, or None where they are not alike."""
     weights = [product.weight for product in products]
     forms = {
-        (weight.format, weight.group_size, weight.activation, weight.zero_points is None)
+        (weight.format, weight.group_size, weight.activation_dtype, weight.zero_points is None)
         for weight in weights
         if isinstance(weight, PanelWeight)
     }
@@ -195,11 +197,11 @@ class Mlp:
 
     up: Product
     down: Product
-    activation: str
+    activation_fn: str
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Returns the result, + residual where one is given."""
-        hidden = self.up(x, self.activation + ("_mul" if self.up.gated else ""))
+        hidden = self.up(x, self.activation_fn + ("_mul" if self.up.gated else ""))
         if residual is None:
             return self.down(hidden)
         return self.down(hidden, "add", residual)
@@ -275,13 +277,14 @@ class Attention:
         query_norm, key_norm = self.query_norm, self.key_norm
         if self.flat_norms:
             query_norm = key_norm = None  # applied already
+        first, tensor = (0, start) if isinstance(start, Tensor) else (start, None)
         return cached_attention(
             query,
             key,
             value,
             cache.keys,
             cache.values,
-            start,
+            first,
             key_scales=cache.key_scales,
             value_scales=cache.value_scales,
             cos=cos if self.rotary else None,
@@ -297,6 +300,7 @@ class Attention:
             sinks=self.sinks,
             scale=self.scale,
             causal=mask is None,
+            start_tensor=tensor,
         )
 
 
@@ -307,7 +311,7 @@ class FusedLayer:
     attention_norm and mlp_norm come before their part, the `after_` norms behind it and before the
     residual is added; each may be absent. parallel: both parts read the layer's input.
     norm_last: attention_norm and mlp_norm are applied to the sums instead (OPT's 350 m).
-    residual: what both parts are multiplied with before they are added.
+    residual_scale: what both parts are multiplied with before they are added.
     """
 
     attention: Attention
@@ -318,7 +322,7 @@ class FusedLayer:
     after_mlp_norm: Norm | None = None
     parallel: bool = False
     norm_last: bool = False
-    residual: float = 1.0
+    residual_scale: float = 1.0
     description: str = field(default="", repr=False)
 
     def step(
@@ -354,10 +358,10 @@ class FusedLayer:
                 return self._mlp(*self.mlp_norm.add(attended, hidden))
             total = attended + hidden
             return self._mlp(total, total)
-        if self.residual == 1.0:
+        if self.residual_scale == 1.0:
             total = output(attended, "add", hidden)
         else:
-            total = hidden + output(attended) * self.residual
+            total = hidden + output(attended) * self.residual_scale
         if self.norm_last:
             assert self.attention_norm is not None and self.mlp_norm is not None
             total = self.attention_norm(total)
@@ -365,8 +369,8 @@ class FusedLayer:
         return self._mlp(total if self.mlp_norm is None else self.mlp_norm(total), total)
 
     def _mlp(self, normed: Tensor, residual: Tensor) -> Tensor:
-        if self.residual != 1.0:
-            return residual + self.mlp(normed, None) * self.residual
+        if self.residual_scale != 1.0:
+            return residual + self.mlp(normed, None) * self.residual_scale
         if self.after_mlp_norm is None:
             return self.mlp(normed, residual)
         return self.after_mlp_norm(self.mlp(normed, None)) + residual

@@ -73,7 +73,7 @@ def plans(
             continue
         if norms["flat_norms"] and not _fits_flat(layer, norms, heads, head_dim):
             raise Unmatched(f"{attention} normalizes neither heads nor all of them")
-        if fixed["residual"] != 1.0 and wiring["wiring"] != recipes.WIRINGS[0].name:
+        if fixed["residual_scale"] != 1.0 and wiring["wiring"] != recipes.WIRINGS[0].name:
             continue
         yield Plan(
             attention=attention,
@@ -105,7 +105,7 @@ def _fixed(
     sinks = next((name for name in recipes.SINKS if name in part._parameters), None)
     caches = [name for name in recipes.CACHE_ARGUMENTS if name in arguments]
     return {
-        "residual": (*_numbers(layer, recipes.RESIDUAL), 1.0)[0],
+        "residual_scale": (*_numbers(layer, recipes.RESIDUAL_SCALE), 1.0)[0],
         "window": window_of(part, config, position),
         "sinks": None if sinks is None else f"{attention}.{sinks}",
         "cache_argument": caches[0] if caches else None,
@@ -274,8 +274,8 @@ def _mlps(layer: nn.Module) -> Iterator[dict[str, Any]]:
             return
         found = mlp_products(layer, path)
         if found is not None:
-            activation = activation_of(owner)
-            yield {"mlp": path, "up": found[0], "down": found[1], "activation": activation}
+            activation_fn = activation_of(owner)
+            yield {"mlp": path, "up": found[0], "down": found[1], "activation_fn": activation_fn}
             return
     raise Unmatched(f"no MLP among {_names(layer)}")
 
@@ -348,17 +348,17 @@ def _experts(layer: nn.Module, path: str, owner: nn.Module) -> Iterator[dict[str
             pairs = [pair for pair in found if pair is not None]
             if len(pairs) != len(found) or not all(pair[0].gated for pair in pairs):
                 raise Unmatched(f"{experts_path} are no gated MLPs")
-            activation = activation_of(experts[0])
+            activation_fn = activation_of(experts[0])
             ups, downs = zip(*pairs, strict=True)
             plan = ExpertsPlan(router, chosen, normalized, None, ups, downs)
         else:
             names = ("gate_up_proj", "down_proj")
             if set(experts._parameters) != set(names):
                 raise Unmatched(f"{experts_path} has {', '.join(experts._parameters)}")
-            activation = activation_of(experts)
+            activation_fn = activation_of(experts)
             stacked = (f"{experts_path}.{names[0]}", f"{experts_path}.{names[1]}")
             plan = ExpertsPlan(router, chosen, normalized, stacked)
-        yield {"mlp": path, "experts": plan, "activation": activation}
+        yield {"mlp": path, "experts": plan, "activation_fn": activation_fn}
 
 
 def _wirings(layer: nn.Module) -> Iterator[dict[str, Any]]:

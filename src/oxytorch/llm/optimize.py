@@ -47,7 +47,7 @@ def optimize(
     kv_cache: str | None = None,
     *,
     group_size: int | None = 128,
-    activation: str | None = None,
+    activation_dtype: str | None = None,
     head: str | None = "weights",
     inplace: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -65,7 +65,7 @@ def optimize(
         oxytorch.quantization. Weights that are already quantized stay as they are.
     kv_cache: "bf16", "fp32" or "int8", the format of keys and values. None is that of `dtype`.
     group_size: consecutive inputs that share a scale, for int4 and nf4: 32, 64, 128, 256 or None.
-    activation: "int8" rounds the activations that int8 and int4 weights multiply: faster prefill.
+    activation_dtype: "int8" rounds the activations that int8 and int4 weights multiply: faster prefill.
     head: format of the output head: "weights" (that of the other weights), "bf16", "int8", "int4"
         or "nf4". An embedding that shares the head's weight stays plain.
     inplace: change `model` itself and free its weights on the way. Otherwise a copy is returned,
@@ -83,13 +83,13 @@ def optimize(
     `progress`, the model is restored; but with inplace=True and less free memory than twice what
     both forms take, weights that were replaced already keep their packed values.
     """
-    config = weight_config(weights, group_size, activation)
+    config = weight_config(weights, group_size, activation_dtype)
     dtype = check_model(model, dtype)
     head_config = config
     if head in (None, "bf16"):
         head_config = None
     elif head != "weights":
-        head_config = weight_config(head, group_size, activation)
+        head_config = weight_config(head, group_size, activation_dtype)
     cache_dtype = cache_dtype_of(kv_cache, dtype)
     text = text_config(model)
     layers = decoder_layers(model)
@@ -223,12 +223,14 @@ class _Work:
         """Raises Differs where a layer errs more than its own code does with the same weights."""
         stored = [stored_form(parameter) for parameter in calls.module.parameters()]
         panels = [weight for weight in stored if isinstance(weight, PanelWeight)]
-        activation = next((weight.activation for weight in panels if weight.activation), None)
+        activation_dtype = next(
+            (weight.activation_dtype for weight in panels if weight.activation_dtype), None
+        )
         is_quantized = any(weight.format != "bf16" for weight in panels)
         gap, own = checking.gap_of_own_weights(fused, plan, calls, self.dtype)
         least = PACKED_LAYER[8 if is_quantized else None]
         most = PACKED_LAYER[4]
-        allowed = min(max(least, PACKED_MULTIPLE[activation] * own), most)
+        allowed = min(max(least, PACKED_MULTIPLE[activation_dtype] * own), most)
         if not gap <= allowed:
             raise checking.Differs(
                 gap,
@@ -306,7 +308,7 @@ def _formats(parameters: list[nn.Parameter], dtype: torch.dtype) -> str:
         name = str(dtype).removeprefix("torch.")
         if isinstance(stored, PanelWeight) and stored.format != "bf16":
             group = f" in groups of {stored.group_size}" if stored.group_size else ""
-            rounded = ", int8 activations" if stored.activation else ""
+            rounded = ", int8 activations" if stored.activation_dtype else ""
             name = stored.format + group + rounded
         sizes[name] = sizes.get(name, 0) + parameter.numel()
     return max(sizes, key=lambda name: sizes[name], default="")

@@ -100,14 +100,20 @@ class Packer(Products):
         stored = weight.packed if isinstance(weight, ReorderedPanelWeight) else weight
         if isinstance(stored, PanelWeight):
             symmetric = stored.zero_points is None
-            form = (stored.format, stored.group_size, stored.dtype, stored.activation, symmetric)
+            form = (
+                stored.format,
+                stored.group_size,
+                stored.dtype,
+                stored.activation_dtype,
+                symmetric,
+            )
             return form, order
         config = self.config
         if config is None:
             return ("bf16", None, self.dtype, None, True), order
         # One group is the same as none.
         size = None if config.group_size == stored.shape[-1] else config.group_size
-        return (config.format, size, self.dtype, config.activation, config.symmetric), order
+        return (config.format, size, self.dtype, config.activation_dtype, config.symmetric), order
 
     def stacked(self, layer: nn.Module, path: str, gated: bool) -> list[Product]:
         owner = layer.get_submodule(path.rpartition(".")[0])
@@ -315,7 +321,7 @@ def halves(weight: Tensor) -> list[Tensor]:
         made = PanelWeight.from_codes(
             weight.format, codes[part], scales[part], zero, dtype=weight.dtype
         )
-        made.activation = weight.activation
+        made.activation_dtype = weight.activation_dtype
         found.append(made)
     return found  # type: ignore[return-value]
 

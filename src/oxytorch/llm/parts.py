@@ -81,12 +81,12 @@ def _gated_mlp(layer: nn.Module, wide: nn.Module, packer: Packer) -> tuple[str, 
         if found is None or not found[0].gated:
             return None
         up, down = found
-        activation = activation_of(wide.get_submodule(path))
+        activation_fn = activation_of(wide.get_submodule(path))
         for product in found:
             packer.order(layer, product)
     except Unmatched:  # the linear layers are packed one by one then
         return None
-    trial = Mlp(Products().of(wide, up), Products().of(wide, down), activation)
+    trial = Mlp(Products().of(wide, up), Products().of(wide, down), activation_fn)
     x = torch.randn(5, trial.up.weight.shape[1], generator=torch.Generator().manual_seed(0))
     module, copy = layer.get_submodule(path), wide.get_submodule(path)
     if "forward" in module.__dict__:
@@ -100,6 +100,6 @@ def _gated_mlp(layer: nn.Module, wide: nn.Module, packer: Packer) -> tuple[str, 
         gap = difference(expected, trial(x, None))
     if not isinstance(expected, torch.Tensor) or gap > FUSED_LAYER:
         return None
-    fused = Mlp(packer.of(layer, up), packer.of(layer, down), activation)
+    fused = Mlp(packer.of(layer, up), packer.of(layer, down), activation_fn)
     packer.log.set_forward(module, MlpForward(module, fused))
     return path, {*up.paths, *down.paths}

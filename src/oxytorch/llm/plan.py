@@ -86,7 +86,7 @@ class Plan:
     kv_heads: int
     head_dim: int
     scale: float
-    activation: str
+    activation_fn: str
     wiring: str
     index: int
     up: ProductPlan | None = None
@@ -107,7 +107,7 @@ class Plan:
     parallel: bool = False
     norm_last: bool = False
     flat_norms: bool = False
-    residual: float = 1.0
+    residual_scale: float = 1.0
     results: int = 0
     arguments: tuple[str, ...] = ()
 
@@ -152,7 +152,7 @@ class Plan:
             self._build_mlp(layer, products),
             parallel=self.parallel,
             norm_last=self.norm_last,
-            residual=self.residual,
+            residual_scale=self.residual_scale,
             description=self.wiring,
             **norms,
         )
@@ -161,7 +161,9 @@ class Plan:
         plan = self.experts
         if plan is None:
             assert self.up is not None and self.down is not None
-            return Mlp(products.of(layer, self.up), products.of(layer, self.down), self.activation)
+            return Mlp(
+                products.of(layer, self.up), products.of(layer, self.down), self.activation_fn
+            )
         router = Product(layer.get_parameter(plan.router + ".weight"))
         if plan.stacked is not None:
             gate_up = products.stacked(layer, plan.stacked[0], gated=True)
@@ -169,7 +171,7 @@ class Plan:
         else:
             gate_up = [products.of(layer, part) for part in plan.gate_up]
             down = [products.of(layer, part) for part in plan.down]
-        return RoutedMlp(router, plan.chosen, plan.normalized, gate_up, down, self.activation)
+        return RoutedMlp(router, plan.chosen, plan.normalized, gate_up, down, self.activation_fn)
 
 
 def spread(angles: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ SCALE = ("scaling", "scale", "inv_norm_factor")
 WINDOW = ("sliding_window",)
 SOFTCAP = ("attn_logit_softcapping", "logit_cap")
 
-RESIDUAL = ("residual_multiplier",)
+RESIDUAL_SCALE = ("residual_multiplier",)
 
 CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")
 KNOWN_ARGUMENTS = (

@@ -70,7 +70,7 @@ class PreparedModel:
             weights=precision.weights,
             kv_cache=kv_cache,
             group_size=group_size,
-            activation=precision.activation,
+            activation_dtype=precision.activation_dtype,
             inplace=True,
         )
         return cls(made, precision.name, 0.0, time.perf_counter() - begin)

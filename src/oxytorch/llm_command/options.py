@@ -15,12 +15,12 @@ Weights = Literal["int8", "int4", "nf4"]
 class Precision:
     """How a model is stored and multiplied.
 
-    weights: None keeps bf16. activation: "int8" multiplies in int8, with a scale per row.
+    weights: None keeps bf16. activation_dtype: "int8" multiplies in int8, with a scale per row.
     """
 
     name: str
     weights: Weights | None = None
-    activation: Literal["int8"] | None = None
+    activation_dtype: Literal["int8"] | None = None
 
 
 PRECISIONS = {

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from .linear_panels import linear_panels
     from .merged_embedding_bag import merged_embedding_bag
     from .moe import moe
+    from .pack_panels import pack_panels
+    from .quantize_weight import quantize_weight
     from .rms_norm import rms_norm
     from .rotary_embedding import rotary_embedding
     from .silu_mul import silu_mul
     from .softmax import softmax
+    from .unpack_panels import unpack_panels
 
 __all__ = [
     "Cost",
@@ -44,25 +47,29 @@ __all__ = [
     "linear_panels",
     "merged_embedding_bag",
     "moe",
+    "pack_panels",
+    "quantize_weight",
     "registry",
     "rms_norm",
     "rotary_embedding",
     "silu_mul",
     "softmax",
+    "unpack_panels",
 ]
 
 
-def registry() -> dict[str, Op]:
-    """All ops by name, in name order."""
+def registry(computed_by: str = "oxytorch") -> dict[str, Op]:
+    """All ops by name, in name order: those with kernels of "oxytorch", or those of "onednn"."""
     from ._op import registered
 
-    for name in _NAMES:
+    for name in _NAMES if computed_by == "oxytorch" else _ONEDNN:
         importlib.import_module(f"{__name__}.{name}")
-    return registered()
+    return registered(computed_by)
 
 
 _RECORDS = ("Cost", "Op", "Sample")
 _NAMES = [name for name in __all__ if name not in (*_RECORDS, "registry")]
+_ONEDNN = ("convolution", "linear", "lstm")
 _LATER = {**{name: name for name in _NAMES}, **dict.fromkeys(_RECORDS, "_op")}
 sys.modules[__name__].__class__ = _lazy.Package
 _binding.connect_all(_NAMES)

@@ -10,7 +10,7 @@ import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from torch import Tensor
 from .. import _library
 
 Function = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @functools.cache
@@ -30,54 +32,75 @@ def is_compiled(name: str) -> bool:
     return _library.loaded and hasattr(torch.ops.oxytorch, name)
 
 
-def entry(name: str, reference: Function) -> Function:
-    """What the public function calls, with all arguments given by position.
+def with_kernel(reference: Callable[P, R]) -> Callable[P, R]:
+    """Puts the compiled kernel of the op that `reference` names before it.
 
-    The compiled op, or the reference where there is no library. Without gradients the dispatcher's
-    autograd step is left out: it runs in Python and costs more than the call itself.
+    Returns the op's public function, with the signature and docstring of the reference; its
+    arguments are those of the schema. It calls the compiled op, or the reference where there is no
+    library. Without gradients the dispatcher's autograd step is left out: it runs in Python and
+    costs more than the call itself.
     """
-    if not is_compiled(name):
+    if not is_compiled(reference.__name__):
         return reference
-    overload = getattr(torch.ops.oxytorch, name).default
+    overload = getattr(torch.ops.oxytorch, reference.__name__).default
     is_grad_enabled = torch.is_grad_enabled
     is_compiling = torch.compiler.is_compiling
     below_autograd = torch._C._AutoDispatchBelowAutograd
 
-    def call(*args: Any) -> Any:
+    @functools.wraps(reference)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        result: R
         if is_grad_enabled() or is_compiling():
-            return overload(*args)
+            result = overload(*args, **kwargs)
+            return result
         with below_autograd():
-            return overload(*args)
+            result = overload(*args, **kwargs)
+            return result
+
+    return call
+
+
+def with_writing_kernel(reference: Callable[P, R]) -> Callable[P, R]:
+    """As `with_kernel`, for an op that writes into its arguments: there is no gradient."""
+    name = reference.__name__
+    function = getattr(torch.ops.oxytorch, name).default if is_compiled(name) else reference
+    is_grad_enabled = torch.is_grad_enabled
+
+    @functools.wraps(reference)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if is_grad_enabled():
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor) and value.requires_grad:
+                    raise RuntimeError(f"{name}: has no gradient; call it under torch.no_grad()")
+        result: R = function(*args, **kwargs)
+        return result
 
     return call
 
 
 @dataclass(frozen=True)
-class _Ways:
-    """What an op does besides its kernel: in one that writes into its arguments, `fake` stands in
-    place of `backward`."""
+class _Behaviour:
+    """What an op does besides its kernel.
+
+    fake: of an op that writes into its arguments.
+    """
 
     reference: Function
-    backward: Function | None = None
-    fake: Function | None = None
+    has_gradient: bool
+    fake: Function | None
 
 
-_ways: dict[str, _Ways] = {}
+_behaviours: dict[str, _Behaviour] = {}
 _connected: set[str] = set()
 
 
-def bind(name: str, reference: Function, backward: Function | None) -> None:
-    """Registers `reference` for every other device, for tracing, and for gradients."""
-    _ways[name] = _Ways(reference, backward or functools.partial(_pull_back, reference))
-    _connect(name)
+def bind(name: str, reference: Function, has_gradient: bool, fake: Function | None) -> None:
+    """Registers `reference` for every other device, for tracing, and for gradients.
 
-
-def bind_mutating(name: str, reference: Function, fake: Function) -> None:
-    """As `bind`, for an op that writes into its arguments and so has no gradient.
-
-    fake: returns empty tensors like the results, reading no data and writing none.
+    fake: for an op that writes into its arguments: returns empty tensors like the results, reading
+    no data and writing none.
     """
-    _ways[name] = _Ways(reference, fake=fake)
+    _behaviours[name] = _Behaviour(reference, has_gradient, fake)
     _connect(name)
 
 
@@ -104,43 +127,49 @@ def _connect(name: str) -> None:
             f"oxytorch::{name}", functools.partial(_run_fake, name), lib=library
         )
     else:
-        kernel = functools.partial(_run_with_gradient, name)
+        kernel = functools.partial(_run_above_kernel, name)
         library.impl(name, kernel, "Autograd", with_keyset=True)
 
 
-def _ways_of(name: str) -> _Ways:
-    if name not in _ways:
+def _behaviour_of(name: str) -> _Behaviour:
+    if name not in _behaviours:
         importlib.import_module(f"{__package__}.{name}")
-    return _ways[name]
+    return _behaviours[name]
 
 
 def _run_reference(name: str, *args: Any, **named: Any) -> Any:
-    return _ways_of(name).reference(*args, **named)
+    return _behaviour_of(name).reference(*args, **named)
 
 
 def _run_fake(name: str, *args: Any, **named: Any) -> Any:
-    fake = _ways_of(name).fake
-    assert fake is not None, f"{name}: bind_mutating gives a fake"
+    fake = _behaviour_of(name).fake
+    assert fake is not None, f"{name}: an op that writes into its arguments is given a fake"
     return fake(*args, **named)
 
 
-def _run_with_gradient(name: str, keyset: Any, *args: Any, **named: Any) -> Any:
-    return _gradient_kernel(name)(keyset, *args, **named)
+def _run_above_kernel(name: str, keyset: Any, *args: Any, **named: Any) -> Any:
+    return _autograd_kernel(name)(keyset, *args, **named)
 
 
 @functools.cache
-def _gradient_kernel(name: str) -> Function:
+def _autograd_kernel(name: str) -> Function:
     """The kernel that `torch.library.register_autograd` makes, which takes it a millisecond."""
-    backward = _ways_of(name).backward
-    assert backward is not None, f"{name}: bind gives a backward"
+    behaviour = _behaviour_of(name)
+    if not behaviour.has_gradient:
+        return functools.partial(_pass_on, getattr(torch.ops.oxytorch, name).default)
     caught = _Catching("oxytorch", "FRAGMENT")  # type: ignore[no-untyped-call]
     torch.library.register_autograd(
         f"oxytorch::{name}",
-        functools.partial(_backward, backward),
+        functools.partial(_backward, functools.partial(_pull_back, behaviour.reference)),
         setup_context=_save_inputs,
         lib=caught,
     )
     return caught.kernel
+
+
+def _pass_on(overload: Any, keyset: Any, *args: Any, **named: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return overload.redispatch(keyset & torch._C._after_autograd_keyset, *args, **named)
 
 
 class _Catching(torch.library.Library):

@@ -1,14 +1,16 @@
-"""The record of an op: everything that tests, benchmarks, documentation and passes read."""
+"""The record of an op: what tests, benchmarks, `oxytorch info` and the dispatcher read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ._binding import bind
+from . import _binding
 
 
 @dataclass(frozen=True)
@@ -31,48 +33,93 @@ class Cost:
     operations: int
 
 
+def nbytes(value: object) -> int:
+    """The bytes of a tensor; of those in a list, a tuple or a mapping; 0 for anything else."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return sum(map(nbytes, value)) if isinstance(value, (list, tuple)) else 0
+
+
 @dataclass(frozen=True)
 class Op:
-    """A mathematical operation with a public function and a reference in plain PyTorch.
+    """A mathematical operation with a function and a reference in plain PyTorch.
 
-    function: the public typed function; its name is the op's name, folder, schema and test id.
-    reference: plain PyTorch with the same signature; also runs in float64.
+    function: what is called; its name is the op's name, folder, schema and test id.
+    reference: the same in plain PyTorch, with the same signature; also runs in float64.
     samples: called with a dtype and a size ("test", "cache" or "memory"), yields calls.
-    cost: called with a sample's arguments, returns the least work of that call.
-    backward: called with the list of inputs, the tuple of output gradients and which inputs need
-        one; returns one gradient per input. None means what torch finds for the reference.
-    spellings: other ways in which models write the same formula.
+    least_work: called with the arguments of a call by name, defaults filled in, of which it names
+        those that it reads; returns the cost of the call. `cost` calls it.
+    has_gradient: whether autograd follows the op, by the gradient of its reference.
+    computed_by: "oxytorch", whose kernels exist at every level, or "onednn" inside torch.
     """
 
     function: Callable[..., Any]
     reference: Callable[..., Any]
     samples: Callable[[torch.dtype, str], Iterable[Sample]]
-    cost: Callable[..., Cost]
-    backward: Callable[..., Any] | None = None
-    spellings: tuple[Callable[..., Any], ...] = ()
+    least_work: Callable[..., Cost]
+    has_gradient: bool = True
+    computed_by: str = "oxytorch"
 
     @property
     def name(self) -> str:
-        """The name of the public function."""
+        """The name of the function."""
         return self.function.__name__
+
+    def arguments(self, *args: object, **kwargs: object) -> dict[str, Any]:
+        """All arguments of a call by name, defaults filled in, in the order of the signature."""
+        bound = inspect.signature(self.function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def cost(self, *args: object, **kwargs: object) -> Cost:
+        """The least work of a call with these arguments."""
+        return self.least_work(**self.arguments(*args, **kwargs))
 
 
 _registry: dict[str, Op] = {}
 
 
-def registered() -> dict[str, Op]:
-    """The ops whose modules are imported, by name, in name order."""
-    return dict(sorted(_registry.items()))
+def registered(computed_by: str) -> dict[str, Op]:
+    """The ops whose modules are imported and that this library computes, in name order."""
+    return {name: op for name, op in sorted(_registry.items()) if op.computed_by == computed_by}
 
 
-def register(op: Op, schema_reference: Callable[..., Any] | None = None) -> Op:
-    """Adds `op` to the registry, connects it with its compiled kernel, and returns it.
+def register(
+    function: Callable[..., Any],
+    samples: Callable[[torch.dtype, str], Iterable[Sample]],
+    cost: Callable[..., Cost],
+    *,
+    has_gradient: bool = True,
+    fake: Callable[..., Any] | None = None,
+) -> Op:
+    """Adds an op that `with_kernel` made, connects it with the dispatcher, and returns its record.
 
-    schema_reference: the reference with the results of the schema, where the public function's
-    results differ from them.
+    fake: for an op that writes into its arguments: returns empty tensors like its results, reading
+    no data and writing none.
     """
+    op = _added(Op(function, inspect.unwrap(function), samples, cost, has_gradient))
+    _binding.bind(op.name, op.reference, has_gradient, fake)
+    return op
+
+
+def register_onednn(
+    function: Callable[..., Any],
+    reference: Callable[..., Any],
+    samples: Callable[[torch.dtype, str], Iterable[Sample]],
+    cost: Callable[..., Cost],
+) -> Op:
+    """Adds an op that oneDNN inside torch computes, with a packed weight, and returns its record.
+
+    reference: called with all arguments by name; takes packed weights and multiplies plain values.
+    """
+    op = Op(function, reference, samples, cost, has_gradient=False, computed_by="onednn")
+    return _added(op)
+
+
+def _added(op: Op) -> Op:
     if op.name in _registry:
         raise ValueError(f"{op.name}: registered twice")
     _registry[op.name] = op
-    bind(op.name, schema_reference or op.reference, op.backward)
     return op

@@ -19,11 +19,10 @@ _BINARY: dict[str, Callable[..., torch.Tensor]] = {
 class PostOp:
     """An optional binary operation with a second tensor, then an optional activation.
 
-    name, scalars and algorithm are oneDNN's words as torch's operators take them: `relu`,
-    `sigmoid`, `tanh`, `swish` (SiLU), `hardswish`, `hardsigmoid`, `leaky_relu` [slope],
-    `hardtanh` [low, high] (clamp, ReLU6), `gelu` with algorithm `none` or `tanh`. other_first:
-    whether the second tensor is the binary operation's first operand, which of two orders in memory
-    is the one that torch's result has.
+    name, scalars and algorithm: `relu`, `sigmoid`, `tanh`, `silu`, `hardswish`, `hardsigmoid`,
+    `leaky_relu` [slope], `hardtanh` [low, high] (clamp, ReLU6), `gelu` with algorithm `none` or
+    `tanh`. other_first: whether the second tensor is the binary operation's first operand, which of
+    two orders in memory is the one that torch's result has.
     """
 
     name: str = "none"
@@ -39,6 +38,11 @@ class PostOp:
             raise ValueError(f"post_op: expected binary in {sorted(_BINARY)}, got {self.binary!r}")
         if self.other_first and self.binary == "sub":
             raise ValueError("post_op: expected other_first for add or mul, got it for sub")
+
+    @property
+    def onednn_name(self) -> str:
+        """The name that torch's operators for oneDNN take."""
+        return "swish" if self.name == "silu" else self.name
 
     @property
     def is_fused(self) -> bool:
@@ -65,7 +69,7 @@ class PostOp:
         return PostOp(self.name, self.scalars, self.algorithm)
 
     def __str__(self) -> str:
-        name = {"swish": "silu", "hardtanh": "clamp"}.get(self.name, self.name)
+        name = "clamp" if self.name == "hardtanh" else self.name
         parts = [part for part in (self.binary, name) if part not in (None, "none")]
         return "+".join(str(part) for part in parts)
 
@@ -75,7 +79,7 @@ _UNARY: dict[str, Callable[[torch.Tensor, PostOp], torch.Tensor]] = {
     "relu": lambda x, p: F.relu(x),
     "sigmoid": lambda x, p: torch.sigmoid(x),
     "tanh": lambda x, p: torch.tanh(x),
-    "swish": lambda x, p: F.silu(x),
+    "silu": lambda x, p: F.silu(x),
     "hardswish": lambda x, p: F.hardswish(x),
     "hardsigmoid": lambda x, p: F.hardsigmoid(x),
     "leaky_relu": lambda x, p: F.leaky_relu(x, p.scalars[0]),

@@ -30,7 +30,7 @@ class WeightConfig:
         raise NotImplementedError(f"{type(self).__name__} does not say its format")
 
     @property
-    def activation(self) -> str | None:
+    def activation_dtype(self) -> str | None:
         """ "int8" if activations are rounded to 8 bits, row by row; else None."""
         return None
 
@@ -99,7 +99,7 @@ class Int8DynamicActivationInt8Weight(Int8Weight):
     """Weights of 8 bits; activations are rounded to 8 bits, row by row."""
 
     @property
-    def activation(self) -> str | None:
+    def activation_dtype(self) -> str | None:
         return "int8"
 
 
@@ -108,5 +108,5 @@ class Int8DynamicActivationInt4Weight(Int4Weight):
     """Weights of 4 bits; activations are rounded to 8 bits, row by row."""
 
     @property
-    def activation(self) -> str | None:
+    def activation_dtype(self) -> str | None:
         return "int8"

@@ -14,7 +14,8 @@ from ..core.modes import must_run_plain
 from ..core.packed import PackedTensor, why_not_plain
 from ..graph.forward import Forward
 from ..graph.recognize import Recognizer
-from ..ops.panels import PanelWeight, linear
+from ..ops.linear_panels import linear
+from ..ops.panels import PanelWeight
 from ..optimize.context import CLOSED
 from ..rewriting.changes import ChangeLog, ParameterSet, Untied
 from .weights import ReorderedPanelWeight, TransposedPanelWeight

@@ -152,7 +152,7 @@ def _fill(filling: Filling, files: TensorFiles, scheme: Scheme) -> None:
         packed = PanelWeight.from_codes(
             found.format, found.codes, found.scales, found.zero_points, dtype=wanted[name].dtype
         )
-        packed.activation = found.activation
+        packed.activation_dtype = found.activation_dtype
         filling.packed[name] = ReorderedPanelWeight.around(packed, transposed, found.order)
         used.update(f"{path}.{suffix}" for suffix in (*scheme.suffixes, "weight"))
     unused = []

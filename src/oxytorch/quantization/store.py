@@ -138,7 +138,7 @@ def _entry(weight: PanelWeight) -> dict[str, Any]:
         "shape": list(weight.shape),
         "group_size": weight.group_size,
         "dtype": str(weight.dtype).removeprefix("torch."),
-        "activation": weight.activation,
+        "activation": weight.activation_dtype,
         "gated": weight.is_gated,
     }
 
@@ -283,7 +283,7 @@ class _Reader:
                     f"{self.files.path(f'{name}.{part}')}: expected finite values in tensor "
                     f"'{name}.{part}', got NaN or infinity"
                 )
-        panels.activation = entry["activation"]
+        panels.activation_dtype = entry["activation"]
         self.formats.add(panels.format)
         return panels if self.shared else panels.copy()
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core.packed import PackedTensor
-from ..ops.panels import PanelWeight, linear
+from ..ops.linear_panels import linear
+from ..ops.panels import PanelWeight
 from ..ops.quantize_weight import quantize_weight
 from .calibrated import calibrated_codes
 from .configs import WeightConfig
@@ -32,7 +33,7 @@ def quantized(
     if not bool(scales.isfinite().all()):
         raise ValueError(f"quantize: expected finite values in {name}, got NaN or infinity")
     packed = PanelWeight.from_codes(config.format, codes, scales, zero_points, dtype=weight.dtype)
-    packed.activation = config.activation
+    packed.activation_dtype = config.activation_dtype
     return packed
 
 

@@ -45,7 +45,7 @@ class _Ours:
 
 def prepare_ours(task: LlmTask) -> Contestant:
     """`llm.optimize` of the model in place."""
-    name = "-".join(word for word in (task.weights, task.activation) if word)
+    name = "-".join(word for word in (task.weights, task.activation_dtype) if word)
     task.progress("", "build")
     model = task.build()
     task.progress("", "optimize")

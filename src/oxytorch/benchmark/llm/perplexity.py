@@ -239,7 +239,9 @@ def _config(row: Precision, group_size: int) -> Any:
 
     if row.weights == "nf4":
         return NF4Weight(group_size)
-    return (Int4Weight if row.activation is None else Int8DynamicActivationInt4Weight)(group_size)
+    return (Int4Weight if row.activation_dtype is None else Int8DynamicActivationInt4Weight)(
+        group_size
+    )
 
 
 def _label(row: Precision, cache: str, calibrated: bool) -> str:

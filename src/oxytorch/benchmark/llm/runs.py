@@ -93,7 +93,7 @@ def _task(settings: LlmSettings, precision: Precision, work: Path) -> LlmTask:
         shape=settings.shape,
         folder=settings.folder,
         weights=precision.weights or "bf16",
-        activation=precision.activation,
+        activation_dtype=precision.activation_dtype,
         kv_cache=settings.kv_cache,
         group_size=settings.group_size,
         prompt=settings.prompt,
@@ -108,13 +108,13 @@ def _seats(settings: LlmSettings, weights: str, work: Path) -> list[_Seat]:
     seats = []
     for precision in settings.precisions:
         if (precision.weights or "bf16") == weights:
-            name = OURS if precision.activation is None else f"{OURS}-{precision.name}"
+            name = OURS if precision.activation_dtype is None else f"{OURS}-{precision.name}"
             label = f"oxytorch {precision.name}"
             seats.append(_Seat(new_record(name, label), _task(settings, precision, work), OURS))
     for name in settings.peers:
         if weights in PEERS[name].weights:
             record = new_record(name, f"{PEERS[name].label} {weights}")
-            seats.append(_Seat(record, replace(seats[0].task, activation=None), name))
+            seats.append(_Seat(record, replace(seats[0].task, activation_dtype=None), name))
     return seats
 
 

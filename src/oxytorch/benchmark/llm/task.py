@@ -22,14 +22,14 @@ class LlmTask:
     """A model, how it is to be stored, and what is asked of it.
 
     shape: a name of SHAPES, or empty for the model in `folder`. weights: "bf16", "int8", "int4",
-    "nf4". activation: None or "int8". kv_cache: "bf16" or "int8". prompt, tokens: lengths.
+    "nf4". activation_dtype: None or "int8". kv_cache: "bf16" or "int8". prompt, tokens: lengths.
     work: a folder for files that a peer's own format needs. threads: for everybody.
     """
 
     shape: str
     folder: str
     weights: str
-    activation: str | None
+    activation_dtype: str | None
     kv_cache: str
     group_size: int
     prompt: int

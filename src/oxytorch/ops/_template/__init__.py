@@ -11,24 +11,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, register
 from .._samples import MEBI, WIDTHS, rows_of_bytes, shape_name, values
 
 
+@with_kernel
 def scale(x: Tensor, factor: float = 2.0) -> Tensor:
     """Returns x * factor.
 
     x: [..., n], float32, bfloat16 or float16. Returns a new contiguous tensor of x's shape and
-    dtype. Computes in float32, rounds once. float64 and other devices run `reference`.
+    dtype. Computes in float32, rounds once. float64 and other devices run plain PyTorch.
     Raises RuntimeError if the dtype does not fit.
     """
-    result: Tensor = _call(x, factor)
-    return result
-
-
-def reference(x: Tensor, factor: float = 2.0) -> Tensor:
-    """The same in plain PyTorch."""
     return (x * factor).contiguous()
 
 
@@ -43,11 +38,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         yield Sample(shape_name(shape), (values(*shape, dtype=dtype), 0.3))
 
 
-def cost(x: Tensor, factor: float = 2.0) -> Cost:
+def cost(x: Tensor, **rest: object) -> Cost:
     """Reads x, writes the result."""
     return Cost(2 * x.nbytes, x.numel())
 
 
-_call = entry("scale", reference)
-
-op = register(Op(scale, reference, samples, cost))
+op = register(scale, samples, cost)

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from .. import _norm
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
-from ..layer_norm import reference as norm_reference
+from ..layer_norm import op as norm
 
 
+@_norm.total_if_asked
+@with_kernel
 def add_layer_norm(
     x: Tensor,
     residual: Tensor,
@@ -21,7 +23,7 @@ def add_layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     return_total: bool = True,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Returns (layer_norm(total, weight, bias, eps), total), total = x + residual, or the norm.
 
     x, residual: [..., n], float32, bfloat16 or float16. weight, bias: [n], both the dtype of x or
@@ -29,38 +31,12 @@ def add_layer_norm(
     result equals that of the two steps. With return_total=False (models that normalize after the
     sum, such as BERT) the total is not written to memory.
     New contiguous tensors of x's shape and dtype. Accumulates in float32.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype or device does not fit.
     """
-    normed, total = _call(x, residual, weight, bias, eps, return_total)
-    return (normed, total) if return_total else normed
-
-
-def reference(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    return_total: bool = True,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The same in plain PyTorch."""
     total = (x + residual).contiguous()
-    normed = norm_reference(total, weight, bias, eps)
-    return (normed, total) if return_total else normed
-
-
-def _pair(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    return_total: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """The reference as the schema has it: without a total the second result is empty."""
-    result = reference(x, residual, weight, bias, eps, return_total)
-    return result if isinstance(result, tuple) else (result, x.new_empty(0))
+    normed = norm.reference(total, weight, bias, eps)
+    return normed, total if return_total else x.new_empty(0)
 
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
@@ -82,19 +58,10 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         yield Sample("3x33-wide_weight", (x, residual, *wide), {"eps": 0.5})
 
 
-def cost(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    return_total: bool = True,
-) -> Cost:
-    """Reads x, residual, weight and bias, writes the norm and perhaps the total."""
-    vectors = sum(tensor.nbytes for tensor in (weight, bias) if tensor is not None)
-    return Cost((4 if return_total else 3) * x.nbytes + vectors, 8 * x.numel())
+def cost(x: Tensor, return_total: bool, **rest: object) -> Cost:
+    """Reads x, residual and the rest, writes the norm and perhaps the total."""
+    moved = (3 if return_total else 2) * x.nbytes + nbytes(rest)
+    return Cost(moved, 8 * x.numel())
 
 
-_call = entry("add_layer_norm", _pair)
-
-op = register(Op(add_layer_norm, reference, samples, cost), schema_reference=_pair)
+op = register(_norm.with_total(add_layer_norm), samples, cost)

@@ -8,55 +8,33 @@ import torch
 from torch import Tensor
 
 from .. import _norm
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
-from ..rms_norm import reference as norm_reference
+from ..rms_norm import op as norm
 
 
+@_norm.total_if_asked
+@with_kernel
 def add_rms_norm(
     x: Tensor,
     residual: Tensor,
     weight: Tensor | None = None,
     eps: float = 1e-6,
     return_total: bool = True,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Returns (rms_norm(total, weight, eps), total) with total = x + residual, or only the norm.
 
     x, residual: [..., n], float32, bfloat16 or float16. weight: [n], the dtype of x or float32.
     The total is rounded to x's dtype and the norm is that of the rounded total, so the result
     equals that of the two steps. With return_total=False the total is not written to memory.
     New contiguous tensors of x's shape and dtype. Accumulates in float32.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype or device does not fit.
     """
-    normed, total = _call(x, residual, weight, eps, return_total)
-    return (normed, total) if return_total else normed
-
-
-def reference(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None = None,
-    eps: float = 1e-6,
-    return_total: bool = True,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The same in plain PyTorch."""
     total = (x + residual).contiguous()
-    normed = norm_reference(total, weight, eps)
-    return (normed, total) if return_total else normed
-
-
-def _pair(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None = None,
-    eps: float = 1e-6,
-    return_total: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """The reference as the schema has it: without a total the second result is empty."""
-    result = reference(x, residual, weight, eps, return_total)
-    return result if isinstance(result, tuple) else (result, x.new_empty(0))
+    normed = norm.reference(total, weight, eps)
+    return normed, total if return_total else x.new_empty(0)
 
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
@@ -74,18 +52,10 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         yield Sample("3x33-wide_weight", (x, residual, torch.randn(33)), {"eps": 0.5})
 
 
-def cost(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None = None,
-    eps: float = 1e-6,
-    return_total: bool = True,
-) -> Cost:
-    """Reads x, residual and weight, writes the norm and perhaps the total."""
-    vectors = weight.nbytes if weight is not None else 0
-    return Cost((4 if return_total else 3) * x.nbytes + vectors, 5 * x.numel())
+def cost(x: Tensor, return_total: bool, **rest: object) -> Cost:
+    """Reads x, residual and the rest, writes the norm and perhaps the total."""
+    moved = (3 if return_total else 2) * x.nbytes + nbytes(rest)
+    return Cost(moved, 5 * x.numel())
 
 
-_call = entry("add_rms_norm", _pair)
-
-op = register(Op(add_rms_norm, reference, samples, cost), schema_reference=_pair)
+op = register(_norm.with_total(add_rms_norm), samples, cost)

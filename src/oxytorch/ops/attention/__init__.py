@@ -10,14 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import isa
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
 
 MOST_DIM = 256
 """Head size that the kernel keeps in its buffers."""
 
 
+@with_kernel
 def attention(
     query: Tensor,
     key: Tensor,
@@ -37,24 +38,11 @@ def attention(
     dim]. Scores, softmax and sums are float32; in bfloat16, where the processor multiplies pairs,
     exponentials are rounded to bfloat16 before they meet the values, as in torch. A row that sees
     no key is zero.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype or device does not fit.
     Source: Vaswani et al., Attention Is All You Need, 2017, equation 1; Dao et al.,
     FlashAttention, 2022, algorithm 1.
     """
-    result: Tensor = _call(query, key, value, mask, scale, is_causal)
-    return result
-
-
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    scale: float | None = None,
-    is_causal: bool = False,
-) -> Tensor:
-    """The same in plain PyTorch."""
     group = query.shape[1] // max(key.shape[1], 1)
     if group > 1:
         key, value = (t.repeat_interleave(group, dim=1) for t in (key, value))
@@ -117,22 +105,13 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     yield Sample("3x2x5x11-strided_dim", tuple(values(3, 2, 11, 5, dtype=dtype).mT for _ in "qkv"))
 
 
-def cost(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    scale: float | None = None,
-    is_causal: bool = False,
-) -> Cost:
+def cost(query: Tensor, key: Tensor, **rest: object) -> Cost:
     """Reads query, key, value and mask, writes the result; two products."""
-    moved = 2 * query.nbytes + key.nbytes + value.nbytes + (mask.nbytes if mask is not None else 0)
+    moved = 2 * query.nbytes + key.nbytes + nbytes(rest)
     return Cost(moved, 4 * query.numel() * key.shape[2])
 
 
-_call = entry("attention", reference)
-
-op = register(Op(attention, reference, samples, cost))
+op = register(attention, samples, cost)
 
 
 def is_fast() -> bool:

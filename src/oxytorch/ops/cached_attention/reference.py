@@ -7,50 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from ..rotary_embedding import reference as rotate
+from ..rotary_embedding import op as rotary_embedding
 
 MOST_CODE = 127
 """Largest magnitude of a code of an int8 cache."""
-
-
-def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    start: int,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    interleaved: bool = False,
-    query_norm: Tensor | None = None,
-    key_norm: Tensor | None = None,
-    eps: float = 1e-6,
-    mask: Tensor | None = None,
-    beams: Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    scale: float | None = None,
-    causal: bool = True,
-    start_tensor: Tensor | None = None,
-) -> Tensor:
-    """`cached_attention` by the schema's arguments: `start_tensor` is added to `start`."""
-    if start_tensor is not None:
-        start += int(start_tensor)
-    check_room(start, query.shape[2], key_cache.shape[2])
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    key = prepared(key, key_norm, eps, cos, sin, interleaved, wide)
-    _write(key, key_cache, key_scales, start)
-    _write(value.to(wide), value_cache, value_scales, start)
-    query = prepared(query, query_norm, eps, cos, sin, interleaved, wide)
-    result = attended(
-        query, key_cache, value_cache, start, key_scales, value_scales, mask, beams, window,
-        softcap, sinks, scale, causal,
-    )  # fmt: skip
-    return result.to(value.dtype)
 
 
 def attended(
@@ -103,11 +63,12 @@ def prepared(
     if norm is not None:
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * norm.to(wide)
     if cos is not None and sin is not None:
-        x = rotate(x, cos.to(wide), sin.to(wide), interleaved)
+        x = rotary_embedding.reference(x, cos.to(wide), sin.to(wide), interleaved)
     return x
 
 
-def _write(rows: Tensor, cache: Tensor, scales: Tensor | None, start: int) -> None:
+def write(rows: Tensor, cache: Tensor, scales: Tensor | None, start: int) -> None:
+    """Writes rows, in their wide dtype, into the cache from start on."""
     end = start + rows.shape[2]
     if scales is not None:
         largest = rows.abs().amax(-1)

@@ -6,13 +6,16 @@ Results come in channels-last order, the order that oneDNN's kernels like best.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from ...core.reordered import ReorderedTensor
+from .._op import Cost, Sample, nbytes, register_onednn
 from .._post_op import NO_POST_OP, PostOp
-from ..linear import supports
+from .._samples import shape_name, values
+from ..linear import POST_OPS, supports
 
 _MKLDNN = torch.ops.mkldnn
 
@@ -116,7 +119,7 @@ def convolution(
     if post_op.binary is None:
         fused = post_op if post_op.is_fused else NO_POST_OP
         result = _MKLDNN._convolution_pointwise.default(
-            x, weight.packed, bias, *geometry, fused.name, fused.scalars, fused.algorithm
+            x, weight.packed, bias, *geometry, fused.onednn_name, fused.scalars, fused.algorithm
         )
         if fused is not post_op:
             result = post_op.after_(result)
@@ -146,3 +149,85 @@ def _fits(
         + 1
         for i in range(len(kernel))
     )
+
+
+def _reference(
+    x: torch.Tensor,
+    weight: PackedConvolutionWeight,
+    bias: torch.Tensor | None,
+    post_op: PostOp,
+    other: torch.Tensor | None,
+    extra_padding: tuple[int, ...] | None,
+) -> torch.Tensor:
+    g = weight.geometry if extra_padding is None else weight.geometry.padded(extra_padding)
+    none = [0] * len(g.stride)
+    result = torch.convolution(
+        x, weight.dense().to(x.dtype), bias, g.stride, g.padding, g.dilation, False, none, g.groups
+    )
+    return post_op.after(result, other)
+
+
+def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
+    """Calls for tests ("test") and benchmarks ("cache", "memory"); none of dtypes without."""
+    if supports(dtype) is not None:
+        return
+    if size != "test":
+        batch, channels, side = (1, 32, 14) if size == "cache" else (8, 256, 56)
+        x = values(batch, channels, side, side, dtype=dtype)
+        yield Sample(shape_name(x.shape), (x, _weight(dtype, channels, channels, (3, 3))))
+        return
+    for shape, out_channels, kernel, stride, dilation, groups in (
+        ((1, 3, 9, 8), 16, (3, 3), 1, 1, 1),
+        ((2, 8, 7, 7), 8, (1, 1), 2, 1, 1),
+        ((2, 8, 9, 9), 8, (3, 3), 1, 2, 8),
+        ((2, 6, 17), 4, (5,), 2, 1, 2),
+        ((1, 4, 5, 6, 7), 3, (3, 2, 3), 1, 1, 1),
+    ):
+        x = values(*shape, dtype=dtype)
+        weight = _weight(dtype, out_channels, shape[1], kernel, stride, dilation, groups)
+        yield Sample(shape_name(shape), (x, weight, values(out_channels, dtype=dtype)))
+        extra = tuple(1 for _ in kernel)
+        yield Sample(shape_name(shape) + "-padded", (x, weight), {"extra_padding": extra})
+    x, weight = values(2, 4, 6, 5, dtype=dtype), _weight(dtype, 8, 4, (3, 3))
+    bias, other = values(8, dtype=dtype), values(2, 8, 6, 5, dtype=dtype)
+    for post_op in POST_OPS:
+        given = other if post_op.binary else None
+        yield Sample(
+            f"2x4x6x5-{str(post_op) or 'none'}{post_op.algorithm}",
+            (x, weight, bias, post_op, given),
+        )
+
+
+def _weight(
+    dtype: torch.dtype,
+    out_channels: int,
+    in_channels: int,
+    kernel: tuple[int, ...],
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+) -> PackedConvolutionWeight:
+    plain = values(out_channels, in_channels // groups, *kernel, dtype=dtype)
+    size = len(kernel)
+    padding = tuple(length // 2 for length in kernel)
+    geometry = Geometry((stride,) * size, padding, (dilation,) * size, groups)
+    return PackedConvolutionWeight(plain / plain[0].numel() ** 0.5, geometry)
+
+
+def cost(
+    x: torch.Tensor,
+    weight: PackedConvolutionWeight,
+    extra_padding: tuple[int, ...] | None,
+    **rest: object,
+) -> Cost:
+    """Reads x, weight, bias and other, writes the result."""
+    g = weight.geometry if extra_padding is None else weight.geometry.padded(extra_padding)
+    positions = x.shape[0]
+    for i, length in enumerate(weight.shape[2:]):
+        reach = g.dilation[i] * (length - 1)
+        positions *= (x.shape[i + 2] + 2 * g.padding[i] - reach - 1) // g.stride[i] + 1
+    moved = nbytes((x, weight, rest)) + positions * weight.shape[0] * x.dtype.itemsize
+    return Cost(moved, 2 * positions * weight.numel())
+
+
+op = register_onednn(convolution, _reference, samples, cost)

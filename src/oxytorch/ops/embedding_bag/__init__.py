@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, nbytes, register
 from .._samples import MEBI, values
 
 
+@with_kernel
 def embedding_bag(
     weight: Tensor,
     indices: Tensor,
@@ -28,22 +29,9 @@ def embedding_bag(
     from 0; with include_last_offset [bags + 1], the last being the end of the last bag.
     mode: "sum" or "mean". per_sample_weights: shape of indices, dtype of weight; "sum" only.
     Returns [bags, dim] of weight's dtype; an empty bag is 0. Accumulates in float32, rounds once.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device, mode, index or offset does not fit.
     """
-    result: Tensor = _call(weight, indices, offsets, mode, per_sample_weights, include_last_offset)
-    return result
-
-
-def reference(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None = None,
-    mode: str = "sum",
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-) -> Tensor:
-    """The same in plain PyTorch."""
     if offsets is not None and offsets.dtype != indices.dtype:
         offsets = offsets.to(indices.dtype)
     return functional.embedding_bag(
@@ -98,20 +86,15 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
 def cost(
     weight: Tensor,
     indices: Tensor,
-    offsets: Tensor | None = None,
-    mode: str = "sum",
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
+    offsets: Tensor | None,
+    include_last_offset: bool,
+    **rest: object,
 ) -> Cost:
     """Reads a row per index, the indices and the offsets, writes a row per bag."""
     row = weight.shape[1] * weight.dtype.itemsize
     bags = indices.shape[0] if offsets is None else offsets.numel() - include_last_offset
-    numbers = indices.nbytes + (offsets.nbytes if offsets is not None else 0)
-    if per_sample_weights is not None:
-        numbers += per_sample_weights.nbytes
+    numbers = nbytes((indices, offsets, rest))
     return Cost((indices.numel() + bags) * row + numbers, indices.numel() * weight.shape[1])
 
 
-_call = entry("embedding_bag", reference)
-
-op = register(Op(embedding_bag, reference, samples, cost))
+op = register(embedding_bag, samples, cost)

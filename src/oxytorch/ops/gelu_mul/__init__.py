@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import _gated
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, nbytes, register
 
 
+@with_kernel
 def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     """Returns gelu(gate) * up with gelu(v) = v P(Z < v) for a standard normal Z.
 
@@ -21,17 +22,11 @@ def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     approximate: "none", or "tanh" for v (1 + tanh(sqrt(2 / pi) (v + 0.044715 v^3))) / 2.
     Returns a new contiguous tensor of their shape and dtype. Computes in float32, rounds once; far
     to the left it keeps more digits than 1 + erf does.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device or `approximate` does not fit.
     Source: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016; Shazeer, GLU Variants Improve
     Transformer, 2020, equation 5 (GEGLU).
     """
-    result: Tensor = _call(gate, up, approximate)
-    return result
-
-
-def reference(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
-    """The same in plain PyTorch."""
     return (functional.gelu(gate, approximate=approximate) * up).contiguous()
 
 
@@ -43,11 +38,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
             yield Sample(name + "-tanh", (gate, up), {"approximate": "tanh"})
 
 
-def cost(gate: Tensor, up: Tensor, approximate: str = "none") -> Cost:
+def cost(gate: Tensor, **rest: object) -> Cost:
     """Reads gate and up, writes the result."""
-    return Cost(3 * gate.nbytes, 35 * gate.numel())
+    return Cost(2 * gate.nbytes + nbytes(rest), 35 * gate.numel())
 
 
-_call = entry("gelu_mul", reference)
-
-op = register(Op(gelu_mul, reference, samples, cost))
+op = register(gelu_mul, samples, cost)

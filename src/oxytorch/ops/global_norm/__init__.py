@@ -7,26 +7,21 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, register
 from .._samples import MEBI, values
 
 
+@with_kernel
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The square root of the sum of the squares of all elements of all tensors, as one number.
 
     tensors: float32, bfloat16 or float16, of any shapes, dtypes mixed; none give 0. Returns float32
     [] (float64 if the first tensor is). Squares and sums are float64 and rounded once, so that
     nothing overflows on the way; the bits depend neither on the number of threads nor on the level.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a dtype or device does not fit.
     """
-    result: Tensor = _call(list(tensors))
-    return result
-
-
-def reference(tensors: Sequence[Tensor]) -> Tensor:
-    """The same in plain PyTorch."""
     if not tensors:
         return torch.zeros(())
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
@@ -54,6 +49,4 @@ def cost(tensors: Sequence[Tensor]) -> Cost:
     return Cost(sum(tensor.nbytes for tensor in tensors) + 4, 2 * elements)
 
 
-_call = entry("global_norm", reference)
-
-op = register(Op(global_norm, reference, samples, cost))
+op = register(global_norm, samples, cost)

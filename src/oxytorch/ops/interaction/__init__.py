@@ -7,28 +7,23 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, register
 from .._samples import MEBI, values
 
 
+@with_kernel
 def interaction(dense: Tensor, sparse: Sequence[Tensor]) -> Tensor:
     """Joins the dense features with the dot products of all pairs of feature vectors.
 
     dense: [batch, dim], float32, bfloat16 or float16. sparse: T tensors alike, one per embedding.
     Returns [batch, dim + T (T + 1) / 2]: dense, then the strictly lower triangle of the Gram matrix
     of (dense, sparse[0], ...), row by row. Accumulates in float32, rounds once.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype or device does not fit.
     Source: Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation
     Systems, 2019, section 2.1.3.
     """
-    result: Tensor = _call(dense, list(sparse))
-    return result
-
-
-def reference(dense: Tensor, sparse: Sequence[Tensor]) -> Tensor:
-    """The same in plain PyTorch."""
     features = torch.stack((dense, *sparse), dim=1)
     products = torch.bmm(features, features.transpose(1, 2))
     count = features.shape[1]
@@ -63,6 +58,4 @@ def cost(dense: Tensor, sparse: Sequence[Tensor]) -> Cost:
     return Cost(moved, 2 * batch * pairs * dim)
 
 
-_call = entry("interaction", reference)
-
-op = register(Op(interaction, reference, samples, cost))
+op = register(interaction, samples, cost)

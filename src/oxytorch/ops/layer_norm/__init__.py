@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import _norm
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
 
 
+@with_kernel
 def layer_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
@@ -22,18 +23,10 @@ def layer_norm(
     x: [..., n], float32, bfloat16 or float16. weight, bias: [n], both the dtype of x or float32.
     Returns a new contiguous tensor of x's shape and dtype. Accumulates in float32 (from values
     less the mean of the first ones, which loses no digits where the mean is large), rounds once.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype or device does not fit.
     Source: Ba, Kiros and Hinton, Layer Normalization, 2016, equations 3 and 4.
     """
-    result: Tensor = _call(x, weight, bias, eps)
-    return result
-
-
-def reference(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
-    """The same in plain PyTorch."""
     given = [tensor for tensor in (weight, bias) if tensor is not None]
     if all(tensor.dtype == x.dtype for tensor in given):
         return functional.layer_norm(x, x.shape[-1:], weight, bias, eps).contiguous()
@@ -55,14 +48,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         yield Sample("3x100-far_mean", (values(3, 100, dtype=dtype) + 100, None, None))
 
 
-def cost(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Cost:
+def cost(x: Tensor, **rest: object) -> Cost:
     """Reads x, weight and bias, writes the result."""
-    vectors = sum(tensor.nbytes for tensor in (weight, bias) if tensor is not None)
-    return Cost(2 * x.nbytes + vectors, 7 * x.numel())
+    return Cost(2 * x.nbytes + nbytes(rest), 7 * x.numel())
 
 
-_call = entry("layer_norm", reference)
-
-op = register(Op(layer_norm, reference, samples, cost))
+op = register(layer_norm, samples, cost)

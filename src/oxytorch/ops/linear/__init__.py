@@ -5,11 +5,15 @@ The product runs in oneDNN inside torch: it already chooses among AVX2, AVX-512,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch.nn import functional as F
 
 from ...core.reordered import ReorderedTensor
+from .._op import Cost, Sample, nbytes, register_onednn
 from .._post_op import NO_POST_OP, PostOp
+from .._samples import values
 
 _MKLDNN = torch.ops.mkldnn
 
@@ -106,7 +110,7 @@ def linear(
     packed = weight.packed
     if post_op.binary is None and post_op.is_fused:
         result = _MKLDNN._linear_pointwise.default(
-            x, packed, bias, post_op.name, post_op.scalars, post_op.algorithm
+            x, packed, bias, post_op.onednn_name, post_op.scalars, post_op.algorithm
         )
         return result
     if (
@@ -122,3 +126,70 @@ def linear(
         return result
     result = _MKLDNN._linear_pointwise.default(x, packed, bias, "none", [], "")
     return post_op.after_(result, other)
+
+
+def _reference(
+    x: torch.Tensor,
+    weight: PackedLinearWeight,
+    bias: torch.Tensor | None,
+    post_op: PostOp,
+    other: torch.Tensor | None,
+) -> torch.Tensor:
+    plain = weight.dense().to(x.dtype)
+    return post_op.after(F.linear(x, plain.t() if weight.transposed else plain, bias), other)
+
+
+POST_OPS = (
+    NO_POST_OP,
+    PostOp("relu"),
+    PostOp("sigmoid"),
+    PostOp("tanh"),
+    PostOp("silu"),
+    PostOp("hardswish"),
+    PostOp("hardsigmoid"),
+    PostOp("leaky_relu", (0.1,)),
+    PostOp("hardtanh", (-0.5, 1.5)),
+    PostOp("gelu", algorithm="none"),
+    PostOp("gelu", algorithm="tanh"),
+    PostOp(binary="add"),
+    PostOp("relu", binary="add", other_first=True),
+    PostOp(binary="sub"),
+    PostOp("gelu", algorithm="none", binary="mul"),
+)
+"""What sample calls do with a result."""
+
+
+def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
+    """Calls for tests ("test") and benchmarks ("cache", "memory"); none of dtypes without."""
+    if supports(dtype) is not None:
+        return
+    if size != "test":
+        rows, width = (4, 512) if size == "cache" else (4, 8192)
+        weight = PackedLinearWeight(values(width, width, dtype=dtype) / width**0.5)
+        yield Sample(f"{rows}x{width}x{width}", (values(rows, width, dtype=dtype), weight))
+        return
+    for shape, outputs in (((1, 64), 32), ((3, 17), 40), ((2, 3, 33), 1), ((40, 128), 100)):
+        plain = values(outputs, shape[-1], dtype=dtype) / shape[-1] ** 0.5
+        x, bias = values(*shape, dtype=dtype), values(outputs, dtype=dtype)
+        name = "x".join(map(str, (*shape, outputs)))
+        yield Sample(name, (x, PackedLinearWeight(plain), bias))
+        transposed = PackedLinearWeight(plain.t().contiguous(), transposed=True)
+        yield Sample(name + "-transposed", (x, transposed))
+    weight, x = PackedLinearWeight(values(24, 16, dtype=dtype) / 4), values(5, 16, dtype=dtype)
+    bias, other = values(24, dtype=dtype), values(5, 24, dtype=dtype)
+    for post_op in POST_OPS:
+        given = other if post_op.binary else None
+        yield Sample(
+            f"5x16x24-{str(post_op) or 'none'}{post_op.algorithm}",
+            (x, weight, bias, post_op, given),
+        )
+
+
+def cost(x: torch.Tensor, weight: PackedLinearWeight, **rest: object) -> Cost:
+    """Reads x, weight, bias and other, writes the result."""
+    rows = x.numel() // x.shape[-1]
+    moved = nbytes((x, weight, rest)) + rows * weight.out_features * x.dtype.itemsize
+    return Cost(moved, 2 * rows * weight.numel())
+
+
+op = register_onednn(linear, _reference, samples, cost)

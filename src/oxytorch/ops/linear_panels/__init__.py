@@ -7,14 +7,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, nbytes, register
+from ..panels import PanelWeight, layout
 from ..panels.epilogues import is_gated
 from ..panels.formats import FORMATS
-from ..panels.product import linear_product
+from ..panels.product import product
 from ..panels.samples import linear_calls
 
 
+@with_kernel
 def linear_panels(
     x: Tensor,
     format: str,
@@ -26,9 +28,9 @@ def linear_panels(
     bias: Tensor | None = None,
     other: Tensor | None = None,
     epilogue: str = "none",
-    activation: str = "none",
+    activation_dtype: str = "none",
 ) -> Tensor:
-    """Computes epilogue(x @ weight.T + bias) for a weight in panels.
+    """Computes epilogue(x @ weight.T + bias) for a weight in panels; `linear` takes `PanelWeight`s.
 
     x: [..., in_features], float32, bfloat16 or float16; rows may be strided.
     format: "bf16", "int8", "int4" or "nf4". panels: uint8, in the order that
@@ -41,30 +43,56 @@ def linear_panels(
     epilogue: "none", "gelu", "gelu_tanh", "silu", "relu"; "add" adds other [..., out_features];
     "silu_mul", "gelu_mul", "gelu_tanh_mul": panels alternate between gate and up, the activation of
     the gate's result multiplies the up's, and bias has both, gate before up.
-    activation: for int8 and int4. "int8" rounds x to 255 steps a row, dynamically; else bfloat16 x
-    may be rounded to 15 bits of the largest magnitude of its group, or of 128 neighbours.
+    activation_dtype: for int8 and int4. "int8" rounds x to 255 steps a row, dynamically; else
+    bfloat16 x may be rounded to 15 bits of the largest magnitude of its group, or of 128
+    neighbours.
     Returns [..., out_features] in x's dtype. Sums and epilogue are float32, rounded once; they do
-    not depend on the number of threads. float64 and other devices run `reference`.
+    not depend on the number of threads. float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device or name does not fit.
     Source of NF4's values: Dettmers et al., QLoRA, 2023, appendix E.
     """
-    result: Tensor = _call(
+    gated = is_gated(epilogue)
+    rows = 2 * out_features if gated else out_features
+    stored = layout.unpack(format, panels, rows, x.shape[-1], gated)
+    if channel_scales is None:
+        weight = stored.to(torch.promote_types(x.dtype, torch.float32))
+        return product(x, weight, bias, other, epilogue)
+    scales = layout.by_output(layout.joined_scales(channel_scales, group_scales), rows, gated)
+    if zero_points is not None:
+        zero_points = layout.by_output(zero_points.transpose(1, 2), rows, gated)
+    weight = layout.values_of(format, stored, scales, zero_points)
+    return product(x, weight, bias, other, epilogue, activation_dtype)
+
+
+def linear(
+    x: Tensor,
+    weight: PanelWeight,
+    bias: Tensor | None = None,
+    *,
+    epilogue: str = "none",
+    other: Tensor | None = None,
+) -> Tensor:
+    """Computes epilogue(x @ weight.T + bias), as `linear_panels` does with the weight's tensors.
+
+    A gated weight, and no other, wants an epilogue that ends in "_mul". Whether x is rounded to
+    8 bits is the weight's to say.
+    """
+    if weight.is_gated is not epilogue.endswith("_mul"):
+        wanted = "that ends in '_mul' for a gated weight" if weight.is_gated else "without '_mul'"
+        raise ValueError(f"linear: expected an epilogue {wanted}, got {epilogue!r}")
+    return linear_panels(
         x,
-        format,
-        panels,
-        channel_scales,
-        group_scales,
-        zero_points,
-        out_features,
+        weight.format,
+        weight.packed,
+        weight.channel_scales,
+        weight.group_scales,
+        weight.zero_points,
+        weight.outputs,
         bias,
         other,
         epilogue,
-        activation,
+        weight.activation_dtype or "none",
     )
-    return result
-
-
-reference = linear_product
 
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
@@ -73,27 +101,12 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         yield from linear_calls(format, dtype, size)
 
 
-def cost(
-    x: Tensor,
-    format: str,
-    panels: Tensor,
-    channel_scales: Tensor | None,
-    group_scales: Tensor | None,
-    zero_points: Tensor | None,
-    out_features: int,
-    bias: Tensor | None = None,
-    other: Tensor | None = None,
-    epilogue: str = "none",
-    activation: str = "none",
-) -> Cost:
+def cost(x: Tensor, out_features: int, epilogue: str, **rest: object) -> Cost:
     """Reads x and the weight's tensors, writes the result; and multiplies and adds."""
     rows = x.numel() // x.shape[-1]
-    tensors = (x, panels, channel_scales, group_scales, zero_points, bias, other)
-    moved = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    moved = x.nbytes + nbytes(rest) + rows * out_features * x.dtype.itemsize
     outputs = out_features * (2 if is_gated(epilogue) else 1)
-    return Cost(moved + rows * out_features * x.dtype.itemsize, 2 * rows * outputs * x.shape[-1])
+    return Cost(moved, 2 * rows * outputs * x.shape[-1])
 
 
-_call = entry("linear_panels", reference)
-
-op = register(Op(linear_panels, reference, samples, cost))
+op = register(linear_panels, samples, cost)

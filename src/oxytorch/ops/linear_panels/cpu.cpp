@@ -46,7 +46,7 @@ static Tensor linear_panels(const Tensor& x, const std::string& format_name, con
   check_parts(kOp, format, tensors);
   const bool rounds_to_int8 = parse_activation(kOp, activation);
   if (rounds_to_int8 && !format.has_middle) {
-    fail(kOp, "activation", "'none' with format '" + format_name + "'", "'int8'");
+    fail(kOp, "activation_dtype", "'none' with format '" + format_name + "'", "'int8'");
   }
   const DType dtype = check_dtype(kOp, "x", x);
   check_minimum_dim(kOp, "x", x, 1);
@@ -74,7 +74,7 @@ static Tensor linear_panels(const Tensor& x, const std::string& format_name, con
 OXY_OP(linear_panels,
        "(Tensor x, str format, Tensor panels, Tensor? channel_scales, Tensor? group_scales, "
        "Tensor? zero_points, int out_features, Tensor? bias=None, Tensor? other=None, "
-       "str epilogue=\"none\", str activation=\"none\") -> Tensor",
+       "str epilogue=\"none\", str activation_dtype=\"none\") -> Tensor",
        linear_panels)
 
 }  // namespace oxytorch

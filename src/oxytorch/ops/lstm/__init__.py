@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...core.reordered import ReorderedTensor
+from .._op import Cost, Sample, nbytes, register_onednn
+from .._samples import values
 from ..linear import supports
 
 _GATES = 4
@@ -124,3 +127,67 @@ def _one(
     )  # fmt: skip
     shape = (1, x.shape[1], module.hidden_size)
     return out, h_n.reshape(shape), c_n.reshape(shape)
+
+
+def _reference(
+    x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor] | None, module: nn.LSTM
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    weights = []
+    for name in module._flat_weights_names:
+        weight: Any = module._parameters[name]
+        plain = weight.dense() if isinstance(weight, PackedLstmWeight) else weight.detach()
+        weights.append(plain.to(x.dtype))
+    if state is None:
+        directions = 2 if module.bidirectional else 1
+        batch = x.shape[0 if module.batch_first else 1]
+        zeros = x.new_zeros(module.num_layers * directions, batch, module.hidden_size)
+        state = zeros, zeros
+    output, h, c = torch.lstm(
+        x, state, weights, module.bias, module.num_layers, 0.0, False, module.bidirectional,
+        module.batch_first,
+    )  # fmt: skip
+    return output, (h, c)
+
+
+def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
+    """Calls for tests ("test") and benchmarks ("cache", "memory"); none of dtypes without."""
+    if why_not_packed(dtype) is not None:
+        return
+    if size != "test":
+        width = 64 if size == "cache" else 1024
+        x = values(20, 4, width, dtype=dtype)
+        yield Sample(f"20x4x{width}", (x, None, _module(dtype, width, width)))
+        return
+    for options in ({}, {"num_layers": 2, "bidirectional": True}, {"bias": False}):
+        name = "-".join(("5x3x7x8", *options))
+        x = values(5, 3, 7, dtype=dtype)
+        yield Sample(name, (x, None, _module(dtype, 7, 8, **options)))
+    state = values(1, 3, 8, dtype=dtype), values(1, 3, 8, dtype=dtype)
+    module = _module(dtype, 7, 8, batch_first=True)
+    yield Sample("3x5x7x8-state", (values(3, 5, 7, dtype=dtype), state, module))
+
+
+def _module(dtype: torch.dtype, width: int, hidden: int, **options: Any) -> nn.LSTM:
+    """A layer with packed weights."""
+    module = nn.LSTM(width, hidden, **options).to(dtype)
+    for name, weight in list(module._parameters.items()):
+        if weight is not None and name.startswith("weight"):
+            kind = "input" if name.startswith("weight_ih") else "hidden"
+            packed = PackedLstmWeight(
+                weight.detach(), kind=kind, reverse=name.endswith("_reverse"), has_bias=module.bias
+            )
+            module._parameters[name] = nn.Parameter(packed, requires_grad=False)
+    return module
+
+
+def cost(x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor] | None, module: nn.LSTM) -> Cost:
+    """Reads x, state and weights, writes the result and the new state; two products a step."""
+    steps = x.numel() // x.shape[-1]
+    directions = 2 if module.bidirectional else 1
+    weights = [p for n, p in module._parameters.items() if p is not None and "weight" in n]
+    written = (steps + 2 * module.num_layers * x.shape[1]) * directions * module.hidden_size
+    moved = nbytes((x, state, list(module._parameters.values()))) + written * x.dtype.itemsize
+    return Cost(moved, 2 * steps * sum(weight.numel() for weight in weights))
+
+
+op = register_onednn(lstm, _reference, samples, cost)

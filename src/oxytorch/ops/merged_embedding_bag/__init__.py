@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, register
 from .._samples import MEBI, values
 from ..embedding_bag import bag_offsets
-from ..embedding_bag import cost as table_cost
-from ..embedding_bag import reference as table_reference
+from ..embedding_bag import op as one_table
 
 
+@with_kernel
 def merged_embedding_bag(
     weights: Sequence[Tensor],
     indices: Sequence[Tensor],
@@ -26,21 +26,11 @@ def merged_embedding_bag(
     weights: tables of [rows, dim], rows may differ, float32, bfloat16 or float16. indices, offsets:
     one tensor each per table as in `embedding_bag`, int32 or int64, equally many bags in each.
     mode: "sum" or "mean". Accumulates in float32, rounds once to the weights' dtype.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device, mode, index or offset does not fit.
     """
-    result: Tensor = _call(list(weights), list(indices), list(offsets), mode)
-    return result
-
-
-def reference(
-    weights: Sequence[Tensor],
-    indices: Sequence[Tensor],
-    offsets: Sequence[Tensor],
-    mode: str = "sum",
-) -> Tensor:
-    """The same in plain PyTorch."""
-    bags = [table_reference(*table, mode) for table in zip(weights, indices, offsets, strict=True)]
+    tables = zip(weights, indices, offsets, strict=True)
+    bags = [one_table.reference(*table, mode) for table in tables]
     return torch.cat(bags, dim=1)
 
 
@@ -73,16 +63,11 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
 
 
 def cost(
-    weights: Sequence[Tensor],
-    indices: Sequence[Tensor],
-    offsets: Sequence[Tensor],
-    mode: str = "sum",
+    weights: Sequence[Tensor], indices: Sequence[Tensor], offsets: Sequence[Tensor], **rest: object
 ) -> Cost:
     """The cost of all tables together."""
-    tables = [table_cost(*table) for table in zip(weights, indices, offsets, strict=True)]
+    tables = [one_table.cost(*table) for table in zip(weights, indices, offsets, strict=True)]
     return Cost(sum(each.bytes for each in tables), sum(each.operations for each in tables))
 
 
-_call = entry("merged_embedding_bag", reference)
-
-op = register(Op(merged_embedding_bag, reference, samples, cost))
+op = register(merged_embedding_bag, samples, cost)

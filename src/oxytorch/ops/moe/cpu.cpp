@@ -197,7 +197,7 @@ OXY_OP(moe,
        "Tensor[] gate_up_panels, Tensor[] gate_up_channel_scales, Tensor[] gate_up_group_scales, "
        "Tensor[] gate_up_zero_points, str down_format, Tensor[] down_panels, "
        "Tensor[] down_channel_scales, Tensor[] down_group_scales, Tensor[] down_zero_points, "
-       "int inner_features, str epilogue=\"silu_mul\", str activation=\"none\") -> Tensor",
+       "int inner_features, str epilogue=\"silu_mul\", str activation_dtype=\"none\") -> Tensor",
        moe)
 
 }  // namespace oxytorch

@@ -112,7 +112,7 @@ def check_alike(
     Weights that become one are not gated yet.
     """
     first = weights[0]
-    names = ["format", "group_size", "dtype", "activation"]
+    names = ["format", "group_size", "dtype", "activation_dtype"]
     if same_shape:
         names += ["shape", "is_gated"]
     for weight in weights:

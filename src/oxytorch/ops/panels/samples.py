@@ -13,7 +13,7 @@ from .epilogues import is_gated
 from .formats import FORMATS
 from .weight import PanelWeight
 
-# rows, out_features, in_features, group_size, asymmetric, bias, epilogue, activation
+# rows, out_features, in_features, group_size, asymmetric, bias, epilogue, activation_dtype
 _CALLS: tuple[tuple[int, int, int, int | None, bool, bool, str, str], ...] = (
     (1, 16, 64, None, False, False, "none", "none"),
     (1, 33, 96, 32, True, True, "none", "none"),
@@ -50,8 +50,8 @@ def _calls(
         )
         yield f"1x{inputs}x{out}", values(1, inputs, dtype=dtype), weight, out, ()
         return
-    for rows, out, inputs, group, asymmetric, has_bias, epilogue, activation in _CALLS:
-        if activation == "int8" and FORMATS[format].middle is None:
+    for rows, out, inputs, group, asymmetric, has_bias, epilogue, activation_dtype in _CALLS:
+        if activation_dtype == "int8" and FORMATS[format].middle is None:
             continue
         width = 2 * out if is_gated(epilogue) else out
         if is_gated(epilogue):
@@ -63,9 +63,9 @@ def _calls(
         size_of_values = 1 / 64 if epilogue == "add" else 1.0
         bias = values(width, dtype=dtype) * size_of_values if has_bias else None
         other = values(rows, out, dtype=dtype) * size_of_values if epilogue == "add" else None
-        name = f"{rows}x{inputs}x{out}-{epilogue}" + ("-int8" if activation == "int8" else "")
+        name = f"{rows}x{inputs}x{out}-{epilogue}" + ("-int8" if activation_dtype == "int8" else "")
         x = values(rows, inputs, dtype=dtype) * size_of_values
-        yield name, x, weight, out, (bias, other, epilogue, activation)
+        yield name, x, weight, out, (bias, other, epilogue, activation_dtype)
 
 
 def weight_of_codes(

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ...core.packed import PackedTensor
 from ...core.placement import empty_bytes
-from ..pack_panels import pack_panels, unpack_panels
+from ..pack_panels import pack_panels
+from ..quantize_weight import quantize_weight
+from ..unpack_panels import unpack_panels
 from . import layout
 from .checks import check_alike, check_codes, check_matrix, check_tensors
 from .rounding import codes_with
@@ -29,7 +31,7 @@ class PanelWeight(PackedTensor):
     packed: uint8 [panels, bytes of a panel]. channel_scales: float32 [panels, 16], times
     group_scales float16 [panels, groups, 16] if there are groups. zero_points: uint8
     [panels, groups, 16], or None for the middle (128 or 8). is_gated: panels alternate between the
-    upper half (gate) and the lower half (up) of the weight. activation: "int8" rounds what is
+    upper half (gate) and the lower half (up) of the weight. activation_dtype: "int8" rounds what is
     multiplied to 255 steps a row.
     """
 
@@ -37,7 +39,7 @@ class PanelWeight(PackedTensor):
     format: str
     group_size: int | None
     is_gated: bool
-    activation: str | None
+    activation_dtype: str | None
     channel_scales: Tensor | None
     group_scales: Tensor | None
     zero_points: Tensor | None
@@ -49,7 +51,7 @@ class PanelWeight(PackedTensor):
     """Of a part of a joined weight: that one, and where its outputs begin and end there."""
 
     _shared_fields = (
-        *_TENSORS, "format", "group_size", "is_gated", "activation", "outputs", "place",
+        *_TENSORS, "format", "group_size", "is_gated", "activation_dtype", "outputs", "place",
     )  # fmt: skip
 
     @classmethod
@@ -130,7 +132,7 @@ class PanelWeight(PackedTensor):
             None if zero_points[0] is None else torch.cat(zero_points),
             dtype=first.dtype,
         )
-        result.activation = first.activation
+        result.activation_dtype = first.activation_dtype
         return result
 
     @classmethod
@@ -213,8 +215,6 @@ class PanelWeight(PackedTensor):
 
     def repack(self, values: Tensor) -> None:
         """Replaces the stored values by `values`, a plain floating tensor of this shape."""
-        from ..quantize_weight import quantize_weight  # which imports this package
-
         values = values.detach()
         if self.format == "bf16":
             self._write(values.to(torch.bfloat16).contiguous())
@@ -280,7 +280,7 @@ class PanelWeight(PackedTensor):
         self, tensors: Mapping[str, Tensor], shape: Sequence[int], gated: bool = False
     ) -> PanelWeight:
         result = _made(tensors, self.format, shape, self.dtype, self.group_size, gated)
-        result.activation = self.activation
+        result.activation_dtype = self.activation_dtype
         return result
 
     def _by_output(self, values: Tensor) -> Tensor:
@@ -302,7 +302,7 @@ class PanelWeight(PackedTensor):
         return _rebuild, (
             self.tensors(),
             *fields,
-            self.activation,
+            self.activation_dtype,
             is_parameter,
             self.requires_grad,
         )
@@ -321,7 +321,7 @@ def _made(
     for name in _TENSORS:
         setattr(result, name, tensors.get(name))
     result.format, result.group_size = format, group_size
-    result.is_gated, result.activation = gated, None
+    result.is_gated, result.activation_dtype = gated, None
     result.place = None
     # Not asked of the shape in each call: torch would make a new tuple.
     result.outputs = shape[0] // 2 if gated else shape[0]
@@ -335,14 +335,14 @@ def _rebuild(
     group_size: int | None,
     dtype: torch.dtype,
     gated: bool,
-    activation: str | None,
+    activation_dtype: str | None,
     is_parameter: bool,
     requires_grad: bool,
 ) -> Tensor:
     result = PanelWeight.from_tensors(
         tensors, format=format, shape=shape, group_size=group_size, dtype=dtype, gated=gated
     )
-    result.activation = activation
+    result.activation_dtype = activation_dtype
     return torch.nn.Parameter(result, requires_grad) if is_parameter else result
 
 

@@ -53,19 +53,11 @@ std::vector<Tensor> quantize_weight(const Tensor& weight, const std::string& for
   return results;
 }
 
-void boxed_quantize_weight(StableIValue* stack, uint64_t, uint64_t) {
-  unboxing::call(&quantize_weight, stack, std::make_index_sequence<5>{});
-}
-
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
-  library.def(
-      "quantize_weight(Tensor weight, str format, int group_size, bool symmetric, bool search) -> "
-      "(Tensor, Tensor, Tensor)");
-}
-STABLE_TORCH_LIBRARY_IMPL(oxytorch, CPU, library) {
-  library.impl("quantize_weight", &boxed_quantize_weight);
-}
+OXY_OP(quantize_weight,
+       "(Tensor weight, str format, int group_size, bool symmetric, bool search) -> "
+       "(Tensor, Tensor, Tensor)",
+       quantize_weight)
 
 }  // namespace oxytorch

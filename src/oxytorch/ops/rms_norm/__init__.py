@@ -9,36 +9,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import _norm
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
 
 
+@with_kernel
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """Divides each row of x by its root mean square: x / sqrt(mean(x^2) + eps) * weight.
 
     x: [..., n], float32, bfloat16 or float16. weight: [n], the dtype of x or float32.
     Returns a new contiguous tensor of x's shape and dtype. Accumulates in float32, rounds once.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype or device does not fit.
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019, equation 4.
     """
-    result: Tensor = _call(x, weight, eps)
-    return result
-
-
-def reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """The same in plain PyTorch."""
     if weight is None or weight.dtype == x.dtype:
         return functional.rms_norm(x, x.shape[-1:], weight, eps).contiguous()
     return functional.rms_norm(x.float(), x.shape[-1:], weight, eps).to(x.dtype).contiguous()
-
-
-def spelled_with_pow(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """As in the Llama family: float32 inside, the weight multiplied after rounding."""
-    wide = x.to(torch.float32)
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
 
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
@@ -52,13 +40,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         yield Sample("3x33-wide_weight", (x, torch.randn(33)), {"eps": 0.5})
 
 
-def cost(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Cost:
+def cost(x: Tensor, **rest: object) -> Cost:
     """Reads x and weight, writes the result."""
-    return Cost(2 * x.nbytes + (weight.nbytes if weight is not None else 0), 4 * x.numel())
+    return Cost(2 * x.nbytes + nbytes(rest), 4 * x.numel())
 
 
-_call = entry("rms_norm", reference)
-
-op = register(
-    Op(rms_norm, reference, samples, cost, spellings=(spelled_with_pow,)),
-)
+op = register(rms_norm, samples, cost)

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, nbytes, register
 from .._samples import MEBI, shape_name, values
 
 
+@with_kernel
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """Rotates pairs of elements of x by angles whose cosines and sines are given.
 
@@ -22,16 +23,10 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
     interleaved: pairs are (2 i, 2 i + 1), as in GPT-J, instead of (i, i + rotary_dim / 2), as in
     Llama and GPT-NeoX. cos and sin have a value for each element of a pair, in the same order.
     Returns a new contiguous tensor of x's shape and dtype. Computes in float32, rounds once.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype or device does not fit.
     Source: Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021, eq. 34.
     """
-    result: Tensor = _call(x, cos, sin, interleaved)
-    return result
-
-
-def reference(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """The same in plain PyTorch."""
     rotary_dim = cos.shape[-1]
     turned, rest = x[..., :rotary_dim], x[..., rotary_dim:]
     if interleaved:
@@ -77,11 +72,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     yield Sample("0x3x5x40", (x[:0], *_angles(5, 40, dtype=dtype)))
 
 
-def cost(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Cost:
+def cost(x: Tensor, **rest: object) -> Cost:
     """Reads x, cos and sin, writes the result."""
-    return Cost(2 * x.nbytes + cos.nbytes + sin.nbytes, 3 * x.numel())
+    return Cost(2 * x.nbytes + nbytes(rest), 3 * x.numel())
 
 
-_call = entry("rotary_embedding", reference)
-
-op = register(Op(rotary_embedding, reference, samples, cost))
+op = register(rotary_embedding, samples, cost)

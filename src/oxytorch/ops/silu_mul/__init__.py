@@ -9,26 +9,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import _gated
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, nbytes, register
 
 
+@with_kernel
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Returns silu(gate) * up with silu(v) = v / (1 + exp(-v)).
 
     gate, up: any shape, float32, bfloat16 or float16, alike in both; rows may be strided, so the
     two halves of one joined tensor need no copy.
     Returns a new contiguous tensor of their shape and dtype. Computes in float32, rounds once.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype or device does not fit.
     Source: Shazeer, GLU Variants Improve Transformer, 2020, equation 5 (SwiGLU).
     """
-    result: Tensor = _call(gate, up)
-    return result
-
-
-def reference(gate: Tensor, up: Tensor) -> Tensor:
-    """The same in plain PyTorch."""
     return (functional.silu(gate) * up).contiguous()
 
 
@@ -38,11 +33,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         yield Sample(name, (gate, up))
 
 
-def cost(gate: Tensor, up: Tensor) -> Cost:
+def cost(gate: Tensor, **rest: object) -> Cost:
     """Reads gate and up, writes the result."""
-    return Cost(3 * gate.nbytes, 15 * gate.numel())
+    return Cost(2 * gate.nbytes + nbytes(rest), 15 * gate.numel())
 
 
-_call = entry("silu_mul", reference)
-
-op = register(Op(silu_mul, reference, samples, cost))
+op = register(silu_mul, samples, cost)

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._binding import entry
-from .._op import Cost, Op, Sample, register
+from .._binding import with_kernel
+from .._op import Cost, Sample, nbytes, register
 from .._samples import MEBI, WIDTHS, rows_of_bytes, shape_name, values
 
 
+@with_kernel
 def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
     """Returns softmax(x * scale + mask) over the last dimension.
 
@@ -19,15 +20,9 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor
     element, False stands for minus infinity), or added, of the dtype of x or float32.
     Returns a new contiguous tensor of x's shape and dtype. Computes in float32, rounds once. A row
     of which nothing is kept is NaN, as in PyTorch.
-    float64 and other devices run `reference`.
+    float64 and other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype or device does not fit.
     """
-    result: Tensor = _call(x, scale, mask)
-    return result
-
-
-def reference(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """The same in plain PyTorch."""
     scores = x if scale == 1.0 else x * scale
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, float("-inf"))
@@ -67,11 +62,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         yield Sample("2x3x5x33-scalar_mask", (x, 2.0, torch.tensor(0.5)))
 
 
-def cost(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Cost:
+def cost(x: Tensor, **rest: object) -> Cost:
     """Reads x and mask, writes the result."""
-    return Cost(2 * x.nbytes + (mask.nbytes if mask is not None else 0), 18 * x.numel())
+    return Cost(2 * x.nbytes + nbytes(rest), 18 * x.numel())
 
 
-_call = entry("softmax", reference)
-
-op = register(Op(softmax, reference, samples, cost))
+op = register(softmax, samples, cost)

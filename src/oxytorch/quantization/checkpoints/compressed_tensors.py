@@ -121,9 +121,9 @@ class CompressedTensors(Scheme):
             order = sorted_groups(files, f"{path}.weight_g_idx", shape[1], count)
         if order is not None:
             codes = codes[:, order]
-        activation = None if group.get("input_activations") is None else "int8"
+        activation_dtype = None if group.get("input_activations") is None else "int8"
         form = "int8" if bits == 8 else "int4"
-        return groups_known(Codes(form, codes, scales, zeros, order, activation), path)
+        return groups_known(Codes(form, codes, scales, zeros, order, activation_dtype), path)
 
     def _group_of(self, path: str) -> Mapping[str, Any]:
         """The group whose targets name a module; names win over kinds of modules."""

@@ -22,7 +22,7 @@ class Codes:
     """One weight as `PanelWeight.from_codes` takes it.
 
     order: int64 [in_features], or None: column i of the codes belongs to input order[i].
-    activation: "int8" if activations are quantized when they are multiplied.
+    activation_dtype: "int8" if activations are quantized when they are multiplied.
     """
 
     format: str
@@ -30,7 +30,7 @@ class Codes:
     scales: Tensor
     zero_points: Tensor | None
     order: Tensor | None = None
-    activation: str | None = None
+    activation_dtype: str | None = None
 
 
 class Scheme:
