@@ -95,13 +95,13 @@ def test_hidden_states_come_from_the_fused_layers(
     given = prompt(1)
     expected = _hidden_states(model, given)
     own: list[Any] = []
-    real = llm.layer.FusedLayer.step
+    real = llm.layer.DecoderLayer.step
 
     def noted(self: Any, *args: Any, **named: Any) -> Tensor:
         own.append(kind)
         return real(self, *args, **named)
 
-    monkeypatch.setattr(llm.layer.FusedLayer, "step", noted)
+    monkeypatch.setattr(llm.layer.DecoderLayer, "step", noted)
     assert distance(_hidden_states(fast, given), expected) < 1e-5
     assert len(own) == 2
 

@@ -119,7 +119,7 @@ def test_a_small_change_of_a_layer_is_noticed() -> None:
     layers = decoder_layers(model)
     observe(model, layers, model.config)
     plan, gap = choose(layers[0], model.config, None)
-    assert plan.wiring == "norm, attention, norm, MLP" and gap < 1e-5
+    assert plan.block_order == "norm, attention, norm, MLP" and gap < 1e-5
     layers[1].module.self_attn.scaling = 0.2501
     assert choose(layers[1], model.config, None)[0].scale == 0.2501  # read from the layer
     layers[1].module.__class__ = _louder(type(layers[1].module))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from .cache import KVCache
 from .generation import generate, stream
-from .layer import FusedLayer
+from .layer import DecoderLayer
 from .model import FusedModel
 from .optimize import fused_model, optimize
 from .perplexity import perplexity, token_losses
 
 __all__ = [
-    "FusedLayer",
+    "DecoderLayer",
     "FusedModel",
     "KVCache",
     "fused_model",

@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 from ..core.packed import PackedTensor
 from ..graph.agreement import FUSED_LAYER, difference
 from .cache import CacheLayer, rounded_capacity
-from .layer import FusedLayer, RoutedMlp
+from .layer import DecoderLayer, RoutedMlp
 from .matching import Unmatched, layer_index, plans, window_of
 from .observing import LayerCalls
-from .plan import Plan, Products
+from .plan import LayerPlan, Products
 
 
 class Differs(Exception):
@@ -33,10 +33,10 @@ class Chooser:
 
     def __init__(self, config: Any) -> None:
         self.config = config
-        self._known: dict[Any, Plan | Unmatched | Differs] = {}
-        self._likely: Plan | None = None
+        self._known: dict[Any, LayerPlan | Unmatched | Differs] = {}
+        self._likely: LayerPlan | None = None
 
-    def choose(self, calls: LayerCalls) -> tuple[Plan, float]:
+    def choose(self, calls: LayerCalls) -> tuple[LayerPlan, float]:
         """Returns the plan of a layer, and how far its answers lie apart (0 if it was not tried).
 
         A layer of the same modules, settings and shapes as one before computes the same with other
@@ -79,7 +79,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _NUMBERS = ("layer_idx", "layer_id", "layer_number")
 
 
-def choose(calls: LayerCalls, config: Any, likely: Plan | None) -> tuple[Plan, float]:
+def choose(calls: LayerCalls, config: Any, likely: LayerPlan | None) -> tuple[LayerPlan, float]:
     """Returns the plan that gives a layer's own answers, and how far they lie apart.
 
     The layer runs as a float32 copy with random norms and biases: what is one or zero in a fresh
@@ -110,8 +110,16 @@ def choose(calls: LayerCalls, config: Any, likely: Plan | None) -> tuple[Plan, f
     raise Differs(best)
 
 
-def _distance(plan: Plan, other: Plan) -> int:
-    names = ("wiring", "layout", "interleaved", "spread", "softcap", "rotary_argument", "scale")
+def _distance(plan: LayerPlan, other: LayerPlan) -> int:
+    names = (
+        "block_order",
+        "layout",
+        "interleaved",
+        "repeat_interleave",
+        "softcap",
+        "rotary_argument",
+        "scale",
+    )
     return sum(getattr(plan, name) != getattr(other, name) for name in names)
 
 
@@ -166,7 +174,7 @@ Runs = list[tuple[Tensor, dict[str, Any]]]
 """Calls of a layer, one behind the other: hidden states [batch, n, width] and other arguments."""
 
 
-def original(layer: nn.Module, plan: Plan, runs: Runs) -> tuple[Tensor, ...]:
+def original(layer: nn.Module, plan: LayerPlan, runs: Runs) -> tuple[Tensor, ...]:
     """The layer's own answers."""
     from transformers.cache_utils import DynamicCache
 
@@ -186,7 +194,7 @@ def original(layer: nn.Module, plan: Plan, runs: Runs) -> tuple[Tensor, ...]:
 
 
 def fused(
-    record: FusedLayer, plan: Plan, runs: Runs, cache_dtype: torch.dtype = torch.float32
+    record: DecoderLayer, plan: LayerPlan, runs: Runs, cache_dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, ...]:
     """The fused layer's answers to the same, without masks: causal, in the plan's window."""
     length = sum(states.shape[1] for states, _ in runs)
@@ -204,7 +212,11 @@ def fused(
 
 
 def packed_gap(
-    record: FusedLayer, plan: Plan, calls: LayerCalls, dtype: torch.dtype, cache_dtype: torch.dtype
+    record: DecoderLayer,
+    plan: LayerPlan,
+    calls: LayerCalls,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
 ) -> float:
     """How far a packed layer's answer to the sample prompt is from what the layer itself gave.
 
@@ -215,7 +227,7 @@ def packed_gap(
 
 
 def gap_of_own_weights(
-    record: FusedLayer, plan: Plan, calls: LayerCalls, dtype: torch.dtype
+    record: DecoderLayer, plan: LayerPlan, calls: LayerCalls, dtype: torch.dtype
 ) -> tuple[float, float]:
     """How far a packed layer's answer is from that of its own code in float32, with the same
     rounded weights, and how far that of its own code in `dtype` is from it.

@@ -15,9 +15,9 @@ from torch.compiler import is_dynamo_compiling
 from ..graph.forward import Forward
 from . import recipes
 from .cache import CacheLayer, rounded_capacity
-from .layer import FusedLayer, Mlp, Norm
+from .layer import DecoderLayer, Mlp, Norm
 from .observing import named_arguments
-from .plan import Plan
+from .plan import LayerPlan
 from .standing import Standing
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -33,8 +33,8 @@ class LayerForward(Forward):
     def __init__(
         self,
         module: nn.Module,
-        plan: Plan,
-        layer: FusedLayer,
+        plan: LayerPlan,
+        layer: DecoderLayer,
         cache_dtype: torch.dtype,
         rotated: Tensor | None = None,
     ) -> None:

@@ -305,7 +305,7 @@ class Attention:
 
 
 @dataclass(eq=False)
-class FusedLayer:
+class DecoderLayer:
     """A decoder layer.
 
     attention_norm and mlp_norm come before their part, the `after_` norms behind it and before the

@@ -16,7 +16,7 @@ from ..graph.recognize import activation_of_callable, linear_of_module, norm_of_
 from ..ops._post_op import PostOp
 from ..ops.cached_attention import MOST_DIM
 from . import recipes
-from .plan import ExpertsPlan, NormPlan, Plan, ProductPlan
+from .plan import ExpertsPlan, LayerPlan, NormPlan, ProductPlan
 
 
 class Unmatched(Exception):
@@ -43,11 +43,11 @@ def _has(module: nn.Module, path: str) -> bool:
 
 def plans(
     layer: nn.Module, arguments: dict[str, Any], config: Any, position: int, results: int
-) -> Iterator[Plan]:
+) -> Iterator[LayerPlan]:
     """Yields what the layer may be, the most likely first.
 
     layer: on the CPU, float32. arguments: those that the model calls it with. position: its number
-    in its list. results: see `Plan`. Raises Unmatched where a part is missing.
+    in its list. results: see `LayerPlan`. Raises Unmatched where a part is missing.
     """
     attention = find(layer, recipes.ATTENTION)
     if attention is None:
@@ -55,12 +55,12 @@ def plans(
     part = layer.get_submodule(attention)
     if getattr(part, "is_causal", True) is not True:
         raise Unmatched(f"{attention} is not causal")
-    mlps, wirings = [*_mlps(layer)], [*_wirings(layer)]
+    mlps, block_orders = [*_mlps(layer)], [*_block_orders(layer)]
     head_dim = _head_dim(part, config)
     norms = _head_norms(layer, attention, head_dim)
     fixed = {**norms, **_fixed(layer, part, attention, arguments, config, position)}
     choices = itertools.product(
-        wirings,
+        block_orders,
         _projections(layer, attention, head_dim),
         mlps,
         _rotary(arguments),
@@ -68,27 +68,33 @@ def plans(
         _numbers(part, recipes.SCALE) or (head_dim**-0.5,),
         (*_numbers(part, recipes.SOFTCAP), None),
     )
-    for wiring, heads, mlp, turning, (interleaved, spread), scale, softcap in choices:
+    for block_order, heads, mlp, turning, (
+        interleaved,
+        repeat_interleave,
+    ), scale, softcap in choices:
         if turning is None and interleaved:
             continue
         if norms["flat_norms"] and not _fits_flat(layer, norms, heads, head_dim):
             raise Unmatched(f"{attention} normalizes neither heads nor all of them")
-        if fixed["residual_scale"] != 1.0 and wiring["wiring"] != recipes.WIRINGS[0].name:
+        if (
+            fixed["residual_scale"] != 1.0
+            and block_order["block_order"] != recipes.BLOCK_ORDERS[0].name
+        ):
             continue
-        yield Plan(
+        yield LayerPlan(
             attention=attention,
             head_dim=head_dim,
             scale=scale,
             rotary=0 if turning is None else arguments[turning][0].shape[-1],
             rotary_argument=turning,
             interleaved=interleaved,
-            spread=spread,
+            repeat_interleave=repeat_interleave,
             softcap=softcap,
             results=results,
             arguments=tuple(arguments),
             **fixed,
             **heads,
-            **wiring,
+            **block_order,
             **mlp,
         )
 
@@ -182,7 +188,7 @@ def _rotary(arguments: dict[str, Any]) -> tuple[str | None, ...]:
 
 
 _PAIRS = ((False, False), (True, False), (True, True))
-"""(interleaved, spread): which values of a head are rotated together, see `Plan`."""
+"""(interleaved, repeat_interleave), see `LayerPlan`."""
 
 
 def _head_norm(layer: nn.Module, attention: str, names: tuple[str, ...]) -> NormPlan | None:
@@ -361,7 +367,7 @@ def _experts(layer: nn.Module, path: str, owner: nn.Module) -> Iterator[dict[str
         yield {"mlp": path, "experts": plan, "activation_fn": activation_fn}
 
 
-def _wirings(layer: nn.Module) -> Iterator[dict[str, Any]]:
+def _block_orders(layer: nn.Module) -> Iterator[dict[str, Any]]:
     """Orders of the layer's norms: each of its norms has exactly one place."""
     norms = {}
     for name, _ in layer.named_children():
@@ -369,9 +375,9 @@ def _wirings(layer: nn.Module) -> Iterator[dict[str, Any]]:
         if norm is not None:
             norms[name] = norm
     found = False
-    for wiring in recipes.WIRINGS:
+    for block_order in recipes.BLOCK_ORDERS:
         roles = ("attention_norm", "mlp_norm", "after_attention_norm", "after_mlp_norm")
-        taken = {role: getattr(wiring, role) for role in roles if getattr(wiring, role)}
+        taken = {role: getattr(block_order, role) for role in roles if getattr(block_order, role)}
         choices = [[name for name in names if name in norms] for names in taken.values()]
         for names in itertools.product(*choices):
             if len(set(names)) != len(names) or set(names) != set(norms):
@@ -379,10 +385,10 @@ def _wirings(layer: nn.Module) -> Iterator[dict[str, Any]]:
             found = True
             placed = tuple((role, norms[name]) for role, name in zip(taken, names, strict=True))
             yield {
-                "wiring": wiring.name,
+                "block_order": block_order.name,
                 "norms": placed,
-                "parallel": wiring.parallel,
-                "norm_last": wiring.norm_last,
+                "parallel": block_order.parallel,
+                "norm_last": block_order.norm_last,
             }
     if not found:
         raise Unmatched(f"no recipe for the norms {', '.join(norms) or '(none)'}")

@@ -13,10 +13,10 @@ from ..ops.panels import PanelWeight
 from ..quantization.layers import output_head
 from .cache import KVCache
 from .forwards import LayerForward
-from .layer import FusedLayer, Norm, Product
+from .layer import DecoderLayer, Norm, Product
 from .matching import norm_of
 from .observing import Rotation, Rotations, sample_length, sample_tokens
-from .plan import spread
+from .plan import repeat_interleave
 from .standing import Standing
 
 _CHANGING = ("dynamic", "longrope")
@@ -31,13 +31,13 @@ class RotaryTable:
     """Cosines and sines of all positions, made by the model's own module as far as needed.
 
     changing: the angles depend on the longest position; then they are made anew at each call.
-    spread: see `plan.Plan`.
+    repeat_interleave: see `plan.LayerPlan`.
     """
 
     rotation: Rotation
     dtype: torch.dtype
     changing: bool = False
-    spread: bool = False
+    repeat_interleave: bool = False
     cos: Tensor = field(default_factory=lambda: torch.empty(0))
     sin: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -72,7 +72,11 @@ class RotaryTable:
     def _made(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             cos, sin = self.rotation(torch.empty(0, dtype=self.dtype), positions)
-        return (spread(cos), spread(sin)) if self.spread else (cos, sin)
+        return (
+            (repeat_interleave(cos), repeat_interleave(sin))
+            if self.repeat_interleave
+            else (cos, sin)
+        )
 
 
 @dataclass(eq=False)
@@ -95,7 +99,7 @@ class FusedModel:
     """
 
     embedding: nn.Module
-    layers: list[FusedLayer]
+    layers: list[DecoderLayer]
     tables: list[RotaryTable]
     rotary: list[int | None]
     head: HeadProduct
@@ -362,7 +366,7 @@ def _tables(
             kind = getattr(rotation.module, "rope_type", "")
             kinds = kind.values() if isinstance(kind, dict) else (kind,)
             changing = any(word in str(k) for k in kinds for word in _CHANGING)
-            tables.append(RotaryTable(rotation, dtype, changing, forward.plan.spread))
+            tables.append(RotaryTable(rotation, dtype, changing, forward.plan.repeat_interleave))
         rotary.append(known[found[0]])
     return tables, rotary, ""
 

@@ -24,7 +24,7 @@ LARGEST_SAMPLE = 96
 class LayerCalls:
     """How one decoder layer was called: by the prompt, then by one more token.
 
-    prompt, token: arguments by name, without the hidden states. results: see `plan.Plan`.
+    prompt, token: arguments by name, without the hidden states. results: see `plan.LayerPlan`.
     hidden, output: the prompt's hidden states before and behind it, [1, n, width].
     """
 

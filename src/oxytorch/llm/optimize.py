@@ -26,13 +26,13 @@ from .arguments import (
 )
 from .cache import DTYPES
 from .forwards import LayerForward, MlpForward, NormForward
-from .layer import FusedLayer, Mlp
+from .layer import DecoderLayer, Mlp
 from .matching import Unmatched
 from .model import FusedModel, fuse
 from .observing import LayerCalls, Rotations, decoder_layers, move, observe
 from .packing import Packer
 from .parts import improve_parts, set_norm_forward, stored_transposed
-from .plan import Plan
+from .plan import LayerPlan
 from .report import LanguageModelReport
 from .tied import TiedHeadForward
 from .weights import stored_form
@@ -182,7 +182,7 @@ class _Work:
         if progress is not None:
             progress(len(layers), len(layers))
 
-    def _fuse(self, calls: LayerCalls, plan: Plan, tried: float) -> None:
+    def _fuse(self, calls: LayerCalls, plan: LayerPlan, tried: float) -> None:
         layer = calls.module
         for product in plan.products():
             self.packer.order(layer, product)
@@ -203,10 +203,10 @@ class _Work:
         forward = LayerForward(layer, plan, fused, self.cache_dtype, rotated)
         self.log.set_forward(layer, forward)
         self.forwards.append(forward)
-        self.log.applied("llm", calls.path, f"{type(layer).__name__}: {plan.wiring}")
+        self.log.applied("llm", calls.path, f"{type(layer).__name__}: {plan.block_order}")
 
     def _check_packed(
-        self, calls: LayerCalls, plan: Plan, fused: FusedLayer, is_first: bool
+        self, calls: LayerCalls, plan: LayerPlan, fused: DecoderLayer, is_first: bool
     ) -> None:
         """Raises Differs where packed weights do not give the layer's answers.
 
@@ -220,7 +220,7 @@ class _Work:
             self._check_rounding(calls, plan, fused)
         self.report.packed_difference = max(self.report.packed_difference, gap)
 
-    def _check_rounding(self, calls: LayerCalls, plan: Plan, fused: FusedLayer) -> None:
+    def _check_rounding(self, calls: LayerCalls, plan: LayerPlan, fused: DecoderLayer) -> None:
         """Raises Differs where a layer errs more than its own code does with the same weights."""
         stored = [stored_form(parameter) for parameter in calls.module.parameters()]
         panels = [weight for weight in stored if isinstance(weight, PanelWeight)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layer import Attention, FusedLayer, Mlp, Norm, Product, RoutedMlp
+from .layer import Attention, DecoderLayer, Mlp, Norm, Product, RoutedMlp
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,17 @@ class ExpertsPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayerPlan:
     """All that is known about a decoder layer; paths are relative to it.
 
-    rotary_argument: the argument that brings cos and sin, or None. spread: these come in the order
-    of halves for pairs of neighbours. cache_argument: the one that brings the cache. index: its
-    number in the cache. arguments: names of all that it is called with. results: 0 if the layer
-    returns a tensor, else the length of the tuple that it returns. What else is not told here
-    stands in `layer.FusedLayer` and `layer.Attention`.
+    rotary_argument: the argument that brings cos and sin, or None.
+    interleaved: whether neighbours are rotated together; else values of the two halves.
+    repeat_interleave: cos and sin come for halves, and each value is repeated for its neighbour.
+    cache_argument: the argument that brings the cache.
+    index: the layer's number in the cache.
+    arguments: names of all that the layer is called with.
+    results: 0 if the layer returns a tensor, else the length of the tuple that it returns.
+    The other fields are those of `layer.DecoderLayer` and `layer.Attention`.
     """
 
     attention: str
@@ -87,7 +90,7 @@ class Plan:
     head_dim: int
     scale: float
     activation_fn: str
-    wiring: str
+    block_order: str
     index: int
     up: ProductPlan | None = None
     down: ProductPlan | None = None
@@ -97,7 +100,7 @@ class Plan:
     key_norm: NormPlan | None = None
     rotary: int = 0
     interleaved: bool = False
-    spread: bool = False
+    repeat_interleave: bool = False
     rotary_argument: str | None = None
     cache_argument: str | None = None
     window: int | None = None
@@ -116,7 +119,11 @@ class Plan:
         if self.rotary_argument is None:
             return None, None
         cos, sin = arguments[self.rotary_argument]
-        return (spread(cos), spread(sin)) if self.spread else (cos, sin)
+        return (
+            (repeat_interleave(cos), repeat_interleave(sin))
+            if self.repeat_interleave
+            else (cos, sin)
+        )
 
     def products(self) -> list[ProductPlan]:
         """All products of modules (stacked experts are none)."""
@@ -125,7 +132,7 @@ class Plan:
             found += [*self.experts.gate_up, *self.experts.down]
         return found
 
-    def build(self, layer: nn.Module, products: Products) -> FusedLayer:
+    def build(self, layer: nn.Module, products: Products) -> DecoderLayer:
         """Makes the fused layer of `layer`; `products` gives the weights."""
         query_norm = self.query_norm.build(layer) if self.query_norm else None
         key_norm = self.key_norm.build(layer) if self.key_norm else None
@@ -147,13 +154,13 @@ class Plan:
             self.flat_norms,
         )
         norms = {role: norm.build(layer) for role, norm in self.norms}
-        return FusedLayer(
+        return DecoderLayer(
             attention,
             self._build_mlp(layer, products),
             parallel=self.parallel,
             norm_last=self.norm_last,
             residual_scale=self.residual_scale,
-            description=self.wiring,
+            description=self.block_order,
             **norms,
         )
 
@@ -174,7 +181,7 @@ class Plan:
         return RoutedMlp(router, plan.chosen, plan.normalized, gate_up, down, self.activation_fn)
 
 
-def spread(angles: Tensor) -> Tensor:
+def repeat_interleave(angles: Tensor) -> Tensor:
     """Cosines or sines of pairs [..., i, i + half] as those of neighbours [..., 2 i, 2 i + 1]."""
     return angles[..., : angles.shape[-1] // 2].repeat_interleave(2, dim=-1)
 

@@ -51,10 +51,10 @@ KNOWN_ARGUMENTS = (
 
 
 @dataclass(frozen=True)
-class Wiring:
+class BlockOrder:
     """An order of norms and parts. The norms are names to look for; an empty tuple is no norm.
 
-    The words are those of `layer.FusedLayer`.
+    The words are those of `layer.DecoderLayer`.
     """
 
     name: str
@@ -79,12 +79,12 @@ _SECOND = (
 _AFTER_ATTENTION = ("post_attention_layernorm", "post_self_attn_layernorm")
 _AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm")
 
-WIRINGS = (
-    Wiring("norm, attention, norm, MLP", _FIRST, _SECOND),
-    Wiring("a norm before and behind each part", _FIRST, _SECOND, _AFTER_ATTENTION, _AFTER_MLP),
-    Wiring("attention and MLP in parallel", _FIRST, _SECOND, parallel=True),
-    Wiring("attention and MLP in parallel behind one norm", _FIRST, parallel=True),
-    Wiring("a norm behind each part", (), (), _AFTER_ATTENTION, _AFTER_MLP),
-    Wiring("a norm behind each sum", _FIRST, _SECOND, norm_last=True),
+BLOCK_ORDERS = (
+    BlockOrder("norm, attention, norm, MLP", _FIRST, _SECOND),
+    BlockOrder("a norm before and behind each part", _FIRST, _SECOND, _AFTER_ATTENTION, _AFTER_MLP),
+    BlockOrder("attention and MLP in parallel", _FIRST, _SECOND, parallel=True),
+    BlockOrder("attention and MLP in parallel behind one norm", _FIRST, parallel=True),
+    BlockOrder("a norm behind each part", (), (), _AFTER_ATTENTION, _AFTER_MLP),
+    BlockOrder("a norm behind each sum", _FIRST, _SECOND, norm_last=True),
 )
 """Tried in this order."""
