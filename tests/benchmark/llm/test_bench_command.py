@@ -15,7 +15,6 @@ from oxytorch.benchmark.llm import processes as llm_jobs
 from oxytorch.benchmark.llm import runs as llm_runs
 from oxytorch.benchmark.llm.shapes import random_model
 from oxytorch.benchmark.report.pages import tables_of
-from oxytorch.llm_command.read_limit import read_limit
 
 pytest.importorskip("transformers")
 
@@ -127,9 +126,3 @@ def test_random_models_are_the_same_and_have_no_equal_rows():
     assert head.float().std().item() == pytest.approx(256**-0.5, rel=0.02)
     with pytest.raises(ValueError, match="unknown shape 'vast'; choices: tiny"):
         random_model("vast")
-
-
-def test_read_limit_is_a_plausible_speed():
-    assert 1e8 < read_limit([1 << 20, 3 << 20], sweeps=2) < 1e13
-    with pytest.raises(ValueError, match="sizes >= 0"):
-        read_limit([])

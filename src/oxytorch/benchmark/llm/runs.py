@@ -89,16 +89,11 @@ def run_llm(
 
 
 def _task(settings: LlmSettings, precision: Precision, work: Path) -> LlmTask:
+    same = ("shape", "folder", "kv_cache", "group_size", "prompt", "tokens", "threads")
     return LlmTask(
-        shape=settings.shape,
-        folder=settings.folder,
+        **{name: getattr(settings, name) for name in same},
         weights=precision.weights or "bf16",
         activation_dtype=precision.activation_dtype,
-        kv_cache=settings.kv_cache,
-        group_size=settings.group_size,
-        prompt=settings.prompt,
-        tokens=settings.tokens,
-        threads=settings.threads,
         work=work,
     )
 
