@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..optim import split_parameter as _split
+from ..optim import split_parameter
 from ..optim.compiler import never_compiled
 from ..optim.split_parameter import SplitParameter
 
@@ -73,7 +73,7 @@ class Bfloat16Forward(Forward):
         if layer and type(module) not in TAKE_ANY:
             dtype = torch.float32 if is_whole else torch.bfloat16
             args, kwargs = converted(args, dtype), converted(kwargs, dtype)
-        with _split.whole() if is_whole else _computing():
+        with split_parameter.whole() if is_whole else _computing():
             if is_split or is_whole:
                 result = type(module).forward(module, *args, **kwargs)
             else:
@@ -90,8 +90,8 @@ class ParametrizationForward(Forward):
 
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        is_computing = _split.is_upper_half()
-        with _split.whole(), torch.autocast(_device(self.module), enabled=False):
+        is_computing = split_parameter.is_upper_half()
+        with split_parameter.whole(), torch.autocast(_device(self.module), enabled=False):
             result = type(self.module).forward(self.module, *args, **kwargs)
         return converted(result, torch.bfloat16) if is_computing else result
 
@@ -114,7 +114,7 @@ def _device(module: nn.Module) -> str:
 
 
 def _computing() -> AbstractContextManager[None]:
-    return nullcontext() if torch.compiler.is_compiling() else _split.computing()
+    return nullcontext() if torch.compiler.is_compiling() else split_parameter.computing()
 
 
 def converted(value: Any, dtype: torch.dtype) -> Any:
@@ -155,5 +155,5 @@ class Saving:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kind: Any = type(self.model)
-        with _split.saving():
+        with split_parameter.saving():
             return kind.save_pretrained(self.model, *args, **kwargs)
