@@ -218,7 +218,7 @@ class Clipper:
             device = devices.find(gradients[0].device)
             assert device is not None
             before, self._cached_norm = self._cached_norm, CachedNorm(parameters, gradients, device)
-            if before is not None and before.plan.is_captured:
+            if before is not None and before.plan.table.is_captured:
                 self.captured.append(before.plan)
         return self._cached_norm
 

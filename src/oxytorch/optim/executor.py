@@ -82,7 +82,7 @@ class Executor:
             self._defer(DeferredUpdate(run, launch.wholes, launch.plan.sums))
         else:
             launch.run(hyper, scaling)
-        if launch.plan.is_captured and launch.plan not in self.captured:
+        if launch.plan.table.is_captured and launch.plan not in self.captured:
             self.captured.append(launch.plan)
 
     def _defer(self, update: DeferredUpdate) -> None:

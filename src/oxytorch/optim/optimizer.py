@@ -238,7 +238,7 @@ class FusedOptimizer(Optimizer):
     def _repeat(self, cache: StepCache, group: Group, rng_stream: int) -> bool:
         """Launches a cached step, unless the group has to be looked at again."""
         hyper, settings = self._hyper(group), self._settings(group)
-        if not cache.is_current(counted(self.state), group["params"], rng_stream, settings, hyper):
+        if not cache.is_current(self.state, group["params"], rng_stream, settings, hyper):
             return False
         scaling = self._scaling(group)
         cache.run(lambda launch: self._executor.launch(launch, hyper, scaling))

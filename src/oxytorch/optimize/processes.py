@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..optim import sharding as _sharding
+from ..optim import sharding
 
 ORDER = (
     "call fully_shard first, then make oxytorch.optim.AdamW from the sharded parameters "
@@ -26,7 +26,7 @@ def check(model: nn.Module, dtype: Any) -> None:
             "that it does; wrap the model that optimize returns"
         )
     for name, parameter in model.named_parameters():
-        if _sharding.is_sharded(parameter):
+        if sharding.is_sharded(parameter):
             raise ValueError(
                 f"optimize: expected no dtype for a model with sharded parameters, got {dtype} "
                 f"and the DTensor {name}; for bfloat16 computation give fully_shard a "

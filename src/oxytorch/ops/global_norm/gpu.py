@@ -5,22 +5,17 @@ from __future__ import annotations
 import functools
 
 from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
-from ..optimizer_step.gpu import float_signature, float_signatures
+from ..optimizer_step.gpu import arguments, float_signature, float_signatures
 
 PROGRAMS = 2048
 """Programs of `squares`, and so partial sums: as many on every GPU, so that sums are the same."""
 
 LANES = 1024
 
-SQUARES_ARGUMENTS = {"tensors": "i64", "blocks": "i64", "block_count": "i32", "partials": "i64"}
-NORM_ARGUMENTS = {
-    "partials": "i64",
-    "count": "i32",
-    "gradient_scale": "i64",
-    "max_norm": "fp64",
-    "norm": "i64",
-    "clip_factor": "i64",
-}
+SQUARES_ARGUMENTS = arguments("tensors blocks block_count partials", block_count="i32")
+NORM_ARGUMENTS = arguments(
+    "partials count gradient_scale max_norm norm clip_factor", count="i32", max_norm="fp64"
+)
 
 squares_signature = functools.partial(float_signature, "squares")
 NORM_SIGNATURE = Signature("norm", {})

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...gpu.kernel import OpenClSource, Signature
-from ..optimizer_step import layout
 from ..optimizer_step.opencl import OPTIONS, STEP_GROUP, assemble
 from . import gpu
 
 
 def source(kernel: str, signature: Signature) -> OpenClSource:
     """The source of a signature of `squares` or `norm`."""
-    settings = {"GROUP": STEP_GROUP, "GRADIENT": layout.GRADIENT}
+    settings = {"GROUP": STEP_GROUP}
     pieces = ["tables.cl"]
     arguments = gpu.NORM_ARGUMENTS
     if kernel == "squares":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 
 from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
-from ..optimizer_step.gpu import float_signature, float_signatures
+from ..optimizer_step.gpu import arguments, float_signature, float_signatures
 from ..optimizer_step.parsed_rules import families
 
-ARGUMENTS = {"tensors": "i64", "tiles": "i64", "scalars": "i64", "found_inf": "i64"}
+ARGUMENTS = arguments("tensors tiles scalars found_inf")
 FACTORS_ARGUMENTS = {**ARGUMENTS, "least": "fp64"}
 _ALIGNED = frozenset({"tensors", "tiles", "scalars"})
 

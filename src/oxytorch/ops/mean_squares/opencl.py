@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...gpu.kernel import OpenClSource, Signature
-from ..optimizer_step import layout
 from ..optimizer_step.opencl import OPTIONS, assemble, helpers
 from . import gpu, tiling
 
@@ -15,11 +14,6 @@ def source(kernel: str, signature: Signature) -> OpenClSource:
     is_sums = kernel == "factor_sums"
     settings = {
         "GROUP": tiling.LANES,
-        "GRADIENT": layout.GRADIENT,
-        "COLUMNS": layout.COLUMNS,
-        "ROW_FACTORS": layout.ROW_FACTORS,
-        "ROWS": layout.ROWS,
-        "STRIPS": layout.STRIPS,
         "SMALL": tiling.SMALL,
         "LANES": tiling.LANES,
         "STRIP": tiling.STRIP,

@@ -68,38 +68,29 @@ PREPARE_STEP_LANES = 32
 TRUST_RATIO_LANES = 1024
 
 _TABLES = frozenset({"tensors", "blocks", "scalars", "keys", "partials", "sums"})
+
+
+def arguments(names: str, **types: str) -> dict[str, str]:
+    """Arguments of a kernel by name, with their types; those that no type is given for are i64."""
+    return {name: types.get(name, "i64") for name in names.split()}
+
+
 _HYPER = {f"hyper_{i}": "fp64" for i in range(layout.HYPER)}
-STEP_ARGUMENTS = {
-    "tensors": "i64",
-    "blocks": "i64",
-    "block_count": "i32",
-    "scalars": "i64",
-    "keys": "i64",
-    "partials": "i64",
-    "found_inf": "i64",
-    "flags": "i32",
-    "formats": "i64",
-}
+STEP_ARGUMENTS = arguments(
+    "tensors blocks block_count scalars keys partials found_inf flags formats",
+    block_count="i32",
+    flags="i32",
+)
 TRUST_RATIO_ARGUMENTS = {
-    "tensors": "i64",
-    "partials": "i64",
-    "sums": "i64",
-    "scalars": "i64",
-    "found_inf": "i64",
-    "phase": "i32",
+    **arguments("tensors partials sums scalars found_inf phase", phase="i32"),
     **_HYPER,
 }
 PREPARE_STEP_ARGUMENTS = {
-    "tensors": "i64",
-    "scalars": "i64",
-    "keys": "i64",
-    "count": "i32",
-    "found_inf": "i64",
-    "gradient_scale": "i64",
-    "clip_factor": "i64",
-    "learning_rate": "i64",
-    "seed": "i64",
-    "factor": "fp64",
+    **arguments(
+        "tensors scalars keys count found_inf gradient_scale clip_factor learning_rate seed factor",
+        count="i32",
+        factor="fp64",
+    ),
     **_HYPER,
 }
 

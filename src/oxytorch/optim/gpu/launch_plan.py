@@ -44,6 +44,8 @@ class LaunchPlan:
     """One step of `rule` over the tensors of `batch`, which are on one device.
 
     order: the places in the batch of the tensors in the order of the plan's tables.
+    addresses: int64 [tensors, ...] on the host, the first number of a row that of a gradient; tell
+    `table` when they were written.
     sums: float64 [tensors, SUMS], on the device, of a rule with norms, in that order.
     """
 
@@ -70,7 +72,7 @@ class LaunchPlan:
             torch.empty(len(blocks) if with_norms else 0, SUMS, dtype=torch.float64, device=place),
             torch.empty(count if with_norms else 0, SUMS, dtype=torch.float64, device=place),
         )
-        self._addresses = DeviceTable(device, host)
+        self.table = DeviceTable(device, host)
         self.sums = self._tables.sums
         self._seed = (seed + 2**63) % 2**64 - 2**63
         self._prepare_step: Launch
@@ -89,11 +91,6 @@ class LaunchPlan:
         self._memory = list(vars(self._tables).values())
         device.upload(self._tables.blocks, blocks, device.staging(blocks))
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether a graph uses the plan's memory, which has to stay then."""
-        return self._addresses.is_captured
-
     def fits(self, hyper: Hyper) -> bool:
         """Whether the kernels are those for these hyper-parameters."""
         if hyper[1:] == self._hyper[1:]:
@@ -102,17 +99,13 @@ class LaunchPlan:
         self._hyper = hyper if is_same else self._hyper
         return is_same
 
-    def moved(self) -> None:
-        """Tells that `addresses` were written."""
-        self._addresses.changed()
-
     def run(self, hyper: Hyper, scaling: Scaling, phase: int = WHOLE) -> None:
         """Launches the step, or for a rule with norms one of its phases.
 
         hyper: such that the plan fits.
         """
         stream = self._device.stream()
-        self._point_at(self._addresses.bring(stream, self._memory))
+        self._point_at(self.table.bring(stream, self._memory))
         kept = self._set(hyper, scaling, phase)
         if phase != UPDATE:
             self._prepare_step(gpu.programs_of_prepare_step(len(self.order)), stream)

@@ -38,7 +38,7 @@ class CachedNorm:
             return False
         moved = self._guard.compare()
         if moved is address_guard.Moved.GRADIENTS:
-            self.plan.moved()
+            self.plan.table.changed()
         return moved is not address_guard.Moved.OTHER
 
 
@@ -47,7 +47,7 @@ class NormLaunchPlan:
 
     gradients: float32, bfloat16 or float16, dense. order: their places, in the order of the table.
     addresses: int64 [tensors, ...] on the host, the first number of a row that of a gradient; tell
-    `moved` when they were written.
+    `table` when they were written.
     """
 
     def __init__(self, gradients: Sequence[Tensor], device: Device) -> None:
@@ -60,7 +60,7 @@ class NormLaunchPlan:
         host[:, layout.GRADIENT] = torch.tensor([gradients[i].data_ptr() for i in self.order])
         host[:, layout.COUNT] = counts
         self.addresses = host[:, layout.GRADIENT :]
-        self._addresses = DeviceTable(device, host)
+        self.table = DeviceTable(device, host)
         kinds = sorted(set(formats))
         self._partials = torch.empty(len(kinds) * gpu.PROGRAMS, dtype=torch.float64, device=place)
         self._blocks: list[Tensor] = []
@@ -81,22 +81,13 @@ class NormLaunchPlan:
         partials = self._partials.data_ptr()
         self._finish = function.bind(partials, len(self._partials), 0, 1.0, 0, 0)
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether a graph uses the plan's memory, which has to stay then."""
-        return self._addresses.is_captured
-
-    def moved(self) -> None:
-        """Tells that `addresses` were written."""
-        self._addresses.changed()
-
     def run(self, max_norm: float, gradient_scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """The norm, and min(1, max_norm / (norm + 1e-6)); float32 [] on the device.
 
         gradient_scale: float32 on the device, which the gradients contain and the norm does not.
         """
         stream = self._device.stream()
-        table = self._addresses.bring(stream, [*self._blocks, self._partials]).data_ptr()
+        table = self.table.bring(stream, [*self._blocks, self._partials]).data_ptr()
         norm, factor = torch.empty(2, device=self._device.device).unbind()
         for launch in self._sums:
             launch.set(0, table)

@@ -99,7 +99,7 @@ class StepCache:
 
     def is_current(
         self,
-        state: StateTable,
+        state: object,
         parameters: Sequence[Tensor],
         rng_stream: int,
         settings: Hashable,
@@ -108,8 +108,8 @@ class StepCache:
         """Whether the launches are the step of the group as it is now, wherever gradients lie."""
         if (
             self._state is not state
-            or not state.is_counted
-            or self._changes != state.changes.count
+            or not self._state.is_counted
+            or self._changes != self._state.changes.count
             or self._rng_stream != rng_stream
             or len(parameters) != len(self._parameters)
             or not all(map(is_, parameters, self._parameters))
@@ -123,7 +123,7 @@ class StepCache:
             if moved is Moved.OTHER or not launch.fits(hyper):
                 return False
             if moved is Moved.GRADIENTS:
-                launch.plan.moved()
+                launch.plan.table.changed()
         return True
 
     def run(self, launch: Callable[[CachedLaunch], None]) -> None:

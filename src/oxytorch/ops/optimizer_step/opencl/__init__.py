@@ -39,6 +39,12 @@ NUMBERS = Dialect(
 
 OPTIONS = ("-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt")
 
+_LAYOUT = """
+    TENSOR_FIELDS SCALAR_FIELDS KEY_FIELDS STEP COUNT RNG_STREAM FIRST_BLOCK HEIGHT FACTOR SUMS
+    BLOCK CODE_BLOCK HYPER FORMAT_BITS GRADIENT COLUMNS ROW_FACTORS ROWS STRIPS
+    """.split()  # noqa: SIM905
+"""Numbers of layout.py that kernels know by the same names."""
+
 STEP_GROUP = layout.BLOCK // 4
 """Items of a block: four elements each."""
 
@@ -71,24 +77,8 @@ def source(kernel: str, signature: Signature) -> OpenClSource:
 
 def assemble(settings: Mapping[str, int], *pieces: str) -> str:
     """The source of a kernel: settings, numbers, and `pieces`: names of files here, or texts."""
-    shared = {
-        "TENSOR_FIELDS": layout.TENSOR_FIELDS,
-        "SCALAR_FIELDS": layout.SCALAR_FIELDS,
-        "KEY_FIELDS": layout.KEY_FIELDS,
-        "STEP": layout.STEP,
-        "COUNT": layout.COUNT,
-        "RNG_STREAM": layout.RNG_STREAM,
-        "FIRST_BLOCK": layout.FIRST_BLOCK,
-        "HEIGHT": layout.HEIGHT,
-        "WIDTH_FIELD": layout.WIDTH,
-        "FACTOR": layout.FACTOR,
-        "SUMS": layout.SUMS,
-        "BLOCK": layout.BLOCK,
-        "CODE_BLOCK": layout.CODE_BLOCK,
-        "HYPER": layout.HYPER,
-        "FORMAT_BITS": layout.FORMAT_BITS,
-        "STATES_LIMIT": layout.OPERANDS - 2,
-    }
+    shared = {name: int(getattr(layout, name)) for name in _LAYOUT}
+    shared.update(WIDTH_FIELD=layout.WIDTH, STATES_LIMIT=layout.OPERANDS - 2)
     defines = [f"#define {name} {value}" for name, value in {**shared, **settings}.items()]
     numbers = [
         "#pragma OPENCL FP_CONTRACT OFF",
