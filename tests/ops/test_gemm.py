@@ -133,19 +133,6 @@ def test_moe_of_panel_weights_is_the_sum_over_chosen_experts(format: str, tokens
     torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
-def test_moe_takes_an_expert_twice_for_one_token(tokens: int) -> None:
-    """Its shares add up; a single token's row is staged for each of them."""
-    torch.manual_seed(0)
-    gate_up = [PanelWeight.gated(*(_weight(32, 64, "int4", 32, True),) * 2) for _ in range(3)]
-    down = [_weight(64, 32, "int4", 32, True) for _ in range(3)]
-    x = torch.randn(tokens, 64)
-    twice = torch.full((tokens, 2), 1)
-    found = moe(x, torch.tensor([[0.25, 0.75]] * tokens), twice, gate_up, down)
-    once = moe(x, torch.ones(tokens, 1), twice[:, :1], gate_up, down)
-    torch.testing.assert_close(found, once)
-
-
 def test_moe_reads_only_chosen_experts() -> None:
     torch.manual_seed(0)
     gate_up = [PanelWeight.gated(*(_weight(32, 64, "bf16", None, True),) * 2) for _ in range(3)]
