@@ -100,4 +100,7 @@ def header() -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path)
-    parser.parse_args().target.write_text(header())
+    target, text = parser.parse_args().target, header()
+    # Untouched where nothing changed: else every kernel that reads it would be compiled again.
+    if not target.exists() or target.read_text() != text:
+        target.write_text(text)

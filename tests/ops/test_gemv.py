@@ -104,3 +104,22 @@ def test_a_row_with_an_outlier_keeps_the_others(level: str) -> None:
     x = torch.randn(1, 1024).bfloat16()
     x[0, 5] = 200.0
     check(weight, x, level, slice(None))
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_token_may_choose_an_expert_twice(tokens: int) -> None:
+    """Its shares add up; the row of a single token is staged for each of them."""
+    gate_up = [PanelWeight.gated(weight_of("bf16", 32, 64), weight_of("bf16", 32, 64))] * 3
+    down = [weight_of("bf16", 64, 32)] * 3
+    x, twice = torch.randn(tokens, 64), torch.full((tokens, 2), 1)
+
+    def product(shares: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        parts = (
+            ("bf16", [weight.packed for weight in part], [], [], []) for part in (gate_up, down)
+        )
+        first, second = parts
+        result: torch.Tensor = torch.ops.oxytorch.moe(x, shares, indices, *first, *second, 32)
+        return result
+
+    found = product(torch.tensor([[0.25, 0.75]] * tokens), twice)
+    torch.testing.assert_close(found, product(torch.ones(tokens, 1), twice[:, :1]))

@@ -14,12 +14,16 @@ extern int last_level;
 
 }  // namespace oxytorch
 
+// A kernel of its op's name; OXY_KERNEL_OF takes another name. `op` is the folder of the
+// kernel.cpp.
+#define OXY_KERNEL(op, Args) OXY_KERNEL_OF(op, op, Args)
+
 // OXY_LEVEL is the namespace of one op's code at one level, such as avx2::attention. All that a
 // kernel.cpp includes lies in it too, so that no two object files define the same function.
 #if defined(OXY_LEVEL)
 
 // In a kernel.cpp: declares the kernel to be defined there, and the entry that the table points to.
-#define OXY_KERNEL(op, name, Args)                                               \
+#define OXY_KERNEL_OF(op, name, Args)                                            \
   namespace oxytorch::OXY_LEVEL {                                                \
   static void name(const Args&, std::int64_t, std::int64_t);                     \
   void name##_at_level(const Args& args, std::int64_t begin, std::int64_t end) { \
@@ -43,8 +47,8 @@ extern int last_level;
 #define OXY_LIST_NONE(level, op, name, Args) nullptr,
 
 // Elsewhere: declares the copies and the table `name_copies` that is indexed by level; a level that
-// is not built is never the active one. `op` is the folder of the kernel.cpp.
-#define OXY_KERNEL(op, name, Args)                                     \
+// is not built is never the active one.
+#define OXY_KERNEL_OF(op, name, Args)                                  \
   OXY_FOR_EACH_LEVEL(OXY_DECLARE_COPY, op, name, Args)                 \
   namespace oxytorch {                                                 \
   inline constexpr Kernel<Args> name##_copies[] = {                    \

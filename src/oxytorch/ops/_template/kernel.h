@@ -18,4 +18,4 @@ struct ScaleArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(_template, scale, ScaleArgs)
+OXY_KERNEL_OF(_template, scale, ScaleArgs)

@@ -18,5 +18,5 @@ struct PackPanelsArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(pack_panels, pack_panels, PackPanelsArgs)
-OXY_KERNEL(pack_panels, unpack_panels, PackPanelsArgs)
+OXY_KERNEL(pack_panels, PackPanelsArgs)
+OXY_KERNEL_OF(pack_panels, unpack_panels, PackPanelsArgs)

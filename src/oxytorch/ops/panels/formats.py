@@ -1,4 +1,9 @@
-"""The formats of weights in panels: what the codes of each mean, in one list."""
+"""The formats of weights in panels: what the codes of each mean, in one list.
+
+A new format is a line of `FORMATS`: `quantize_weight`, packing, the references and the kernels of
+every level read this list. Kernels know three kinds of codes, of which a format is one: integers of
+8 bits, integers of at most 4 bits, and indexes of a table of at most 16 values.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 #include "ops/panels/gemm_args.h"
 #include "ops/panels/gemv_args.h"
 
-OXY_KERNEL(panels, prepare_rows, PrepareRowsArgs)
-OXY_KERNEL(panels, gemm, GemmArgs)
-OXY_KERNEL(panels, stage_gemv, GemvArgs)
-OXY_KERNEL(panels, gemv, GemvArgs)
-OXY_KERNEL(panels, gemv_of_each, GemvOfEachArgs)
+OXY_KERNEL_OF(panels, prepare_rows, PrepareRowsArgs)
+OXY_KERNEL_OF(panels, gemm, GemmArgs)
+OXY_KERNEL_OF(panels, stage_gemv, GemvArgs)
+OXY_KERNEL_OF(panels, gemv, GemvArgs)
+OXY_KERNEL_OF(panels, gemv_of_each, GemvOfEachArgs)

@@ -25,4 +25,4 @@ struct QuantizeWeightArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(quantize_weight, quantize_weight, QuantizeWeightArgs)
+OXY_KERNEL(quantize_weight, QuantizeWeightArgs)
