@@ -84,6 +84,38 @@ def test_levels_agree_with_the_system() -> None:
     assert "amx" not in SUPPORTED or {"amx_tile", "amx_int8", "amx_bf16"} <= flags
 
 
+def _capabilities() -> list[str]:
+    """Every capability that a level has, in the order of the list."""
+    found = {name for level in isa.levels() for name in level.capabilities}
+    order = ("vectors_512", "int8_dot", "bf16_dot", "fast_bf16_dot", "tiles")
+    assert found <= set(order)
+    return list(order)
+
+
+def test_levels_have_the_capabilities_of_what_they_imply_but_where_they_are_measured_slow() -> None:
+    has = {level.name: set(level.capabilities) for level in isa.levels()}
+    if "amx" not in has:
+        pytest.skip("this processor's architecture has one level")
+    for level in isa.levels():
+        missing = set().union(*(has[other] for other in level.implies)) - has[level.name]
+        assert missing <= {"fast_bf16_dot"}, level.name
+    assert {"vectors_512", "int8_dot", "fast_bf16_dot"} <= has["avx512_bf16"]
+    assert "bf16_dot" in has["avx512_fp16"] and "fast_bf16_dot" not in has["avx512_fp16"]
+    assert "tiles" in has["amx"] and "fast_bf16_dot" not in has["amx"]
+    assert not has["generic"]
+
+
+def test_capabilities_are_those_of_the_active_level() -> None:
+    for level in isa.levels():
+        if level.supported:
+            with isa.use(level.name):
+                assert [name for name in _capabilities() if isa.has(name)] == list(
+                    level.capabilities
+                )
+    with pytest.raises(ValueError, match=r"isa\.has: expected a capability from .*, got 'amx'"):
+        isa.has("amx")
+
+
 def test_use_activates_and_restores() -> None:
     before = isa.active()
     with isa.use("generic"):

@@ -27,12 +27,14 @@ class Level:
     supported: it is built, and this processor and its operating system can run it.
     implies: names of the levels whose instructions it also uses.
     built: the library has its kernels.
+    capabilities: what kernels ask of a level and this one has, by the names of `cmake/isa.cmake`.
     """
 
     name: str
     supported: bool
     implies: tuple[str, ...]
     built: bool
+    capabilities: tuple[str, ...]
 
 
 @functools.cache
@@ -55,6 +57,11 @@ def levels() -> tuple[Level, ...]:
                 if library.oxytorch_level_implies(index) >> bit & 1
             ),
             built=bool(built >> index & 1),
+            capabilities=tuple(
+                capability
+                for bit, capability in enumerate(_capabilities())
+                if library.oxytorch_level_capabilities(index) >> bit & 1
+            ),
         )
         for index, name in enumerate(names)
     )
@@ -65,6 +72,19 @@ def active() -> str:
     if not _library.loaded:
         return "reference"
     return levels()[int(functions().oxytorch_active_level())].name
+
+
+def has(capability: str) -> bool:
+    """Whether the active level has a capability, such as "tiles"; False without a library.
+
+    Raises ValueError for a name that is not in the list of `cmake/isa.cmake`.
+    """
+    if not _library.loaded:
+        return False
+    if capability not in _capabilities():
+        known = ", ".join(_capabilities())
+        raise ValueError(f"isa.has: expected a capability from {known}, got {capability!r}")
+    return capability in levels()[int(functions().oxytorch_active_level())].capabilities
 
 
 def why() -> str:
@@ -110,11 +130,20 @@ def functions() -> ctypes.CDLL:
     library = ctypes.CDLL(str(_library.PATH))
     library.oxytorch_level_name.restype = ctypes.c_char_p
     library.oxytorch_level_implies.restype = ctypes.c_uint32
+    library.oxytorch_capability_name.restype = ctypes.c_char_p
+    library.oxytorch_level_capabilities.restype = ctypes.c_uint32
     library.oxytorch_built_levels.restype = ctypes.c_uint32
     library.oxytorch_supported_levels.restype = ctypes.c_uint32
     library.oxytorch_set_tuning.argtypes = [ctypes.c_int64] * 3
     library.oxytorch_set_tuning.restype = None
     return library
+
+
+@functools.cache
+def _capabilities() -> tuple[str, ...]:
+    library = functions()
+    count = library.oxytorch_capability_count()
+    return tuple(str(library.oxytorch_capability_name(index), "ascii") for index in range(count))
 
 
 def _choices() -> str:

@@ -17,7 +17,7 @@ from zoo import CASES, Attention, Classifier, build, call
 import oxytorch
 from oxytorch import isa
 from oxytorch.core.packed import PackedTensor
-from oxytorch.ops.attention import FAST_LEVELS, scaled_dot_product_attention
+from oxytorch.ops.attention import is_fast, scaled_dot_product_attention
 from oxytorch.optimize import PASSES
 from oxytorch.optimize.verify import VerificationError
 
@@ -551,7 +551,7 @@ def test_padding_before_a_convolution_is_taken_in(padding: tuple[int, ...]) -> N
 
 
 fast_attention = pytest.mark.skipif(
-    isa.active() not in FAST_LEVELS, reason=f"attention is torch's own at {isa.active()}"
+    not is_fast(), reason=f"attention is torch's own at {isa.active()}"
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from types import ModuleType
 import pytest
 
 from oxytorch import _library, config
+from oxytorch.ops.panels.epilogues import ACTIVATIONS
+from oxytorch.ops.panels.formats import FORMATS, Format
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +41,36 @@ def test_schemas_are_those_on_file() -> None:
 def test_environment_page_is_current() -> None:
     page = (ROOT / "docs" / "environment.md").read_text()
     assert page == _tool("write_environment").page(), "run: python tools/write_environment.py"
+
+
+def test_kernels_ask_for_capabilities_and_not_for_levels() -> None:
+    """Vectors of a width are told by the compiler's macros; all else by the table of levels."""
+    processor = re.compile(r"__AVX512(BF16|FP16|VNNI)|__AVXVNNI|__AMX|oxytorch_level_name")
+    names = re.findall(r"oxytorch_level\(NAME (\w+)", (ROOT / "cmake" / "isa.cmake").read_text())
+    assert len(set(names)) > 5
+    level = re.compile(rf"[\"']({'|'.join(names)})[\"']")
+    for path in (ROOT / "src" / "oxytorch" / "ops").rglob("*"):
+        if path.suffix in (".h", ".cpp", ".py"):
+            text = path.read_text()
+            assert not processor.search(text) and not level.search(text), path
+
+
+def test_header_of_panels_has_every_format_and_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = _tool("write_panel_tables")
+    header = tool.header()
+    for format in FORMATS.values():
+        assert f'{{"{format.name}", {format.bits}, {format.stored_bits}, ' in header
+    assert f"enum class PanelEpilogue : std::int32_t {{ {', '.join(ACTIVATIONS)} }};" in header
+    lists = {"formats": tool._load("formats"), "epilogues": tool._load("epilogues")}
+    monkeypatch.setattr(tool, "_load", lists.get)
+    wide = Format("wide", 8, table=tuple(map(float, range(256))))
+    monkeypatch.setitem(lists["formats"].FORMATS, "wide", wide)
+    with pytest.raises(ValueError, match="expected a table of 4 bits, got wide"):
+        tool.header()
+    monkeypatch.setattr(lists["formats"], "FORMATS", {})
+    monkeypatch.setitem(lists["epilogues"].ACTIVATIONS, "late", ACTIVATIONS["none"])
+    with pytest.raises(ValueError, match="expected gated epilogues last"):
+        tool.header()
 
 
 def test_every_variable_is_read() -> None:
@@ -94,48 +127,73 @@ def test_library_is_small() -> None:
 
 
 OUTSIDE = """
-0000000000000000 T _ZN8oxytorch4avx217rms_norm_at_levelERKNS_8NormArgsEll
+0000000000000000 T _ZN8oxytorch4avx28rms_norm17rms_norm_at_levelERKNS_8NormArgsEll
+0000000000000000 W _ZN8oxytorch4avx27softmax7productEv
+0000000000000000 T _ZN8oxytorch4avx27productEv
 0000000000000000 W _ZSt3maxIfERKT_S2_S2_
 0000000000000000 u _ZGVZN5other1fEvE1x
                  U memcpy
 """
 
 INSIDE = """
-0000000000000000 T _ZN8oxytorch4avx217rms_norm_at_levelERKNS_8NormArgsEll
-0000000000000000 W _ZN8oxytorch4avx26kernelIfEEvPT_
-0000000000000000 V _ZZN8oxytorch4avx26kernelIfEEvPT_E5table
+0000000000000000 T _ZN8oxytorch4avx28rms_norm17rms_norm_at_levelERKNS_8NormArgsEll
+0000000000000000 W _ZN8oxytorch4avx28rms_norm6kernelIfEEvPT_
+0000000000000000 V _ZZN8oxytorch4avx28rms_norm6kernelIfEEvPT_E5table
 0000000000000000 t _ZN12_GLOBAL__N_14helpEv
                  w __gmon_start__
 """
 
 
-def test_shared_symbols_outside_a_level_are_found() -> None:
+def test_symbols_outside_an_op_and_level_are_found() -> None:
     tool = _tool("check_objects")
-    assert tool.shared_symbols(OUTSIDE, "avx2") == [
+    assert tool.symbols_outside(OUTSIDE, "avx2", "rms_norm") == [
+        "_ZN8oxytorch4avx27softmax7productEv",
+        "_ZN8oxytorch4avx27productEv",
         "_ZSt3maxIfERKT_S2_S2_",
         "_ZGVZN5other1fEvE1x",
     ]
-    assert tool.shared_symbols(INSIDE, "avx2") == []
-    assert len(tool.shared_symbols(INSIDE, "avx512")) == 2
+    assert tool.symbols_outside(INSIDE, "avx2", "rms_norm") == []
+    assert len(tool.symbols_outside(INSIDE, "avx512", "rms_norm")) == 3
+    assert len(tool.symbols_outside(INSIDE, "avx2", "rms")) == 3
 
 
-def test_check_objects_fails_the_build(tmp_path: Path) -> None:
-    listing = tmp_path / "nm"
-    listing.write_text(f"#!{sys.executable}\nprint({OUTSIDE!r})\n")
-    listing.chmod(0o755)
+SOURCE = """
+namespace oxytorch::NAMESPACE {
+__attribute__((noinline)) inline int depth(int x) { return x / DEPTH; }
+int OP_at_level(int x) { return depth(x); }
+}
+"""
+
+
+@pytest.mark.parametrize("namespace", ["avx2", "avx2::OP"])
+def test_two_ops_with_different_functions_of_one_name_fail_the_build(
+    namespace: str, tmp_path: Path
+) -> None:
+    """The linker would take one op's `depth` for both, where they lie in one namespace."""
+    compiler, nm = shutil.which("c++"), shutil.which("nm")
+    if compiler is None or nm is None:
+        pytest.skip("no C++ compiler or nm is installed")
+    objects = []
+    for op, depth in (("first", "1"), ("second", "2")):
+        folder = tmp_path / op
+        folder.mkdir()
+        source = folder / "kernel.cpp"
+        text = SOURCE.replace("NAMESPACE", namespace).replace("OP", op).replace("DEPTH", depth)
+        source.write_text(text)
+        objects.append(source.with_suffix(".o"))
+        command = [compiler, "-std=c++20", "-c", str(source), "-o", str(objects[-1])]
+        subprocess.run(command, check=True)
+    tool = ROOT / "tools" / "check_objects.py"
     result = subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "tools" / "check_objects.py"),
-            "--nm",
-            str(listing),
-            "--level",
-            "avx2",
-            "kernel.o",
-        ],
+        [sys.executable, str(tool), "--nm", nm, "--level", "avx2", *map(str, objects)],
         capture_output=True,
         text=True,
         check=False,
     )
+    if namespace == "avx2::OP":
+        assert (result.returncode, result.stderr) == (0, "")
+        return
     assert result.returncode == 1
-    assert "move its code into namespace oxytorch::avx2" in result.stderr
+    for op in ("first", "second"):
+        assert f"move its code into namespace oxytorch::avx2::{op}" in result.stderr
+    assert result.stderr.count("5depthEi") == 2

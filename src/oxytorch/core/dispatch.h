@@ -14,10 +14,12 @@ extern int last_level;
 
 }  // namespace oxytorch
 
+// OXY_LEVEL is the namespace of one op's code at one level, such as avx2::attention. All that a
+// kernel.cpp includes lies in it too, so that no two object files define the same function.
 #if defined(OXY_LEVEL)
 
 // In a kernel.cpp: declares the kernel to be defined there, and the entry that the table points to.
-#define OXY_KERNEL(name, Args)                                                   \
+#define OXY_KERNEL(op, name, Args)                                               \
   namespace oxytorch::OXY_LEVEL {                                                \
   static void name(const Args&, std::int64_t, std::int64_t);                     \
   void name##_at_level(const Args& args, std::int64_t begin, std::int64_t end) { \
@@ -33,20 +35,20 @@ extern int last_level;
 // Not above: kernels are not compiled again where another level is built too.
 #include "oxytorch_levels.h"
 
-#define OXY_DECLARE_COPY(level, name, Args)                      \
-  namespace oxytorch::level {                                    \
+#define OXY_DECLARE_COPY(level, op, name, Args)                  \
+  namespace oxytorch::level::op {                                \
   void name##_at_level(const Args&, std::int64_t, std::int64_t); \
   }
-#define OXY_LIST_COPY(level, name, Args) level::name##_at_level,
-#define OXY_LIST_NONE(level, name, Args) nullptr,
+#define OXY_LIST_COPY(level, op, name, Args) level::op::name##_at_level,
+#define OXY_LIST_NONE(level, op, name, Args) nullptr,
 
 // Elsewhere: declares the copies and the table `name_copies` that is indexed by level; a level that
-// is not built is never the active one.
-#define OXY_KERNEL(name, Args)                                     \
-  OXY_FOR_EACH_LEVEL(OXY_DECLARE_COPY, name, Args)                 \
-  namespace oxytorch {                                             \
-  inline constexpr Kernel<Args> name##_copies[] = {                \
-      OXY_FOR_EACH_ROW(OXY_LIST_COPY, OXY_LIST_NONE, name, Args)}; \
+// is not built is never the active one. `op` is the folder of the kernel.cpp.
+#define OXY_KERNEL(op, name, Args)                                     \
+  OXY_FOR_EACH_LEVEL(OXY_DECLARE_COPY, op, name, Args)                 \
+  namespace oxytorch {                                                 \
+  inline constexpr Kernel<Args> name##_copies[] = {                    \
+      OXY_FOR_EACH_ROW(OXY_LIST_COPY, OXY_LIST_NONE, op, name, Args)}; \
   }
 
 #endif

@@ -3,13 +3,23 @@
 
 #include <cstdint>
 
+#include "oxytorch_levels.h"
+
 namespace oxytorch {
+
+// What kernels ask of a level; cmake/isa.cmake says what each is and which level has it.
+#define OXY_ENUMERATOR(name) name,
+enum class Capability : int { OXY_CAPABILITIES(OXY_ENUMERATOR) };
+#undef OXY_ENUMERATOR
 
 // Bit i is set if level i is built and this processor and its operating system run it.
 std::uint32_t supported_levels();
 
 // Index of the level that kernels run at; chosen at the first call.
 int active_level();
+
+// Whether that level has the capability.
+bool level_has(Capability capability);
 
 namespace probe {
 
@@ -28,6 +38,10 @@ extern "C" {
 int oxytorch_level_count();
 const char* oxytorch_level_name(int level);
 std::uint32_t oxytorch_level_implies(int level);
+int oxytorch_capability_count();
+const char* oxytorch_capability_name(int capability);
+// Bit i is set if the level has capability i.
+std::uint32_t oxytorch_level_capabilities(int level);
 std::uint32_t oxytorch_built_levels();
 std::uint32_t oxytorch_supported_levels();
 int oxytorch_active_level();

@@ -81,8 +81,8 @@ std::uint32_t supported_levels() {
   std::uint32_t result = 0;
   int index = 0;
 #define OXY_FEATURE(feature) &&feature
-#define OXY_LEVEL_ROW(level, implied, features) \
-  if (true features) result |= 1u << index;     \
+#define OXY_LEVEL_ROW(level, implied, has, features) \
+  if (true features) result |= 1u << index;          \
   ++index;
   OXY_LEVEL_TABLE(OXY_LEVEL_ROW, OXY_FEATURE)
 #undef OXY_LEVEL_ROW

@@ -1,11 +1,9 @@
 // The tile registers of AMX.
 #pragma once
 
-#include <cstdint>
+#include "core/vec.h"
 
-#if defined(__AMX_TILE__)
-
-#include <immintrin.h>
+#if OXY_HAS_TILES
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -21,18 +19,20 @@ struct TileConfiguration {
 
 // The compiler does not know that tile instructions read memory: what was stored there has to be
 // there before.
-static inline __attribute__((always_inline)) void finish_stores(const void* read) {
-  __asm__ volatile("" : : "r"(read) : "memory");
-}
+OXY_INLINE void finish_stores(const void* read) { __asm__ volatile("" : : "r"(read) : "memory"); }
 
-// The registers of this thread are in use until `release_tiles`.
-static inline __attribute__((always_inline)) void configure_tiles() {
+// Registers 0 to 3 get sums, 4 and 5 left operands of 16 rows, 6 and 7 right ones; `units` of 4
+// bytes along the sum. With 16 all registers are alike. They are this thread's until
+// `release_tiles`.
+OXY_INLINE void configure_tiles(std::int64_t units = 16) {
   alignas(64) TileConfiguration configuration;
+  for (int i = 4; i < 6; ++i) configuration.row_bytes[i] = static_cast<std::uint16_t>(units * 4);
+  for (int i = 6; i < 8; ++i) configuration.rows[i] = static_cast<std::uint8_t>(units);
   finish_stores(&configuration);
   _tile_loadconfig(&configuration);
 }
 
-static inline __attribute__((always_inline)) void release_tiles() { _tile_release(); }
+OXY_INLINE void release_tiles() { _tile_release(); }
 
 }  // namespace oxytorch::OXY_LEVEL
 

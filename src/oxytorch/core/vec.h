@@ -34,6 +34,8 @@ typedef std::uint32_t u32v __attribute__((vector_size(kVectorBytes)));
 typedef std::uint16_t u16v __attribute__((vector_size(kVectorBytes / 2)));
 typedef std::uint8_t u8v __attribute__((vector_size(kVectorBytes / 4)));
 
+inline constexpr float kMinusInfinity = -__builtin_huge_valf();
+
 OXY_INLINE f32v splat(float value) { return f32v{} + value; }
 OXY_INLINE u32v bits_of(f32v v) { return reinterpret_cast<u32v>(v); }
 OXY_INLINE f32v from_bits(u32v v) { return reinterpret_cast<f32v>(v); }
@@ -417,6 +419,11 @@ OXY_INLINE float maximum(f32v v) {
   for (int i = 1; i < kLanes; ++i) result = result > values[i] ? result : values[i];
   return result;
 #endif
+}
+
+// The largest over the lanes of four chains.
+OXY_INLINE float maximum(const f32v chains[4]) {
+  return maximum(maximum(maximum(chains[0], chains[1]), maximum(chains[2], chains[3])));
 }
 
 OXY_INLINE std::uint32_t maximum(u32v v) {

@@ -28,4 +28,4 @@ struct FaultyArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(faulty, FaultyArgs)
+OXY_KERNEL(faulty, faulty, FaultyArgs)

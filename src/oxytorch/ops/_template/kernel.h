@@ -18,4 +18,4 @@ struct ScaleArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(scale, ScaleArgs)
+OXY_KERNEL(_template, scale, ScaleArgs)

@@ -17,9 +17,6 @@ from .._samples import shape_name, values
 MOST_DIM = 256
 """Head size that the kernel keeps in its buffers."""
 
-FAST_LEVELS = ("avx512", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx")
-"""Levels at which the kernel beats torch's own; with AMX only in causal calls in float32."""
-
 
 @with_kernel
 def attention(
@@ -117,6 +114,11 @@ def cost(query: Tensor, key: Tensor, **rest: object) -> Cost:
 op = register(attention, samples, cost)
 
 
+def is_fast() -> bool:
+    """Whether the kernel beats torch's own at this level; with tiles only causal, in float32."""
+    return isa.has("vectors_512")
+
+
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -133,7 +135,7 @@ def scaled_dot_product_attention(
     """
     if (
         _fits(query, key, value, enable_gqa)
-        and (isa.active() != "amx" or (is_causal and query.dtype == torch.float32))
+        and (not isa.has("tiles") or (is_causal and query.dtype == torch.float32))
         and not dropout_p
         and not (is_causal and attn_mask is not None)
         and not (is_causal and scale is not None and scale <= 0)  # NaN: torch scales -inf
@@ -167,5 +169,5 @@ def _fits(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
         and query.shape[0] == key.shape[0]
         and query.shape[3] == key.shape[3] <= MOST_DIM
         and query.device.type == "cpu"
-        and isa.active() in FAST_LEVELS
+        and is_fast()
     )

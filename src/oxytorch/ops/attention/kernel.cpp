@@ -1,73 +1,41 @@
 #include "ops/attention/kernel.h"
 
-#include "core/vec.h"
+#include "core/dot_unit.h"
+#include "core/running_softmax.h"
+#include "core/sizes.h"
 #include "ops/_attention/turn.h"
 
 namespace oxytorch::OXY_LEVEL {
 
-// Blockwise attention with a running softmax (Dao et al., FlashAttention, 2022, algorithm 1):
-// of each block of keys the scores, then their exponentials, then these times the values.
+// Blockwise attention with a running softmax: of each block of keys the scores, then their
+// exponentials, then these times the values.
 
 inline constexpr std::int64_t kRows = kAttentionRows;
 inline constexpr std::int64_t kKeys = kAttentionKeys;
 inline constexpr std::int64_t kDim = kAttentionMostDim;
-inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 // Rows and vectors of a product's tile, as many as registers allow.
-#if defined(__AVX512F__)
-inline constexpr int kTileRows = 6;
-inline constexpr int kTileVectors = 4;
-#else
-inline constexpr int kTileRows = 4;
-inline constexpr int kTileVectors = 2;
-#endif
+inline constexpr int kTileRows = OXY_HAS_VECTORS_512 ? 6 : 4;
+inline constexpr int kTileVectors = OXY_HAS_VECTORS_512 ? 4 : 2;
 static_assert(kRows % kTileRows == 0);
 
-constexpr std::int64_t round_up(std::int64_t n, std::int64_t step) {
-  return (n + step - 1) / step * step;
-}
-
-// What a product multiplies: one float32 number, or a pair of bfloat16 numbers of two neighbours
-// along the sum, whose products are added in one instruction.
-
-struct Single {
-  using Unit = float;
-  static constexpr int kDepth = 1;
-  OXY_INLINE f32v multiply(f32v sum, float a, const float* b) { return sum + a * load(b); }
-};
-
-#if defined(__AVX512BF16__)
-struct Pair {
-  using Unit = std::uint32_t;
-  static constexpr int kDepth = 2;
-  OXY_INLINE f32v multiply(f32v sum, std::uint32_t a, const std::uint32_t* b) {
-    const __m512i left = _mm512_set1_epi32(static_cast<int>(a));
-    const __m512i right = _mm512_loadu_si512(b);
-    return reinterpret_cast<f32v>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),
-                                                   reinterpret_cast<__m512bh>(left),
-                                                   reinterpret_cast<__m512bh>(right)));
-  }
-};
-
+// What a product of elements T multiplies.
 template <class T>
-struct FormOf {
-  using Form = Single;
+struct DotOf {
+  using Dot = Float32Unit;
 };
+
+#if OXY_HAS_BF16_DOT
 template <>
-struct FormOf<bf16> {
-  using Form = Pair;
-};
-#else
-template <class T>
-struct FormOf {
-  using Form = Single;
+struct DotOf<bf16> {
+  using Dot = Bf16Pair;
 };
 #endif
 
 // c[rows, vectors] (+)= a[rows, depth] b[depth, vectors], one tile.
-template <class Form, int vectors, bool add>
-OXY_INLINE void tile(const typename Form::Unit* a, std::int64_t a_stride,
-                     const typename Form::Unit* b, std::int64_t b_stride, float* c,
+template <class Dot, int vectors, bool add>
+OXY_INLINE void tile(const typename Dot::Unit* a, std::int64_t a_stride,
+                     const typename Dot::Unit* b, std::int64_t b_stride, float* c,
                      std::int64_t c_stride, std::int64_t depth) {
   f32v sums[kTileRows][vectors];
   for (int r = 0; r < kTileRows; ++r) {
@@ -78,7 +46,8 @@ OXY_INLINE void tile(const typename Form::Unit* a, std::int64_t a_stride,
   for (std::int64_t k = 0; k < depth; ++k) {
     for (int r = 0; r < kTileRows; ++r) {
       for (int v = 0; v < vectors; ++v) {
-        sums[r][v] = Form::multiply(sums[r][v], a[r * a_stride + k], b + k * b_stride + v * kLanes);
+        sums[r][v] = Dot::multiply(sums[r][v], load_as<f32v>(b + k * b_stride + v * kLanes),
+                                   a[r * a_stride + k]);
       }
     }
   }
@@ -88,22 +57,21 @@ OXY_INLINE void tile(const typename Form::Unit* a, std::int64_t a_stride,
 }
 
 // Rows are rounded up to tiles, columns to vectors: there is room for both.
-template <class Form, bool add>
-static void product(const typename Form::Unit* a, std::int64_t a_stride,
-                    const typename Form::Unit* b, std::int64_t b_stride, float* c,
-                    std::int64_t c_stride, std::int64_t rows, std::int64_t columns,
-                    std::int64_t depth) {
+template <class Dot, bool add>
+static void product(const typename Dot::Unit* a, std::int64_t a_stride, const typename Dot::Unit* b,
+                    std::int64_t b_stride, float* c, std::int64_t c_stride, std::int64_t rows,
+                    std::int64_t columns, std::int64_t depth) {
   std::int64_t column = 0;
   for (; column + kTileVectors * kLanes <= columns; column += kTileVectors * kLanes) {
     for (std::int64_t row = 0; row < rows; row += kTileRows) {
-      tile<Form, kTileVectors, add>(a + row * a_stride, a_stride, b + column, b_stride,
-                                    c + row * c_stride + column, c_stride, depth);
+      tile<Dot, kTileVectors, add>(a + row * a_stride, a_stride, b + column, b_stride,
+                                   c + row * c_stride + column, c_stride, depth);
     }
   }
   for (; column < columns; column += kLanes) {
     for (std::int64_t row = 0; row < rows; row += kTileRows) {
-      tile<Form, 1, add>(a + row * a_stride, a_stride, b + column, b_stride,
-                         c + row * c_stride + column, c_stride, depth);
+      tile<Dot, 1, add>(a + row * a_stride, a_stride, b + column, b_stride,
+                        c + row * c_stride + column, c_stride, depth);
     }
   }
 }
@@ -119,7 +87,7 @@ OXY_INLINE float to_float(float value) { return value; }
 // Queries as rows of units, zero beyond `dim` and beyond `rows`.
 
 template <class T>
-static void take_rows(Single, const T* from, std::int64_t stride, std::int64_t rows,
+static void take_rows(Float32Unit, const T* from, std::int64_t stride, std::int64_t rows,
                       std::int64_t dim, float* to, std::int64_t to_stride) {
   for (std::int64_t r = 0; r < round_up(rows, kTileRows); ++r) {
     sweep(0, dim, [&](std::int64_t i, auto count) {
@@ -130,7 +98,7 @@ static void take_rows(Single, const T* from, std::int64_t stride, std::int64_t r
 
 // Keys turned round, [dim, kKeys], zero beyond `keys` up to a vector.
 template <class T>
-static void take_turned(Single, const T* from, std::int64_t stride, std::int64_t keys,
+static void take_turned(Float32Unit, const T* from, std::int64_t stride, std::int64_t keys,
                         std::int64_t dim, float* to) {
   for (std::int64_t k = 0; k < round_up(keys, kLanes); ++k) {
     for (std::int64_t i = 0; i < dim; ++i) {
@@ -141,7 +109,7 @@ static void take_turned(Single, const T* from, std::int64_t stride, std::int64_t
 
 // Values, [keys, to_stride], zero beyond `dim` up to a vector.
 template <class T>
-static void take_values(Single, const T* from, std::int64_t stride, std::int64_t keys,
+static void take_values(Float32Unit, const T* from, std::int64_t stride, std::int64_t keys,
                         std::int64_t dim, float* to, std::int64_t to_stride) {
   for (std::int64_t k = 0; k < keys; ++k) {
     sweep(0, dim, [&](std::int64_t i, auto count) {
@@ -150,9 +118,11 @@ static void take_values(Single, const T* from, std::int64_t stride, std::int64_t
   }
 }
 
-OXY_INLINE void put_exponentials(Single, float* to, std::int64_t i, f32v v) { store(to + i, v); }
+OXY_INLINE void put_exponentials(Float32Unit, float* to, std::int64_t i, f32v v) {
+  store(to + i, v);
+}
 
-#if defined(__AVX512BF16__)
+#if OXY_HAS_BF16_DOT
 
 OXY_INLINE std::uint32_t pair_of(const bf16* from, std::int64_t left) {
   std::uint16_t low = 0, high = 0;
@@ -161,7 +131,7 @@ OXY_INLINE std::uint32_t pair_of(const bf16* from, std::int64_t left) {
   return low | static_cast<std::uint32_t>(high) << 16;
 }
 
-static void take_rows(Pair, const bf16* from, std::int64_t stride, std::int64_t rows,
+static void take_rows(Bf16Pair, const bf16* from, std::int64_t stride, std::int64_t rows,
                       std::int64_t dim, std::uint32_t* to, std::int64_t to_stride) {
   for (std::int64_t r = 0; r < round_up(rows, kTileRows); ++r) {
     std::uint32_t* row = to + r * to_stride;
@@ -175,7 +145,7 @@ static void take_rows(Pair, const bf16* from, std::int64_t stride, std::int64_t 
 }
 
 // 16 keys at a time: a register takes one pair of each.
-static void take_turned(Pair, const bf16* from, std::int64_t stride, std::int64_t keys,
+static void take_turned(Bf16Pair, const bf16* from, std::int64_t stride, std::int64_t keys,
                         std::int64_t dim, std::uint32_t* to) {
   for (std::int64_t k = 0; k < keys; k += kLanes) {
     const std::int64_t most = keys - k < kLanes ? keys - k : kLanes;
@@ -200,7 +170,7 @@ static void take_turned(Pair, const bf16* from, std::int64_t stride, std::int64_
   }
 }
 
-static void take_values(Pair, const bf16* from, std::int64_t stride, std::int64_t keys,
+static void take_values(Bf16Pair, const bf16* from, std::int64_t stride, std::int64_t keys,
                         std::int64_t dim, std::uint32_t* to, std::int64_t to_stride) {
   for (std::int64_t k = 0; k < keys; k += 2) {
     const bf16* first = from + k * stride;
@@ -214,7 +184,7 @@ static void take_values(Pair, const bf16* from, std::int64_t stride, std::int64_
   }
 }
 
-OXY_INLINE void put_exponentials(Pair, std::uint32_t* to, std::int64_t i, f32v v) {
+OXY_INLINE void put_exponentials(Bf16Pair, std::uint32_t* to, std::int64_t i, f32v v) {
   store(reinterpret_cast<bf16*>(to) + i, v);
 }
 
@@ -249,55 +219,44 @@ static void apply_mask(const AttentionArgs& args, float* scores, std::int64_t of
   }
 }
 
-// What is known of a query row after some blocks of keys.
-struct Running {
-  float top;
-  float total;
-};
-
 // Turns a row of scores into exponentials; returns the factor for what was summed before.
-template <class T, class Form>
-static float exponentials(Form form, float* scores, typename Form::Unit* to, std::int64_t keys,
-                          std::int64_t padded, Running& running) {
+template <class T, class Dot>
+static float exponentials(Dot dot, float* scores, typename Dot::Unit* to, std::int64_t keys,
+                          std::int64_t padded, Running<float>& running) {
   f32v largest[4];
   for (f32v& v : largest) v = splat(kMinusInfinity);
   sweep_in_chains(keys, [&](std::int64_t i, auto count, int chain) {
     largest[chain] =
         maximum(fill_tail(load(scores + i, count), count, kMinusInfinity), largest[chain]);
   });
-  const float block_top =
-      maximum(maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3])));
-  const float top = block_top > running.top ? block_top : running.top;
-  // A row of which nothing is kept so far: exponentials of minus infinity, not of NaN.
-  const f32v shift = splat(top == kMinusInfinity ? 0.0f : top);
+  const float factor = raise_top(running, maximum(largest), T{});
+  const f32v shift = splat(shift_of(running.top));
   f32v total[4] = {};
   sweep_in_chains(keys, [&](std::int64_t i, auto count, int chain) {
     const f32v e = decay(shift - load(scores + i, count), T{});
     const f32v kept = fill_tail(e, count, 0.0f);
-    put_exponentials(form, to, i, kept);
+    put_exponentials(dot, to, i, kept);
     total[chain] += kept;
   });
   for (std::int64_t i = round_up(keys, kLanes); i < padded; i += kLanes) {
-    put_exponentials(form, to, i, f32v{});
+    put_exponentials(dot, to, i, f32v{});
   }
-  const f32v before = decay(splat(running.top == top ? 0.0f : top - running.top), T{});
-  const float factor = before[0];
-  running = {top, running.total * factor + sum(total)};
+  running.total += sum(total);
   return factor;
 }
 
 template <class T>
 static void attend(const AttentionArgs& args, std::int64_t item) {
-  using Form = typename FormOf<T>::Form;
-  using Unit = typename Form::Unit;
-  constexpr std::int64_t kDepth = Form::kDepth;
+  using Dot = typename DotOf<T>::Dot;
+  using Unit = typename Dot::Unit;
+  constexpr std::int64_t kDepth = Dot::kDepth;
   alignas(64) Unit queries[kRows * kDim];
   alignas(64) Unit turned[kDim * kKeys];
   alignas(64) Unit values[kKeys * kDim];
   alignas(64) float scores[kRows * kKeys];
   alignas(64) Unit weights[kRows * kKeys];
   alignas(64) float sums[kRows * kDim];
-  Running running[kRows];
+  Running<float> running[kRows];
 
   const std::int64_t block = item % args.blocks;
   const std::int64_t head = item / args.blocks % args.heads;
@@ -313,11 +272,10 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
   const T* key = static_cast<const T*>(args.key) + place(args.key_strides, key_head);
   const T* value = static_cast<const T*>(args.value) + place(args.value_strides, key_head);
   const std::int64_t mask = place(args.mask.strides, head);
-  const std::int64_t units = (args.dim + kDepth - 1) / kDepth;
+  const std::int64_t units = divide_up(args.dim, kDepth);
   const std::int64_t columns = round_up(args.dim, kLanes);
 
-  take_rows(Form{}, query, args.query_strides.row, rows, args.dim, queries, units);
-  for (std::int64_t r = 0; r < rows; ++r) running[r] = {kMinusInfinity, 0.0f};
+  take_rows(Dot{}, query, args.query_strides.row, rows, args.dim, queries, units);
   constexpr std::int64_t kWeights = kKeys / kDepth;
   for (std::int64_t r = 0; r < round_up(rows, kTileRows); ++r) {
     std::memset(sums + r * columns, 0, sizeof(float) * columns);
@@ -329,9 +287,9 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
   for (std::int64_t at = 0; at < end; at += kKeys) {
     const std::int64_t keys = end - at < kKeys ? end - at : kKeys;
     const std::int64_t padded = round_up(keys, kLanes);
-    take_turned(Form{}, key + at * args.key_strides.row, args.key_strides.row, keys, args.dim,
+    take_turned(Dot{}, key + at * args.key_strides.row, args.key_strides.row, keys, args.dim,
                 turned);
-    product<Form, false>(queries, units, turned, kKeys, scores, kKeys, rows, padded, units);
+    product<Dot, false>(queries, units, turned, kKeys, scores, kKeys, rows, padded, units);
     for (std::int64_t r = 0; r < rows; ++r) {
       float* row = scores + r * kKeys;
       const std::int64_t seen = first + r + 1 - at;
@@ -345,17 +303,17 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
         apply_mask<T>(args, row, offset, own);
       }
       Unit* to = weights + r * kWeights;
-      const float factor = exponentials<T>(Form{}, row, to, own, padded, running[r]);
+      const float factor = exponentials<T>(Dot{}, row, to, own, padded, running[r]);
       if (factor != 1.0f) {
         sweep(0, columns, [&](std::int64_t i, auto count) {
           store(sums + r * columns + i, load(sums + r * columns + i, count) * factor, count);
         });
       }
     }
-    take_values(Form{}, value + at * args.value_strides.row, args.value_strides.row, keys, args.dim,
+    take_values(Dot{}, value + at * args.value_strides.row, args.value_strides.row, keys, args.dim,
                 values, columns);
-    product<Form, true>(weights, kWeights, values, columns, sums, columns, rows, columns,
-                        (keys + kDepth - 1) / kDepth);
+    product<Dot, true>(weights, kWeights, values, columns, sums, columns, rows, columns,
+                       divide_up(keys, kDepth));
   }
 
   T* out = static_cast<T*>(args.out) + place(args.out_strides, head) + first * args.out_strides.row;

@@ -31,4 +31,4 @@ struct AttentionArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(attention, AttentionArgs)
+OXY_KERNEL(attention, attention, AttentionArgs)

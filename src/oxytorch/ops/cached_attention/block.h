@@ -1,18 +1,13 @@
 // One block of keys for a group of query rows: scores, their softmax, and the values they weigh.
 #pragma once
 
-#include "ops/cached_attention/forms.h"
+#include "core/running_softmax.h"
+#include "core/sizes.h"
+#include "ops/cached_attention/operands.h"
 
 namespace oxytorch::OXY_LEVEL {
 
-inline constexpr float kMinusInfinity = -__builtin_huge_valf();
-
-// What is known of `lanes` query rows after some blocks of keys. Where a vector has more lanes than
-// there are rows side by side, they stand in it twice.
-struct Running {
-  f32v top;
-  f32v total;
-};
+// What is known of `lanes` query rows stands in vectors: twice, where these have more lanes.
 
 template <int lanes>
 OXY_INLINE f32v swapped_copies(f32v v) {
@@ -53,20 +48,21 @@ struct Ahead {
 };
 
 // scores[keys, lanes] = queries times rows of keys, each with the scale of its row and key.
-template <class Form, int lanes, int keys>
-OXY_INLINE void score_tile(const typename Form::Unit* queries, const typename Form::Key* rows,
-                           std::int64_t stride, std::int64_t units, const float* row_scales,
-                           const float* key_scales, float* scores) {
-  using Unit = typename Form::Unit;
-  using Sum = typename Form::template Sum<lanes>;
+template <class Operands, int lanes, int keys>
+OXY_INLINE void score_tile(const typename Operands::Unit* queries,
+                           const typename Operands::Key* rows, std::int64_t stride,
+                           std::int64_t units, const float* row_scales, const float* key_scales,
+                           float* scores) {
+  using Unit = typename Operands::Unit;
+  using Sum = typename Operands::template SumOf<lanes>;
   using Float = typename Wide<lanes>::Float;
   Sum sums[2][keys] = {};
   for (std::int64_t unit = 0; unit < units; unit += 2) {
     for (int chain = 0; chain < 2; ++chain) {
       const Sum many = load_as<Sum>(queries + (unit + chain) * lanes);
       for (int k = 0; k < keys; ++k) {
-        const Unit one = load_as<Unit>(rows + k * stride + (unit + chain) * Form::kDepth);
-        sums[chain][k] = Form::multiply(sums[chain][k], many, one);
+        const Unit one = load_as<Unit>(rows + k * stride + (unit + chain) * Operands::kDepth);
+        sums[chain][k] = Operands::multiply(sums[chain][k], many, one);
       }
     }
   }
@@ -79,21 +75,22 @@ OXY_INLINE void score_tile(const typename Form::Unit* queries, const typename Fo
 }
 
 // Keys beyond `keys`, up to an even number, get minus infinity.
-template <class Form, int lanes>
-static void score_block(const typename Form::Unit* queries, const typename Form::Key* rows,
+template <class Operands, int lanes>
+static void score_block(const typename Operands::Unit* queries, const typename Operands::Key* rows,
                         std::int64_t stride, std::int64_t keys, std::int64_t width,
                         const float* row_scales, const float* key_scales, const Ahead& ahead,
                         float* scores) {
-  const std::int64_t units = width / Form::kDepth;
+  const std::int64_t units = width / Operands::kDepth;
   std::int64_t k = 0;
   for (; k + kKeyTile <= keys; k += kKeyTile) {
     for (int i = 0; i < kKeyTile; ++i) ahead.ask(k + i, width);
-    score_tile<Form, lanes, kKeyTile>(queries, rows + k * stride, stride, units, row_scales,
-                                      key_scales ? key_scales + k : nullptr, scores + k * lanes);
+    score_tile<Operands, lanes, kKeyTile>(queries, rows + k * stride, stride, units, row_scales,
+                                          key_scales ? key_scales + k : nullptr,
+                                          scores + k * lanes);
   }
   for (; k < keys; ++k) {
-    score_tile<Form, lanes, 1>(queries, rows + k * stride, stride, units, row_scales,
-                               key_scales ? key_scales + k : nullptr, scores + k * lanes);
+    score_tile<Operands, lanes, 1>(queries, rows + k * stride, stride, units, row_scales,
+                                   key_scales ? key_scales + k : nullptr, scores + k * lanes);
   }
   for (int lane = 0; keys % 2 && lane < lanes; ++lane) scores[k * lanes + lane] = kMinusInfinity;
 }
@@ -159,7 +156,7 @@ static void apply_mask(const MaskView& mask, T, float* scores, std::int64_t keys
 // Exponentials of two keys' scores as units of weights, `lanes` rows side by side.
 
 template <int lanes>
-OXY_INLINE void put_weights(Single, const f32v (&e)[2], float* units) {
+OXY_INLINE void put_weights(Float32Operands, const f32v (&e)[2], float* units) {
   store(units, e[0]);
   if (lanes == kLanes) store(units + kLanes, e[1]);
 }
@@ -178,15 +175,15 @@ OXY_INLINE void put_pairs(u32v first, u32v second, std::uint32_t* units) {
   }
 }
 
-#if defined(__AVX512BF16__)
+#if OXY_HAS_BF16_DOT
 template <int lanes>
-OXY_INLINE void put_weights(Pair, const f32v (&e)[2], std::uint32_t* units) {
+OXY_INLINE void put_weights(Bf16Operands, const f32v (&e)[2], std::uint32_t* units) {
   put_pairs<lanes>(zero_extend(narrow(e[0], bf16{})), zero_extend(narrow(e[1], bf16{})), units);
 }
 #endif
 
 template <int lanes>
-OXY_INLINE void put_weights(WholePair, const f32v (&e)[2], std::uint32_t* units) {
+OXY_INLINE void put_weights(CodeOperands, const f32v (&e)[2], std::uint32_t* units) {
   const auto whole = [](f32v v) {
     return reinterpret_cast<u32v>(__builtin_convertvector(nearest(v), i32v));
   };
@@ -195,17 +192,16 @@ OXY_INLINE void put_weights(WholePair, const f32v (&e)[2], std::uint32_t* units)
 
 // Turns scores of `keys` keys (and one more if that is odd) into weights relative to the block's
 // own top. Returns that top and their total, before `key_factors` multiply them.
-template <class Form, int lanes>
-static Running weigh(const float* scores, std::int64_t keys, const float* key_factors,
-                     typename Form::Unit* weights) {
-  using Accuracy = typename Form::Accuracy;
+template <class Operands, int lanes>
+static Running<f32v> weigh(const float* scores, std::int64_t keys, const float* key_factors,
+                           typename Operands::Unit* weights) {
+  using Accuracy = typename Operands::Accuracy;
   constexpr std::int64_t kStep = 2 * lanes;
   const std::int64_t count = round_up(keys, 2) * lanes;
   f32v top = splat(kMinusInfinity);
   for (std::int64_t i = 0; i < count; i += kLanes) top = maximum(load(scores + i), top);
   top = maximum(swapped_copies<lanes>(top), top);
-  // A row that sees no key of the block: exponentials of minus infinity, not of NaN.
-  const f32v shift = top == kMinusInfinity ? f32v{} : top;
+  const f32v shift = shift_of(top);
   f32v totals[2] = {};
   for (std::int64_t i = 0; i < count; i += kStep) {
     f32v e[2] = {};
@@ -214,7 +210,7 @@ static Running weigh(const float* scores, std::int64_t keys, const float* key_fa
       totals[half] += e[half];
       if (key_factors) e[half] *= of_keys<lanes>(key_factors + i / lanes + half);
     }
-    put_weights<lanes>(Form{}, e, weights + i / Form::kDepth);
+    put_weights<lanes>(Operands{}, e, weights + i / Operands::kDepth);
   }
   const f32v total = totals[0] + totals[1];
   return {top, lanes == kLanes ? total : total + swapped_copies<lanes>(total)};
@@ -226,41 +222,38 @@ struct Factors {
   alignas(64) float block[kLanes];
 };
 
-static Factors join(Running& running, const Running& block) {
-  const f32v top = maximum(block.top, running.top);
-  const f32v shift = top == kMinusInfinity ? f32v{} : top;
-  const f32v before = decay(shift - running.top, 0.0f);
-  const f32v own = decay(shift - block.top, 0.0f);
-  running = {top, running.total * before + block.total * own};
+static Factors join(Running<f32v>& running, const Running<f32v>& block) {
   Factors factors;
-  store(factors.before, before);
+  store(factors.before, raise_top(running, block.top, 0.0f));
+  const f32v own = decay(shift_of(running.top) - block.top, 0.0f);
+  running.total += block.total * own;
   store(factors.block, own);
   return factors;
 }
 
 // sums[rows, 2 * kLanes] = sums * before + weights * values * block.
-template <class Form, int lanes, int rows>
-OXY_INLINE void value_tile(const typename Form::Unit* weights, const typename Form::Value* values,
-                           std::int64_t stride, std::int64_t keys, const float* before,
-                           const float* block, const Ahead& ahead, float* sums,
-                           std::int64_t width) {
-  using Sum = typename Form::template Sum<kLanes>;
-  constexpr int kDepth = Form::kDepth;
+template <class Operands, int lanes, int rows>
+OXY_INLINE void value_tile(const typename Operands::Unit* weights,
+                           const typename Operands::Value* values, std::int64_t stride,
+                           std::int64_t keys, const float* before, const float* block,
+                           const Ahead& ahead, float* sums, std::int64_t width) {
+  using Sum = typename Operands::template SumOf<kLanes>;
+  constexpr int kDepth = Operands::kDepth;
   Sum found[rows][2] = {};
   for (std::int64_t k = 0; k < keys; k += kDepth) {
     const auto* first = values + k * stride;
-    typename Form::Values two[2];
+    Sum two[2];
     for (int i = 0; i < kDepth; ++i) ahead.ask(k + i, 2 * kLanes);
     // The weight of a row that is not there is zero.
-    Form::load_pair(first, k + 1 < keys ? first + stride : first, two);
+    Operands::load_pair(first, k + 1 < keys ? first + stride : first, two);
     for (int r = 0; r < rows; ++r) {
       const auto weight = weights[k / kDepth * lanes + r];
-      for (int v = 0; v < 2; ++v) found[r][v] = Form::multiply_values(found[r][v], two[v], weight);
+      for (int v = 0; v < 2; ++v) found[r][v] = Operands::multiply(found[r][v], two[v], weight);
     }
   }
   for (int r = 0; r < rows; ++r) {
     f32v ordered[2];
-    Form::in_order(found[r], ordered);
+    Operands::in_order(found[r], ordered);
     for (int v = 0; v < 2; ++v) {
       float* to = sums + r * width + v * kLanes;
       store(to, load(to) * before[r] + ordered[v] * block[r]);
@@ -268,19 +261,20 @@ OXY_INLINE void value_tile(const typename Form::Unit* weights, const typename Fo
   }
 }
 
-template <class Form, int lanes>
-static void add_values(const typename Form::Unit* weights, const typename Form::Value* values,
-                       std::int64_t stride, std::int64_t keys, const Factors& factors,
-                       const Ahead& ahead, float* sums, std::int64_t rows, std::int64_t width) {
+template <class Operands, int lanes>
+static void add_values(const typename Operands::Unit* weights,
+                       const typename Operands::Value* values, std::int64_t stride,
+                       std::int64_t keys, const Factors& factors, const Ahead& ahead, float* sums,
+                       std::int64_t rows, std::int64_t width) {
   const auto tiles = [&](auto count, std::int64_t row) {
     for (std::int64_t i = 0; i < width; i += 2 * kLanes) {
       // Once for all rows.
       const bool first = row == 0 && ahead.rows;
       const Ahead part{first ? ahead.rows + i * ahead.element : nullptr, ahead.stride,
                        ahead.element};
-      value_tile<Form, lanes, decltype(count)::value>(weights + row, values + i, stride, keys,
-                                                      factors.before + row, factors.block + row,
-                                                      part, sums + row * width + i, width);
+      value_tile<Operands, lanes, decltype(count)::value>(weights + row, values + i, stride, keys,
+                                                          factors.before + row, factors.block + row,
+                                                          part, sums + row * width + i, width);
     }
   };
   std::int64_t row = 0;

@@ -5,8 +5,8 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// Blockwise attention with a running softmax (Dao et al., FlashAttention, 2022, algorithm 1). All
-// query rows that share a key are taken together, side by side in the lanes of vectors.
+// Blockwise attention with a running softmax. All query rows that share a key are taken together,
+// side by side in the lanes of vectors.
 
 // What an item is: query rows [first, first + rows) of a kv head, keys [begin, end).
 struct Item {
@@ -70,7 +70,7 @@ OXY_INLINE void convert(const std::int8_t* from, std::int64_t dim, std::int8_t* 
 OXY_INLINE void convert(const std::int8_t* from, std::int64_t dim, std::int16_t* to) {
   std::int64_t i = 0;
   for (; i + 2 * kLanes <= dim; i += 2 * kLanes) {
-    const i32v wide = WholePair::widened(from + i);
+    const i32v wide = CodeOperands::widened(from + i);
     std::memcpy(to + i, &wide, sizeof wide);
   }
   for (; i < dim; ++i) to[i] = from[i];
@@ -145,22 +145,22 @@ static float spread_scales(float* scales, std::int64_t count) {
 }
 
 // The query rows of an item, in groups of `lanes`, and what is known of them so far.
-template <class Form, int lanes>
+template <class Operands, int lanes>
 struct Rows {
   static constexpr std::int64_t kGroups = kCachedRows / lanes;
-  alignas(64) typename Form::Unit queries[kCachedRows * kDim / Form::kDepth];
+  alignas(64) typename Operands::Unit queries[kCachedRows * kDim / Operands::kDepth];
   alignas(64) float sums[kCachedRows * kDim];
   alignas(64) float scales[kCachedRows];
-  Running running[kGroups];
+  Running<f32v> running[kGroups];
   Seen seen[kGroups];
   std::int32_t first[kGroups], last[kGroups];  // keys that any row of the group sees
   std::int64_t mask_offsets[kCachedRows];
 };
 
 // Positions of keys that a row sees, and where its elements of the mask begin.
-template <class Form, int lanes>
+template <class Operands, int lanes>
 static void describe_row(const CachedAttentionArgs& args, const Item& item, std::int64_t row,
-                         Rows<Form, lanes>& rows) {
+                         Rows<Operands, lanes>& rows) {
   const std::int64_t index = item.first + (row < item.rows ? row : item.rows - 1);
   const std::int64_t position = index / args.group;
   const std::int64_t at = args.start + position;
@@ -180,13 +180,13 @@ static void describe_row(const CachedAttentionArgs& args, const Item& item, std:
                            position * strides.row;
 }
 
-template <class Form, int lanes>
+template <class Operands, int lanes>
 static void take_rows(const CachedAttentionArgs& args, const Item& item, std::int64_t width,
-                      Rows<Form, lanes>& rows) {
+                      Rows<Operands, lanes>& rows) {
   alignas(64) float row[kDim];
   std::memset(row + args.dim, 0, sizeof(float) * (width - args.dim));
   const std::int64_t padded = round_up(item.rows, lanes);
-  const std::int64_t units = width / Form::kDepth;
+  const std::int64_t units = width / Operands::kDepth;
   std::memset(rows.sums, 0, sizeof(float) * padded * width);
   for (std::int64_t r = 0; r < padded; ++r) {
     describe_row(args, item, r, rows);
@@ -205,15 +205,13 @@ static void take_rows(const CachedAttentionArgs& args, const Item& item, std::in
                       head * strides.head + position * strides.row;
       prepare_row(args, from, args.query_norm, item.batch, position, row);
     });
-    rows.scales[r] = args.scale * take_query(Form{}, row, width, lanes, to);
+    rows.scales[r] = args.scale * take_query(Operands{}, row, width, lanes, to);
   }
-  for (std::int64_t g = 0; g < padded / lanes; ++g) {
-    rows.running[g] = {splat(kMinusInfinity), f32v{}};
-  }
+  for (std::int64_t g = 0; g < padded / lanes; ++g) rows.running[g] = {};
 }
 
-template <class Form, int lanes>
-static void change_block(const CachedAttentionArgs& args, const Rows<Form, lanes>& rows,
+template <class Operands, int lanes>
+static void change_block(const CachedAttentionArgs& args, const Rows<Operands, lanes>& rows,
                          std::int64_t group, std::int64_t at, std::int64_t keys, float* scores) {
   const std::int64_t count = round_up(keys, 2) * lanes;
   if (args.softcap > 0.0f) cap_scores(scores, count, args.softcap);
@@ -242,7 +240,7 @@ static void finish_row(const CachedAttentionArgs& args, std::int64_t batch, std:
                            ? static_cast<const float*>(args.sinks)[query_head]
                            : load(static_cast<const T*>(args.sinks) + query_head, 1)[0];
     const float highest = sink > top ? sink : top;
-    const float shift = highest == kMinusInfinity ? 0.0f : highest;
+    const float shift = shift_of(highest);
     const float factor = decay(splat(shift - top), 0.0f)[0];
     const float all = total * factor + decay(splat(shift - sink), 0.0f)[0];
     total = factor > 0.0f ? all / factor : 0.0f;
@@ -263,11 +261,11 @@ OXY_INLINE float* partial_of(const CachedAttentionArgs& args, std::int64_t batch
   return args.partials + (item * args.rows + row) * (args.dim + 2);
 }
 
-template <class Form, int lanes>
+template <class Operands, int lanes>
 static void leave(const CachedAttentionArgs& args, const Item& item, std::int64_t split,
-                  std::int64_t width, const Rows<Form, lanes>& rows) {
+                  std::int64_t width, const Rows<Operands, lanes>& rows) {
   for (std::int64_t r = 0; r < item.rows; ++r) {
-    const Running& running = rows.running[r / lanes];
+    const Running<f32v>& running = rows.running[r / lanes];
     const float top = running.top[r % lanes], total = running.total[r % lanes];
     const float* sums = rows.sums + r * width;
     if (args.partials) {
@@ -291,7 +289,7 @@ struct Scales {
   float undo = 1.0f;  // what weights times values are multiplied with
 };
 
-template <class Form>
+template <class Operands>
 static void take_scales_of_block(const CachedAttentionArgs& args, const Item& item, std::int64_t at,
                                  std::int64_t keys, Scales& scales) {
   // All of the block, also what this item does not see: rounding must not depend on items.
@@ -300,70 +298,71 @@ static void take_scales_of_block(const CachedAttentionArgs& args, const Item& it
   take_scales(args, args.key, item, at, keys, scales.keys);
   take_scales(args, args.value, item, at, block, scales.values);
   scales.values[block] = 0.0f;
-  if (Form::kWhole) scales.undo = spread_scales(scales.values, block);
+  if (Operands::kIsInteger) scales.undo = spread_scales(scales.values, block);
 }
 
 // Copies of a block's rows where the products cannot read them in place, and what is found of it.
-template <class Form, int lanes>
+template <class Operands, int lanes>
 struct Scratch {
-  alignas(64) typename Form::Key keys[kKeys * kDim];
-  alignas(64) typename Form::Value values[kKeys * kDim];
+  alignas(64) typename Operands::Key keys[kKeys * kDim];
+  alignas(64) typename Operands::Value values[kKeys * kDim];
   alignas(64) float scores[kKeys * lanes];
-  alignas(64) typename Form::Unit weights[kKeys * lanes / Form::kDepth];
+  alignas(64) typename Operands::Unit weights[kKeys * lanes / Operands::kDepth];
   Scales scales;
-#if defined(__AMX_TILE__)
+#if OXY_HAS_TILES
   ValuePairs pairs;
 #endif
 };
 
-template <class Form, class Stored, int lanes>
+template <class Operands, class Stored, int lanes>
 static void attend_block(const CachedAttentionArgs& args, const Item& item, std::int64_t at,
-                         std::int64_t width, Rows<Form, lanes>& rows,
-                         Scratch<Form, lanes>& scratch) {
+                         std::int64_t width, Rows<Operands, lanes>& rows,
+                         Scratch<Operands, lanes>& scratch) {
   constexpr bool kScaled = __is_same(Stored, std::int8_t);
   const std::int64_t keys = item.end - at < kKeys ? item.end - at : kKeys;
-  constexpr std::int64_t kStep = kInTiles<Form, lanes> ? 16 : 1;
+  constexpr std::int64_t kStep = kInTiles<Operands, lanes> ? 16 : 1;
   const auto k = rows_of<Stored>(args, args.key, item, at, keys, width, kStep, scratch.keys);
   const auto v = rows_of<Stored>(args, args.value, item, at, keys, width, 1, scratch.values);
   Ahead values_ahead = ahead_of<Stored>(args, args.value, item, at);
   Ahead keys_ahead = ahead_of<Stored>(args, args.key, item, at + kKeys);
-  if (kScaled) take_scales_of_block<Form>(args, item, at, keys, scratch.scales);
+  if (kScaled) take_scales_of_block<Operands>(args, item, at, keys, scratch.scales);
   const float* key_scales = kScaled ? scratch.scales.keys : nullptr;
   const float* value_scales = kScaled ? scratch.scales.values : nullptr;
-  if constexpr (kInTiles<Form, lanes>) {
+  if constexpr (kInTiles<Operands, lanes>) {
     pair_values(v.rows, v.stride, keys, width, scratch.pairs);
   }
   for (std::int64_t group = 0; group * lanes < item.rows; ++group) {
     if (at > rows.last[group] || at + keys <= rows.first[group]) continue;
     const std::int64_t first = group * lanes;
     const std::int64_t count = item.rows - first < lanes ? item.rows - first : lanes;
-    const auto* queries = rows.queries + first * width / Form::kDepth;
+    const auto* queries = rows.queries + first * width / Operands::kDepth;
     float* sums = rows.sums + first * width;
-    if constexpr (kInTiles<Form, lanes>) {
+    if constexpr (kInTiles<Operands, lanes>) {
       score_in_tiles(queries, k.rows, k.stride, keys, width, rows.scales + first, key_scales,
                      scratch.scores);
     } else {
-      score_block<Form, lanes>(queries, k.rows, k.stride, keys, width, rows.scales + first,
-                               key_scales, values_ahead, scratch.scores);
+      score_block<Operands, lanes>(queries, k.rows, k.stride, keys, width, rows.scales + first,
+                                   key_scales, values_ahead, scratch.scores);
     }
     change_block(args, rows, group, at, keys, scratch.scores);
-    const Running block = weigh<Form, lanes>(scratch.scores, keys, value_scales, scratch.weights);
+    const Running<f32v> block =
+        weigh<Operands, lanes>(scratch.scores, keys, value_scales, scratch.weights);
     Factors factors = join(rows.running[group], block);
     store(factors.block, load(factors.block) * scratch.scales.undo);
-    if constexpr (kInTiles<Form, lanes>) {
+    if constexpr (kInTiles<Operands, lanes>) {
       add_in_tiles(scratch.weights, scratch.pairs, keys, factors, sums, count, width);
     } else {
-      add_values<Form, lanes>(scratch.weights, v.rows, v.stride, keys, factors, keys_ahead, sums,
-                              count, width);
+      add_values<Operands, lanes>(scratch.weights, v.rows, v.stride, keys, factors, keys_ahead,
+                                  sums, count, width);
     }
     values_ahead = keys_ahead = {};
   }
 }
 
-template <class Form, class Stored, int lanes>
+template <class Operands, class Stored, int lanes>
 static void attend(const CachedAttentionArgs& args, std::int64_t index) {
-  Rows<Form, lanes> rows;
-  Scratch<Form, lanes> scratch;
+  Rows<Operands, lanes> rows;
+  Scratch<Operands, lanes> scratch;
   const Item item = item_of(args, index);
   if (args.write_in_attend) {
     const std::int64_t from = item.begin > args.start ? item.begin : args.start;
@@ -374,20 +373,20 @@ static void attend(const CachedAttentionArgs& args, std::int64_t index) {
   const std::int64_t width = round_up(args.dim, kDimStep);
   take_rows(args, item, width, rows);
   for (std::int64_t at = item.begin; at < item.end; at += kKeys) {
-    attend_block<Form, Stored>(args, item, at, width, rows, scratch);
+    attend_block<Operands, Stored>(args, item, at, width, rows, scratch);
   }
   leave(args, item, index % args.splits, width, rows);
 }
 
-template <class Form, class Stored>
+template <class Operands, class Stored>
 static void attend_all(const CachedAttentionArgs& args, std::int64_t begin, std::int64_t end) {
   const auto each = [&](auto lanes) {
     for (std::int64_t item = begin; item < end; ++item) {
-      attend<Form, Stored, decltype(lanes)::value>(args, item);
+      attend<Operands, Stored, decltype(lanes)::value>(args, item);
     }
   };
-#if defined(__AMX_TILE__)
-  if constexpr (kInTiles<Form, kLanes>) {
+#if OXY_HAS_TILES
+  if constexpr (kInTiles<Operands, kLanes>) {
     configure_tiles();
     each(Count<kLanes>{});
     return release_tiles();
@@ -400,20 +399,20 @@ static void attend_all(const CachedAttentionArgs& args, std::int64_t begin, std:
 static void attend_any(const CachedAttentionArgs& args, std::int64_t begin, std::int64_t end) {
   switch (args.cache_type) {
     case CacheType::float32:
-      return attend_all<Single, float>(args, begin, end);
+      return attend_all<Float32Operands, float>(args, begin, end);
     case CacheType::bfloat16:
-#if defined(__AVX512BF16__) && !defined(__AVX512FP16__)
-      // Processors with FP16 or AMX are slow at pairs: there it is tiles, or float32.
-      if (args.dtype == DType::bfloat16) return attend_all<Pair, bf16>(args, begin, end);
+#if OXY_HAS_FAST_BF16_DOT || OXY_HAS_TILES
+      // Where pairs are slow and there are no tiles, it is float32.
+      if (args.dtype == DType::bfloat16) return attend_all<Bf16Operands, bf16>(args, begin, end);
 #endif
-      return attend_all<Single, bf16>(args, begin, end);
+      return attend_all<Float32Operands, bf16>(args, begin, end);
     case CacheType::int8:
-#if defined(__AMX_TILE__)
+#if OXY_HAS_TILES
       if (args.dtype == DType::bfloat16 && args.rows >= kLeastTileRowsOfCodes) {
-        return attend_all<Pair, std::int8_t>(args, begin, end);
+        return attend_all<Bf16Operands, std::int8_t>(args, begin, end);
       }
 #endif
-      return attend_all<WholePair, std::int8_t>(args, begin, end);
+      return attend_all<CodeOperands, std::int8_t>(args, begin, end);
   }
 }
 
@@ -432,7 +431,7 @@ static void combine(const CachedAttentionArgs& args, std::int64_t begin, std::in
       const float own = partial(split)[args.dim];
       top = own > top ? own : top;
     }
-    const float shift = top == kMinusInfinity ? 0.0f : top;
+    const float shift = shift_of(top);
     std::memset(sums, 0, sizeof(float) * args.dim);
     for (std::int64_t split = 0; split < args.splits; ++split) {
       const float* from = partial(split);

@@ -63,4 +63,4 @@ struct CachedAttentionArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(cached_attention, CachedAttentionArgs)
+OXY_KERNEL(cached_attention, cached_attention, CachedAttentionArgs)

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/_rotary/rotate.h"
-#include "ops/cached_attention/forms.h"
+#include "ops/cached_attention/operands.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -120,14 +120,14 @@ static void write_position(const CachedAttentionArgs& args, std::int64_t batch, 
 // Query rows as units, `lanes` rows side by side: rows[unit * lanes] is unit `unit` of this one.
 // Returns the factor of the row's scores.
 
-OXY_INLINE float take_query(Single, const float* row, std::int64_t width, std::int64_t lanes,
-                            float* units) {
+OXY_INLINE float take_query(Float32Operands, const float* row, std::int64_t width,
+                            std::int64_t lanes, float* units) {
   for (std::int64_t i = 0; i < width; ++i) units[i * lanes] = row[i];
   return 1.0f;
 }
 
-#if defined(__AVX512BF16__)
-OXY_INLINE float take_query(Pair, const float* row, std::int64_t width, std::int64_t lanes,
+#if OXY_HAS_BF16_DOT
+OXY_INLINE float take_query(Bf16Operands, const float* row, std::int64_t width, std::int64_t lanes,
                             std::uint32_t* units) {
   alignas(64) std::uint32_t pairs[kDim / 2];
   for (std::int64_t i = 0; i < width; i += kLanes) {
@@ -138,7 +138,7 @@ OXY_INLINE float take_query(Pair, const float* row, std::int64_t width, std::int
 }
 #endif
 
-OXY_INLINE float take_query(WholePair, const float* row, std::int64_t width, std::int64_t lanes,
+OXY_INLINE float take_query(CodeOperands, const float* row, std::int64_t width, std::int64_t lanes,
                             std::uint32_t* units) {
   const float largest = largest_magnitude(row, width);
   const float inverse = largest > 0.0f ? 32767.0f / largest : 0.0f;

@@ -7,13 +7,13 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-#if defined(__AMX_TILE__)
+#if OXY_HAS_TILES
 
 // Rows of codes have to be made bfloat16 first: with fewer query rows whole numbers are faster.
 inline constexpr std::int64_t kLeastTileRowsOfCodes = 32;
 
-template <class Form, int lanes>
-inline constexpr bool kInTiles = __is_same(Form, Pair) && lanes == 16;
+template <class Operands, int lanes>
+inline constexpr bool kInTiles = __is_same(Operands, Bf16Operands) && lanes == 16;
 
 // The values of a block, two keys in a unit, zero where there is no key; dims as `interleave`
 // leaves them.
@@ -103,7 +103,7 @@ static void add_in_tiles(const std::uint32_t* weights, const ValuePairs& pairs, 
 
 #else
 
-template <class Form, int lanes>
+template <class Operands, int lanes>
 inline constexpr bool kInTiles = false;
 
 #endif

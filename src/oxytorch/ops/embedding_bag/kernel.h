@@ -63,4 +63,4 @@ static inline bool span_fits(const EmbeddingTable& table, BagSpan span) {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(embedding_bag, EmbeddingBagArgs)
+OXY_KERNEL(embedding_bag, embedding_bag, EmbeddingBagArgs)

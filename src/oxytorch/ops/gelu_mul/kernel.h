@@ -2,4 +2,4 @@
 
 #include "ops/_gated/args.h"
 
-OXY_KERNEL(gelu_mul, GatedArgs)
+OXY_KERNEL(gelu_mul, gelu_mul, GatedArgs)

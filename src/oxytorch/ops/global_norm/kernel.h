@@ -26,4 +26,4 @@ struct GlobalNormArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(global_norm, GlobalNormArgs)
+OXY_KERNEL(global_norm, global_norm, GlobalNormArgs)

@@ -1,15 +1,11 @@
 #include "ops/interaction/kernel.h"
 
-#include "core/vec.h"
+#include "core/dot_unit.h"
 
 namespace oxytorch::OXY_LEVEL {
 
 // Dot products are computed in tiles of kTileRows x kTileColumns, as many as registers hold.
-#if defined(__AVX512F__)
-inline constexpr int kTileRows = 4;
-#else
-inline constexpr int kTileRows = 2;
-#endif
+inline constexpr int kTileRows = OXY_HAS_VECTORS_512 ? 4 : 2;
 inline constexpr int kTileColumns = 4;
 
 #if defined(__AVX512F__)
@@ -73,22 +69,18 @@ struct Step {
   static void add(f32v& total, Part a, Part b) { total += a * b; }
 };
 
-#if defined(__AVX512BF16__)
+#if OXY_HAS_BF16_DOT
 
 template <>
 struct Step<bf16> {
   static constexpr std::int64_t length = 2 * kLanes;
-  using Part = __m512bh;
+  using Part = f32v;
 
-  static Part read(const bf16* row, std::int64_t i, Whole) {
-    return reinterpret_cast<__m512bh>(_mm512_loadu_si512(row + i));
-  }
+  static Part read(const bf16* row, std::int64_t i, Whole) { return load_as<f32v>(row + i); }
   static Part read(const bf16* row, std::int64_t i, std::int64_t count) {
-    return reinterpret_cast<__m512bh>(_mm512_maskz_loadu_epi16((1u << count) - 1, row + i));
+    return reinterpret_cast<f32v>(_mm512_maskz_loadu_epi16((1u << count) - 1, row + i));
   }
-  static void add(f32v& total, Part a, Part b) {
-    total = reinterpret_cast<f32v>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(total), a, b));
-  }
+  static void add(f32v& total, Part a, Part b) { total = Bf16Pair::multiply(total, a, b); }
 };
 
 #endif

@@ -25,4 +25,4 @@ struct InteractionArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(interaction, InteractionArgs)
+OXY_KERNEL(interaction, interaction, InteractionArgs)

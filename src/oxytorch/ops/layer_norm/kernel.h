@@ -2,4 +2,4 @@
 
 #include "ops/_norm/args.h"
 
-OXY_KERNEL(layer_norm, NormArgs)
+OXY_KERNEL(layer_norm, layer_norm, NormArgs)

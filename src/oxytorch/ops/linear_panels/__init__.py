@@ -10,8 +10,9 @@ from torch import Tensor
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from ..panels import PanelWeight, layout
+from ..panels.epilogues import is_gated
 from ..panels.formats import FORMATS
-from ..panels.product import is_gated, product
+from ..panels.product import product
 from ..panels.samples import linear_calls
 
 

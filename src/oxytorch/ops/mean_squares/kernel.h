@@ -21,4 +21,4 @@ struct MeanSquaresArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(mean_squares, MeanSquaresArgs)
+OXY_KERNEL(mean_squares, mean_squares, MeanSquaresArgs)

@@ -1,22 +1,18 @@
 #include "ops/moe/kernel.h"
 
-#include <algorithm>
 #include <cstdio>
-#include <cstring>
-#include <utility>
 
+#include "core/parallel.h"
 #include "ops/panels/entry.h"
 
 namespace oxytorch {
 
 static constexpr const char* kMoe = "moe";
 
-static std::int64_t divided_up(std::int64_t n, std::int64_t step) { return (n + step - 1) / step; }
-
 // One kind of weight, gate_up or down, of all experts.
 struct ExpertTensors {
   const char* name;
-  PanelFormat format;
+  const PanelFormat& format;
   const std::vector<Tensor>& panels;
   const std::vector<Tensor>& channel_scales;
   const std::vector<Tensor>& group_scales;  // empty: none
@@ -29,13 +25,12 @@ struct Routing {
   std::vector<std::int64_t> first_rows;  // of each expert, and the number of rows
   std::vector<std::int64_t> tokens;      // of each row
   std::vector<std::int64_t> places;      // row of each pair
-  std::int64_t most_rows = 0;            // of an expert
 
   std::int64_t rows_of_expert(std::size_t i) const { return first_rows[i + 1] - first_rows[i]; }
 };
 
 static void check_lists(const ExpertTensors& tensors, std::size_t experts) {
-  const std::size_t scaled = tensors.format == PanelFormat::bf16 ? 0 : experts;
+  const std::size_t scaled = has_codes(tensors.format) ? experts : 0;
   const auto check = [&](const char* part, std::size_t given, bool fits) {
     if (fits) return;
     const std::string argument = std::string(tensors.name) + "_" + part;
@@ -71,7 +66,7 @@ static Routing route(const Tensor& indices, std::int64_t tokens, std::int64_t ex
       fail(kMoe, "router_indices", "in [0, " + std::to_string(experts) + ")",
            std::to_string(chosen[i]));
     }
-    routing.most_rows = std::max(routing.most_rows, ++routing.first_rows[chosen[i] + 1]);
+    ++routing.first_rows[chosen[i] + 1];
   }
   for (std::int64_t i = 0; i < experts; ++i) routing.first_rows[i + 1] += routing.first_rows[i];
   std::vector<std::int64_t> next = routing.first_rows;
@@ -96,7 +91,7 @@ static std::vector<RowsProduct> describe_products(
     char name[48];
     std::snprintf(name, sizeof name, "moe: %s of expert %zu", tensors.name, i);
     PanelTensors one{tensors.panels[i]};
-    if (tensors.format != PanelFormat::bf16) one.channel_scales = &tensors.channel_scales[i];
+    if (has_codes(tensors.format)) one.channel_scales = &tensors.channel_scales[i];
     if (!tensors.group_scales.empty()) one.group_scales = &tensors.group_scales[i];
     if (!tensors.zero_points.empty()) one.zero_points = &tensors.zero_points[i];
     const std::int64_t first = routing.first_rows[i];
@@ -119,86 +114,6 @@ static std::vector<RowsProduct> describe_products(
   return products;
 }
 
-// The rows of x in an order, one after the other.
-static Rows gathered(const Rows& x, const std::vector<std::int64_t>& order, DType dtype) {
-  const std::int64_t bytes = x.width * size_of(dtype);
-  const std::int64_t count = static_cast<std::int64_t>(order.size());
-  Tensor memory = scratch(count * bytes);
-  auto* to = static_cast<std::uint8_t*>(memory.mutable_data());
-  const auto* from = static_cast<const std::uint8_t*>(x.data);
-  for (std::int64_t i = 0; i < count; ++i) {
-    std::memcpy(to + i * bytes, from + order[i] * x.stride * size_of(dtype), bytes);
-  }
-  return {std::move(memory), to, count, x.width, x.width};
-}
-
-// Few rows of each expert, read in one parallel region. Rows of x that are no neighbours are
-// brought together first; those of a single token are the same for all experts.
-static void multiply_few_of_each(const Rows& all, const std::vector<std::int64_t>* order,
-                                 DType dtype, bool rounds_to_int8,
-                                 const std::vector<RowsProduct>& products) {
-  const bool shared = all.count == 1;
-  Rows copy;
-  if (order && !shared) copy = gathered(all, *order, dtype);
-  const Rows& x = order && !shared ? copy : all;
-  const std::int64_t depth = divided_up(x.width, kPanelDepth) * kPanelDepth;
-  const std::int64_t groups = products[0].weight.groups;
-  const std::int64_t blocks = staged_blocks(groups, depth);
-  const std::int64_t rows = shared ? 1 : products.back().first_row + products.back().row_count;
-  std::uint8_t* values = staging_memory(rows * (depth * 4 + blocks * 8));
-  std::uint8_t* scales = values + rows * depth * 4;
-  std::uint8_t* sums = scales + rows * blocks * 4;
-  const auto describe = [&](std::int64_t row, std::int64_t count, const RowsProduct& product) {
-    const std::int64_t staged = shared ? 0 : row;
-    return FewRowsArgs{
-        .x = static_cast<const std::uint8_t*>(x.data) + staged * x.stride * size_of(dtype),
-        .x_stride = x.stride,
-        .rows = count,
-        .in_features = x.width,
-        .depth = depth,
-        .dtype = dtype,
-        .rounds_to_int8 = rounds_to_int8,
-        .staged = {.values = values + staged * depth * 4,
-                   .scales = reinterpret_cast<float*>(scales + staged * blocks * 4),
-                   .sums = reinterpret_cast<std::int32_t*>(sums) + staged * blocks,
-                   .blocks = blocks},
-        .weight = product.weight,
-        .result = product.result,
-    };
-  };
-  for (const RowsProduct& product : products) {
-    const std::int64_t count = shared ? 1 : product.row_count;
-    run(stage_few_rows_copies, describe(product.first_row, count, product), count, 1);
-    if (shared) break;
-  }
-  std::vector<FewRowsArgs> parts;
-  std::vector<std::int64_t> ends;
-  const std::int64_t panels = is_gated(products[0].result.epilogue) ? 2 : 1;
-  std::int64_t items = 0;
-  for (const RowsProduct& product : products) {
-    parts.push_back(describe(product.first_row, product.row_count, product));
-    ends.push_back(items += product.weight.panel_count / panels);
-  }
-  const std::int64_t bytes = panel_bytes(products[0].weight.format, depth);
-  run(multiply_few_rows_of_each_copies, FewRowsOfEachArgs{parts.data(), ends.data()}, items,
-      panels * (bytes + groups * kPanelOutputs * 2));
-}
-
-// Row i of the products is the row of its token, or row i of x where `of_tokens` is false.
-static void multiply_chosen(const Rows& x, const Routing& routing, bool of_tokens, DType dtype,
-                            bool rounds_to_int8, const std::vector<RowsProduct>& products) {
-  const PanelFormat format = products[0].weight.format;
-  const bool has_codes = has_zero_points(format);
-  const bool rounds = rounds_to_int8 && has_codes;
-  const std::vector<std::int64_t>* order = of_tokens ? &routing.tokens : nullptr;
-  const RowForm form = row_form(dtype, rounds);
-  if (routing.most_rows <= few_rows_limit(format, form)) {
-    multiply_few_of_each(x, order, dtype, rounds, products);
-  } else {
-    multiply_many_rows(x, order, dtype, form, products);
-  }
-}
-
 static Tensor moe(const Tensor& x, const Tensor& router_weights, const Tensor& router_indices,
                   const std::string& gate_up_format, const std::vector<Tensor>& gate_up_panels,
                   const std::vector<Tensor>& gate_up_channel_scales,
@@ -211,25 +126,23 @@ static Tensor moe(const Tensor& x, const Tensor& router_weights, const Tensor& r
                   const std::string& epilogue_name, const std::string& activation) {
   const DType dtype = check_dtype(kMoe, "x", x);
   check_minimum_dim(kMoe, "x", x, 1);
+  const PanelFormat& gate_up_parsed = parse_format(kMoe, "gate_up_format", gate_up_format);
+  const PanelFormat& down_parsed = parse_format(kMoe, "down_format", down_format);
   const ExpertTensors gate_up{"gate_up",
-                              parse_format(kMoe, "gate_up_format", gate_up_format),
+                              gate_up_parsed,
                               gate_up_panels,
                               gate_up_channel_scales,
                               gate_up_group_scales,
                               gate_up_zero_points};
-  const ExpertTensors down{"down",
-                           parse_format(kMoe, "down_format", down_format),
-                           down_panels,
-                           down_channel_scales,
-                           down_group_scales,
-                           down_zero_points};
+  const ExpertTensors down{
+      "down", down_parsed, down_panels, down_channel_scales, down_group_scales, down_zero_points};
   const std::size_t experts = gate_up_panels.size();
   if (experts == 0) fail(kMoe, "gate_up_panels", "with at least one expert", "none");
   check_lists(gate_up, experts);
   check_lists(down, experts);
   const PanelEpilogue epilogue = parse_epilogue(kMoe, epilogue_name);
   if (!is_gated(epilogue)) {
-    fail(kMoe, "epilogue", "'silu_mul', 'gelu_mul' or 'gelu_tanh_mul'", "'" + epilogue_name + "'");
+    fail(kMoe, "epilogue", epilogue_names(kFirstGated), "'" + epilogue_name + "'");
   }
   const std::int64_t width = x.size(-1);
   if (width < 1) fail(kMoe, "x", "with in_features", describe(x.sizes()));
@@ -256,15 +169,15 @@ static Tensor moe(const Tensor& x, const Tensor& router_weights, const Tensor& r
   result.out_stride = inner_features;
   result.out_dtype = dtype;
   result.epilogue = epilogue;
-  multiply_chosen(rows, routing, true, dtype, rounds_to_int8,
-                  describe_products(gate_up, routing, result, width, inner_features, copies));
+  multiply_rows(rows, &routing.tokens, dtype, rounds_to_int8 && gate_up_parsed.has_middle,
+                describe_products(gate_up, routing, result, width, inner_features, copies));
   const Rows inner_rows{Tensor(), result.out, pairs, inner_features, inner_features};
   result.out = results.mutable_data();
   result.out_stride = width;
   result.out_dtype = DType::float32;
   result.epilogue = PanelEpilogue::none;
-  multiply_chosen(inner_rows, routing, false, dtype, rounds_to_int8,
-                  describe_products(down, routing, result, inner_features, width, copies));
+  multiply_rows(inner_rows, nullptr, dtype, rounds_to_int8 && down_parsed.has_middle,
+                describe_products(down, routing, result, inner_features, width, copies));
   const WeightedRowsArgs args{
       .rows = static_cast<const float*>(result.out),
       .places = routing.places.data(),

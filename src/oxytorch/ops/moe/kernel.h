@@ -20,4 +20,4 @@ struct WeightedRowsArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(add_weighted_rows, WeightedRowsArgs)
+OXY_KERNEL(moe, add_weighted_rows, WeightedRowsArgs)

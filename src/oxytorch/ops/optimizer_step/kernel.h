@@ -66,4 +66,4 @@ struct StepArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(optimizer_step, StepArgs)
+OXY_KERNEL(optimizer_step, optimizer_step, StepArgs)

@@ -7,28 +7,26 @@ namespace oxytorch {
 static PackPanelsArgs describe_packing(const char* op, const std::string& format,
                                        std::int64_t out_features, std::int64_t in_features,
                                        bool gated) {
-  const PanelFormat parsed = parse_format(op, "format", format);
+  const PanelFormat& parsed = parse_format(op, "format", format);
   if (out_features < 1 || (gated && out_features % 2 != 0)) {
     fail(op, "out_features", gated ? "even and of at least 2" : "of at least 1",
          std::to_string(out_features));
   }
   if (in_features < 1) fail(op, "in_features", "of at least 1", std::to_string(in_features));
-  const std::int64_t depth = (in_features + kPanelDepth - 1) / kPanelDepth * kPanelDepth;
-  const std::int64_t halves = gated ? 2 : 1;
   return {
       .values = nullptr,
       .panels = nullptr,
       .out_features = out_features,
       .in_features = in_features,
-      .panel_count = (out_features / halves + kPanelOutputs - 1) / kPanelOutputs * halves,
-      .panel_bytes = panel_bytes(parsed, depth),
-      .format = parsed,
+      .panel_count = panels_of(gated ? out_features / 2 : out_features, gated),
+      .panel_bytes = panel_bytes(parsed, in_features),
+      .codec = codec_of(parsed),
       .gated = gated,
   };
 }
 
-static std::int32_t dtype_of_values(PanelFormat format) {
-  return format == PanelFormat::bf16 ? aoti_torch_dtype_bfloat16() : aoti_torch_dtype_uint8();
+static std::int32_t dtype_of_values(PanelCodec codec) {
+  return codec == PanelCodec::bf16 ? aoti_torch_dtype_bfloat16() : aoti_torch_dtype_uint8();
 }
 
 static Tensor pack_panels(const Tensor& values, const std::string& format, bool gated) {
@@ -37,7 +35,7 @@ static Tensor pack_panels(const Tensor& values, const std::string& format, bool 
     fail(kOp, "values", "of shape [out_features, in_features]", describe(values.sizes()));
   }
   PackPanelsArgs args = describe_packing(kOp, format, values.size(0), values.size(1), gated);
-  check_panel_tensor(kOp, "values", values, dtype_of_values(args.format), values.numel());
+  check_panel_tensor(kOp, "values", values, dtype_of_values(args.codec), values.numel());
   Tensor copy;
   // Read only, though unpacking writes them.
   args.values = static_cast<std::uint8_t*>(const_cast<void*>(contiguous_data(values, copy)));
@@ -57,7 +55,7 @@ static Tensor unpack_panels(const Tensor& panels, const std::string& format,
   Tensor copy;
   args.panels = static_cast<std::uint8_t*>(const_cast<void*>(contiguous_data(panels, copy)));
   const std::int64_t sizes[] = {out_features, in_features};
-  Tensor values = empty(Extents{sizes, 2}, dtype_of_values(args.format));
+  Tensor values = empty(Extents{sizes, 2}, dtype_of_values(args.codec));
   args.values = static_cast<std::uint8_t*>(values.mutable_data());
   run(unpack_panels_copies, args, args.panel_count, 3 * args.panel_bytes);
   return values;

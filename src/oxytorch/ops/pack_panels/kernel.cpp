@@ -29,7 +29,7 @@ static void each_output(const PackPanelsArgs& args, std::int64_t panel, Body bod
   const std::int64_t half = args.gated ? args.out_features / 2 : args.out_features;
   const std::int64_t side = args.gated ? panel % 2 : 0;
   const std::int64_t first = (args.gated ? panel / 2 : panel) * kPanelOutputs;
-  const std::int64_t bytes = args.in_features * (args.format == PanelFormat::bf16 ? 2 : 1);
+  const std::int64_t bytes = args.in_features * (args.codec == PanelCodec::bf16 ? 2 : 1);
   std::uint8_t* units = args.panels + panel * args.panel_bytes;
   for (std::int64_t i = 0; i < kPanelOutputs; ++i) {
     const bool there = first + i < half;
@@ -69,17 +69,17 @@ static void unpack_panel(const PackPanelsArgs& args, std::int64_t panel) {
   });
 }
 
-static bool has_nibbles(PanelFormat format) {
-  return format == PanelFormat::int4 || format == PanelFormat::nf4;
+static bool has_nibbles(PanelCodec codec) {
+  return codec == PanelCodec::nibbles || codec == PanelCodec::table;
 }
 
 static void pack_panels(const PackPanelsArgs& args, std::int64_t begin, std::int64_t end) {
-  const auto pack = has_nibbles(args.format) ? pack_panel<NibbleUnit> : pack_panel<PlainUnit>;
+  const auto pack = has_nibbles(args.codec) ? pack_panel<NibbleUnit> : pack_panel<PlainUnit>;
   for (std::int64_t panel = begin; panel < end; ++panel) pack(args, panel);
 }
 
 static void unpack_panels(const PackPanelsArgs& args, std::int64_t begin, std::int64_t end) {
-  const auto unpack = has_nibbles(args.format) ? unpack_panel<NibbleUnit> : unpack_panel<PlainUnit>;
+  const auto unpack = has_nibbles(args.codec) ? unpack_panel<NibbleUnit> : unpack_panel<PlainUnit>;
   for (std::int64_t panel = begin; panel < end; ++panel) unpack(args, panel);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/panels/many_rows_args.h"
+#include "ops/panels/args.h"
 
 namespace oxytorch {
 
@@ -12,11 +12,11 @@ struct PackPanelsArgs {
   std::int64_t in_features;
   std::int64_t panel_count;
   std::int64_t panel_bytes;
-  PanelFormat format;
+  PanelCodec codec;
   bool gated;  // panels alternate between the upper and the lower half of the outputs
 };
 
 }  // namespace oxytorch
 
-OXY_KERNEL(pack_panels, PackPanelsArgs)
-OXY_KERNEL(unpack_panels, PackPanelsArgs)
+OXY_KERNEL(pack_panels, pack_panels, PackPanelsArgs)
+OXY_KERNEL(pack_panels, unpack_panels, PackPanelsArgs)

@@ -1,21 +1,13 @@
 // A block of some rows of x times a block of some panels, in vector registers.
 #pragma once
 
-#include "ops/panels/forms.h"
+#include "ops/panels/units.h"
 
 namespace oxytorch::OXY_LEVEL {
 
 // Rows and panels of a product's tile, as many as registers allow.
-#if defined(__AVX512F__)
-inline constexpr int kTileRows = 6;
-inline constexpr int kTilePanels = 4;
-#elif defined(__AVX2__)
-inline constexpr int kTileRows = 6;
-inline constexpr int kTilePanels = 1;
-#else
-inline constexpr int kTileRows = 3;
-inline constexpr int kTilePanels = 1;
-#endif
+inline constexpr int kTileRows = kVectorBytes == 16 ? 3 : 6;
+inline constexpr int kTilePanels = OXY_HAS_VECTORS_512 ? 4 : 1;
 inline constexpr std::int64_t kItemOutputs = kItemPanels * kPanelOutputs;
 
 // One block of some rows times one block of some panels, added to the rows' sums.
@@ -35,26 +27,27 @@ struct Tile {
 // What a row's products with the codes have too much, for outputs `first` and on, negated.
 OXY_INLINE i32v minus_zero_points(const Tile& tile, std::int64_t row, int first) {
   if (!tile.zero_points) return i32v{} - tile.middle * tile.row_sums[row];
-  const i32v zero_points = reinterpret_cast<i32v>(load_words(tile.zero_points + first));
+  const i32v zero_points = load_as<i32v>(tile.zero_points + first);
   return i32v{} - zero_points * (i32v{} + tile.row_sums[row]);
 }
 
 // The loops over rows and vectors are unrolled early, so that sums stay in registers throughout.
-template <class Form, int rows, int panels>
+template <class Dot, int rows, int panels>
 __attribute__((noinline)) static void multiply_tile(const Tile& given) {
   constexpr int kVectors = panels * kParts;
   // A copy, because what is stored below could otherwise be the tile.
   const Tile tile = given;
-  typename Form::Sum sums[rows][kVectors];
+  using Sum = typename Dot::Sum;
+  Sum sums[rows][kVectors];
   // Not in float32: a sum over all of in_features would err more than PyTorch's.
-  const bool continues = !kIsInteger<Form> && Form::kDepth == 2 && !tile.scales;
+  const bool continues = !Dot::kIsInteger && Dot::kDepth == 2 && !tile.scales;
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      if constexpr (kKeepsZeroPoint<Form>) {
+      if constexpr (kKeepsZeroPoint<Dot>) {
         sums[r][v] = minus_zero_points(tile, r, v * kLanes);
-      } else if constexpr (kIsInteger<Form>) {
+      } else if constexpr (Dot::kIsInteger) {
         sums[r][v] = i32v{};
       } else {
         sums[r][v] = continues ? load(tile.sums + r * kItemOutputs + v * kLanes) : f32v{};
@@ -64,18 +57,17 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
   const std::uint8_t* row = tile.rows;
   const std::uint8_t* panel = tile.panels;
   for (std::int64_t k = 0; k < tile.units; ++k, row += 4, panel += 64) {
-    u32v weights[kVectors];
+    Sum weights[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      weights[v] = load_words(panel + v / kParts * tile.panel_bytes + v % kParts * sizeof(u32v));
+      weights[v] = load_as<Sum>(panel + v / kParts * tile.panel_bytes + v % kParts * sizeof(Sum));
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
-      std::uint32_t unit;
-      std::memcpy(&unit, row + r * tile.row_bytes, sizeof unit);
+      const auto unit = load_as<typename Dot::Unit>(row + r * tile.row_bytes);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = Form::multiply(sums[r][v], unit, weights[v]);
+        sums[r][v] = Dot::multiply(sums[r][v], weights[v], unit);
       }
     }
   }
@@ -85,32 +77,27 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
       float* to = tile.sums + r * kItemOutputs + v * kLanes;
-      f32v sum;
-      if constexpr (kIsInteger<Form>) {
-        sum = __builtin_convertvector(sums[r][v], f32v);
-      } else {
-        sum = sums[r][v];
-      }
+      const f32v sum = __builtin_convertvector(sums[r][v], f32v);
       store(to, continues ? sum : load(to) + sum * scale);
     }
   }
 }
 
-template <class Form, int panels, int rows = kTileRows>
+template <class Dot, int panels, int rows = kTileRows>
 OXY_INLINE void multiply_rest(const Tile& tile, std::int64_t left) {
   if constexpr (rows > 0) {
-    if (left == rows) return multiply_tile<Form, rows, panels>(tile);
-    multiply_rest<Form, panels, rows - 1>(tile, left);
+    if (left == rows) return multiply_tile<Dot, rows, panels>(tile);
+    multiply_rest<Dot, panels, rows - 1>(tile, left);
   }
 }
 
-template <class Form, int panels>
+template <class Dot, int panels>
 static void multiply_rows(Tile tile, std::int64_t rows) {
   for (; rows > 0; rows -= kTileRows) {
     if (rows >= kTileRows) {
-      multiply_tile<Form, kTileRows, panels>(tile);
+      multiply_tile<Dot, kTileRows, panels>(tile);
     } else {
-      multiply_rest<Form, panels>(tile, rows);
+      multiply_rest<Dot, panels>(tile, rows);
     }
     tile.rows += kTileRows * tile.row_bytes;
     if (tile.row_sums) tile.row_sums += kTileRows;
@@ -118,14 +105,14 @@ static void multiply_rows(Tile tile, std::int64_t rows) {
   }
 }
 
-template <class Form>
+template <class Dot>
 static void multiply_block(Tile tile, std::int64_t rows, std::int64_t panels) {
   while (panels > 0) {
     const std::int64_t taken = panels >= kTilePanels ? kTilePanels : 1;
     if (taken == kTilePanels) {
-      multiply_rows<Form, kTilePanels>(tile, rows);
+      multiply_rows<Dot, kTilePanels>(tile, rows);
     } else {
-      multiply_rows<Form, 1>(tile, rows);
+      multiply_rows<Dot, 1>(tile, rows);
     }
     panels -= taken;
     tile.panels += taken * tile.panel_bytes;

@@ -1,12 +1,155 @@
 #include <algorithm>
+#include <cstring>
 
 #include "core/parallel.h"
+#include "ops/panels/entry.h"
 #include "ops/panels/kernel.h"
-#include "ops/panels/many_rows_entry.h"
 
 namespace oxytorch {
 
-static std::int64_t divided_up(std::int64_t n, std::int64_t step) { return (n + step - 1) / step; }
+std::int64_t panel_bytes(const PanelFormat& format, std::int64_t in_features) {
+  return round_up(in_features, kPanelDepth) * kPanelOutputs * format.stored_bits / 8;
+}
+
+// a, b or c.
+static std::string any_of(const std::vector<std::string>& names) {
+  std::string text = names[0];
+  for (std::size_t i = 1; i < names.size(); ++i) {
+    text += (i + 1 < names.size() ? ", " : " or ") + names[i];
+  }
+  return text;
+}
+
+std::string epilogue_names(PanelEpilogue first) {
+  std::vector<std::string> names;
+  for (auto i = static_cast<std::size_t>(first); i < std::size(kPanelEpilogues); ++i) {
+    names.push_back(quoted(kPanelEpilogues[i]));
+  }
+  return any_of(names);
+}
+
+PanelEpilogue parse_epilogue(const char* op, const std::string& name) {
+  for (std::size_t i = 0; i < std::size(kPanelEpilogues); ++i) {
+    if (name == kPanelEpilogues[i]) return static_cast<PanelEpilogue>(i);
+  }
+  fail(op, "epilogue", epilogue_names(PanelEpilogue::none), quoted(name));
+}
+
+const PanelFormat& parse_format(const char* op, const char* argument, const std::string& name,
+                                bool coded) {
+  const auto fits = [&](const PanelFormat& format) { return has_codes(format) || !coded; };
+  for (const PanelFormat& format : kPanelFormats) {
+    if (name == format.name && fits(format)) return format;
+  }
+  std::vector<std::string> names;
+  for (const PanelFormat& format : kPanelFormats) {
+    if (fits(format)) names.push_back(quoted(format.name));
+  }
+  fail(op, argument, any_of(names), quoted(name));
+}
+
+PanelCodec codec_of(const PanelFormat& format) {
+  if (!has_codes(format)) return PanelCodec::bf16;
+  if (format.table) return PanelCodec::table;
+  return format.stored_bits == 8 ? PanelCodec::bytes : PanelCodec::nibbles;
+}
+
+void check_parts(const char* op, const PanelFormat& format, const PanelTensors& tensors) {
+  const auto with = [&] { return "with format " + quoted(format.name); };
+  if (has_codes(format) && !tensors.channel_scales.tensor) {
+    fail(op, "channel_scales", "a tensor " + with(), "None");
+  }
+  const auto check_none = [&](const char* argument, const TensorIfAny& given) {
+    if (given.tensor) fail(op, argument, "None " + with(), describe(given.tensor->sizes()));
+  };
+  if (!has_codes(format)) {
+    check_none("channel_scales", tensors.channel_scales);
+    check_none("group_scales", tensors.group_scales);
+  }
+  if (!format.has_middle) check_none("zero_points", tensors.zero_points);
+}
+
+bool parse_activation(const char* op, const std::string& name) {
+  if (name != "none" && name != "int8") fail(op, "activation_dtype", "'none' or 'int8'", quoted(name));
+  return name == "int8";
+}
+
+void check_panel_tensor(const char* op, const char* argument, const Tensor& tensor,
+                        std::int32_t dtype, std::int64_t elements) {
+  check_cpu(op, argument, tensor);
+  if (tensor.dtype_code() != dtype) {
+    fail(op, argument, "of dtype " + dtype_name(dtype), dtype_name(tensor.dtype_code()));
+  }
+  if (tensor.numel() != elements) {
+    fail(op, argument, "with " + std::to_string(elements) + " elements", describe(tensor.sizes()));
+  }
+}
+
+// A tensor [panels, groups, 16], contiguous.
+static const void* grouped_data(const char* op, const char* argument, const Tensor& tensor,
+                                std::int32_t dtype, std::int64_t panels, std::int64_t groups,
+                                Tensor& copy) {
+  const std::int64_t wanted[] = {panels, groups, kPanelOutputs};
+  check_shape(op, argument, tensor, Extents{wanted, 3});
+  check_panel_tensor(op, argument, tensor, dtype, panels * groups * kPanelOutputs);
+  return contiguous_data(tensor, copy);
+}
+
+static void check_groups(const char* op, std::int64_t in_features, std::int64_t groups) {
+  for (const std::int64_t size : kGroupSizes) {
+    if (groups * size == in_features) return;
+  }
+  std::vector<std::string> sizes;
+  for (const std::int64_t size : kGroupSizes) sizes.push_back(std::to_string(size));
+  fail(op, "group_scales",
+       "with groups of " + any_of(sizes) + " of " + std::to_string(in_features) + " in_features",
+       std::to_string(groups) + " groups");
+}
+
+PanelsArgs describe_weight(const char* op, const PanelFormat& format, const PanelTensors& tensors,
+                           std::int64_t in_features, std::int64_t out_features, bool gated,
+                           PanelCopies& copies) {
+  static const std::int32_t byte = aoti_torch_dtype_uint8();
+  static const std::int32_t half = aoti_torch_dtype_float16();
+  static const std::int32_t single = aoti_torch_dtype_float32();
+  const std::int64_t panels = panels_of(out_features, gated);
+  PanelsArgs weight{
+      .panels = nullptr,
+      .channel_scales = nullptr,
+      .group_scales = nullptr,
+      .zero_points = nullptr,
+      .table = format.table,
+      .panel_count = panels,
+      .panel_bytes = panel_bytes(format, in_features),
+      .groups = 1,
+      .out_features = out_features,
+      .middle = format.middle,
+      .codec = codec_of(format),
+  };
+  check_panel_tensor(op, "panels", tensors.panels, byte, panels * weight.panel_bytes);
+  weight.panels = static_cast<const std::uint8_t*>(contiguous_data(tensors.panels, copies.panels));
+  const Tensor* channel_scales = tensors.channel_scales.tensor;
+  if (!channel_scales) return weight;
+  check_panel_tensor(op, "channel_scales", *channel_scales, single, panels * kPanelOutputs);
+  weight.channel_scales =
+      static_cast<const float*>(contiguous_data(*channel_scales, copies.channel_scales));
+  if (const Tensor* scales = tensors.group_scales.tensor) {
+    check_minimum_dim(op, "group_scales", *scales, 3);
+    weight.groups = scales->size(1);
+    check_groups(op, in_features, weight.groups);
+    weight.group_scales = static_cast<const f16*>(grouped_data(
+        op, "group_scales", *scales, half, panels, weight.groups, copies.group_scales));
+  }
+  if (const Tensor* zero_points = tensors.zero_points.tensor) {
+    weight.zero_points = static_cast<const std::uint8_t*>(grouped_data(
+        op, "zero_points", *zero_points, byte, panels, weight.groups, copies.zero_points));
+  }
+  return weight;
+}
+
+namespace {
+
+// Many rows: a gemm.
 
 // What the prepared rows lie in.
 struct RowBuffers {
@@ -15,28 +158,33 @@ struct RowBuffers {
   Tensor sums;
 };
 
+RowType row_type(DType dtype, bool rounds_to_int8) {
+  if (rounds_to_int8) return RowType::int8;
+  return dtype == DType::bfloat16 ? RowType::bfloat16 : RowType::float32;
+}
+
 // in_features of a block. Bytes of x times codes of 4 bits have a sum of x for each block that is
 // unpacked at once.
-static std::int64_t block_of(RowForm form, const PanelsArgs& weight, std::int64_t in_features) {
+std::int64_t block_of(RowType type, const PanelsArgs& weight, std::int64_t in_features) {
   if (weight.groups > 1) return in_features / weight.groups;
-  const bool sums_pieces = form == RowForm::int8 && weight.format == PanelFormat::int4;
+  const bool sums_pieces = type == RowType::int8 && weight.codec == PanelCodec::nibbles;
   return sums_pieces ? kPanelBlock : kLongPanelBlock;
 }
 
-static PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowForm form,
-                                  const PanelsArgs& weight, RowBuffers& buffers) {
-  const std::int64_t block = block_of(form, weight, in_features);
-  const std::int64_t blocks = divided_up(in_features, block);
+PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType type,
+                           const PanelsArgs& weight, RowBuffers& buffers) {
+  const std::int64_t block = block_of(type, weight, in_features);
+  const std::int64_t blocks = divide_up(in_features, block);
   // Tiles of AMX read whole ones.
   const std::int64_t room = rows + kTileHeight;
   // A level without bfloat16 takes float32.
-  const std::int64_t element = form == RowForm::int8 ? 2 : 4;
+  const std::int64_t element = type == RowType::int8 ? 2 : 4;
   buffers.values = scratch(blocks * block * room * element);
-  if (form == RowForm::int8) {
+  if (type == RowType::int8) {
     buffers.scales = scratch(rows * 4);
     buffers.sums = scratch(blocks * room * 4);
   }
-  const bool whole = form == RowForm::int8;
+  const bool whole = type == RowType::int8;
   return {
       .values = static_cast<std::uint8_t*>(buffers.values.mutable_data()),
       .scales = whole ? static_cast<float*>(buffers.scales.mutable_data()) : nullptr,
@@ -46,53 +194,52 @@ static PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, R
       .block = block,
       .blocks = blocks,
       .in_features = in_features,
-      .depth = divided_up(in_features, kPanelDepth) * kPanelDepth,
-      .form = form,
+      .depth = round_up(in_features, kPanelDepth),
+      .type = type,
   };
 }
 
 // Rows of a chunk, so that the busiest thread has the least to do. A chunk costs about as much more
 // as `kUnpacking` rows, because it unpacks the weight for itself.
-static std::int64_t choose_chunk(std::int64_t rows, std::int64_t panel_groups) {
+std::int64_t choose_chunk(std::int64_t rows, std::int64_t panel_groups) {
   constexpr std::int64_t kUnpacking = 12;
   constexpr std::int64_t kLeast = 32;
   std::uint32_t threads = 1;
   check_call(torch_get_num_threads(&threads), "get_num_threads");
   std::int64_t best = 0, least = 0;
-  for (std::int64_t count = divided_up(rows, kItemRows);; ++count) {
-    const std::int64_t chunk = divided_up(divided_up(rows, count), kTileHeight) * kTileHeight;
+  for (std::int64_t count = divide_up(rows, kItemRows);; ++count) {
+    const std::int64_t chunk = round_up(divide_up(rows, count), kTileHeight);
     if (best != 0 && chunk < kLeast) return best;
-    const std::int64_t items = panel_groups * divided_up(rows, chunk);
-    const std::int64_t time = divided_up(items, threads) * (chunk + kUnpacking);
+    const std::int64_t items = panel_groups * divide_up(rows, chunk);
+    const std::int64_t time = divide_up(items, threads) * (chunk + kUnpacking);
     if (best == 0 || time < least) best = chunk, least = time;
     if (count >= 8 * threads) return best;
   }
 }
 
-void multiply_many_rows(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype,
-                        RowForm form, const std::vector<RowsProduct>& products) {
+void run_gemm(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype, RowType type,
+              std::span<const RowsProduct> products) {
   std::int64_t rows = 0, most_rows = 0, panel_groups = 0;
   for (const RowsProduct& product : products) {
     rows += product.row_count;
     most_rows = std::max(most_rows, product.row_count);
-    panel_groups += divided_up(product.weight.panel_count, kItemPanels);
+    panel_groups += divide_up(product.weight.panel_count, kItemPanels);
   }
-  if (rows == 0) return;
   RowBuffers buffers;
   const PrepareRowsArgs prepare{
       .x = x.data,
       .order = order ? order->data() : nullptr,
       .x_stride = x.stride,
       .x_dtype = x_dtype,
-      .prepared = allocate_rows(rows, x.width, form, products[0].weight, buffers),
+      .prepared = allocate_rows(rows, x.width, type, products[0].weight, buffers),
   };
   run(prepare_rows_copies, prepare, rows, x.width * 4);
   const std::int64_t chunk_rows = choose_chunk(most_rows, panel_groups);
-  std::vector<PanelProduct> parts;
+  std::vector<GemmProduct> parts;
   parts.reserve(products.size());
   std::int64_t items = 0;
   for (const RowsProduct& product : products) {
-    const std::int64_t chunks = divided_up(product.row_count, chunk_rows);
+    const std::int64_t chunks = divide_up(product.row_count, chunk_rows);
     parts.push_back({
         .prepared = prepare.prepared,
         .weight = product.weight,
@@ -100,12 +247,144 @@ void multiply_many_rows(const Rows& x, const std::vector<std::int64_t>* order, D
         .row_count = product.row_count,
         .chunk_rows = chunk_rows,
         .chunks = chunks,
-        .items = divided_up(product.weight.panel_count, kItemPanels) * chunks,
+        .items = divide_up(product.weight.panel_count, kItemPanels) * chunks,
     });
     parts.back().prepared.first = product.first_row;
     items += parts.back().items;
   }
-  run(multiply_panels_copies, MultiplyPanelsArgs{parts.data()}, items, chunk_rows * x.width);
+  run(gemm_copies, GemmArgs{parts.data()}, items, chunk_rows * x.width);
+}
+
+// Few rows: a gemv.
+
+// The most rows for which a gemv is faster than a gemm, as measured. Tiles of AMX take as long for
+// one row as for 16, so products of bfloat16 go there early.
+std::int64_t most_gemv_rows(PanelCodec codec, RowType type) {
+  if (level_has(Capability::tiles) && type != RowType::float32) return is_integer(codec) ? 8 : 2;
+  return is_integer(codec) ? 12 : 8;
+}
+
+// Memory for the staged rows of the calling thread's products; it stays, a few hundred KiB at most
+// for weights of usual width.
+std::uint8_t* staging_memory(std::int64_t bytes) {
+  constexpr std::int64_t kLine = 64;
+  static thread_local std::vector<std::uint8_t> memory;
+  if (static_cast<std::int64_t>(memory.size()) < bytes + kLine) memory.resize(bytes + kLine);
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+  return memory.data() + (-address & (kLine - 1));
+}
+
+// Rows of x and the room in which they are staged.
+struct Staging {
+  const Rows& x;
+  DType dtype;
+  bool rounds_to_int8;
+  std::int64_t depth;
+  std::int64_t blocks;
+  std::uint8_t* values;
+  std::uint8_t* scales;
+  std::uint8_t* sums;
+
+  Staging(const Rows& rows, DType type, bool rounds, std::int64_t groups)
+      : x(rows),
+        dtype(type),
+        rounds_to_int8(rounds),
+        depth(round_up(rows.width, kPanelDepth)),
+        blocks(groups + divide_up(depth, kStagedBlock)),
+        values(staging_memory(rows.count * (depth * 4 + blocks * 8))),
+        scales(values + rows.count * depth * 4),
+        sums(scales + rows.count * blocks * 4) {}
+
+  // `count` rows from `row` on, times the product's weight.
+  GemvArgs describe(std::int64_t row, std::int64_t count, const RowsProduct& product) const {
+    return {
+        .x = static_cast<const std::uint8_t*>(x.data) + row * x.stride * size_of(dtype),
+        .x_stride = x.stride,
+        .rows = count,
+        .in_features = x.width,
+        .depth = depth,
+        .dtype = dtype,
+        .rounds_to_int8 = rounds_to_int8,
+        .staged = {.values = values + row * depth * 4,
+                   .scales = reinterpret_cast<float*>(scales + row * blocks * 4),
+                   .sums = reinterpret_cast<std::int32_t*>(sums) + row * blocks,
+                   .blocks = blocks},
+        .weight = product.weight,
+        .result = product.result,
+    };
+  }
+};
+
+// Items of a product, and the bytes that one reads.
+
+std::int64_t gemv_items(const RowsProduct& product) {
+  return product.weight.panel_count / (is_gated(product.result.epilogue) ? 2 : 1);
+}
+
+std::int64_t gemv_bytes(const RowsProduct& product) {
+  const std::int64_t scales = product.weight.groups * kPanelOutputs * 2;
+  return (is_gated(product.result.epilogue) ? 2 : 1) * (product.weight.panel_bytes + scales);
+}
+
+void run_gemv(const Staging& staging, const RowsProduct& product) {
+  const GemvArgs args = staging.describe(0, product.row_count, product);
+  run(stage_gemv_copies, args, args.rows, 1);
+  run(gemv_copies, args, gemv_items(product), gemv_bytes(product));
+}
+
+// The rows of x in an order, one after the other.
+Rows gathered(const Rows& x, const std::vector<std::int64_t>& order, DType dtype) {
+  const std::int64_t bytes = x.width * size_of(dtype);
+  const std::int64_t count = static_cast<std::int64_t>(order.size());
+  Tensor memory = scratch(count * bytes);
+  auto* to = static_cast<std::uint8_t*>(memory.mutable_data());
+  const auto* from = static_cast<const std::uint8_t*>(x.data);
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * bytes, from + order[i] * x.stride * size_of(dtype), bytes);
+  }
+  return {std::move(memory), to, count, x.width, x.width};
+}
+
+// Several products in one parallel region. `shares_row`: of the same row, the only one of x.
+void run_gemv_of_each(const Staging& staging, bool shares_row,
+                      std::span<const RowsProduct> products) {
+  for (const RowsProduct& product : products) {
+    const std::int64_t row = shares_row ? 0 : product.first_row;
+    run(stage_gemv_copies, staging.describe(row, product.row_count, product), product.row_count, 1);
+    if (shares_row) break;
+  }
+  std::vector<GemvArgs> parts;
+  std::vector<std::int64_t> ends;
+  std::int64_t items = 0;
+  for (const RowsProduct& product : products) {
+    const std::int64_t row = shares_row ? 0 : product.first_row;
+    parts.push_back(staging.describe(row, product.row_count, product));
+    ends.push_back(items += gemv_items(product));
+  }
+  run(gemv_of_each_copies, GemvOfEachArgs{parts.data(), ends.data()}, items,
+      gemv_bytes(products[0]));
+}
+
+}  // namespace
+
+void multiply_rows(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype,
+                   bool rounds_to_int8, std::span<const RowsProduct> products) {
+  std::int64_t most_rows = 0;
+  for (const RowsProduct& product : products) most_rows = std::max(most_rows, product.row_count);
+  const RowType type = row_type(x_dtype, rounds_to_int8);
+  const PanelsArgs& weight = products[0].weight;
+  if (most_rows > most_gemv_rows(weight.codec, type)) {
+    return run_gemm(x, order, x_dtype, type, products);
+  }
+  if (products.size() == 1 && !order) {
+    return run_gemv(Staging(x, x_dtype, rounds_to_int8, weight.groups), products[0]);
+  }
+  // Rows that are no neighbours are brought together; a single one is the same for all.
+  const bool shares_row = x.count == 1 && most_rows == 1;
+  Rows copy;
+  if (order && !shares_row) copy = gathered(x, *order, x_dtype);
+  const Staging staging(order && !shares_row ? copy : x, x_dtype, rounds_to_int8, weight.groups);
+  run_gemv_of_each(staging, shares_row, products);
 }
 
 }  // namespace oxytorch

@@ -1,8 +1,9 @@
 // From sums of products to the result: scales, bias, epilogue, one rounding.
 #pragma once
 
+#include "core/vec.h"
 #include "ops/_gated/gelu.h"
-#include "ops/panels/many_rows_args.h"
+#include "ops/panels/gemm_args.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -48,12 +49,31 @@ OXY_INLINE f32v scaled(const PanelsArgs& weight, const PanelResultArgs& result, 
   return add_from(v, result.bias, result.bias_dtype, output, count);
 }
 
+// Stores outputs `output` and on of row `row`; `up`: the sums that a gated epilogue multiplies
+// with.
+template <class T, class Count>
+OXY_INLINE void finish_outputs(const PanelsArgs& weight, const PanelResultArgs& result,
+                               std::int64_t row, float row_scale, std::int64_t channel,
+                               std::int64_t output, const float* sums, const float* up,
+                               Count count) {
+  f32v v = scaled(weight, result, sums, row_scale, channel, output, count);
+  v = activate(result.epilogue, v, T{});
+  if (is_gated(result.epilogue)) {
+    v *= scaled(weight, result, up, row_scale, channel + kPanelOutputs,
+                weight.out_features + output, count);
+  }
+  if (result.epilogue == PanelEpilogue::add) {
+    const T* other = static_cast<const T*>(result.other) + row * result.other_stride;
+    v += load(other + output, count);
+  }
+  store(static_cast<T*>(result.out) + row * result.out_stride + output, v, count);
+}
+
 template <class T>
-static void finish_rows(const PanelProduct& product, std::int64_t first_row, std::int64_t rows,
+static void finish_rows(const GemmProduct& product, std::int64_t first_row, std::int64_t rows,
                         std::int64_t first_panel, std::int64_t panels, const float* sums) {
-  const PanelResultArgs& result = product.result;
   const PreparedRows& x = product.prepared;
-  const std::int64_t step = is_gated(result.epilogue) ? 2 : 1;
+  const std::int64_t step = is_gated(product.result.epilogue) ? 2 : 1;
   const std::int64_t first = first_panel / step * kPanelOutputs;
   const std::int64_t left = product.weight.out_features - first;
   const std::int64_t most = panels / step * kPanelOutputs;
@@ -61,26 +81,17 @@ static void finish_rows(const PanelProduct& product, std::int64_t first_row, std
     const std::int64_t row = first_row + r;
     const float scale = x.scales ? x.scales[x.first + row] : 1.0f;
     const float* from = sums + r * kItemPanels * kPanelOutputs;
-    T* out = static_cast<T*>(result.out) + row * result.out_stride + first;
-    const T* other = static_cast<const T*>(result.other) + row * result.other_stride + first;
     sweep(0, left < most ? left : most, [&](std::int64_t i, auto count) {
       // Panels of a gated weight alternate.
       const std::int64_t at = (i / kPanelOutputs * step) * kPanelOutputs + i % kPanelOutputs;
-      const std::int64_t channel = first_panel * kPanelOutputs + at;
-      const std::int64_t output = first + i;
-      f32v v = scaled(product.weight, result, from + at, scale, channel, output, count);
-      v = activate(result.epilogue, v, T{});
-      if (step == 2) {
-        v *= scaled(product.weight, result, from + at + kPanelOutputs, scale,
-                    channel + kPanelOutputs, product.weight.out_features + output, count);
-      }
-      if (result.epilogue == PanelEpilogue::add) v += load(other + i, count);
-      store(out + i, v, count);
+      finish_outputs<T>(product.weight, product.result, row, scale,
+                        first_panel * kPanelOutputs + at, first + i, from + at,
+                        from + at + kPanelOutputs, count);
     });
   }
 }
 
-static void finish_chunk(const PanelProduct& product, std::int64_t first_row, std::int64_t rows,
+static void finish_chunk(const GemmProduct& product, std::int64_t first_row, std::int64_t rows,
                          std::int64_t first_panel, std::int64_t panels, const float* sums) {
   with_type(product.result.out_dtype, [&](auto element) {
     finish_rows<decltype(element)>(product, first_row, rows, first_panel, panels, sums);

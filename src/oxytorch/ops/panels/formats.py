@@ -13,18 +13,25 @@ class Format:
     """How values are stored.
 
     bits: of a value. middle: the zero point of symmetric codes; None where there are no zero
-    points. table: the values of the codes, times a scale; None where a code is its own value.
+    points. table: the values of the codes in rising order, times a scale; None where a code is its
+    own value. searches: whether the scale is sought that errs least.
     """
 
     name: str
     bits: int
     middle: int | None = None
     table: tuple[float, ...] | None = None
+    searches: bool = False
 
     @property
     def has_codes(self) -> bool:
         """Whether values are codes with scales, and not floating-point numbers."""
         return self.bits < 16
+
+    @property
+    def stored_bits(self) -> int:
+        """Bits of a value in a panel."""
+        return next(bits for bits in (4, 8, 16) if self.bits <= bits)
 
     @property
     def largest_code(self) -> int:
@@ -69,11 +76,14 @@ FORMATS = {
     for format in (
         Format("bf16", 16),
         Format("int8", 8, middle=128),
-        Format("int4", 4, middle=8),
+        Format("int4", 4, middle=8, searches=True),
         Format("nf4", 4, table=NF4),
     )
 }
-"""By name, in the order of the C++ enumeration `PanelFormat`."""
+"""By name. C++ reads this list in a header that `tools/write_panel_tables.py` writes."""
+
+GROUP_SIZES = (32, 64, 128, 256)
+"""in_features that may share a scale, in C++ too."""
 
 CODES = tuple(name for name, format in FORMATS.items() if format.has_codes)
 """The names of those with codes and scales."""

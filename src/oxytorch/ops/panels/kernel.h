@@ -1,10 +1,10 @@
 #pragma once
 
-#include "ops/panels/few_rows_args.h"
-#include "ops/panels/many_rows_args.h"
+#include "ops/panels/gemm_args.h"
+#include "ops/panels/gemv_args.h"
 
-OXY_KERNEL(prepare_rows, PrepareRowsArgs)
-OXY_KERNEL(multiply_panels, MultiplyPanelsArgs)
-OXY_KERNEL(stage_few_rows, FewRowsArgs)
-OXY_KERNEL(multiply_few_rows, FewRowsArgs)
-OXY_KERNEL(multiply_few_rows_of_each, FewRowsOfEachArgs)
+OXY_KERNEL(panels, prepare_rows, PrepareRowsArgs)
+OXY_KERNEL(panels, gemm, GemmArgs)
+OXY_KERNEL(panels, stage_gemv, GemvArgs)
+OXY_KERNEL(panels, gemv, GemvArgs)
+OXY_KERNEL(panels, gemv_of_each, GemvOfEachArgs)

@@ -16,14 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .formats import FORMATS
+from .formats import GROUP_SIZES as GROUP_SIZES
 
 OUTPUTS = 16
 """Outputs of a panel."""
 
 DEPTH = 64
 """in_features are padded to a multiple of this."""
-
-GROUP_SIZES = (32, 64, 128, 256)
 
 
 def panels_of(out_features: int, gated: bool = False) -> int:
@@ -39,7 +38,7 @@ def padded_depth(in_features: int) -> int:
 
 def panel_bytes(format: str, in_features: int) -> int:
     """Bytes of one panel."""
-    return padded_depth(in_features) * OUTPUTS * FORMATS[format].bits // 8
+    return padded_depth(in_features) * OUTPUTS * FORMATS[format].stored_bits // 8
 
 
 def by_panel(values: Tensor, gated: bool = False) -> Tensor:
@@ -68,7 +67,7 @@ def pack(format: str, values: Tensor, gated: bool = False) -> Tensor:
         rows = F.pad(rows, [0, missing])
     if format == "bf16":
         rows = torch.unflatten(rows, 2, (-1, 2))
-    elif FORMATS[format].bits == 8:
+    elif FORMATS[format].stored_bits == 8:
         rows = torch.unflatten(rows, 2, (-1, 4))
     else:
         halves = torch.unflatten(rows, 2, (-1, 2, 4))
@@ -83,7 +82,7 @@ def unpack(
     rows = panels.reshape(panels_of(out_features, gated), -1, OUTPUTS, 4)
     if format == "bf16":
         rows = rows.contiguous().view(torch.bfloat16)
-    elif FORMATS[format].bits == 4:
+    elif FORMATS[format].stored_bits == 4:
         rows = torch.cat([rows & 15, rows >> 4], -1)
     values = rows.transpose(1, 2).flatten(2)[..., :in_features]
     return by_output(values, out_features, gated).contiguous()

@@ -1,7 +1,7 @@
 // Rows of x in the order and precision in which they are multiplied.
 #pragma once
 
-#include "ops/panels/forms.h"
+#include "ops/panels/units.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -29,9 +29,9 @@ OXY_INLINE float largest(const T* x, std::int64_t width) {
   return __builtin_bit_cast(float, maximum(bits));
 }
 
-template <class Form, class T>
+template <class Dot, class T>
 static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
-  using Element = typename Form::Element;
+  using Element = typename Dot::Element;
   const PreparedRows& to = args.prepared;
   const std::int64_t from = args.order ? args.order[item] : item;
   const T* x = static_cast<const T*>(args.x) + from * args.x_stride;
@@ -39,7 +39,7 @@ static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
   // A row of smaller numbers is taken for zero.
   constexpr float kLeast = 0x1p-100f;
   float divisor = 1.0f;
-  if constexpr (kIsInteger<Form>) {
+  if constexpr (Dot::kIsInteger) {
     const float top = largest(x, to.in_features);
     to.scales[item] = top / kMost;
     divisor = top < kLeast ? 1.0f : top;
@@ -52,7 +52,7 @@ static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
     f32v sums{};
     const auto take = [&](std::int64_t i, auto count) {
       f32v v = load(x + begin + i, count);
-      if constexpr (kIsInteger<Form>) {
+      if constexpr (Dot::kIsInteger) {
         // Divided where the reference says which number is the nearest.
         v = nearest(v * kMost / divisor);
         sums += v;
@@ -64,17 +64,17 @@ static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
     for (std::int64_t i = (width + kLanes - 1) / kLanes * kLanes; i < padded; i += kLanes) {
       put(values + i, f32v{});
     }
-    if constexpr (kIsInteger<Form>) {
+    if constexpr (Dot::kIsInteger) {
       to.sums[block * to.rows + item] = static_cast<std::int32_t>(sum(sums));
     }
   }
 }
 
 static void prepare_rows(const PrepareRowsArgs& args, std::int64_t begin, std::int64_t end) {
-  with_form(args.prepared.form, [&](auto form) {
+  with_dot(args.prepared.type, [&](auto dot) {
     with_type(args.x_dtype, [&](auto element) {
       for (std::int64_t item = begin; item < end; ++item) {
-        prepare_row<decltype(form), decltype(element)>(args, item);
+        prepare_row<decltype(dot), decltype(element)>(args, item);
       }
     });
   });

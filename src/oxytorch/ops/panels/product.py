@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-EPILOGUES: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda v: v,
-    "add": lambda v: v,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"),
-    "silu": F.silu,
-    "relu": F.relu,
-    "gelu_mul": F.gelu,
-    "gelu_tanh_mul": lambda v: F.gelu(v, approximate="tanh"),
-    "silu_mul": F.silu,
-}
-"""What each epilogue does to the sums; `_mul` then multiplies by the other half of the weight."""
-
-
-def is_gated(epilogue: str) -> bool:
-    """Whether the epilogue wants a weight whose panels alternate between gate and up."""
-    return epilogue.endswith("_mul")
+from .epilogues import ACTIVATIONS, is_gated
 
 
 def product(
@@ -40,9 +22,9 @@ def product(
     weight: plain [out, in]; gate above up for a gated epilogue. activation_dtype: "int8" rounds x
     to 255 steps a row first; its gradient passes through as if it did not.
     """
-    if epilogue not in EPILOGUES:
+    if epilogue not in ACTIVATIONS:
         raise RuntimeError(
-            f"linear_panels: expected epilogue in {list(EPILOGUES)}, got {epilogue!r}"
+            f"linear_panels: expected epilogue in {list(ACTIVATIONS)}, got {epilogue!r}"
         )
     wide = torch.promote_types(weight.dtype, x.dtype)
     values = x.to(wide)
@@ -51,9 +33,9 @@ def product(
     sums = F.linear(values, weight.to(wide), None if bias is None else bias.to(wide))
     if is_gated(epilogue):
         gate, up = sums.chunk(2, -1)
-        result = EPILOGUES[epilogue](gate) * up
+        result = ACTIVATIONS[epilogue](gate) * up
     else:
-        result = EPILOGUES[epilogue](sums)
+        result = ACTIVATIONS[epilogue](sums)
     if epilogue == "add":
         assert other is not None
         result = result + other.to(wide)

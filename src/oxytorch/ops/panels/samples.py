@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .._op import Sample
 from .._samples import values
+from .epilogues import is_gated
 from .formats import FORMATS
-from .product import is_gated
 from .weight import PanelWeight
 
 # rows, out_features, in_features, group_size, asymmetric, bias, epilogue, activation_dtype

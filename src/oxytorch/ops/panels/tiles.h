@@ -1,24 +1,13 @@
-// Blocks of a product in the tile registers of AMX: 16 rows of x times the 16 outputs of a panel.
+// Blocks of a product in the tile registers of AMX: 16 rows of x, left, times the 16 outputs of a
+// panel, right.
 #pragma once
 
 #include "core/tile.h"
 #include "ops/panels/blocks.h"
 
-#if defined(__AMX_TILE__)
+#if OXY_HAS_TILES
 
 namespace oxytorch::OXY_LEVEL {
-
-// Registers 0 to 3 have sums, 4 and 5 rows of x, 6 and 7 panels. `units` along in_features.
-OXY_INLINE void configure_tiles(std::int64_t units) {
-  alignas(64) TileConfiguration configuration;
-  for (int i = 0; i < 8; ++i) {
-    const bool of_x = i == 4 || i == 5, of_panels = i > 5;
-    configuration.row_bytes[i] = static_cast<std::uint16_t>(of_x ? units * 4 : 64);
-    configuration.rows[i] = static_cast<std::uint8_t>(of_panels ? units : kTileHeight);
-  }
-  finish_stores(&configuration);
-  _tile_loadconfig(&configuration);
-}
 
 // The operands of tile instructions are part of the instruction, so loops cannot number them.
 
@@ -50,14 +39,14 @@ OXY_INLINE void store_sums(void* to, std::int64_t stride) {
   if constexpr (second_rows && second_panel) _tile_stored(3, sums + 16 * stride + 64, stride);
 }
 
-template <class Form, bool second_rows, bool second_panel>
+template <class Dot, bool second_rows, bool second_panel>
 OXY_INLINE void multiply_step(const std::uint8_t* rows, std::int64_t row_bytes,
                               const std::uint8_t* panels, std::int64_t panel_bytes) {
   _tile_loadd(4, rows, row_bytes);
   _tile_loadd(6, panels, 64);
   if constexpr (second_panel) _tile_loadd(7, panels + panel_bytes, 64);
   if constexpr (second_rows) _tile_loadd(5, rows + 16 * row_bytes, row_bytes);
-  if constexpr (kIsInteger<Form>) {
+  if constexpr (Dot::kIsInteger) {
     _tile_dpbsud(0, 4, 6);
     if constexpr (second_panel) _tile_dpbsud(1, 4, 7);
     if constexpr (second_rows) _tile_dpbsud(2, 5, 6);
@@ -79,15 +68,15 @@ struct WaitingSums {
   int panels = 0;
 };
 
-template <class Form>
+template <class Dot>
 static void add_sums(WaitingSums& waiting) {
   const Tile tile = waiting.tile;
   for (int p = 0; p < waiting.panels; ++p) {
     const f32v scales = tile.scales ? load(tile.scales + p * kPanelOutputs) : splat(1.0f);
     for (std::int64_t r = 0; r < waiting.rows; ++r) {
-      const u32v words = load_words(waiting.values + r * 128 + p * 64);
+      const u32v words = load_as<u32v>(waiting.values + r * 128 + p * 64);
       f32v sum;
-      if constexpr (kIsInteger<Form>) {
+      if constexpr (Dot::kIsInteger) {
         const i32v whole =
             reinterpret_cast<i32v>(words) + minus_zero_points(tile, r, p * kPanelOutputs);
         sum = __builtin_convertvector(whole, f32v);
@@ -102,10 +91,10 @@ static void add_sums(WaitingSums& waiting) {
 }
 
 // Up to 32 rows times up to two panels.
-template <class Form, bool second_rows, bool second_panel>
+template <class Dot, bool second_rows, bool second_panel>
 static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t step,
                            WaitingSums& waiting) {
-  const bool continues = !kIsInteger<Form> && !tile.scales;
+  const bool continues = !Dot::kIsInteger && !tile.scales;
   finish_stores(tile.panels);
   if (continues) {
     load_sums<second_rows, second_panel>(tile.sums);
@@ -113,28 +102,28 @@ static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t ste
     clear_sums<second_rows, second_panel>();
   }
   for (std::int64_t k = 0; k < tile.units; k += step) {
-    multiply_step<Form, second_rows, second_panel>(tile.rows + k * 4, tile.row_bytes,
-                                                   tile.panels + k * 64, tile.panel_bytes);
+    multiply_step<Dot, second_rows, second_panel>(tile.rows + k * 4, tile.row_bytes,
+                                                  tile.panels + k * 64, tile.panel_bytes);
   }
   if (continues) {
     store_sums<second_rows, second_panel>(tile.sums, kItemOutputs * 4);
     return;
   }
-  add_sums<Form>(waiting);
+  add_sums<Dot>(waiting);
   store_sums<second_rows, second_panel>(waiting.values, 128);
   waiting.tile = tile;
   waiting.rows = rows;
   waiting.panels = second_panel ? 2 : 1;
 }
 
-template <class Form, bool second_panel>
+template <class Dot, bool second_panel>
 static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
                                WaitingSums& waiting) {
   for (; rows > 0; rows -= 32) {
     if (rows > 16) {
-      multiply_tiles<Form, true, second_panel>(tile, rows < 32 ? rows : 32, step, waiting);
+      multiply_tiles<Dot, true, second_panel>(tile, rows < 32 ? rows : 32, step, waiting);
     } else {
-      multiply_tiles<Form, false, second_panel>(tile, rows, step, waiting);
+      multiply_tiles<Dot, false, second_panel>(tile, rows, step, waiting);
     }
     tile.rows += 32 * tile.row_bytes;
     if (tile.row_sums) tile.row_sums += 32;
@@ -143,7 +132,7 @@ static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
 }
 
 // As multiply_block; there is room for sums of as many rows as tiles have.
-template <class Form>
+template <class Dot>
 static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t panels) {
   // Groups of 32 bytes fill half a register.
   const std::int64_t step = tile.units % 16 ? 8 : 16;
@@ -152,9 +141,9 @@ static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t p
   while (panels > 0) {
     const std::int64_t taken = panels > 1 ? 2 : 1;
     if (taken == 2) {
-      multiply_tile_rows<Form, true>(tile, rows, step, waiting);
+      multiply_tile_rows<Dot, true>(tile, rows, step, waiting);
     } else {
-      multiply_tile_rows<Form, false>(tile, rows, step, waiting);
+      multiply_tile_rows<Dot, false>(tile, rows, step, waiting);
     }
     panels -= taken;
     tile.panels += taken * tile.panel_bytes;
@@ -162,7 +151,7 @@ static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t p
     if (tile.scales) tile.scales += taken * kPanelOutputs;
     tile.sums += taken * kPanelOutputs;
   }
-  add_sums<Form>(waiting);
+  add_sums<Dot>(waiting);
 }
 
 }  // namespace oxytorch::OXY_LEVEL

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .._op import Cost, Sample, register
-from ..panels.formats import CODES, FORMATS
-from ..panels.layout import GROUP_SIZES
+from ..panels.formats import CODES, FORMATS, GROUP_SIZES
 from . import reference
 
 
@@ -23,7 +22,8 @@ def quantize_weight(
     """Return (codes, scales, zero_points) with weight ~ scale (code - zero_point).
 
     weight: [out_features, in_features], float32, bfloat16 or float16.
-    format: "int8" (codes 0 to 255), "int4" (0 to 15) or "nf4" (indexes of `panels.formats.NF4`).
+    format: one with codes, see `panels.formats`: "int8" (codes 0 to 255), "int4" (0 to 15) or "nf4"
+    (indexes of `panels.formats.NF4`).
     group_size: neighbouring inputs that share a scale; it divides in_features. None: all.
     codes: uint8 [out, in]; scales: float32 [out, groups]; zero_points: uint8 [out, groups], or None
     where symmetric (128 for int8, 8 for int4) and for nf4.

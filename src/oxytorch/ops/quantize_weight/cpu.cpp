@@ -1,5 +1,6 @@
 #include "core/check.h"
 #include "core/parallel.h"
+#include "ops/panels/entry.h"
 #include "ops/quantize_weight/kernel.h"
 
 namespace oxytorch {
@@ -11,19 +12,16 @@ constexpr const char* kName = "quantize_weight";
 // One element of a search for a scale costs as much as moving this many bytes.
 constexpr std::int64_t kSearchBytes = 16;
 
-CodeFormat format_of(const std::string& name) {
-  if (name == "int8") return CodeFormat::int8;
-  if (name == "int4") return CodeFormat::int4;
-  if (name != "nf4") fail(kName, "format", "int8, int4 or nf4", name);
-  return CodeFormat::nf4;
-}
-
 std::vector<Tensor> quantize_weight(const Tensor& weight, const std::string& format,
                                     std::int64_t group_size, bool symmetric, bool search) {
   check_cpu(kName, "weight", weight);
   QuantizeWeightArgs args{};
   args.dtype = check_dtype(kName, "weight", weight);
-  args.format = format_of(format);
+  const PanelFormat& parsed = parse_format(kName, "format", format, true);
+  if (!parsed.has_middle && !symmetric) fail(kName, "symmetric", "true for " + format, "false");
+  args.table = parsed.table;
+  args.middle = static_cast<float>(parsed.middle);
+  args.last = static_cast<float>((1 << parsed.bits) - 1);
   if (weight.dim() != 2) {
     fail(kName, "weight", "of shape [out_features, in_features]", describe(weight.sizes()));
   }
@@ -48,10 +46,9 @@ std::vector<Tensor> quantize_weight(const Tensor& weight, const std::string& for
   args.zero_points = static_cast<std::uint8_t*>(results[2].mutable_data());
   args.group_size = group_size;
   args.symmetric = symmetric;
-  args.search = search;
+  args.search = search && parsed.searches;
   if (args.width > 0) {
-    const bool looks = search && args.format == CodeFormat::int4;
-    run(quantize_weight_copies, args, rows.count, args.width * (looks ? kSearchBytes : 4));
+    run(quantize_weight_copies, args, rows.count, args.width * (args.search ? kSearchBytes : 4));
   }
   return results;
 }

@@ -1,14 +1,14 @@
 #include "ops/quantize_weight/kernel.h"
 
 #include "core/vec.h"
-#include "ops/panels/normal_floats.h"
 
 namespace oxytorch::OXY_LEVEL {
 
 // Numbers of __init__.py, which says why they are these.
 inline constexpr float kLeastScale = 0x1p-100f;
-inline constexpr float kSymmetricRanges[] = {7.2f,  7.7f,  8.3f,  8.9f,  9.6f, 10.4f,
-                                             11.3f, 12.5f, 14.0f, 16.5f, 20.0f};
+inline constexpr float kSymmetricRanges[] = {7.2f / 8,  7.7f / 8,  8.3f / 8,  8.9f / 8,
+                                             9.6f / 8,  10.4f / 8, 11.3f / 8, 12.5f / 8,
+                                             14.0f / 8, 16.5f / 8, 20.0f / 8};
 inline constexpr int kAsymmetricFractions = 11;
 
 struct Range {
@@ -38,12 +38,13 @@ struct Choice {
 // Offers a scale and a zero point: keeps them, the scale improved by least squares, if no other had
 // a smaller squared error.
 template <class T>
-static void offer(const T* x, std::int64_t size, float scale, float zero, Choice& best) {
+static void offer(const QuantizeWeightArgs& args, const T* x, float scale, float zero,
+                  Choice& best) {
   const bool is_zero = -kLeastScale < scale && scale < kLeastScale;
   const float inverse = 1.0f / (is_zero ? 1.0f : scale);
-  const f32v least = splat(-zero), most = splat(15.0f - zero);
+  const f32v least = splat(-zero), most = splat(args.last - zero);
   f32v products{}, squares{};
-  sweep(0, size, [&](std::int64_t i, auto count) {
+  sweep(0, args.group_size, [&](std::int64_t i, auto count) {
     const f32v v = load(x + i, count);
     const f32v q = minimum(maximum(nearest(v * inverse), least), most);
     products += v * q;
@@ -61,20 +62,20 @@ static float whole(float value, float most) {
 }
 
 template <class T>
-static Choice choose_int4(const QuantizeWeightArgs& args, const T* x, Range range) {
-  const std::int64_t size = args.group_size;
+static Choice search(const QuantizeWeightArgs& args, const T* x, Range range) {
   Choice best;
   if (args.symmetric) {
     const float larger = -range.low >= range.high ? range.low : range.high;
-    for (const float length : kSymmetricRanges) offer(x, size, larger / -length, 8.0f, best);
+    const float unit = larger / args.middle;
+    for (const float length : kSymmetricRanges) offer(args, x, unit / -length, args.middle, best);
     return best;
   }
   for (int step = 0; step < kAsymmetricFractions; ++step) {
     const double fraction = 1.0 - 0.05 * step;
-    const float scale = (range.high - range.low) * static_cast<float>(fraction / 15);
+    const float scale = (range.high - range.low) * static_cast<float>(fraction / args.last);
     const float least = scale < kLeastScale ? kLeastScale : scale;
-    const float zero = whole(-range.low * static_cast<float>(fraction) / least, 15.0f);
-    offer(x, size, scale, zero, best);
+    const float zero = whole(-range.low * static_cast<float>(fraction) / least, args.last);
+    offer(args, x, scale, zero, best);
   }
   return best;
 }
@@ -94,45 +95,54 @@ static float kept(const QuantizeWeightArgs& args, float scale) {
 template <class T>
 static Choice choose(const QuantizeWeightArgs& args, const T* x, Range range) {
   const float magnitude = -range.low > range.high ? -range.low : range.high;
-  if (args.format == CodeFormat::nf4) return {kept(args, magnitude), 7.0f};
-  if (args.format == CodeFormat::int4 && args.search) {
-    const Choice best = choose_int4(args, x, range);
+  if (args.table) return {kept(args, magnitude / args.table[15]), 0.0f};
+  if (args.search) {
+    const Choice best = search(args, x, range);
     return {kept(args, best.scale), best.zero};
   }
-  const bool is_int4 = args.format == CodeFormat::int4;
-  if (args.symmetric) {
-    return {kept(args, magnitude / (is_int4 ? 7.0f : 127.0f)), is_int4 ? 8.0f : 128.0f};
-  }
-  const float last = is_int4 ? 15.0f : 255.0f;
-  const float scale = kept(args, (range.high - range.low) / last);
-  return {scale, whole(-range.low / scale, last)};
+  if (args.symmetric) return {kept(args, magnitude / (args.middle - 1.0f)), args.middle};
+  const float scale = kept(args, (range.high - range.low) / args.last);
+  return {scale, whole(-range.low / scale, args.last)};
 }
 
 OXY_INLINE f32v code_of(f32v v, float zero, float last) {
   return minimum(maximum(nearest(v) + zero, f32v{}), splat(last));
 }
 
-OXY_INLINE f32v nf4_code_of(f32v v) {
-  f32v code{};
-  for (int i = 0; i < 15; ++i) {
-    const f32v bound = splat((kNormalFloats[i] + kNormalFloats[i + 1]) / 2);
-    code += v > bound ? splat(1.0f) : f32v{};
+// Between neighbouring values of a table, up to that of the last code.
+struct Bounds {
+  float values[15];
+
+  Bounds(const float* table, float last) {
+    for (int i = 0; i < 15; ++i) {
+      values[i] = i < last ? (table[i] + table[i + 1]) / 2 : __builtin_huge_valf();
+    }
   }
-  return code;
-}
+
+  OXY_MEMBER f32v code_of(f32v v) const {
+    f32v code{};
+    for (const float bound : values) code += v > splat(bound) ? splat(1.0f) : f32v{};
+    return code;
+  }
+};
 
 template <class T>
 static void quantize_group(const QuantizeWeightArgs& args, const T* x, std::int64_t group,
                            std::uint8_t* codes) {
   const Range range = range_of(x, args.group_size);
   const Choice choice = choose(args, x, range);
-  const float last = args.format == CodeFormat::int8 ? 255.0f : 15.0f;
-  const bool is_nf4 = args.format == CodeFormat::nf4;
-  sweep(0, args.group_size, [&](std::int64_t i, auto count) {
-    const f32v v = load(x + i, count) / choice.scale;
-    const f32v code = is_nf4 ? nf4_code_of(v) : code_of(v, choice.zero, last);
-    store_raw(codes + i, truncate_8_bits(__builtin_convertvector(code, u32v)), count);
-  });
+  const auto put_codes = [&](auto code_of) {
+    sweep(0, args.group_size, [&](std::int64_t i, auto count) {
+      const f32v code = code_of(load(x + i, count) / choice.scale);
+      store_raw(codes + i, truncate_8_bits(__builtin_convertvector(code, u32v)), count);
+    });
+  };
+  if (args.table) {
+    const Bounds bounds(args.table, args.last);
+    put_codes([&](f32v v) { return bounds.code_of(v); });
+  } else {
+    put_codes([&](f32v v) { return code_of(v, choice.zero, args.last); });
+  }
   args.scales[group] = range.is_finite ? choice.scale : __builtin_nanf("");
   args.zero_points[group] = static_cast<std::uint8_t>(choice.zero);
 }

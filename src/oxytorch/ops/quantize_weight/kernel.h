@@ -6,8 +6,6 @@
 
 namespace oxytorch {
 
-enum class CodeFormat : std::int32_t { int8, int4, nf4 };
-
 // Items are rows. Groups of `group_size` elements follow each other in a row and between rows.
 struct QuantizeWeightArgs {
   const void* weight;
@@ -17,12 +15,14 @@ struct QuantizeWeightArgs {
   std::int64_t width;
   std::int64_t group_size;
   std::int64_t weight_stride;  // elements between rows
+  const float* table;          // 16 values in rising order that codes stand for; null: integers
+  float middle;                // the symmetric zero point
+  float last;                  // the largest code
   DType dtype;
-  CodeFormat format;
   bool symmetric;
-  bool search;
+  bool search;  // for the scale that errs least
 };
 
 }  // namespace oxytorch
 
-OXY_KERNEL(quantize_weight, QuantizeWeightArgs)
+OXY_KERNEL(quantize_weight, quantize_weight, QuantizeWeightArgs)

@@ -2,4 +2,4 @@
 
 #include "ops/_norm/args.h"
 
-OXY_KERNEL(rms_norm, NormArgs)
+OXY_KERNEL(rms_norm, rms_norm, NormArgs)

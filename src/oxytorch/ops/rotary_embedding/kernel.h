@@ -28,4 +28,4 @@ struct RotaryEmbeddingArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(rotary_embedding, RotaryEmbeddingArgs)
+OXY_KERNEL(rotary_embedding, rotary_embedding, RotaryEmbeddingArgs)

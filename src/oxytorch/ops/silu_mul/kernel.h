@@ -2,4 +2,4 @@
 
 #include "ops/_gated/args.h"
 
-OXY_KERNEL(silu_mul, GatedArgs)
+OXY_KERNEL(silu_mul, silu_mul, GatedArgs)

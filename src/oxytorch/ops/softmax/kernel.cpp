@@ -12,8 +12,6 @@ inline constexpr std::int64_t kKeptRow = 8 << 10;
 // Rows asked for ahead of their use.
 inline constexpr std::int64_t kAhead = 2;
 
-inline constexpr float kMinusInfinity = -__builtin_huge_valf();
-
 static std::int64_t mask_offset(const SoftmaxArgs& args, std::int64_t row) {
   std::int64_t offset = 0;
   for (int i = args.row_dim - 1; i >= 0; --i) {
@@ -117,8 +115,7 @@ static void one_row(const SoftmaxArgs& args, const T* x, T* out, Mask mask, floa
     if (keeps_scores) store(row + i, v, count);
     largest[chain] = maximum(v, largest[chain]);
   });
-  const f32v top =
-      splat(maximum(maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]))));
+  const f32v top = splat(maximum(largest));
 
   f32v total[4] = {};
   const T* later = x + kAhead * args.x_stride;

@@ -30,4 +30,4 @@ struct SoftmaxArgs {
 
 }  // namespace oxytorch
 
-OXY_KERNEL(softmax, SoftmaxArgs)
+OXY_KERNEL(softmax, softmax, SoftmaxArgs)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ... import isa
 from ...core.modes import OwnFunctionMode, is_plain_inference
 from ...graph.forward import Forward
-from ...ops.attention import FAST_LEVELS, scaled_dot_product_attention
+from ...ops.attention import is_fast, scaled_dot_product_attention
 from ..context import AttentionCall, Context
 from ..measure import first_win
 
@@ -50,7 +50,7 @@ def run(context: Context) -> None:
     for module, call in context.observed.attention.items():
         if module in context.closed:
             continue
-        if isa.active() not in FAST_LEVELS:
+        if not is_fast():
             context.left("attention", module, f"torch's own is as fast at level {isa.active()}")
             continue
         if not _pays(context, module, call):

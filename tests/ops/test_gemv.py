@@ -26,7 +26,9 @@ def weight_of(
         return PanelWeight.from_dense(values)
     return PanelWeight.from_codes(
         format,
-        *quantize_weight(values + 0.02, format, group_size, symmetric or format == "nf4", False),
+        *quantize_weight(
+            values + 0.02, format, group_size, symmetric or FORMATS[format].middle is None, False
+        ),
     )
 
 

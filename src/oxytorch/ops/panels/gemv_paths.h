@@ -1,24 +1,72 @@
-// How few rows are multiplied: in float32 at any level, in pairs of bfloat16, or in digits of
-// whole numbers.
+// The paths of a gemv: in float32 at any level, in pairs of bfloat16, or in digits of integers.
 #pragma once
 
-#include "ops/panels/few_rows.h"
+#include "ops/panels/codecs.h"
+#include "ops/panels/gemv_args.h"
 #include "ops/panels/prepare_rows.h"
 
 namespace oxytorch::OXY_LEVEL {
 
-OXY_INLINE float* row_of_floats(const FewRowsArgs& args, std::int64_t row) {
+// Rows that are multiplied at once; the others find the panel in the nearest caches.
+inline constexpr int kChunkRows = OXY_HAS_VECTORS_512 ? 4 : 2;
+// Sums that registers hold. With 128 bits it is more than they do: 4 vectors fill a row of a panel.
+inline constexpr int kRegisterSums = kVectorBytes == 16 ? 32 : OXY_HAS_VECTORS_512 ? 16 : 8;
+
+// Bytes between what is read and what is asked for; panels follow each other, so that it is the
+// thread's next panel at the end of one.
+inline constexpr std::int64_t kAhead = 4096;
+
+OXY_INLINE void ask_ahead(const std::uint8_t* row) { __builtin_prefetch(row + kAhead); }
+
+// Independent sums for each row and part: additions need not wait for each other, and err less.
+template <int rows>
+inline constexpr int kChains = rows * kParts * 4 <= kRegisterSums   ? 4
+                               : rows * kParts * 2 <= kRegisterSums ? 2
+                                                                    : 1;
+
+// A block of in_features of one panel and some rows.
+struct Block {
+  const std::uint8_t* panel;
+  std::int64_t length;
+  std::int64_t begin = 0;  // of in_features
+  std::int64_t index = 0;
+  std::int64_t row;                           // the first
+  const std::uint8_t* zero_points = nullptr;  // of 16 outputs; null: `middle`
+  std::int32_t middle;
+};
+
+OXY_INLINE i32v zero_point_of(const Block& block, int part) {
+  if (!block.zero_points) return i32v{} + block.middle;
+  u8v values;
+  std::memcpy(&values, block.zero_points + part * kLanes, sizeof values);
+  return reinterpret_cast<i32v>(zero_extend(values));
+}
+
+OXY_INLINE std::int64_t group_length(const GemvArgs& args) {
+  return args.weight.group_scales ? args.in_features / args.weight.groups : args.depth;
+}
+
+template <class Path>
+OXY_INLINE std::int64_t block_length(const GemvArgs& args) {
+  const std::int64_t group = group_length(args);
+  return group < Path::kMostBlock ? group : Path::kMostBlock;
+}
+
+// A path stages rows of x, and multiplies blocks of them: `multiply` gives sums of products of x
+// and the weight without its scales. kMostBlock: in_features of a block.
+
+OXY_INLINE float* row_of_floats(const GemvArgs& args, std::int64_t row) {
   return static_cast<float*>(args.staged.values) + row * args.depth;
 }
 
 // Numbers of the weight become float32; exact for x of any dtype.
-struct FloatWay {
+struct Float32Path {
   static constexpr std::int64_t kMostBlock = 64;
-  template <class Stored>
+  template <class Codec>
   static constexpr bool kTakes = true;
 
   template <class T>
-  static void stage(const FewRowsArgs& args, std::int64_t row, const T* x) {
+  static void stage(const GemvArgs& args, std::int64_t row, const T* x) {
     float* to = row_of_floats(args, row);
     const float top = args.rounds_to_int8 ? largest(x, args.in_features) : 0.0f;
     sweep(0, args.in_features, [&](std::int64_t i, auto count) {
@@ -29,28 +77,28 @@ struct FloatWay {
     for (std::int64_t i = args.in_features; i < args.depth; ++i) to[i] = 0.0f;
   }
 
-  template <class Stored, int rows>
-  OXY_INLINE void multiply(const FewRowsArgs& args, const Block& block,
+  template <int rows, class Codec>
+  OXY_INLINE void multiply(Codec codec, const GemvArgs& args, const Block& block,
                            f32v (&products)[rows][kParts]) {
     constexpr int kSums = kChains<rows>;
     f32v sums[kSums][rows][kParts] = {};
     i32v zero_points[kParts];
     for (int part = 0; part < kParts; ++part) {
-      zero_points[part] = zero_point_of(Stored{}, block, part);
+      zero_points[part] = zero_point_of(block, part);
     }
     const float* x = row_of_floats(args, block.row) + block.begin;
     const std::uint8_t* row = block.panel;
-    constexpr int kRows = kSums > Stored::kNumbers ? kSums / Stored::kNumbers : 1;
-    for (std::int64_t k = 0; k < block.length; k += kRows * Stored::kNumbers) {
+    constexpr int kRows = kSums > Codec::kNumbers ? kSums / Codec::kNumbers : 1;
+    for (std::int64_t k = 0; k < block.length; k += kRows * Codec::kNumbers) {
       for (int n = 0; n < kRows; ++n, row += 64) {
         ask_ahead(row);
         for (int part = 0; part < kParts; ++part) {
-          const u32v words = load_words(row + part * sizeof(u32v));
-          for (int i = 0; i < Stored::kNumbers; ++i) {
-            const f32v value = Stored::value(words, i, zero_points[part]);
+          const u32v words = load_as<u32v>(row + part * sizeof(u32v));
+          for (int i = 0; i < Codec::kNumbers; ++i) {
+            const f32v value = codec.value(words, i, zero_points[part]);
             for (int r = 0; r < rows; ++r) {
-              sums[(n * Stored::kNumbers + i) % kSums][r][part] +=
-                  x[r * args.depth + k + n * Stored::kNumbers + i] * value;
+              sums[(n * Codec::kNumbers + i) % kSums][r][part] +=
+                  x[r * args.depth + k + n * Codec::kNumbers + i] * value;
             }
           }
         }
@@ -66,18 +114,16 @@ struct FloatWay {
   }
 };
 
-// Processors that have AMX or FP16 too take several cycles for a product of pairs.
-#if defined(__AVX512BF16__) && !defined(__AVX512FP16__) && !defined(__AMX_TILE__)
-#define OXY_FAST_PAIRS 1
+#if OXY_HAS_FAST_BF16_DOT
 
-// NF4 as pairs of bfloat16: of each word of a row, once shifted, a table gives the number of the
-// lowest 4 bits. So 8 neighbours of in_features come in the order 0 2 4 6 1 3 5 7. The table is
-// there twice, because it is asked with 5 bits; `lost` is what bfloat16 loses of the numbers.
+// Values of a table as pairs of bfloat16: of each word of a row, once shifted, a table gives the
+// number of the lowest 4 bits. So 8 neighbours of in_features come in the order 0 2 4 6 1 3 5 7.
+// The table is there twice, because it is asked with 5 bits; `lost` is what bfloat16 loses of the
+// numbers.
 struct PairTables {
   __m512i main, lost;
 
-  OXY_MEMBER PairTables() {
-    const f32v values = load(kNormalFloats);
+  OXY_MEMBER explicit PairTables(f32v values) {
     const u16v half = narrow(values, bf16{});
     const u16v rest = narrow(values - widen(half, bf16{}), bf16{});
     main = _mm512_broadcast_i64x4(reinterpret_cast<__m256i>(half));
@@ -91,21 +137,20 @@ struct PairTables {
 };
 
 // bfloat16 x as it is, and the weight's numbers as bfloat16.
-struct PairWay {
+struct Bf16PairPath {
   static constexpr std::int64_t kMostBlock = INT64_MAX;
-  template <class Stored>
-  static constexpr bool kTakes =
-      __is_same(Stored, StoredHalves) || __is_same(Stored, StoredNormalFloats);
+  template <class Codec>
+  static constexpr bool kTakes = !Codec::kIsInteger;
 
-  OXY_INLINE std::uint32_t* row_of_pairs(const FewRowsArgs& args, std::int64_t row) {
+  OXY_INLINE std::uint32_t* row_of_pairs(const GemvArgs& args, std::int64_t row) {
     return static_cast<std::uint32_t*>(args.staged.values) + row * args.depth / 2;
   }
 
-  static void stage(const FewRowsArgs& args, std::int64_t row, const bf16* x) {
+  static void stage(const GemvArgs& args, std::int64_t row, const bf16* x) {
     auto* to = reinterpret_cast<std::uint16_t*>(row_of_pairs(args, row));
     std::memcpy(to, x, sizeof(bf16) * args.in_features);
     std::memset(to + args.in_features, 0, sizeof(bf16) * (args.depth - args.in_features));
-    if (args.weight.format == PanelFormat::bf16) return;
+    if (args.weight.codec == PanelCodec::bf16) return;
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     const __m512i orders = _mm512_broadcast_i32x4(order);
     for (std::int64_t i = 0; i < args.depth; i += 32) {
@@ -114,29 +159,30 @@ struct PairWay {
     }
   }
 
-  template <class Stored, int rows>
-  OXY_INLINE void multiply(const FewRowsArgs& args, const Block& block,
+  template <int rows, class Codec>
+  OXY_INLINE void multiply(Codec codec, const GemvArgs& args, const Block& block,
                            f32v (&products)[rows][kParts]) {
     f32v sums[4][rows] = {};
     const std::uint32_t* x = row_of_pairs(args, block.row) + block.begin / 2;
     const std::uint8_t* row = block.panel;
     const auto add = [&](int chain, u32v numbers) {
       for (int r = 0; r < rows; ++r) {
-        sums[chain][r] = HalfPair::multiply(sums[chain][r], x[r * args.depth / 2 + chain], numbers);
+        sums[chain][r] =
+            Bf16Pair::multiply(sums[chain][r], from_bits(numbers), x[r * args.depth / 2 + chain]);
       }
     };
-    if constexpr (__is_same(Stored, StoredHalves)) {
+    if constexpr (__is_same(Codec, Bf16Codec)) {
       for (std::int64_t k = 0; k < block.length; k += 8, x += 4) {
         for (int i = 0; i < 4; ++i, row += kPanelRowBytes) {
           ask_ahead(row);
-          add(i, load_words(row));
+          add(i, load_as<u32v>(row));
         }
       }
     } else {
-      const PairTables tables;
+      const PairTables tables(codec.values);
       for (std::int64_t k = 0; k < block.length; k += 8, x += 4, row += kPanelRowBytes) {
         ask_ahead(row);
-        const u32v words = load_words(row);
+        const u32v words = load_as<u32v>(row);
         for (int i = 0; i < 4; ++i) {
           add(i, PairTables::find(tables.main, words, 4 * i));
           add(i, PairTables::find(tables.lost, words, 4 * i));
@@ -153,37 +199,38 @@ struct PairWay {
 
 #if defined(__AVX2__)
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-using Digit = ByteQuad;
+#if OXY_HAS_INT8_DOT
+using Digit = Int8Quad;
 #else
-using Digit = IntegerPair;
+using Digit = Int16Pair;
 #endif
 
-// x as whole numbers of 15 bits in units of its largest magnitude in a block of in_features, or of
-// 8 bits in units of the row's. Four neighbours are two digits of 4 bytes each: with instructions
-// for bytes the numbers' multiples of 128 and the rest, else the neighbours 0, 2 and 1, 3.
+// x as whole numbers of 15 bits in units of its largest magnitude in a block of in_features, or
+// of 8 bits in units of the row's. Four neighbours are two digits of 4 bytes each: with
+// instructions for bytes the numbers' multiples of 128 and the rest, else the neighbours 0, 2 and
+// 1, 3.
 template <bool narrow_numbers>
-struct DigitWay {
+struct Int8DotPath {
   static constexpr std::int64_t kMostBlock = kStagedBlock;
-  template <class Stored>
-  static constexpr bool kTakes = __is_same(Stored, StoredBytes) || __is_same(Stored, StoredNibbles);
+  template <class Codec>
+  static constexpr bool kTakes = Codec::kIsInteger;
 
   static constexpr bool kBytes = Digit::kDepth == 4;
   static constexpr int kDigits = kBytes && narrow_numbers ? 1 : 2;
 
-  OXY_INLINE std::uint32_t* row_of_digits(const FewRowsArgs& args, std::int64_t row) {
+  OXY_INLINE std::uint32_t* row_of_digits(const GemvArgs& args, std::int64_t row) {
     return static_cast<std::uint32_t*>(args.staged.values) + row * args.depth;
   }
 
   template <class T>
-  static void stage(const FewRowsArgs& args, std::int64_t row, const T* x) {
+  static void stage(const GemvArgs& args, std::int64_t row, const T* x) {
     constexpr float kMost = narrow_numbers ? 127.0f : 16256.0f;
     // Below, kMost / top would be infinite; products with so small numbers are taken for zero.
     constexpr float kLeast = 0x1p-100f;
     const StagedRows& staged = args.staged;
     float* scales = staged.scales + row * staged.blocks;
     auto* sums = staged.sums + row * staged.blocks;
-    const std::int64_t length = block_length<DigitWay>(args);
+    const std::int64_t length = block_length<Int8DotPath>(args);
     float top = narrow_numbers ? largest(x, args.in_features) : 0.0f;
     for (std::int64_t begin = 0; begin < args.in_features; begin += length) {
       const std::int64_t left = args.in_features - begin;
@@ -253,10 +300,10 @@ struct DigitWay {
     return kBytes ? quads : (digit == 0 ? quads : quads >> 8) & 0x00ff00ff;
   }
 
-  template <class Stored, int rows>
-  OXY_INLINE void multiply(const FewRowsArgs& args, const Block& block,
+  template <int rows, class Codec>
+  OXY_INLINE void multiply(Codec codec, const GemvArgs& args, const Block& block,
                            f32v (&products)[rows][kParts]) {
-    constexpr bool kHalves = __is_same(Stored, StoredNibbles);
+    constexpr bool kHalves = __is_same(Codec, NibbleCodec);
     // Two quads of neighbours a turn; each has sums of its own where registers allow.
     constexpr int kSums = rows * kParts * kDigits * 2 <= kRegisterSums ? 2 : 1;
     i32v sums[kSums][kDigits][rows][kParts] = {};
@@ -267,16 +314,16 @@ struct DigitWay {
       if (!kHalves) ask_ahead(row + 64);
       for (int part = 0; part < kParts; ++part) {
         const std::uint8_t* at = row + part * sizeof(u32v);
-        const u32v first = load_words(at);
-        const u32v second = kHalves ? first >> 4 : load_words(at + 64);
+        const u32v first = load_as<u32v>(at);
+        const u32v second = kHalves ? first >> 4 : load_as<u32v>(at + 64);
         const u32v mask = u32v{} + (kHalves ? 0x0f0f0f0fu : 0xffffffffu);
         const u32v quads[2] = {first & mask, second & mask};
         for (int i = 0; i < 2; ++i) {
           for (int digit = 0; digit < kDigits; ++digit) {
-            const u32v numbers = operand(quads[i], digit);
+            const auto numbers = reinterpret_cast<i32v>(operand(quads[i], digit));
             for (int r = 0; r < rows; ++r) {
               i32v& sum = sums[i % kSums][digit][r][part];
-              sum = Digit::multiply(sum, x[r * args.depth + i * kDigits + digit], numbers);
+              sum = Digit::multiply(sum, numbers, x[r * args.depth + i * kDigits + digit]);
             }
           }
         }
@@ -293,9 +340,9 @@ struct DigitWay {
         const std::int64_t at = (block.row + r) * args.staged.blocks + block.index;
         const std::int32_t sum = args.staged.sums[at];
         if (block.zero_points) {
-          whole -= zero_point_of(Stored{}, block, part) * sum;
+          whole -= zero_point_of(block, part) * sum;
         } else {
-          whole -= middle(Stored{}) * sum;
+          whole -= block.middle * sum;
         }
         products[r][part] = __builtin_convertvector(whole, f32v) * args.staged.scales[at];
       }
@@ -305,21 +352,20 @@ struct DigitWay {
 
 #endif
 
-// Calls body(way) with the way in which this level multiplies x and the weight of the call.
+// Calls body(path) with the path on which this level multiplies x and the weight of the call.
 template <class Body>
-OXY_INLINE void with_way(const FewRowsArgs& args, Body body) {
+OXY_INLINE void with_path(const GemvArgs& args, Body body) {
 #if defined(__AVX2__)
-  const PanelFormat format = args.weight.format;
-  if (format == PanelFormat::int8 || format == PanelFormat::int4) {
-    if (args.rounds_to_int8) return body(DigitWay<true>{});
-    if (args.dtype == DType::bfloat16) return body(DigitWay<false>{});
-    return body(FloatWay{});
+  if (is_integer(args.weight.codec)) {
+    if (args.rounds_to_int8) return body(Int8DotPath<true>{});
+    if (args.dtype == DType::bfloat16) return body(Int8DotPath<false>{});
+    return body(Float32Path{});
   }
 #endif
-#if defined(OXY_FAST_PAIRS)
-  if (args.dtype == DType::bfloat16) return body(PairWay{});
+#if OXY_HAS_FAST_BF16_DOT
+  if (args.dtype == DType::bfloat16) return body(Bf16PairPath{});
 #endif
-  return body(FloatWay{});
+  return body(Float32Path{});
 }
 
 }  // namespace oxytorch::OXY_LEVEL

@@ -1,41 +1,17 @@
 // Products of many rows with a weight in panels: what the entries tell the two kernels.
 //
 // First `prepare_rows` writes x as it is multiplied: float32, bfloat16, or integers of 8 bits with
-// a scale per row. Then `multiply_panels` takes blocks of outputs times blocks of rows.
+// a scale per row. Then `gemm` takes blocks of outputs times blocks of rows.
 #pragma once
 
-#include "core/dispatch.h"
-#include "core/dtype.h"
+#include "ops/panels/args.h"
 
 namespace oxytorch {
 
-// How the weight's numbers are stored; oxytorch.ops.panels tells the order within a panel.
-enum class PanelFormat : std::int32_t { bf16, int8, int4, nf4 };
-
 // What becomes of x before it is multiplied. A level without instructions for bfloat16 takes
 // float32 for it, and one without instructions for bytes takes integers of 16 bits.
-enum class RowForm : std::int32_t { float32, bfloat16, int8 };
+enum class RowType : std::int32_t { float32, bfloat16, int8 };
 
-// What is done with a product and its bias. The last three multiply the activation of every other
-// panel with the panel behind it.
-enum class PanelEpilogue : std::int32_t {
-  none,
-  gelu,
-  gelu_tanh,
-  silu,
-  relu,
-  add,
-  silu_mul,
-  gelu_mul,
-  gelu_tanh_mul
-};
-
-constexpr bool is_gated(PanelEpilogue epilogue) { return epilogue >= PanelEpilogue::silu_mul; }
-
-inline constexpr std::int64_t kPanelOutputs = 16;
-inline constexpr std::int64_t kPanelRowBytes = 64;
-// in_features are padded to a multiple of this.
-inline constexpr std::int64_t kPanelDepth = 64;
 // in_features that are unpacked at once, and those whose rows of x lie side by side.
 inline constexpr std::int64_t kPanelBlock = 256;
 inline constexpr std::int64_t kLongPanelBlock = 1024;
@@ -44,12 +20,6 @@ inline constexpr std::int64_t kItemPanels = 4;
 inline constexpr std::int64_t kItemRows = 288;
 // Rows of a tile of AMX.
 inline constexpr std::int64_t kTileHeight = 16;
-
-constexpr std::int64_t panel_bytes(PanelFormat format, std::int64_t depth) {
-  return format == PanelFormat::bf16   ? depth * kPanelOutputs * 2
-         : format == PanelFormat::int8 ? depth * kPanelOutputs
-                                       : depth * kPanelOutputs / 2;
-}
 
 // x in the order of the product: blocks along in_features, in each block the rows one below the
 // other, `block` elements apart. In the last block they are padded with zeros up to `depth`.
@@ -63,7 +33,7 @@ struct PreparedRows {
   std::int64_t blocks;
   std::int64_t in_features;
   std::int64_t depth;  // in_features, padded
-  RowForm form;
+  RowType type;
 };
 
 // Items are rows. Row i of the prepared rows is row `order[i]` of x, or row i where that is null.
@@ -75,34 +45,10 @@ struct PrepareRowsArgs {
   PreparedRows prepared;
 };
 
-// A weight [out_features, in_features] in panels.
-struct PanelsArgs {
-  const std::uint8_t* panels;
-  const float* channel_scales;      // [padded out_features]; null for bf16
-  const f16* group_scales;          // [panels, groups, 16]; null: one scale per output
-  const std::uint8_t* zero_points;  // [panels, groups, 16]; null: the middle of the range
-  std::int64_t panel_count;
-  std::int64_t groups;
-  std::int64_t out_features;  // of the result: half of the weight's where panels are gated
-  PanelFormat format;
-};
-
-// Where a result goes: out[row * out_stride + output], of bias[output] and other[row, output].
-struct PanelResultArgs {
-  void* out;
-  const void* bias;   // [out_features]; gated: [2 out_features], the gate's first; or null
-  const void* other;  // null unless the epilogue is add
-  std::int64_t out_stride;
-  std::int64_t other_stride;
-  DType out_dtype;
-  DType bias_dtype;
-  PanelEpilogue epilogue;
-};
-
 // One product: `row_count` prepared rows, from prepared.first on, times a weight. Its items are
 // groups of kItemPanels panels times chunks of `chunk_rows` rows; all groups of a chunk follow each
 // other, so that its rows stay in the caches.
-struct PanelProduct {
+struct GemmProduct {
   PreparedRows prepared;
   PanelsArgs weight;
   PanelResultArgs result;
@@ -113,8 +59,8 @@ struct PanelProduct {
 };
 
 // Items are those of all products, one product after the other.
-struct MultiplyPanelsArgs {
-  const PanelProduct* products;
+struct GemmArgs {
+  const GemmProduct* products;
 };
 
 }  // namespace oxytorch

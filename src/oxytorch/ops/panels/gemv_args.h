@@ -1,15 +1,13 @@
 // Products of few rows with a weight in panels: what the entry tells the two kernels.
 //
-// First `stage_few_rows` writes x as it is multiplied; which form that is depends on the level.
-// Then `multiply_few_rows` reads each panel once.
+// First `stage_gemv` writes x as it is multiplied; what that is depends on the level.
+// Then `gemv` reads each panel once.
 #pragma once
 
-#include "ops/panels/many_rows_args.h"
+#include "ops/panels/args.h"
 
 namespace oxytorch {
 
-// The most rows of a call: what is staged stays in the nearest caches.
-inline constexpr std::int64_t kFewRows = 16;
 // The most in_features that share a factor where x is staged as integers.
 inline constexpr std::int64_t kStagedBlock = 128;
 
@@ -21,9 +19,9 @@ struct StagedRows {
   std::int64_t blocks;  // at least as many as there are
 };
 
-// Items of `stage_few_rows` are rows. Items of `multiply_few_rows` are panels, or with a gated
+// Items of `stage_gemv` are rows. Items of `gemv` are panels, or with a gated
 // epilogue pairs of a gate's and an up's panel: 16 results each.
-struct FewRowsArgs {
+struct GemvArgs {
   const void* x;          // [rows, in_features] of dtype
   std::int64_t x_stride;  // elements between rows
   std::int64_t rows;
@@ -38,8 +36,8 @@ struct FewRowsArgs {
 
 // Several products in one call; items are those of all, one product after the other. `ends[i]` is
 // the number of items up to the end of product i.
-struct FewRowsOfEachArgs {
-  const FewRowsArgs* products;
+struct GemvOfEachArgs {
+  const GemvArgs* products;
   const std::int64_t* ends;
 };
 

@@ -13,6 +13,7 @@ from oxytorch.ops import Op, Sample
 from oxytorch.ops.linear_panels import linear
 from oxytorch.ops.moe import Experts, routed_mlp
 from oxytorch.ops.panels import PanelWeight
+from oxytorch.ops.panels.formats import FORMATS
 from oxytorch.ops.quantize_weight import quantize_weight
 
 pytestmark = pytest.mark.skipif(
@@ -44,7 +45,9 @@ def _weight(
     values = torch.randn(out_features, in_features) / in_features**0.5
     if format == "bf16":
         return PanelWeight.from_dense(values)
-    codes = quantize_weight(values + 0.02, format, group_size, symmetric or format == "nf4", False)
+    codes = quantize_weight(
+        values + 0.02, format, group_size, symmetric or FORMATS[format].middle is None, False
+    )
     return PanelWeight.from_codes(format, *codes)
 
 
@@ -108,7 +111,7 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 40])
-@pytest.mark.parametrize("format", ["bf16", "int8", "int4", "nf4"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_routed_mlp_is_the_sum_over_chosen_experts(format: str, tokens: int) -> None:
     torch.manual_seed(tokens)
     group = None if format == "bf16" else 32

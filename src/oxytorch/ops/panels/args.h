@@ -1,0 +1,54 @@
+// A weight in panels and the result of a product with it, as entries tell kernels.
+#pragma once
+
+#include "core/dispatch.h"
+#include "core/dtype.h"
+#include "core/sizes.h"
+#include "oxytorch_panel_tables.h"
+
+namespace oxytorch {
+
+inline constexpr std::int64_t kPanelOutputs = 16;
+inline constexpr std::int64_t kPanelRowBytes = 64;
+// in_features are padded to a multiple of this.
+inline constexpr std::int64_t kPanelDepth = 64;
+
+// How a kernel reads the numbers of a weight; formats are more than codecs. ops/panels/layout.py
+// tells the order within a panel.
+enum class PanelCodec : std::int32_t { bf16, bytes, nibbles, table };
+
+// Whether the codec gives integers, which have zero points.
+constexpr bool is_integer(PanelCodec codec) {
+  return codec == PanelCodec::bytes || codec == PanelCodec::nibbles;
+}
+
+constexpr bool is_gated(PanelEpilogue epilogue) { return epilogue >= kFirstGated; }
+
+// A weight [out_features, in_features] in panels.
+struct PanelsArgs {
+  const std::uint8_t* panels;
+  const float* channel_scales;      // [padded out_features]; null for bf16
+  const f16* group_scales;          // [panels, groups, 16]; null: one scale per output
+  const std::uint8_t* zero_points;  // [panels, groups, 16]; null: `middle`
+  const float* table;               // the 16 values of codes of codec table
+  std::int64_t panel_count;
+  std::int64_t panel_bytes;
+  std::int64_t groups;
+  std::int64_t out_features;  // of the result: half of the weight's where panels are gated
+  std::int32_t middle;
+  PanelCodec codec;
+};
+
+// Where a result goes: out[row * out_stride + output], of bias[output] and other[row, output].
+struct PanelResultArgs {
+  void* out;
+  const void* bias;   // [out_features]; gated: [2 out_features], the gate's first; or null
+  const void* other;  // null unless the epilogue is add
+  std::int64_t out_stride;
+  std::int64_t other_stride;
+  DType out_dtype;
+  DType bias_dtype;
+  PanelEpilogue epilogue;
+};
+
+}  // namespace oxytorch

@@ -1,0 +1,131 @@
+// Many rows of x times a weight in panels. A work item takes a few panels: block by block along
+// in_features it unpacks them into the nearest caches and multiplies them with all its rows.
+#pragma once
+
+#include "ops/panels/blocks.h"
+#include "ops/panels/codecs.h"
+#include "ops/panels/finish.h"
+#include "ops/panels/tiles.h"
+
+namespace oxytorch::OXY_LEVEL {
+
+// Zero points and scales of a group of some panels, as the tiles read them.
+struct GroupNumbers {
+  alignas(64) std::int32_t zero_points[kItemOutputs];
+  alignas(64) float scales[kItemOutputs];
+};
+
+static void read_group(const PanelsArgs& weight, std::int64_t first, std::int64_t panels,
+                       std::int64_t group, GroupNumbers& numbers) {
+  for (std::int64_t p = 0; p < panels; ++p) {
+    const std::int64_t at = ((first + p) * weight.groups + group) * kPanelOutputs;
+    for (std::int64_t i = 0; i < kPanelOutputs; ++i) {
+      numbers.zero_points[p * kPanelOutputs + i] =
+          weight.zero_points ? weight.zero_points[at + i] : weight.middle;
+    }
+    if (!weight.group_scales) continue;
+    for (int part = 0; part < kParts; ++part) {
+      store(numbers.scales + p * kPanelOutputs + part * kLanes,
+            load(weight.group_scales + at + part * kLanes));
+    }
+  }
+}
+
+template <class Dot>
+OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels) {
+#if OXY_HAS_TILES
+  if constexpr (Dot::kDepth > 1) {
+    multiply_block_in_tiles<Dot>(tile, rows, panels);
+    return;
+  }
+#endif
+  multiply_block<Dot>(tile, rows, panels);
+}
+
+// in_features that are unpacked at once. Sums of float32 begin anew in each piece: short ones err
+// less.
+template <class Dot, class Codec>
+inline constexpr std::int64_t kPiece = Dot::kDepth == 1           ? kPanelBlock / 4
+                                       : kReadsPanels<Dot, Codec> ? kLongPanelBlock
+                                                                  : kPanelBlock;
+
+// Products of a chunk of rows with kItemPanels panels, before the channels' scales.
+template <class Dot, class Codec>
+static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t first_row,
+                           std::int64_t rows, std::int64_t first_panel, std::int64_t panels,
+                           float* sums) {
+  constexpr std::int64_t kLength = kPiece<Dot, Codec>;
+  constexpr std::int64_t kBytes = kLength / Dot::kDepth * 64;
+  constexpr bool unpacks = !kReadsPanels<Dot, Codec>;
+  alignas(64) std::uint8_t unpacked[unpacks ? kItemPanels * kBytes : 64];
+  GroupNumbers numbers;
+  const PanelsArgs& weight = product.weight;
+  const PreparedRows& x = product.prepared;
+  const std::int64_t row_bytes = x.block / Dot::kDepth * 4;
+  std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
+  for (std::int64_t block = 0; block < x.blocks; ++block) {
+    const std::int64_t end = x.depth < (block + 1) * x.block ? x.depth : (block + 1) * x.block;
+    const std::int64_t row = block * x.rows + x.first + first_row;
+    if (block == 0 || weight.groups > 1) {
+      read_group(weight, first_panel, panels, weight.groups > 1 ? block : 0, numbers);
+    }
+    for (std::int64_t begin = block * x.block; begin < end; begin += kLength) {
+      const std::int64_t length = end - begin < kLength ? end - begin : kLength;
+      const std::uint8_t* stored =
+          weight.panels + first_panel * weight.panel_bytes + begin / Codec::kNumbers * 64;
+      if constexpr (unpacks) {
+        for (std::int64_t p = 0; p < panels; ++p) {
+          unpack_panel(Dot{}, codec, stored + p * weight.panel_bytes, length / Codec::kNumbers,
+                       numbers.zero_points + p * kPanelOutputs, unpacked + p * kBytes);
+        }
+      }
+      const Tile tile{
+          .rows = x.values + row * row_bytes + (begin - block * x.block) / Dot::kDepth * 4,
+          .row_bytes = row_bytes,
+          .panels = unpacks ? unpacked : stored,
+          .panel_bytes = unpacks ? kBytes : weight.panel_bytes,
+          .units = length / Dot::kDepth,
+          .row_sums = x.sums ? x.sums + row : nullptr,
+          .zero_points = weight.zero_points ? numbers.zero_points : nullptr,
+          .middle = weight.middle,
+          .scales = weight.group_scales ? numbers.scales : nullptr,
+          .sums = sums,
+      };
+      multiply_block_at_level<Dot>(tile, rows, panels);
+    }
+  }
+}
+
+static void multiply_item(const GemmProduct& product, std::int64_t item, float* sums) {
+  const std::int64_t panel_groups = product.items / product.chunks;
+  const std::int64_t first_row = item / panel_groups * product.chunk_rows;
+  const std::int64_t rows_left = product.row_count - first_row;
+  const std::int64_t rows = rows_left < product.chunk_rows ? rows_left : product.chunk_rows;
+  const std::int64_t first_panel = item % panel_groups * kItemPanels;
+  const std::int64_t panels_left = product.weight.panel_count - first_panel;
+  const std::int64_t panels = panels_left < kItemPanels ? panels_left : kItemPanels;
+  with_dot(product.prepared.type, [&](auto dot) {
+    with_codec(product.weight, [&](auto codec) {
+      using Dot = decltype(dot);
+      if constexpr (!Dot::kIsInteger || decltype(codec)::kIsInteger) {
+        multiply_chunk<Dot>(codec, product, first_row, rows, first_panel, panels, sums);
+      }
+    });
+  });
+  finish_chunk(product, first_row, rows, first_panel, panels, sums);
+}
+
+static void gemm(const GemmArgs& args, std::int64_t begin, std::int64_t end) {
+  alignas(64) float sums[kItemRows * kItemOutputs];
+  const GemmProduct* product = args.products;
+  std::int64_t first = 0;
+  for (std::int64_t item = begin; item < end; ++item) {
+    while (item - first >= product->items) first += product++->items;
+    multiply_item(*product, item - first, sums);
+  }
+#if OXY_HAS_TILES
+  release_tiles();
+#endif
+}
+
+}  // namespace oxytorch::OXY_LEVEL
