@@ -176,6 +176,7 @@ LAYERS = [
     {"config", "_lazy", "_library", "_garbage"},
     {"isa", "core", "gpu"},
     {"ops"},
+    {"rewriting"},
     {"graph", "optimize", "optim"},
     {"quantization"},
     {"llm"},

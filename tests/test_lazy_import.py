@@ -65,8 +65,8 @@ def test_public_names_are_there_when_they_are_asked_for() -> None:
     "first",
     [
         "import oxytorch.optimize",
-        "import oxytorch.optimize.report",
-        "from oxytorch.optimize.report import Report",
+        "import oxytorch.optimize.verify",
+        "from oxytorch.optimize.verify import compare",
         "from oxytorch.optimize import PASSES",
         "import oxytorch.llm",
         "import oxytorch.ops.softmax",

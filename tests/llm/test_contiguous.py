@@ -14,8 +14,8 @@ import oxytorch
 from oxytorch import llm
 from oxytorch.llm.packing import Packer
 from oxytorch.llm.plan import ProductPlan
-from oxytorch.optimize.record import Record
-from oxytorch.optimize.report import Report
+from oxytorch.rewriting.changes import ChangeLog
+from oxytorch.rewriting.report import Report
 
 _FORMATS = [{"dtype": torch.float32}, {}, {"weights": "int8"}]
 
@@ -76,7 +76,7 @@ def test_joined_weights_look_contiguous_and_a_write_to_one_leaves_the_others(
 ) -> None:
     parts = nn.ModuleList([Stored(32, count, transposed) for count in rows])
     expected = [part.weight.detach().clone().to(dtype) for part in parts]
-    packer = Packer(Record(Report("", "", [])), dtype, None, True, True)
+    packer = Packer(ChangeLog(Report("", "", [])), dtype, None, True, True)
     plan = ProductPlan(tuple(str(i) for i in range(len(rows))), transposed, gated)
     product = packer.of(parts, plan)
     for part, values in zip(parts, expected, strict=True):

@@ -15,7 +15,7 @@ import oxytorch
 from oxytorch import llm
 from oxytorch.llm.optimize import optimize
 from oxytorch.ops.panels import PanelWeight
-from oxytorch.quantization import memory
+from oxytorch.rewriting import memory
 
 transformers = pytest.importorskip("transformers")
 

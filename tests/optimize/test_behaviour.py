@@ -487,7 +487,7 @@ def test_optimizing_twice_is_refused() -> None:
 
 
 def test_a_pass_that_fails_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    from oxytorch.optimize.passes import pack
+    from oxytorch.rewriting import changes
 
     model = _block()
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -499,7 +499,7 @@ def test_a_pass_that_fails_leaves_the_model_as_it_was(monkeypatch: pytest.Monkey
         if calls == 2:
             raise MemoryError("no memory left")
 
-    monkeypatch.setattr(pack, "_keep_plain_state", failing)
+    monkeypatch.setattr(changes.ChangeLog, "keep_plain_state", failing)
     with pytest.raises(MemoryError):
         oxytorch.optimize(model, inplace=True)
     assert not any("forward" in m.__dict__ for m in model.modules())

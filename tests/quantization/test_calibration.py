@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from oxytorch.ops.panels.layout import values_of
 from oxytorch.ops.quantize_weight import quantize_weight
-from oxytorch.quantization import Int4Weight, calibration, memory, quantize_
+from oxytorch.quantization import Int4Weight, calibration, quantize_
 from oxytorch.quantization.calibrated import DAMPING, calibrated_codes
 from oxytorch.quantization.calibration import input_moments
+from oxytorch.rewriting import memory
 
 CASES = [
     ("int4", 32, True),

@@ -23,8 +23,8 @@ from oxytorch.quantization import (
     Int8Weight,
     NF4Weight,
     WeightConfig,
-    memory,
 )
+from oxytorch.rewriting import memory
 
 CONFIGS: list[tuple[WeightConfig, float]] = [
     (Int8Weight(), 0.012),

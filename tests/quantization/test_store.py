@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -248,6 +250,29 @@ def test_weights_that_are_apart_are_not_joined() -> None:
     assert joining.whole_of([gate, up], False) is None
     assert joining.whole_of([q], False) is None
     assert [len(parts) for _, parts in joining.joined_groups([o, v, up, k, gate, q])] == [3, 2]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_stay_joined(copied: Callable[[Any], Any]) -> None:
+    model: Any = Joined()
+    again = copied(model)
+    for names, gated in ((["q", "k", "v"], False), (["gate", "up"], True)):
+        parts = [again.get_submodule(name).weight for name in names]
+        whole = joining.whole_of(parts, gated)
+        assert whole is not None
+        with torch.no_grad():
+            parts[1].zero_()
+        rows = parts[0].shape[0]
+        assert not whole.dense()[rows : rows + parts[1].shape[0]].any()
+        assert torch.equal(whole.dense()[:rows], model.get_submodule(names[0]).weight.dense())
+
+
+def test_a_part_with_values_of_its_own_is_joined_no_more() -> None:
+    model: Any = Joined()
+    model.k.weight = model.k.weight.copy().as_parameter(False)
+    assert joining.whole_of([model.q.weight, model.k.weight]) is None
+    groups = joining.joined_groups([model.q.weight, model.k.weight, model.v.weight])
+    assert groups == []
 
 
 def _description(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
-from .operators import uses_of
+from .operators import Uses, uses_of
 
 _Self = TypeVar("_Self", bound="PackedTensor")
 _aten = torch.ops.aten
@@ -384,39 +384,8 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                     for a, out in given_plain
                 ]
             )
-        names, written, aliased = uses.names, uses.written, uses.aliased
-        replaced: dict[int, tuple[PackedTensor, Tensor]] = {}
-
-        def plain_of(value: Any, takes_out: bool) -> Any:
-            if not isinstance(value, PackedTensor):
-                return value
-            if takes_out:
-                plain = value.plain()
-            elif id(value) in replaced:
-                return replaced[id(value)][1]
-            else:
-                plain = value.values()
-            replaced[id(value)] = (value, plain)
-            return plain
-
-        def converted(name: str, value: Any) -> Any:
-            takes_out = name in written or name in aliased
-            return pytree.tree_map(lambda leaf: plain_of(leaf, takes_out), value)
-
-        # Those that are written to come first: another name may stand for the same weight.
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        order = sorted(given, key=lambda name: name not in written)
-        plain_given = {name: converted(name, given[name]) for name in order}
-        plain_args = [plain_given[name] for name in names[: len(args)]]
-        result = func(*plain_args, **{name: plain_given[name] for name in kwargs})
-        if not written:
-            return result
-        back = {id(plain): (own, plain) for own, plain in replaced.values()}
-        for name in written & given.keys():
-            for leaf in pytree.tree_leaves(given[name]):
-                if isinstance(leaf, PackedTensor):
-                    leaf._was_written(replaced[id(leaf)][1])
-        return pytree.tree_map(lambda leaf: back[id(leaf)][0] if id(leaf) in back else leaf, result)
+        given = _PlainArguments(uses, args, kwargs)
+        return given.returned(func(*given.args, **given.kwargs))
 
     def _was_written(self, plain: Tensor) -> None:
         if plain.shape != self.shape:
@@ -507,3 +476,41 @@ def packed_later(
 ) -> nn.Parameter:
     """Return a parameter over the memory of a plain one that is packed at its next use."""
     return packed_around(cls, weight.detach(), fields).as_parameter(weight.requires_grad)
+
+
+class _PlainArguments:
+    """The arguments of an operator with plain values in place of packed weights."""
+
+    def __init__(self, uses: Uses, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._uses = uses
+        self._replaced: dict[int, tuple[PackedTensor, Tensor]] = {}
+        self._given = {**dict(zip(uses.names, args, strict=False)), **kwargs}
+        # Those that are written to come first: another name may stand for the same weight.
+        order = sorted(self._given, key=lambda name: name not in uses.written)
+        plain = {name: self._plain(name) for name in order}
+        self.args = [plain[name] for name in uses.names[: len(args)]]
+        self.kwargs = {name: plain[name] for name in kwargs}
+
+    def _plain(self, name: str) -> Any:
+        takes_out = name in self._uses.written or name in self._uses.aliased
+
+        def plain(value: Any) -> Any:
+            if not isinstance(value, PackedTensor):
+                return value
+            if takes_out or id(value) not in self._replaced:
+                values = value.plain() if takes_out else value.values()
+                self._replaced[id(value)] = (value, values)
+            return self._replaced[id(value)][1]
+
+        return pytree.tree_map(plain, self._given[name])
+
+    def returned(self, result: Any) -> Any:
+        """The operator's result: the weights themselves for their plain values."""
+        if not self._uses.written:
+            return result
+        for name in self._uses.written & self._given.keys():
+            for leaf in pytree.tree_leaves(self._given[name]):
+                if isinstance(leaf, PackedTensor):
+                    leaf._was_written(self._replaced[id(leaf)][1])
+        back = {id(plain): own for own, plain in self._replaced.values()}
+        return pytree.tree_map(lambda leaf: back.get(id(leaf), leaf), result)

@@ -1,4 +1,4 @@
-"""How far the outputs of two runs lie apart, and how far they may."""
+"""How far the outputs of two runs lie apart, and how far they may: all tolerances."""
 
 from __future__ import annotations
 
@@ -8,8 +8,29 @@ from typing import Any
 import torch
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Largest difference allowed, as a fraction of the largest value of the original's output, by the
-narrowest dtype that is computed in."""
+"""Of a whole model from the original, as a fraction of the largest value of the original's output,
+by the narrowest dtype that is computed in: rounding that many layers amplify."""
+
+RECOGNIZED = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""Of a module from the formula that its operators are, relative and absolute: sums in another
+order."""
+
+FUSED_LAYER = 1e-5
+"""Of a fused decoder layer from the layer itself, both in float32 on random values, as a fraction
+of the largest value: a wrong formula is off by 1e-3 and more."""
+
+LOGITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""Of a whole step of a language model from the model's own code, as a fraction of the largest."""
+
+PACKED_LAYER = {None: 0.02, 8: 0.05, 4: 0.5}
+"""Of a packed decoder layer from the layer with its plain weights, as a fraction of the answer's
+size, by the bits of the codes: rounding to so few bits is no mistake. The first layer of each
+structure, and each that differs by more, is held to `PACKED_MULTIPLE` instead."""
+
+PACKED_MULTIPLE = {None: 4.0, "int8": 32.0}
+"""How many times the error of its own code in the result's dtype such a layer may err beside its
+own code with the same rounded weights, by what activations are rounded to: 8 bits are about eight
+times as coarse as bfloat16."""
 
 
 def floating_tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -194,8 +194,17 @@ class CodeWatch:
         self.attributes.update(attributes)
         if reason is not None:
             self._refuse(f"its code {reason}")
-        for name in global_names:
-            table = frame.f_globals
+        self._look_at_globals(frame.f_globals, global_names, attributes)
+        for name in free_names:
+            value = frame.f_locals.get(name)
+            if name != "__class__" and not callable(value) and not _is_of_caller(frame, name):
+                self._refuse(f"its code reads {name} of an enclosing function")
+        self._look_at_attributes(frame, global_names, attributes)
+
+    def _look_at_globals(
+        self, table: dict[str, Any], names: tuple[str, ...], attributes: tuple[str, ...]
+    ) -> None:
+        for name in names:
             if name not in table:
                 continue  # a built-in name
             value = table[name]
@@ -209,10 +218,10 @@ class CodeWatch:
                 for inner in attributes:
                     if inner in value.__dict__:
                         self._reads(value.__name__, inner)
-        for name in free_names:
-            value = frame.f_locals.get(name)
-            if name != "__class__" and not callable(value) and not _is_of_caller(frame, name):
-                self._refuse(f"its code reads {name} of an enclosing function")
+
+    def _look_at_attributes(
+        self, frame: types.FrameType, global_names: tuple[str, ...], attributes: tuple[str, ...]
+    ) -> None:
         own = self._module()
         kind: Any = type(own)
         known: set[str] = set()
@@ -231,7 +240,7 @@ class CodeWatch:
                 continue
             if name in _own_names(kind):
                 self._finds(name)
-            elif name in _own_attributes(code) and not hasattr(kind, name):
+            elif name in _own_attributes(frame.f_code) and not hasattr(kind, name):
                 self._finds(name)  # not there, so that what reads it did not run
             elif holders := [
                 m for m in own._modules.values() if m is not None and name in m.__dict__

@@ -185,13 +185,13 @@ class FusedAddNorm:
         self.norm = norm
         self.keep_total = keep_total
         self.is_mixed = is_mixed or type(module) is nn.LayerNorm
+        self.names = [*module._parameters]
 
     def __call__(self, x: Tensor, residual: Tensor) -> Any:
         parameters = self.module._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        names = ("weight",) if self.norm.kind == "rms_norm" else ("weight", "bias")
         same = x.shape == residual.shape and x.dtype == residual.dtype and is_computed(x)
-        same = same and holds_its_parameters(self.module, names)
+        same = same and holds_its_parameters(self.module, self.names)
         same = same and x.is_contiguous() and residual.is_contiguous()
         if not same or not (self.is_mixed or weight is None or weight.dtype == x.dtype):
             total = x + residual

@@ -200,55 +200,61 @@ class Patterns:
             return None
         if not (is_packable_convolution(layer) or self._recognizer.linear(layer) is not None):
             return None
-        chain, parts, modules = [number], [_kind(layer)], [layer]
-        folded, post_op, other = None, PostOp(), None
         padding, padded = self._padding(number, layer)
-        if padded is not None and self.is_sound([padded, number]):
-            chain.insert(0, padded)
-            parts[0] = f"padding + {parts[0]}"
-        else:
+        if padded is None or not self.is_sound([padded, number]):
             padding = padded = None
+        chain = [number] if padded is None else [padded, number]
+        kind = _kind(layer) if padded is None else f"padding + {_kind(layer)}"
+        parts, modules = [kind], [layer]
         following = self.only_user(number)
-        norm = None if following is None else self.module(following)
-        found = self._foldable(layer, norm, following) if self._choices.fold else None
-        if found is not None:
-            assert norm is not None and following is not None
-            folded = self._folds.get(layer) or Folded(layer, norm, found)
-            if folded.norm is not norm or not self.is_sound([*chain, following]):
+        folded = self._folded(layer, following)
+        if folded is not None:
+            assert following is not None
+            if folded.norm is not self.module(following) or not self.is_sound([*chain, following]):
                 return None
             chain.append(following)
             parts.append("folded batch norm")
-            modules.append(norm)
+            modules.append(folded.norm)
             following = self.only_user(following)
-        if self._choices.fuse and following is not None:
-            post_op, other, taken = self._post_op(chain[-1], following, layer)
-            if self.is_sound([*chain, *taken]):
-                chain += taken
-                modules += [m for m in map(self.module, taken) if m is not None]
-            else:
-                post_op, other = PostOp(), None
+        post_op, other, taken = self._sound_post_op(chain, following, layer)
+        chain += taken
+        modules += [m for m in map(self.module, taken) if m is not None]
         if len(chain) == 1:
             return None
-        source = self._input(number) if padded is None else self.steps[padded].arguments[0][0]
         if str(post_op):
             parts.append(str(post_op))
+        source = self._input(number) if padded is None else self.steps[padded].arguments[0][0]
+        converts, returns = layer in self._converts, self._returns.get(layer)
         return Match(
             " + ".join(parts),
             chain,
-            FusedLayer(
-                layer,
-                post_op,
-                folded,
-                padding,
-                layer in self._converts,
-                self._returns.get(layer),
-            ),
+            FusedLayer(layer, post_op, folded, padding, converts, returns),
             (source,) if other is None else (source, other),
             self.steps[chain[-1]].result,
             tuple(modules),
             (layer,) if folded is None else (layer, folded.norm),
             folded=folded,
         )
+
+    def _folded(self, layer: nn.Module, following: int | None) -> Folded | None:
+        """The batch normalization after a layer in the layer's weight, where it may be folded."""
+        if not self._choices.fold or following is None:
+            return None
+        norm = self.module(following)
+        found = self._foldable(layer, norm, following)
+        if found is None or norm is None:
+            return None
+        return self._folds.get(layer) or Folded(layer, norm, found)
+
+    def _sound_post_op(
+        self, chain: list[int], following: int | None, layer: nn.Module
+    ) -> tuple[PostOp, Value | None, list[int]]:
+        """The post-operation after the steps of a layer, its other operand and its steps."""
+        if self._choices.fuse and following is not None:
+            post_op, other, taken = self._post_op(chain[-1], following, layer)
+            if self.is_sound([*chain, *taken]):
+                return post_op, other, taken
+        return PostOp(), None, []
 
     def _post_op(
         self, last: int, following: int, layer: nn.Module

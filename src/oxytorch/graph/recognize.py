@@ -20,16 +20,21 @@ from torch.nn import functional as F
 from ..core.packed import PackedTensor
 from ..ops._post_op import PostOp
 from ..ops.convolution import Geometry
+from .agreement import RECOGNIZED
 from .formula import expression
 from .state import unchanged
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalization over the last dimension: kind is "layer_norm" or "rms_norm"."""
+    """A normalization over the last dimension.
+
+    kind: "layer_norm" or "rms_norm". offset: what is added to the weight (1 in Gemma).
+    """
 
     kind: str
     eps: float
+    offset: float = 0.0
 
 
 def activation_of_module(module: nn.Module) -> PostOp | None:
@@ -56,7 +61,14 @@ def activation_of_module(module: nn.Module) -> PostOp | None:
         return PostOp(simple[kind])
     if kind.__module__.startswith("torch.nn") or not _stateless(module):
         return None
-    return _by_formula(module)
+    return _by_formula(module.forward, module)
+
+
+def activation_of_callable(function: Callable[..., Any]) -> PostOp | None:
+    """Return the post-operation that a module or a function of one tensor computes, or None."""
+    if isinstance(function, nn.Module):
+        return activation_of_module(function)
+    return _by_formula(function, nn.Module())
 
 
 def _stateless(module: nn.Module) -> bool:
@@ -64,13 +76,15 @@ def _stateless(module: nn.Module) -> bool:
     return not state and not module._forward_pre_hooks and type(module) is not nn.Module
 
 
-def _by_formula(module: nn.Module) -> PostOp | None:
+def _by_formula(run: Callable[..., Any], module: nn.Module) -> PostOp | None:
     x = torch.cat([torch.linspace(-50, 50, 101), torch.tensor(_SPECIAL)]).reshape(1, -1)
-    post_op = _formulas().get(expression(module.forward, x, {}, module))
-    found = None if post_op is None else _try(module, x)
+    post_op = _formulas().get(expression(run, x, {}, module))
+    found = None if post_op is None else _try(run, module, x)
     if post_op is None or found is None or found.shape != x.shape:
         return None
-    same = torch.allclose(found, post_op.after(x), rtol=1e-6, atol=1e-6, equal_nan=True)
+    tolerance = RECOGNIZED[x.dtype]
+    expected = post_op.after(x)
+    same = torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
     return post_op if same else None
 
 
@@ -187,34 +201,59 @@ def norm_of_module(module: nn.Module) -> Norm | None:
         return None
     if isinstance(weight, PackedTensor) or weight.device.type != "cpu":
         return None
+    if weight.dtype not in RECOGNIZED:
+        return None
     x = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
     x[0] *= 1e-3  # small rows tell one epsilon from another
-    eps = _rms_epsilon(expression(module.forward, x.to(weight.dtype), {"weight": weight}, module))
-    found = None if eps is None else _try(module, x.to(weight.dtype))
-    if eps is None or found is None or found.shape != x.shape:
+    formula = expression(module.forward, x.to(weight.dtype), {"weight": weight}, module)
+    norm = next((n for eps in _added(formula) if (n := _norm_formulas(eps).get(formula))), None)
+    found = None if norm is None else _try(module.forward, module, x.to(weight.dtype))
+    if norm is None or found is None or found.shape != x.shape:
         return None
-    expected = F.rms_norm(x, (weight.shape[0],), weight.detach().float(), eps)
-    tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-2
+    size, factor = (weight.shape[0],), weight.detach().float() + norm.offset
+    if norm.kind == "rms_norm":
+        expected = F.rms_norm(x, size, factor, norm.eps)
+    else:
+        expected = F.layer_norm(x, size, factor, None, norm.eps)
+    tolerance = RECOGNIZED[weight.dtype]
     same = torch.allclose(found.float(), expected, rtol=tolerance, atol=tolerance)
-    return Norm("rms_norm", eps) if same else None
+    return norm if same else None
 
 
-def _rms_epsilon(found: Any) -> float | None:
-    """The epsilon of weight * x / sqrt(mean(x ** 2) + epsilon), or None for another formula."""
-    square = ("product", 1.0, "x", "x")
-    for dims in ((-1,), (1,)):
-        mean = ("mean", square, dims, True)
-        match found:
-            case ("product", 1.0, *factors) if len(factors) == 3:
-                rest = [f for f in factors if f not in ("weight", "x")]
-                if {"weight", "x"} - {*(f for f in factors if isinstance(f, str))}:
-                    continue
-                match rest:
-                    case [("power", ("sum", float(eps), inner), -0.5)] if inner == mean:
-                        return eps
-                    case [("power", inner, -0.5)] if inner == mean:
-                        return 0.0
-    return None
+def _norm_formulas(eps: float) -> dict[Any, Norm]:
+    """The normalizations that we know with this epsilon, by the ways in which models spell them."""
+    weight, x = torch.ones(2), torch.ones(3, 2)
+
+    def scaled(x: torch.Tensor, dim: int) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(dim, keepdim=True) + eps)
+
+    def centered(x: torch.Tensor, dim: int) -> torch.Tensor:
+        return x - x.mean(dim, keepdim=True)
+
+    def by_variance(x: torch.Tensor, dim: int) -> torch.Tensor:
+        return centered(x, dim) * torch.rsqrt(x.var(dim, unbiased=False, keepdim=True) + eps)
+
+    spelled: list[tuple[Norm, Callable[..., torch.Tensor]]] = [
+        (Norm("rms_norm", eps), lambda x, dim: weight * scaled(x, dim)),
+        (Norm("rms_norm", eps, 1.0), lambda x, dim: (1.0 + weight) * scaled(x, dim)),
+        (Norm("layer_norm", eps), lambda x, dim: weight * scaled(centered(x, dim), dim)),
+        (Norm("layer_norm", eps), lambda x, dim: weight * by_variance(x, dim)),
+    ]
+    return {
+        expression(functools.partial(run, dim=dim), x, {"weight": weight}): norm
+        for norm, run in spelled
+        for dim in (-1, 1)
+    }
+
+
+def _added(found: Any) -> list[float]:
+    """The constants that an expression adds, and 0."""
+    match found:
+        case ("sum", float(constant), *parts):
+            return [constant, *(c for part in parts for c in _added(part))]
+        case (str(), *parts):
+            return [0.0, *(c for part in parts for c in _added(part))]
+    return [0.0]
 
 
 @dataclass(frozen=True)
@@ -311,7 +350,9 @@ def _frozen_epsilon(module: nn.Module) -> float | None:
     if found not in [expression(way, x, named) for way in (first, last)] or result is None:
         return None
     expected = F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
-    return eps if torch.allclose(result, expected, rtol=1e-4, atol=1e-4) else None
+    tolerance = RECOGNIZED[x.dtype]
+    same = torch.allclose(result, expected, rtol=tolerance, atol=tolerance)
+    return eps if same else None
 
 
 def _added_to(name: str, found: Any) -> float | None:
@@ -369,17 +410,17 @@ def linear_of_module(module: nn.Module) -> LinearForm | None:
     names = {name for name, value in module._parameters.items() if value is not None}
     if weight is None or weight.dim() != 2 or names - {"weight", "bias"} or _hooked(module):
         return None
-    if weight.dtype not in _LINEAR_TOLERANCE or weight.device.type != "cpu":
+    if weight.dtype not in RECOGNIZED or weight.device.type != "cpu":
         return None
     if isinstance(weight, PackedTensor):
         return None
-    tolerance = _LINEAR_TOLERANCE[weight.dtype]
+    tolerance = RECOGNIZED[weight.dtype]
     for transposed in (True, False):
         x = torch.randn(2, weight.shape[0 if transposed else 1]).to(weight.dtype)
         tensors = {name: module._parameters[name] for name in names}
         if expression(module.forward, x, tensors, module) not in _linear_formulas(transposed):  # type: ignore[arg-type]
             continue
-        found = _try(module, x)
+        found = _try(module.forward, module, x)
         values = weight.detach().t() if transposed else weight.detach()
         expected = F.linear(x, values, bias)
         if found is not None and torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
@@ -411,19 +452,15 @@ def _linear_formulas(transposed: bool) -> list[Any]:
     return [e for run in spelled if (e := expression(run, x, tensors)) is not None]
 
 
-_LINEAR_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-
-
 def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _try(module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-    """Return the module's result on x, or None where it is no function of one such tensor."""
-    forward: Callable[..., Any] = module.forward
+def _try(run: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    """Return what a module's code gives for x, or None where it takes no one such tensor."""
     try:
         with unchanged(module), torch.no_grad():
-            result = forward(x)
+            result = run(x)
     except Exception:  # any refusal by a user's module only means that it is something else
         return None
     return result if isinstance(result, torch.Tensor) else None
@@ -440,8 +477,9 @@ class Recognizer:
         return found
 
     def norm(self, module: nn.Module) -> Norm | None:
+        """Return the normalization that `optimize` computes with the module's own weight."""
         found: Norm | None = self._once("norm", norm_of_module, module)
-        return found
+        return None if found is None or found.offset else found
 
     def batch_norm(self, module: nn.Module) -> BatchNorm | None:
         found: BatchNorm | None = self._once("batch_norm", batch_norm_of_module, module)

@@ -245,15 +245,37 @@ def program(
     keywords = tuple((name, Slot.of(a, shapes, kinds)) for name, a in kwargs.items())
     writer = _Writer(record)
     writer.arguments(call.arguments)
+    items = _items(record, home, inlined)
+    left_out = {item for item in items if not isinstance(item, Call) and item in dropped}
+    items = [item for item in items if isinstance(item, Call) or item not in left_out]
+    called = _write(writer, record, items, matches)
+    source = writer.finish(call.output)
+    modules = [record.calls[number].module for number in inlined]
+    modules += [module for match in matches for module in match.modules]
+    modules += [module for number in left_out if (module := dropped[number]) is not None]
+    sources = Sources(
+        [*dict.fromkeys(modules)],
+        [tensor for match in matches for tensor in match.watched],
+        owner=call.module,
+        holders=_holders([call.module, *modules], {*called, *modules}),
+        values=False,
+        names=[*dict.fromkeys(name for own in passed for name in own.globals)],
+        methods=[*dict.fromkeys(name for own in passed for name in own.methods)],
+        settings=[setting for own in passed for setting in own.settings],
+    )
+    same = _same_tensors(args, kwargs)
+    return Program(positional, keywords, same, source, writer.scope, sources)
+
+
+def _write(
+    writer: _Writer, record: Record, items: list[int | Call], matches: list[Match]
+) -> list[nn.Module]:
+    """Write steps and calls, matches in place of theirs; return the modules that are called."""
     made = {match.at: match for match in matches}
     replaced = {number for match in matches for number in match.steps}
-    skipped = [record.calls[number].module for number in inlined]
-    skipped += [module for match in matches for module in match.modules]
     called: list[nn.Module] = []
-    for item in _items(record, home, inlined):
-        if not isinstance(item, Call) and item in dropped:
-            skipped += [module for module in (dropped[item],) if module is not None]
-        elif isinstance(item, Call):
+    for item in items:
+        if isinstance(item, Call):
             called.append(item.module)
             writer.call(item.module, item.outer, item.outer_output)
         elif item in made:
@@ -263,20 +285,7 @@ def program(
             step = record.steps[item]
             called += [step.target] if isinstance(step.target, nn.Module) else []
             writer.call(step.target, step.arguments, step.result)
-    source = writer.finish(call.output)
-    watched = [tensor for match in matches for tensor in match.watched]
-    sources = Sources(
-        [*dict.fromkeys(skipped)],
-        watched,
-        owner=call.module,
-        holders=_holders([call.module, *skipped], {*called, *skipped}),
-        values=False,
-        names=[*dict.fromkeys(name for own in passed for name in own.globals)],
-        methods=[*dict.fromkeys(name for own in passed for name in own.methods)],
-        settings=[setting for own in passed for setting in own.settings],
-    )
-    same = _same_tensors(args, kwargs)
-    return Program(positional, keywords, same, source, writer.scope, sources)
+    return called
 
 
 def _holders(modules: Iterable[nn.Module], called: set[nn.Module]) -> list[nn.Module]:

@@ -9,7 +9,6 @@ from torch import nn
 
 from ..core.packed import PackedTensor
 from ..ops.panels.formats import CODES
-from ..optimize.record import record_of
 from ..quantization.configs import (
     Int4Weight,
     Int8DynamicActivationInt4Weight,
@@ -19,8 +18,8 @@ from ..quantization.configs import (
     WeightConfig,
 )
 from ..quantization.layers import output_head
-from ..quantization.memory import available_bytes, check_available
-from ..quantization.quantize import nbytes
+from ..rewriting.changes import log_of
+from ..rewriting.memory import available_bytes, check_available, nbytes
 from .cache import DTYPES
 from .observing import LayerCalls
 from .parts import ROUTERS, stored_transposed
@@ -75,7 +74,7 @@ def check_model(model: Any, dtype: torch.dtype | None) -> torch.dtype:
             "llm.optimize: expected a model with an output head (a ...ForCausalLM), got a "
             f"{type(model).__name__}"
         )
-    if record_of(model) is not None:
+    if log_of(model) is not None:
         raise ValueError(
             "llm.optimize: expected a model that is not optimized yet, got an optimized one; "
             "call oxytorch.undo(model) first"

@@ -12,25 +12,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.packed import PackedTensor
-from ..graph.agreement import difference
+from ..graph.agreement import FUSED_LAYER, difference
 from .cache import CacheLayer, rounded_capacity
 from .layer import FusedLayer, RoutedMlp
 from .matching import Unmatched, layer_index, plans, window_of
 from .observing import LayerCalls
 from .plan import Plan, Products
-
-ALLOWED = 1e-5
-"""Largest difference of a layer's output, as a fraction of its largest value, in float32."""
-
-
-ALLOWED_PACKED = {None: 0.02, 8: 0.05, 4: 0.5}
-"""The same of a packed layer's answer to the sample prompt, by the bits of its codes. A layer that
-differs by more is compared with what its own code makes of the same weights."""
-
-ALLOWED_MULTIPLE = {None: 4.0, "int8": 32.0}
-"""How many times the error of its own code in the result's dtype such a layer may err, on a sample
-of few tokens, by what activations are rounded to: 8 bits are about eight times as coarse as
-bfloat16. Never more than `ALLOWED_PACKED` of 4 bits."""
 
 
 class Differs(Exception):
@@ -117,7 +104,7 @@ def choose(calls: LayerCalls, config: Any, likely: Plan | None) -> tuple[Plan, f
         if expected is None:
             expected = original(layer, plan, runs)
         gap = difference(expected, fused(plan.build(layer, Products()), plan, runs))
-        if gap <= ALLOWED:
+        if gap <= FUSED_LAYER:
             return plan, gap
         best = min(best, gap)
     raise Differs(best)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..graph.agreement import TOLERANCE, difference
-from ..quantization.memory import check_available
+from ..rewriting.memory import check_available
 from .cache import KVCache
 from .layer import Attention
 from .model import FusedModel

@@ -10,14 +10,12 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ..graph.recognize import linear_of_module, norm_of_module
+from ..graph.recognize import activation_of_callable, linear_of_module, norm_of_module
+from ..ops._post_op import PostOp
 from ..ops.cached_attention import MOST_DIM
 from . import recipes
-from .layer import ACTIVATIONS
 from .plan import ExpertsPlan, NormPlan, Plan, ProductPlan
 
 
@@ -57,61 +55,62 @@ def plans(
     part = layer.get_submodule(attention)
     if getattr(part, "is_causal", True) is not True:
         raise Unmatched(f"{attention} is not causal")
-    mlps = [*_mlps(layer)]
-    wirings = [*_wirings(layer)]
+    mlps, wirings = [*_mlps(layer)], [*_wirings(layer)]
     head_dim = _head_dim(part, config)
-    rotary = _rotary(arguments)
-    sinks = next((name for name in recipes.SINKS if name in part._parameters), None)
-    query_norm = _head_norm(layer, attention, recipes.QUERY_NORM)
-    key_norm = _head_norm(layer, attention, recipes.KEY_NORM)
-    if (query_norm is None) != (key_norm is None):
-        raise Unmatched("query and key are not normalized alike")
-    flat = query_norm is not None and _width(layer, query_norm) != head_dim
-    caches = [name for name in recipes.CACHE_ARGUMENTS if name in arguments]
+    norms = _head_norms(layer, attention, head_dim)
+    fixed = {**norms, **_fixed(layer, part, attention, arguments, config, position)}
     choices = itertools.product(
         wirings,
         _projections(layer, attention, head_dim),
         mlps,
-        rotary,
+        _rotary(arguments),
         _PAIRS,
         _numbers(part, recipes.SCALE) or (head_dim**-0.5,),
         (*_numbers(part, recipes.SOFTCAP), None),
     )
-    residual_scale = (*_numbers(layer, recipes.RESIDUAL_SCALE), 1.0)[0]
     for wiring, heads, mlp, turning, (interleaved, spread), scale, softcap in choices:
         if turning is None and interleaved:
             continue
-        if flat and not _fits_flat(layer, query_norm, key_norm, heads, head_dim):
+        if norms["flat_norms"] and not _fits_flat(layer, norms, heads, head_dim):
             raise Unmatched(f"{attention} normalizes neither heads nor all of them")
-        if residual_scale != 1.0 and wiring["wiring"] != recipes.WIRINGS[0].name:
+        if fixed["residual_scale"] != 1.0 and wiring["wiring"] != recipes.WIRINGS[0].name:
             continue
         yield Plan(
             attention=attention,
-            layout=heads["layout"],
-            qkv=heads["qkv"],
-            output=heads["output"],
-            heads=heads["heads"],
-            kv_heads=heads["kv_heads"],
             head_dim=head_dim,
             scale=scale,
-            query_norm=query_norm,
-            key_norm=key_norm,
             rotary=0 if turning is None else arguments[turning][0].shape[-1],
             rotary_argument=turning,
             interleaved=interleaved,
             spread=spread,
-            flat_norms=flat,
-            residual_scale=residual_scale,
             softcap=softcap,
-            window=window_of(part, config, position),
-            sinks=None if sinks is None else f"{attention}.{sinks}",
-            cache_argument=caches[0] if caches else None,
-            index=layer_index(part, position),
             results=results,
             arguments=tuple(arguments),
+            **fixed,
+            **heads,
             **wiring,
             **mlp,
         )
+
+
+def _fixed(
+    layer: nn.Module,
+    part: nn.Module,
+    attention: str,
+    arguments: dict[str, Any],
+    config: Any,
+    position: int,
+) -> dict[str, Any]:
+    """What the plans of a layer have in common; part: the module of its attention."""
+    sinks = next((name for name in recipes.SINKS if name in part._parameters), None)
+    caches = [name for name in recipes.CACHE_ARGUMENTS if name in arguments]
+    return {
+        "residual_scale": (*_numbers(layer, recipes.RESIDUAL_SCALE), 1.0)[0],
+        "window": window_of(part, config, position),
+        "sinks": None if sinks is None else f"{attention}.{sinks}",
+        "cache_argument": caches[0] if caches else None,
+        "index": layer_index(part, position),
+    }
 
 
 def linear(layer: nn.Module, path: str) -> tuple[nn.Module, bool]:
@@ -196,54 +195,33 @@ def _head_norm(layer: nn.Module, attention: str, names: tuple[str, ...]) -> Norm
     return norm
 
 
+def _head_norms(layer: nn.Module, attention: str, head_dim: int) -> dict[str, Any]:
+    """The norms of query and key, and whether they are over all heads as one row."""
+    query = _head_norm(layer, attention, recipes.QUERY_NORM)
+    key = _head_norm(layer, attention, recipes.KEY_NORM)
+    if (query is None) != (key is None):
+        raise Unmatched("query and key are not normalized alike")
+    flat = query is not None and _width(layer, query) != head_dim
+    return {"query_norm": query, "key_norm": key, "flat_norms": flat}
+
+
 def _width(layer: nn.Module, norm: NormPlan) -> int:
     return layer.get_submodule(norm.path).get_parameter("weight").numel()
 
 
 def _fits_flat(
-    layer: nn.Module,
-    query_norm: NormPlan | None,
-    key_norm: NormPlan | None,
-    heads: dict[str, Any],
-    head_dim: int,
+    layer: nn.Module, norms: dict[str, Any], heads: dict[str, Any], head_dim: int
 ) -> bool:
     """Whether both norms are over all heads as one row, which lie in blocks."""
-    assert query_norm is not None and key_norm is not None
     wanted = (heads["heads"] * head_dim, heads["kv_heads"] * head_dim)
-    return heads["layout"] == "blocks" and wanted == (
-        _width(layer, query_norm),
-        _width(layer, key_norm),
-    )
+    found = _width(layer, norms["query_norm"]), _width(layer, norms["key_norm"])
+    return heads["layout"] == "blocks" and wanted == found
 
 
 def norm_of(layer: nn.Module, path: str) -> NormPlan | None:
     """Returns what a norm computes, or None for anything else."""
-    module = layer.get_submodule(path)
-    found = norm_of_module(module)
-    if found is not None:
-        return NormPlan(path, found.kind, found.eps)
-    weight = module._parameters.get("weight")
-    if weight is None or weight.dim() != 1 or [*module.children()]:
-        return None
-    x = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
-    x[0] *= 1e-3  # small rows tell one epsilon from another
-    try:
-        with torch.no_grad():
-            result = module(x)
-    except Exception:  # any refusal by a user's module only means that it is something else
-        return None
-    if result.shape != x.shape:
-        return None
-    size, scale = (weight.shape[0],), weight.detach().float()
-    for eps in {v for v in vars(module).values() if isinstance(v, float) and 0 < v < 1e-2}:
-        forms = (
-            (NormPlan(path, "rms_norm", eps, 1.0), F.rms_norm(x, size, scale + 1, eps)),
-            (NormPlan(path, "layer_norm", eps), F.layer_norm(x, size, scale, None, eps)),
-        )
-        for plan, expected in forms:
-            if torch.allclose(result, expected, rtol=1e-5, atol=1e-5):
-                return plan
-    return None
+    found = norm_of_module(layer.get_submodule(path))
+    return None if found is None else NormPlan(path, found.kind, found.eps, found.offset)
 
 
 def _projections(layer: nn.Module, attention: str, head_dim: int) -> Iterator[dict[str, Any]]:
@@ -324,18 +302,25 @@ def mlp_products(layer: nn.Module, path: str) -> tuple[ProductPlan, ProductPlan]
 
 def activation_of(owner: nn.Module) -> str:
     """The name of the activation among `owner`'s attributes."""
-    x = torch.linspace(-8, 8, 101).reshape(1, 101)
     for attribute in recipes.ACTIVATION:
         function: Callable[..., Any] | None = getattr(owner, attribute, None)
         if not callable(function):
             continue
-        with torch.no_grad():
-            found = function(x.clone())
-        for name, known in ACTIVATIONS.items():
-            if torch.allclose(found, known(x), rtol=1e-5, atol=1e-5):
-                return name
-        raise Unmatched(f"its activation {attribute} is none of {', '.join(ACTIVATIONS)}")
+        name = _ACTIVATIONS.get(activation_of_callable(function))
+        if name is None:
+            known = ", ".join(_ACTIVATIONS.values())
+            raise Unmatched(f"its activation {attribute} is none of {known}")
+        return name
     raise Unmatched(f"no activation in {type(owner).__name__}")
+
+
+_ACTIVATIONS: dict[PostOp | None, str] = {
+    PostOp("gelu", (), "none"): "gelu",
+    PostOp("gelu", (), "tanh"): "gelu_tanh",
+    PostOp("silu"): "silu",
+    PostOp("relu"): "relu",
+}
+"""Names of the activations that `layer` computes."""
 
 
 def _experts(layer: nn.Module, path: str, owner: nn.Module) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..graph.agreement import difference
+from ..graph.agreement import LOGITS, difference
 from ..ops.panels import PanelWeight
 from ..quantization.layers import output_head
 from .cache import KVCache
@@ -18,9 +18,6 @@ from .matching import norm_of
 from .observing import Rotation, Rotations, sample_length, sample_tokens
 from .plan import spread
 from .standing import Standing
-
-ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""Largest difference from the logits of the model's own code, as a fraction of the largest."""
 
 _CHANGING = ("dynamic", "longrope")
 """Kinds of rotary embeddings whose angles depend on the length of the prompt."""
@@ -236,7 +233,7 @@ def fuse(
     if not _choose_logits(model, base, forwards, config, seen):
         return None, "it is not known what comes behind its last layer"
     gap = difference(seen.logits, _found(base, tokens))
-    if not gap <= ALLOWED[dtype]:
+    if not gap <= LOGITS[dtype]:
         return None, f"its logits differ by {gap:.1e} of the largest"
     base.standing = ModelStanding(model, base, [forward.standing for forward in forwards])
     return base, ""
@@ -313,7 +310,7 @@ def _choose_embedding(
             with torch.no_grad():
                 found = base.embedded(tokens, 0)
             if found.shape == seen.first.shape and (
-                difference(seen.first, found) <= ALLOWED[base.dtype]
+                difference(seen.first, found) <= LOGITS[base.dtype]
             ):
                 return True
     return False
@@ -332,7 +329,7 @@ def _choose_logits(
             base.norm, base.softcap, base.divisor = norm, softcap, divisor
             with torch.no_grad():
                 found = base.logits(seen.last)
-            if difference(seen.logits[0], found) <= ALLOWED[base.dtype]:
+            if difference(seen.logits[0], found) <= LOGITS[base.dtype]:
                 return True
     return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,45 +121,13 @@ def observe(model: Any, layers: list[LayerCalls], config: Any) -> Observed:
     kind = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
         return Observed(problem=f"{kind} is an encoder and a decoder")
-    calls = {layer.module: layer for layer in layers}
-    phase = "prompt"
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        setattr(calls[module], phase, named_arguments(module, args, kwargs))
-        if phase == "prompt":
-            calls[module].hidden = args[0] if args else kwargs["hidden_states"]
-
-    def results(module: nn.Module, args: Any, output: Any) -> None:
-        calls[module].results = len(output) if isinstance(output, tuple) else 0
-        if phase == "prompt":
-            calls[module].output = output[0] if isinstance(output, tuple) else output
-
-    rotations: Rotations = []
-
-    def rotated(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        pair = isinstance(output, tuple) and len(output) == 2
-        if phase != "prompt" or not pair or not all(isinstance(t, Tensor) for t in output):
-            return
-        named = {name: value for name, value in kwargs.items() if name not in ("x", "position_ids")}
-        rest = args[2 - len(kwargs) + len(named) :]
-        call = Rotation(module, rest, tuple(named.items()))
-        if not any(isinstance(value, Tensor) for value in (*rest, *named.values())):
-            rotations.append((call, output[0]))
-
-    handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in calls]
-    handles += [m.register_forward_hook(results) for m in calls]
-    inside = {part for m in calls for part in m.modules()}
-    handles += [
-        m.register_forward_hook(rotated, with_kwargs=True)
-        for m in model.modules()
-        if m not in inside and not [*m.parameters()]
-    ]
+    watch = _Watch({layer.module: layer for layer in layers})
     problem = ""
     try:
-        tokens = sample_tokens(model, sample_length(config) + 1)
-        with torch.no_grad():
+        with watch.watching(model), torch.no_grad():
+            tokens = sample_tokens(model, sample_length(config) + 1)
             cache = _after_prompt(model, tokens[:, :-1])
-            phase = "token"
+            watch.phase = "token"
             if cache:
                 token = _given(model, tokens, tokens.shape[1] - 1)
                 model(**token, use_cache=True, **cache)
@@ -167,10 +136,55 @@ def observe(model: Any, layers: list[LayerCalls], config: Any) -> Observed:
     except Exception as error:  # such a model wants more than tokens: it is told, and left
         line = (str(error).splitlines() or [""])[0]
         problem = f"{kind} does not run on tokens alone ({type(error).__name__}: {line})"
-    finally:
-        for handle in handles:
-            handle.remove()
-    return Observed(rotations, problem)
+    return Observed(watch.rotations, problem)
+
+
+class _Watch:
+    """Notes the calls of decoder layers, and of what makes rotary angles outside of them.
+
+    phase: "prompt" or "token".
+    """
+
+    def __init__(self, calls: dict[nn.Module, LayerCalls]) -> None:
+        self.phase = "prompt"
+        self.rotations: Rotations = []
+        self._calls = calls
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        handles = [m.register_forward_pre_hook(self._called, with_kwargs=True) for m in self._calls]
+        handles += [m.register_forward_hook(self._returned) for m in self._calls]
+        inside = {part for m in self._calls for part in m.modules()}
+        handles += [
+            m.register_forward_hook(self._rotated, with_kwargs=True)
+            for m in model.modules()
+            if m not in inside and not [*m.parameters()]
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        setattr(self._calls[module], self.phase, named_arguments(module, args, kwargs))
+        if self.phase == "prompt":
+            self._calls[module].hidden = args[0] if args else kwargs["hidden_states"]
+
+    def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._calls[module].results = len(output) if isinstance(output, tuple) else 0
+        if self.phase == "prompt":
+            self._calls[module].output = output[0] if isinstance(output, tuple) else output
+
+    def _rotated(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        pair = isinstance(output, tuple) and len(output) == 2
+        if self.phase != "prompt" or not pair or not all(isinstance(t, Tensor) for t in output):
+            return
+        named = {name: value for name, value in kwargs.items() if name not in ("x", "position_ids")}
+        rest = args[2 - len(kwargs) + len(named) :]
+        call = Rotation(module, rest, tuple(named.items()))
+        if not any(isinstance(value, Tensor) for value in (*rest, *named.values())):
+            self.rotations.append((call, output[0]))
 
 
 def _after_prompt(model: Any, tokens: Tensor) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,14 +9,12 @@ import torch
 from torch import nn
 
 from ..core.packed import PackedTensor
+from ..graph.agreement import FUSED_LAYER, PACKED_LAYER, PACKED_MULTIPLE
 from ..ops.panels import PanelWeight
-from ..optimize import undo
-from ..optimize.copies import Separation, copied
-from ..optimize.record import ATTRIBUTE, Change, ForwardSet, Record
-from ..optimize.report import Entry
 from ..quantization.configs import WeightConfig
 from ..quantization.layers import output_head
-from ..quantization.quantize import nbytes
+from ..rewriting.changes import AttributeSet, ChangeLog, rewriting
+from ..rewriting.copies import Separation, copied
 from . import checking
 from .arguments import (
     cache_dtype_of,
@@ -33,7 +30,7 @@ from .layer import FusedLayer, Mlp
 from .matching import Unmatched
 from .model import FusedModel, fuse
 from .observing import LayerCalls, Rotations, decoder_layers, move, observe
-from .packing import Packer, settle
+from .packing import Packer
 from .parts import improve_parts, set_norm_forward, stored_transposed
 from .plan import Plan
 from .report import LanguageModelReport
@@ -94,7 +91,6 @@ def optimize(
     elif head != "weights":
         head_config = weight_config(head, group_size, activation_dtype)
     cache_dtype = cache_dtype_of(kv_cache, dtype)
-    began = time.perf_counter()
     text = text_config(model)
     layers = decoder_layers(model)
     observed = observe(model, layers, text)
@@ -113,28 +109,20 @@ def optimize(
         ["llm.optimize"],
         kv_cache=next(name for name, known in DTYPES.items() if known == cache_dtype),
         layers=len(layers),
-        allowed=checking.ALLOWED,
-        bytes_before=nbytes(model),
+        allowed=FUSED_LAYER,
     )
-    record = Record(report)
-    result.__dict__[ATTRIBUTE] = record
-    try:
-        work = _Work(result, record, dtype, config, cache_dtype, not inplace, has_room)
+    with rewriting(result, report) as log:
+        work = _Work(result, log, dtype, config, cache_dtype, not inplace, has_room)
         work.layers(layers, text, observed.problem, progress)
         work.rest(head_config)
         if not inplace:
             Separation(model)(result)  # buffers
         work.whole(layers, rotations, text)
         work.note()
-    except BaseException:
-        undo(result)
-        raise
-    settle(record.changes)
+    log.settle()
     stored = [p for layer in layers for p in layer.module.parameters() if p.dim() > 1]
     report.weights = _formats(stored, dtype)
     report.head = _formats([*output_head(result).parameters()][:1], dtype)  # type: ignore[union-attr]
-    report.seconds = time.perf_counter() - began
-    report.bytes_after = nbytes(result)
     return result
 
 
@@ -144,7 +132,7 @@ class _Work:
     def __init__(
         self,
         model: nn.Module,
-        record: Record,
+        log: ChangeLog,
         dtype: torch.dtype,
         config: WeightConfig | None,
         cache_dtype: torch.dtype,
@@ -152,10 +140,10 @@ class _Work:
         keeps: bool,
     ) -> None:
         self.model = model
-        self.record = record
-        self.report: LanguageModelReport = record.report  # type: ignore[assignment]
+        self.log = log
+        self.report: LanguageModelReport = log.report  # type: ignore[assignment]
         self.dtype = dtype
-        self.packer = Packer(record, dtype, config, separate, keeps)
+        self.packer = Packer(log, dtype, config, separate, keeps)
         self.cache_dtype = cache_dtype
         self.forwards: list[LayerForward] = []
 
@@ -174,21 +162,22 @@ class _Work:
         for done, calls in enumerate(layers):
             if progress is not None:
                 progress(done, len(layers))
-            begin = len(self.record.changes)
+            begin = len(self.log.changes)
             try:
                 if problem or not calls.token:
                     raise Unmatched(problem or "a token does not reach it")
                 plan, gap = chooser.choose(calls)
                 self._fuse(calls, plan, gap)
             except (Unmatched, checking.Differs) as reason:
-                self._take_back(begin)
+                self.log.undo(begin)  # parameters are the user's again
                 if isinstance(reason, checking.Differs):
                     self.report.differing.append(reason.gap)
                 self._leave(calls, str(reason))
             else:
                 self.report.fused += 1
                 self.report.difference = max(self.report.difference, gap)
-            self._settle(begin)
+            if not self.packer.keeps:
+                self.log.settle(begin)
         if progress is not None:
             progress(len(layers), len(layers))
 
@@ -205,15 +194,15 @@ class _Work:
             set_norm_forward(layer, norm, self.packer)
         if isinstance(fused.mlp, Mlp) and fused.mlp.up.gated and plan.mlp:
             owner = layer.get_submodule(plan.mlp)
-            self.record.changes.append(ForwardSet(owner, MlpForward(owner, fused.mlp)))
+            self.log.set_forward(owner, MlpForward(owner, fused.mlp))
         rotated = None
         if plan.rotary_argument is not None:
             rotated = calls.prompt[plan.rotary_argument][0]
         self._check_packed(calls, plan, fused, is_first=tried > 0)
         forward = LayerForward(layer, plan, fused, self.cache_dtype, rotated)
-        self.record.changes.append(ForwardSet(layer, forward))
+        self.log.set_forward(layer, forward)
         self.forwards.append(forward)
-        self._note(calls.path, True, f"{type(layer).__name__}: {plan.wiring}")
+        self.log.applied("llm", calls.path, f"{type(layer).__name__}: {plan.wiring}")
 
     def _check_packed(
         self, calls: LayerCalls, plan: Plan, fused: FusedLayer, is_first: bool
@@ -225,7 +214,7 @@ class _Work:
         """
         gap = checking.packed_gap(fused, plan, calls, self.dtype, self.cache_dtype)
         config = self.packer.config
-        is_near = gap <= checking.ALLOWED_PACKED[None if config is None else config.bits]
+        is_near = gap <= PACKED_LAYER[None if config is None else config.bits]
         if not is_near or (is_first and config is not None):
             self._check_rounding(calls, plan, fused)
         self.report.packed_difference = max(self.report.packed_difference, gap)
@@ -239,9 +228,9 @@ class _Work:
         )
         is_quantized = any(weight.format != "bf16" for weight in panels)
         gap, own = checking.gap_of_own_weights(fused, plan, calls, self.dtype)
-        least = checking.ALLOWED_PACKED[8 if is_quantized else None]
-        most = checking.ALLOWED_PACKED[4]
-        allowed = min(max(least, checking.ALLOWED_MULTIPLE[activation_dtype] * own), most)
+        least = PACKED_LAYER[8 if is_quantized else None]
+        most = PACKED_LAYER[4]
+        allowed = min(max(least, PACKED_MULTIPLE[activation_dtype] * own), most)
         if not gap <= allowed:
             raise checking.Differs(
                 gap,
@@ -249,21 +238,10 @@ class _Work:
                 f"{allowed:.1e}",
             )
 
-    def _take_back(self, begin: int) -> None:
-        """Takes back the changes from number `begin` on: parameters are the user's again."""
-        changes = self.record.changes
-        while len(changes) > begin:
-            changes.pop().undo({})
-
-    def _settle(self, begin: int) -> None:
-        """Frees what was replaced by the changes from number `begin` on, unless it fits beside."""
-        if not self.packer.keeps:
-            settle(self.record.changes[begin:])
-
     def _leave(self, calls: LayerCalls, reason: str) -> None:
-        self._note(calls.path, False, f"{type(calls.module).__name__}: {reason}")
+        self.log.skipped("llm", calls.path, f"{type(calls.module).__name__}: {reason}")
         for path, detail in improve_parts(calls.module, self.packer):
-            self._note(f"{calls.path}.{path}", True, detail)
+            self.log.applied("llm", f"{calls.path}.{path}", detail)
 
     def rest(self, head_config: WeightConfig | None) -> None:
         """The output head, and the dtype of all that is neither in it nor in a layer."""
@@ -275,7 +253,7 @@ class _Work:
                 self.packer.config = head_config
                 self.packer.head(head, form, self.model)
                 if isinstance(head._parameters["weight"], PackedTensor):
-                    self._note(paths[head], True, "output head packed")
+                    self.log.applied("llm", paths[head], "output head packed")
         self.packer.cast_rest(self.model, set(), set())
         embedding: Any = self.model
         weight = embedding.get_input_embeddings()._parameters.get("weight")
@@ -294,40 +272,26 @@ class _Work:
         last = found.norm
         if last is not None and "forward" not in last.module.__dict__:
             # Both ways of generating round alike.
-            self.record.changes.append(ForwardSet(last.module, NormForward(last.module, last)))
-        self.record.changes.append(_ModelSet(self.model, found))
+            self.log.set_forward(last.module, NormForward(last.module, last))
+        self.log.changes.append(AttributeSet(self.model, FUSED, found))
         self.report.whole = True
 
     def note(self) -> None:
         """Takes the modules as they are now as what their new forwards were made of."""
         fused = fused_model(self.model)
         standings = [] if fused is None else [fused.standing]
-        for change in self.record.changes:
-            if isinstance(change, ForwardSet):
-                standings.append(getattr(change.forward, "standing", None))
-                if isinstance(change.forward, TiedHeadForward):
-                    change.forward.plain = change.forward.owner._parameters["weight"]
-                    change.forward.renew()
+        for forward in self.log.forwards():
+            standings.append(getattr(forward, "standing", None))
+            if isinstance(forward, TiedHeadForward):
+                forward.plain = forward.owner._parameters["weight"]
+                forward.renew()
         for standing in standings:
             if standing is not None:
                 standing.note()
 
-    def _note(self, path: str, done: bool, detail: str) -> None:
-        self.report.entries.append(Entry("llm", path, done, detail))
-
 
 FUSED = "_oxytorch_fused_model"
-
-
-class _ModelSet(Change):
-    """The model got the record of its whole step."""
-
-    def __init__(self, model: nn.Module, fused: FusedModel) -> None:
-        self.model = model
-        model.__dict__[FUSED] = fused
-
-    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        self.model.__dict__.pop(FUSED, None)
+"""The attribute that holds the record of the model's whole step."""
 
 
 def fused_model(model: nn.Module) -> FusedModel | None:

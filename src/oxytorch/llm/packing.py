@@ -16,64 +16,16 @@ from ..core.packed import PackedTensor
 from ..graph.forward import Forward
 from ..ops.panels import PanelWeight
 from ..ops.panels.layout import OUTPUTS
-from ..optimize.passes.pack import plain_state
-from ..optimize.record import BufferSet, Change, ForwardSet, HookAdded, Record
 from ..quantization.configs import WeightConfig
 from ..quantization.joining import whole_of
 from ..quantization.layers import PanelForward
 from ..quantization.weights import ReorderedPanelWeight, quantized
+from ..rewriting.changes import BufferSet, ChangeLog, ParameterSet, Untied
 from .layer import Product
 from .matching import Unmatched
 from .plan import ProductPlan, Products
-from .tied import HeadSet, TiedEmbeddingForward, TiedHeadForward, TiedState
+from .tied import TiedEmbeddingForward, TiedHeadForward, TiedState
 from .weights import RowsWeight, StackedWeight
-
-
-class WeightSet(Change):
-    """A parameter became a part of a joined weight, or was cast; `undo` makes it what it was.
-
-    Until it is settled that is the parameter itself, and then one of the values that there are.
-    """
-
-    def __init__(self, module: nn.Module, name: str, tensor: Tensor) -> None:
-        before = module._parameters[name]
-        assert before is not None
-        self.before: nn.Parameter | None = before
-        self.module = module
-        self.name = name
-        self.dtype = before.dtype
-        self.was_packed = isinstance(before, PackedTensor)
-        if not isinstance(tensor, nn.Parameter):
-            tensor = nn.Parameter(tensor, before.requires_grad)
-        module._parameters[name] = tensor
-
-    def settle(self) -> None:
-        """Let go of the parameter that was replaced."""
-        self.before = None
-
-    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        if self.before is not None:
-            self.module._parameters[self.name] = self.before
-            return
-        now = self.module._parameters[self.name]
-        if now is None:
-            return
-        if now not in restored:
-            if isinstance(now, PanelWeight) and self.was_packed:
-                values: Tensor = now.copy()
-            elif isinstance(now, PackedTensor):
-                values = now.values().to(self.dtype)
-            else:
-                values = now.detach().to(self.dtype).clone()
-            restored[now] = nn.Parameter(values, now.requires_grad)
-        self.module._parameters[self.name] = restored[now]
-
-
-def settle(changes: list[Change]) -> None:
-    """Free the parameters that changes replaced: these stay."""
-    for change in changes:
-        if isinstance(change, WeightSet):
-            change.settle()
 
 
 class OwnForward(Forward):
@@ -95,13 +47,13 @@ class Packer(Products):
 
     def __init__(
         self,
-        record: Record,
+        log: ChangeLog,
         dtype: torch.dtype,
         config: WeightConfig | None,
         separate: bool,
         keeps: bool,
     ) -> None:
-        self.record = record
+        self.log = log
         self.dtype = dtype
         self.config = config
         self.separate = separate
@@ -215,21 +167,21 @@ class Packer(Products):
 
     def set_weight(self, module: nn.Module, name: str, tensor: Tensor) -> None:
         """Replaces a parameter by one of the same values; packed ones get a forward and a hook."""
-        changes = self.record.changes
-        if isinstance(tensor, nn.Parameter):
-            tensor = tensor.detach()
         already = "forward" in module.__dict__
-        changes.append(WeightSet(module, name, tensor))
-        own = module._parameters[name]
-        assert own is not None
+        before = module._parameters[name]
+        assert before is not None
+        own = nn.Parameter(tensor.detach(), before.requires_grad)
+        self._replace(module, name, own)
         self._made.add(own)
         if isinstance(tensor, PackedTensor):
-            handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
-            changes.append(HookAdded(module, "_state_dict_hooks", handle.id))
+            self.log.keep_plain_state(module)
         if isinstance(tensor, PackedTensor) and not already:
             is_panels = isinstance(tensor, (PanelWeight, ReorderedPanelWeight))
             kind = PanelForward if is_panels else OwnForward
-            changes.append(ForwardSet(module, kind(module)))
+            self.log.set_forward(module, kind(module))
+
+    def _replace(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        self.log.changes.append(ParameterSet(module, name, parameter, keeps_before=True))
 
     def head(self, module: nn.Module, transposed: bool, model: nn.Module) -> None:
         """Packs the output head; an embedding that shares its weight keeps the plain one."""
@@ -246,15 +198,16 @@ class Packer(Products):
             return
         whole = self.packed(module, ProductPlan(("the output head",), transposed))
         stored = reordered(whole, transposed, None)
-        changes = self.record.changes
-        changes.append(HeadSet(module, stored, others[0]))
-        for hook in (plain_state, TiedState(others[0])):
-            handle = module.register_state_dict_post_hook(hook)  # type: ignore[no-untyped-call]
-            changes.append(HookAdded(module, "_state_dict_hooks", handle.id))
+        own = nn.Parameter(stored, requires_grad=False)
+        self.log.changes.append(Untied(module, "weight", own, (others[0], "weight")))
+        self.log.keep_plain_state(module)
+        tied_state = TiedState(others[0])
+        handle = module.register_state_dict_post_hook(tied_state)  # type: ignore[no-untyped-call]
+        self.log.add_hook(module, "_state_dict_hooks", handle)
         forward = TiedHeadForward(module, others[0])
-        changes.append(ForwardSet(module, forward))
+        self.log.set_forward(module, forward)
         if "forward" not in others[0].__dict__:
-            changes.append(ForwardSet(others[0], TiedEmbeddingForward(others[0], forward)))
+            self.log.set_forward(others[0], TiedEmbeddingForward(others[0], forward))
         bias = module._parameters.get("bias")
         if bias is not None:
             self.set_weight(module, "bias", self.own(bias))
@@ -279,7 +232,7 @@ class Packer(Products):
                         values = self.own(parameter)
                         self._cast[parameter] = nn.Parameter(values, parameter.requires_grad)
                         self._made.add(self._cast[parameter])
-                    self.record.changes.append(WeightSet(module, name, self._cast[parameter]))
+                    self._replace(module, name, self._cast[parameter])
 
     def cast_buffers(self, model: nn.Module, width: int) -> None:
         """Casts buffers as `from_pretrained(dtype=...)` does: those of the state dictionary, but
@@ -298,7 +251,7 @@ class Packer(Products):
                 is_saved = name not in module._non_persistent_buffers_set
                 if is_table or (is_saved and not is_kept(f"{path}.{name}")):
                     cast = buffer.detach().to(self.dtype)
-                    self.record.changes.append(BufferSet(module, name, cast))
+                    self.log.changes.append(BufferSet(module, name, cast))
 
     def _sorted(self, module: nn.Module, plan: ProductPlan) -> Product:
         weight = module.get_parameter("weight").detach()

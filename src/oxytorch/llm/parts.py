@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from ..core.packed import PackedTensor
-from ..graph.agreement import difference
+from ..graph.agreement import FUSED_LAYER, difference
 from ..graph.recognize import linear_of_module
-from ..optimize.record import ForwardSet
 from . import recipes
-from .checking import ALLOWED, wide_copy
+from .checking import wide_copy
 from .forwards import MlpForward, NormForward
 from .layer import Mlp
 from .matching import Unmatched, activation_of, find, mlp_products, norm_of
@@ -57,7 +56,7 @@ def set_norm_forward(layer: nn.Module, norm: NormPlan, packer: Packer) -> bool:
     module = layer.get_submodule(norm.path)
     if "forward" in module.__dict__:
         return False
-    packer.record.changes.append(ForwardSet(module, NormForward(module, norm.build(layer))))
+    packer.log.set_forward(module, NormForward(module, norm.build(layer)))
     return True
 
 
@@ -99,8 +98,8 @@ def _gated_mlp(layer: nn.Module, wide: nn.Module, packer: Packer) -> tuple[str, 
         return None
     with torch.no_grad():
         gap = difference(expected, trial(x, None))
-    if not isinstance(expected, torch.Tensor) or gap > ALLOWED:
+    if not isinstance(expected, torch.Tensor) or gap > FUSED_LAYER:
         return None
     fused = Mlp(packer.of(layer, up), packer.of(layer, down), activation_fn)
-    packer.record.changes.append(ForwardSet(module, MlpForward(module, fused)))
+    packer.log.set_forward(module, MlpForward(module, fused))
     return path, {*up.paths, *down.paths}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..optimize.report import Report, table
-from ..quantization.memory import size_text
+from ..rewriting.memory import size_text
+from ..rewriting.report import Report
 
 
 @dataclass
@@ -45,9 +45,7 @@ class LanguageModelReport(Report):
                 f"{self.difference:.1e} of the largest value (allowed {self.allowed:.1e}); "
                 f"with packed weights {self.packed_difference:.1e} of the answer's size"
             )
-        lines += ["done", *(table(self.done) or ["  nothing"])]
-        if self.left:
-            lines += ["left alone", *table(self.left)]
+        lines += self.sections()
         if self.differing:
             lines.append(
                 f"  layers that were left differ by {min(self.differing):.1e} to "

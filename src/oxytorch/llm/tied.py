@@ -10,21 +10,8 @@ from torch.compiler import is_dynamo_compiling
 
 from ..core.packed import PackedTensor
 from ..graph.forward import Forward, with_parameters
-from ..optimize.record import Change
 from ..quantization.layers import PanelForward
 from .weights import stored_form
-
-
-class HeadSet(Change):
-    """A head whose weight an embedding shares got a packed one; `undo` ties them again."""
-
-    def __init__(self, module: nn.Module, tensor: Tensor, owner: nn.Module) -> None:
-        self.module = module
-        self.owner = owner
-        module._parameters["weight"] = nn.Parameter(tensor, requires_grad=False)
-
-    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        self.module._parameters["weight"] = self.owner._parameters["weight"]
 
 
 class TiedHeadForward(PanelForward):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
@@ -11,14 +10,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from ..core.packed import PackedTensor
 from ..graph.state import random_unmoved
+from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of, rewriting
+from ..rewriting.copies import Separation, copied
+from ..rewriting.memory import nbytes
+from ..rewriting.report import Entry, Report
 from .context import Context, observe
-from .copies import Separation, copied
 from .passes import DEFAULT, PASSES, boundaries, replay
 from .passes.cast import dtypes, made_for
-from .record import ATTRIBUTE, QUANTIZED, Record, record_of
-from .report import Entry, Report
 from .sample import Sample
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -156,10 +155,10 @@ def _optimized(
             report.verified = compare(reference, result, sample)
         separate(result)
     except BaseException:
-        if inplace and record_of(result) is not None:
+        if inplace and log_of(result) is not None:
             undo(result)
         raise
-    report.bytes_after = _nbytes(result)
+    report.bytes_after = nbytes(result)
     return result
 
 
@@ -176,7 +175,7 @@ def explain(model: nn.Module) -> Report:
     Of a model that was only quantized, the report of `quantize_`. Raises ValueError where the model
     is neither.
     """
-    return _record(model, "explain")[1].report
+    return _last_log(model, "explain")[1].report
 
 
 def undo(model: _Model) -> _Model:
@@ -187,20 +186,20 @@ def undo(model: _Model) -> _Model:
     call takes back the optimization and the second one the quantization. Raises ValueError where
     there is nothing to take back.
     """
-    attribute, record = _record(model, "undo")
-    record.undo()
+    attribute, log = _last_log(model, "undo")
+    log.undo()
     delattr(model, attribute)
     return model
 
 
-def _record(model: nn.Module, caller: str) -> tuple[str, Record]:
+def _last_log(model: nn.Module, caller: str) -> tuple[str, ChangeLog]:
     """Return what was done last to a model, and the attribute that holds it."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{caller}: expected model to be a torch.nn.Module, got {_kind(model)}")
     for attribute in (ATTRIBUTE, QUANTIZED):
-        record = record_of(model, attribute)
-        if record is not None:
-            return attribute, record
+        log = log_of(model, attribute)
+        if log is not None:
+            return attribute, log
     raise ValueError(
         f"{caller}: expected a model returned by oxytorch.optimize, got a "
         f"{type(model).__name__} that it has not seen"
@@ -219,7 +218,7 @@ def _check_kind(model: nn.Module) -> None:
 
 def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
     _check_kind(model)
-    if record_of(model) is not None:
+    if log_of(model) is not None:
         raise ValueError(
             "optimize: expected a model that is not optimized yet, got an optimized one; "
             "call oxytorch.undo(model) first"
@@ -262,19 +261,15 @@ def _optimize_in_place(
     names: tuple[str, ...],
     separate: Callable[[nn.Module], None],
 ) -> None:
-    began = time.perf_counter()
     wanted = {} if dtype is None else dtypes(model, dtype)
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
     report = Report(type(model).__name__, "/".join(distinct) or "dtypes as they are", list(names))
-    report.bytes_before = _nbytes(model)
-    record = Record(report)
-    model.__dict__[ATTRIBUTE] = record
     given = wanted if "cast" in names else {}
-    context = Context(model, given, record, names, separate, sample=sample)
-    if "cast" in names and dtype is not None:
-        context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
-        context.dtype, context.made_for = context.rules.get(""), made_for(model)
-    try:
+    with rewriting(model, report) as log:
+        context = Context(model, given, log, names, separate, sample=sample)
+        if "cast" in names and dtype is not None:
+            context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
+            context.dtype, context.made_for = context.rules.get(""), made_for(model)
         observe(context)
         boundaries.prepare(context)
         for run in dict.fromkeys(PASSES[name][1] for name in _ordered(names)):
@@ -283,13 +278,8 @@ def _optimize_in_place(
                 boundaries.settle(context, [*context.paths])
             run(context)
         boundaries.settle(context, [*context.paths])
-    except BaseException:
-        undo(model)
-        raise
-    context.finish()
-    _name_the_rest(context)
-    report.seconds = time.perf_counter() - began
-    report.bytes_after = _nbytes(model)
+        context.finish()
+        _name_the_rest(context)
 
 
 def _ordered(names: tuple[str, ...]) -> list[str]:
@@ -298,7 +288,7 @@ def _ordered(names: tuple[str, ...]) -> list[str]:
 
 def _name_the_rest(context: Context) -> None:
     """Name the layers that no pass touched."""
-    touched = {entry.module for entry in context.record.report.entries}
+    touched = {entry.module for entry in context.log.report.entries}
     fused = context.fused_layers
     absorbed = {folded.norm for folded in context.folds.values()}
     for module, path in context.paths.items():
@@ -307,30 +297,17 @@ def _name_the_rest(context: Context) -> None:
         if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Identity)):
             continue
         if module in context.patched:
-            context.left("-", module, f"{type(module).__name__}: has a forward of its own")
+            context.skipped("-", module, f"{type(module).__name__}: has a forward of its own")
             continue
         reads_itself = module in context.closed
         if [*module.children()] and not reads_itself:
             continue
         if reads_itself and [*module.children()]:
-            context.left("-", module, f"{type(module).__name__}: reads its parts' weights itself")
+            context.skipped(
+                "-", module, f"{type(module).__name__}: reads its parts' weights itself"
+            )
         elif any(True for _ in module.parameters()) and not reads_itself:
-            context.left("-", module, f"{type(module).__name__}: nothing faster known")
-
-
-def _nbytes(model: nn.Module) -> int:
-    return sum(_bytes(p) for p in model.parameters() if p.device.type != "meta")
-
-
-def _bytes(parameter: torch.Tensor) -> int:
-    if isinstance(parameter, PackedTensor):
-        return parameter.nbytes_packed()
-    if parameter.layout == torch.sparse_coo:
-        return parameter._indices().nbytes + parameter._values().nbytes
-    if parameter.layout == torch.sparse_csr:
-        parts = (parameter.crow_indices(), parameter.col_indices(), parameter.values())
-        return sum(part.nbytes for part in parts)
-    return parameter.numel() * parameter.element_size()
+            context.skipped("-", module, f"{type(module).__name__}: nothing faster known")
 
 
 def _nothing(part: nn.Module) -> None:

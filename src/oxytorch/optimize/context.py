@@ -15,9 +15,7 @@ from ..graph.fused import Folded
 from ..graph.recognize import Recognizer
 from ..graph.record import Record, recorded, refuse_differences
 from ..graph.steps import Value
-from .record import BufferSet, Change, ForwardSet, HookAdded, ParameterSet
-from .record import Record as Changes
-from .report import Entry
+from ..rewriting.changes import BufferSet, ChangeLog, ParameterSet
 from .sample import Sample
 
 CLOSED = (
@@ -78,7 +76,7 @@ class Context:
 
     model: nn.Module
     dtype_of: Mapping[nn.Module, torch.dtype]
-    record: Changes
+    log: ChangeLog
     passes: tuple[str, ...]
     separate: Callable[[nn.Module], None]
     dtype: torch.dtype | None = None
@@ -185,28 +183,20 @@ class Context:
             for made in getattr(inner, "programs", ()):
                 made.sources.note()
 
-    def did(self, pass_name: str, module: nn.Module, detail: str) -> None:
-        self.record.report.entries.append(Entry(pass_name, self.paths[module], True, detail))
+    def applied(self, pass_name: str, module: nn.Module, detail: str) -> None:
+        self.log.applied(pass_name, self.paths[module], detail)
 
-    def left(self, pass_name: str, module: nn.Module, reason: str) -> None:
-        self.record.report.entries.append(Entry(pass_name, self.paths[module], False, reason))
-
-    def change(self, change: Change) -> None:
-        self.record.changes.append(change)
-
-    def set_forward(self, module: nn.Module, forward: Any) -> None:
-        self.change(ForwardSet(module, forward))
+    def skipped(self, pass_name: str, module: nn.Module, reason: str) -> None:
+        self.log.skipped(pass_name, self.paths[module], reason)
 
     def set_parameter(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         """Make a parameter another one, in all modules that hold it."""
         owners = self.owners.get(id(module._parameters[name]), [(module, name)])
-        self.change(ParameterSet(module, name, parameter, owners=owners, keeps_object=True))
+        change = ParameterSet(module, name, parameter, owners=owners, keeps_object=True)
+        self.log.changes.append(change)
 
     def set_buffer(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
-        self.change(BufferSet(module, name, buffer))
-
-    def add_hook(self, module: nn.Module, registry: str, handle: Any) -> None:
-        self.change(HookAdded(module, registry, handle.id))
+        self.log.changes.append(BufferSet(module, name, buffer))
 
     def target_dtype(self, module: nn.Module, parameter: torch.Tensor) -> torch.dtype:
         """The dtype that a module's parameter is to have."""

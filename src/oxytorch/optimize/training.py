@@ -22,10 +22,11 @@ from torch.optim.optimizer import Optimizer
 from .. import optim
 from ..optim import _split, _wishes
 from ..optim._base import FusedOptimizer
+from ..rewriting.changes import ATTRIBUTE, AttributeSet, Change, ChangeLog, log_of
+from ..rewriting.memory import nbytes
+from ..rewriting.report import Report
 from . import processes
 from .passes.cast import dtypes
-from .record import ATTRIBUTE, Change, ForwardSet, HookAdded, Record, record_of
-from .report import Entry, Report
 from .training_modules import (
     TAKE_ANY,
     Bfloat16Forward,
@@ -51,7 +52,7 @@ _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """Hooks that the user registered; copying an optimizer loses them."""
 
 
-class TrainingRecord(Record):
+class TrainingLog(ChangeLog):
     """Of a model that is trained, which more optimizers may join; dtype: what was asked for."""
 
     def __init__(self, report: Report, dtype: Any) -> None:
@@ -74,18 +75,6 @@ class _Split(Change):
                 _split.join(parameter)
 
 
-class _MethodSet(Change):
-    """A method of a module is stood in for by one in its own dictionary."""
-
-    def __init__(self, module: nn.Module, name: str, instead: Any) -> None:
-        self.module = module
-        self.name = name
-        module.__dict__[name] = instead
-
-    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        self.module.__dict__.pop(self.name, None)
-
-
 def optimize_for_training(
     model: nn.Module,
     optimizer: Optimizer,
@@ -93,7 +82,7 @@ def optimize_for_training(
     inplace: bool,
 ) -> tuple[nn.Module, Optimizer]:
     """See `oxytorch.optimize`."""
-    record = _check(model, optimizer, dtype, inplace)
+    log = _check(model, optimizer, dtype, inplace)
     began = time.perf_counter()
     hooks = {name: {**getattr(optimizer, name)} for name in _STEP_HOOKS}
     if not inplace:
@@ -102,41 +91,37 @@ def optimize_for_training(
     is_known = fused_class is not None or isinstance(optimizer, FusedOptimizer)
     wanted = {} if dtype is None else dtypes(model, dtype)
     layers: list[nn.Module] = []
-    if record is None:
+    if log is None:
         kinds = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
         kind = "/".join(kinds) or "dtypes as they are"
-        record = TrainingRecord(Report(type(model).__name__, kind, ["training"]), dtype)
-        record.report.bytes_before = _nbytes(model)
+        log = TrainingLog(Report(type(model).__name__, kind, ["training"]), dtype)
+        log.report.bytes_before = nbytes(model)
         if is_known and dtype is not None:
-            layers = _prepare_layers(model, wanted, record)
+            layers = _prepare_layers(model, wanted, log)
             if layers:
-                _watch_modules(model, record)
+                _watch_modules(model, log)
     else:
         _prepare_later(model)
-    report = record.report
+    report = log.report
     if is_known:
         optimizer = _fused(optimizer, fused_class)
-        _report_layers(model, layers, report)
+        _report_layers(model, layers, log)
         held = (own for group in optimizer.param_groups for own in group["params"])
         kept = " with split weights" if any(map(_is_split, held)) else ""
-        report.entries.append(
-            Entry("optimizer", "", True, f"{type(optimizer).__name__}, fused step{kept}")
-        )
+        log.applied("optimizer", "", f"{type(optimizer).__name__}, fused step{kept}")
     else:
         name = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
-        report.entries.append(
-            Entry("optimizer", "", False, f"{name} is not known: it and all weights are as before")
-        )
+        log.skipped("optimizer", "", f"{name} is not known: it and all weights are as before")
     for name, found in hooks.items():
         getattr(optimizer, name).update(found)
-    model.__dict__[ATTRIBUTE] = record
-    report.bytes_after = _nbytes(model)
+    model.__dict__[ATTRIBUTE] = log
+    report.bytes_after = nbytes(model)
     report.seconds = time.perf_counter() - began
     return model, optimizer
 
 
-def _check(model: nn.Module, optimizer: Any, dtype: Any, inplace: bool) -> TrainingRecord | None:
-    """Refuses what cannot be done; returns the record of a model that is trained already."""
+def _check(model: nn.Module, optimizer: Any, dtype: Any, inplace: bool) -> TrainingLog | None:
+    """Refuses what cannot be done; returns the log of a model that is trained already."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             "optimize: expected optimizer to be a torch.optim.Optimizer, "
@@ -157,21 +142,21 @@ def _check(model: nn.Module, optimizer: Any, dtype: Any, inplace: bool) -> Train
     own = {id(p) for p in model.parameters()}
     if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("optimize: expected optimizer to hold parameters of model, got none")
-    record = record_of(model)
-    if record is None:
+    log = log_of(model)
+    if log is None:
         return None
-    if not isinstance(record, TrainingRecord):
+    if not isinstance(log, TrainingLog):
         raise ValueError(
             "optimize: expected a model that is not optimized yet, got one that is optimized for "
             "inference; call oxytorch.undo(model) first"
         )
-    if not inplace or dtype not in (None, record.dtype):
+    if not inplace or dtype not in (None, log.dtype):
         raise ValueError(
             "optimize: expected inplace=True and the same dtype or None for one more optimizer of "
             f"a model that is trained already, got inplace={inplace} and dtype={dtype}; "
             "undo(model) begins anew"
         )
-    return record
+    return log
 
 
 def _copied(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
@@ -192,7 +177,7 @@ def _copied(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimize
 
 
 def _prepare_layers(
-    model: nn.Module, wanted: Mapping[nn.Module, torch.dtype], record: Record
+    model: nn.Module, wanted: Mapping[nn.Module, torch.dtype], log: ChangeLog
 ) -> list[nn.Module]:
     """Prepares modules that are not prepared yet for split weights.
 
@@ -203,18 +188,18 @@ def _prepare_layers(
     layers = [m for m in modules if wanted.get(m) == torch.bfloat16 and m not in refused]
     for path, module in model.named_modules():
         if module in refused and module in modules:
-            record.report.entries.append(Entry("cast", path, False, refused[module]))
-    if not layers and not record.changes:
+            log.skipped("cast", path, refused[module])
+    if not layers and not log.changes:
         return []
-    record.changes.append(_Split(_tied_together(layers)))
+    log.changes.append(_Split(_tied_together(layers)))
     lists = [module for module in modules if isinstance(module, ParametrizationList)]
     # They run in float32, with what is in them.
     inner = {below for own in lists for below in own.modules()} - {*lists}
     for module in modules:
         forward = None if module in inner else _forward(module, layers)
         if forward is not None:
-            record.changes.append(ForwardSet(module, forward))
-        record.changes.append(_MethodSet(module, "_apply", Conversion(module)))
+            log.set_forward(module, forward)
+        log.changes.append(AttributeSet(module, "_apply", Conversion(module)))
     return layers
 
 
@@ -233,15 +218,14 @@ def _forward(module: nn.Module, layers: list[nn.Module]) -> Forward | None:
     return None
 
 
-def _watch_modules(model: nn.Module, record: Record) -> None:
+def _watch_modules(model: nn.Module, log: ChangeLog) -> None:
     """Prepares the model itself: what is put into it later is found when it is called."""
     if "forward" not in model.__dict__:
-        record.changes.append(ForwardSet(model, Forward(model)))
+        log.set_forward(model, Forward(model))
     if hasattr(type(model), "save_pretrained"):
-        record.changes.append(_MethodSet(model, "save_pretrained", Saving(model)))
+        log.changes.append(AttributeSet(model, "save_pretrained", Saving(model)))
     for function in (processes.refuse_sharding, _prepare_when_called):
-        hook = model.register_forward_pre_hook(function)
-        record.changes.append(HookAdded(model, "_forward_pre_hooks", hook.id))
+        log.add_hook(model, "_forward_pre_hooks", model.register_forward_pre_hook(function))
 
 
 def _is_prepared(module: nn.Module) -> bool:
@@ -256,11 +240,11 @@ def _prepare_when_called(model: nn.Module, inputs: Any) -> None:
 
 def _prepare_later(model: nn.Module) -> None:
     """Prepares modules that were put into a model that is trained already as those before."""
-    record = record_of(model)
-    if isinstance(record, TrainingRecord) and record.changes:
-        layers = _prepare_layers(model, dtypes(model, record.dtype), record)
+    log = log_of(model)
+    if isinstance(log, TrainingLog) and log.changes:
+        layers = _prepare_layers(model, dtypes(model, log.dtype), log)
         _wishes.hold_still(own for module in layers for own in _floats(module))
-        _report_layers(model, layers, record.report)
+        _report_layers(model, layers, log)
 
 
 def _refusals(model: nn.Module, wanted: Mapping[nn.Module, torch.dtype]) -> dict[nn.Module, str]:
@@ -313,13 +297,13 @@ def _is_split(parameter: Any) -> bool:
     return type(parameter) is _split.SplitParameter
 
 
-def _report_layers(model: nn.Module, layers: list[nn.Module], report: Report) -> None:
+def _report_layers(model: nn.Module, layers: list[nn.Module], log: ChangeLog) -> None:
     for path, module in model.named_modules():
         if module in layers:
             kind = f"{type(module).__name__} to bfloat16"
             is_split = any(map(_is_split, _floats(module)))
             how = "split weights" if is_split else "float32 weights, which optimizer does not hold"
-            report.entries.append(Entry("cast", path, True, f"{kind}, {how}"))
+            log.applied("cast", path, f"{kind}, {how}")
 
 
 def _fused(optimizer: Optimizer, fused_class: type[FusedOptimizer] | None) -> FusedOptimizer:
@@ -342,7 +326,3 @@ def _rebuilt(optimizer: Optimizer, fused_class: type[FusedOptimizer]) -> FusedOp
     for parameter, state in optimizer.state.items():
         fused.state[parameter].update(state)
     return fused
-
-
-def _nbytes(model: nn.Module) -> int:
-    return sum(p.nbytes for p in model.parameters() if p.device.type != "meta")

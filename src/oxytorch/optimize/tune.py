@@ -20,6 +20,8 @@ FIRST_ROUNDS = 3
 """Rounds after which a model that is no slower than it was is believed to be so."""
 LONGEST = 3.0
 """Seconds that further rounds may take, where the first ones say that it is slower."""
+SHORT = 0.05
+"""Seconds of both models' calls together up to which a call is timed after one that is not."""
 LOSS = 1.03
 """Ratio above which a model is slower than it was."""
 GAIN = 0.98
@@ -95,8 +97,8 @@ def loses(model: nn.Module, optimized: nn.Module, dtype: Any, sample: Sample) ->
 
 
 def _built(model: nn.Module, dtype: Any, sample: Sample, chosen: tuple[str, ...]) -> nn.Module:
+    from ..rewriting.copies import copied
     from . import _nothing, _optimize_in_place
-    from .copies import copied
 
     candidate = copied(model)
     _optimize_in_place(candidate, dtype, sample, chosen, _nothing)
@@ -120,11 +122,20 @@ def _paired(
 
     runs = (call(first), call(second))
     with sample.running(first, second), torch.no_grad():
-        for run in (*runs, *runs):
+        for run in runs:
             run()
-        pairs = [(_seconds(runs[0]), _seconds(runs[1])) for _ in range(rounds)]
+        is_short = sum(map(_seconds, runs)) < SHORT
+        pairs = [(_turn(runs[0], is_short), _turn(runs[1], is_short)) for _ in range(rounds)]
     ratio = statistics.median(b / a for a, b in pairs)
     return ratio, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+
+
+def _turn(run: Callable[[], Any], is_short: bool) -> float:
+    """Seconds of a call: a short one after another of the same model, as in a program's loop, where
+    its weights lie in the caches still."""
+    if is_short:
+        run()
+    return _seconds(run)
 
 
 def _seconds(run: Callable[[], Any]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,59 +27,9 @@ def compare(original: nn.Module, optimized: nn.Module, sample: Sample) -> dict[s
     by more than the tolerance.
     """
     allowed = TOLERANCE[_narrowest(optimized)]
-    counterparts = dict(optimized.named_modules())
-    written = sample.written(original)  # by code around a layer, which its counterpart lacks
-    changed = {
-        path
-        for path, module in original.named_modules()
-        if path
-        and "forward" in counterparts[path].__dict__
-        and not isinstance(module, torch.jit.ScriptModule)  # which takes no hooks
-        and written.isdisjoint(map(id, (*module.parameters(), *module.buffers())))
-    }
-    compared = 0
-
-    def before(path: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            state = State([[args, kwargs]], None)  # which the callee may write to
-            with torch.no_grad():
-                try:
-                    found = counterparts[path](*args, **kwargs)
-                    expected[path] = pytree.tree_map(_copy, found)
-                finally:
-                    state.restore()
-
-        return hook
-
-    def after(path: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            nonlocal compared
-            if path not in expected:
-                return
-            compared += 1
-            gap = difference(output, expected.pop(path))
-            if not gap <= allowed:
-                kind = type(module).__name__
-                raise VerificationError(
-                    f"optimize: verify: {path} ({kind}) differs from the original by "
-                    f"{gap:.2e} of its largest output, allowed {allowed:.2e}; "
-                    f"leave it as it is (dtype={{..., {path!r}: torch.float32}}) or fewer passes"
-                )
-
-        return hook
-
-    expected: dict[str, Any] = {}
-    handles = []
-    for path, module in original.named_modules():
-        if path in changed:
-            handles.append(module.register_forward_pre_hook(before(path), with_kwargs=True))
-            handles.append(module.register_forward_hook(after(path), with_kwargs=True))
-    try:
-        with sample.running(original, optimized), torch.no_grad():
-            reference = pytree.tree_map(_copy, original(*sample.args, **sample.kwargs))
-    finally:
-        for handle in handles:
-            handle.remove()
+    modules = _Modules(original, optimized, sample.written(original), allowed)
+    with modules.compared(), sample.running(original, optimized), torch.no_grad():
+        reference = pytree.tree_map(_copy, original(*sample.args, **sample.kwargs))
     with sample.running(optimized), torch.no_grad():
         result = pytree.tree_map(_copy, optimized(*sample.args, **sample.kwargs))
     gap = difference(reference, result)
@@ -87,7 +39,65 @@ def compare(original: nn.Module, optimized: nn.Module, sample: Sample) -> dict[s
             f"original's by {gap:.2e} of its largest value, allowed {allowed:.2e}, though "
             "no single module does: errors add up; keep some modules in float32 through dtype={...}"
         )
-    return {"difference": gap, "allowed": allowed, "modules": float(compared)}
+    return {"difference": gap, "allowed": allowed, "modules": float(modules.count)}
+
+
+class _Modules:
+    """Runs the counterpart of each changed module beside it, and compares what they return.
+
+    written: ids of tensors that code around a layer writes to, which its counterpart lacks.
+    """
+
+    def __init__(
+        self, original: nn.Module, optimized: nn.Module, written: set[int], allowed: float
+    ) -> None:
+        self.allowed = allowed
+        self.count = 0
+        counterparts = dict(optimized.named_modules())
+        self._changed = {
+            module: (path, counterparts[path])
+            for path, module in original.named_modules()
+            if path
+            and "forward" in counterparts[path].__dict__
+            and not isinstance(module, torch.jit.ScriptModule)  # which takes no hooks
+            and written.isdisjoint(map(id, (*module.parameters(), *module.buffers())))
+        }
+        self._found: dict[nn.Module, Any] = {}
+
+    @contextmanager
+    def compared(self) -> Iterator[None]:
+        """Compare in runs of the original."""
+        handles = []
+        for module in self._changed:
+            handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+            handles.append(module.register_forward_hook(self._after))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        state = State([[args, kwargs]], None)  # which the callee may write to
+        with torch.no_grad():
+            try:
+                found = self._changed[module][1](*args, **kwargs)
+                self._found[module] = pytree.tree_map(_copy, found)
+            finally:
+                state.restore()
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module not in self._found:
+            return
+        self.count += 1
+        gap = difference(output, self._found.pop(module))
+        if not gap <= self.allowed:
+            path, _ = self._changed[module]
+            raise VerificationError(
+                f"optimize: verify: {path} ({type(module).__name__}) differs from the original by "
+                f"{gap:.2e} of its largest output, allowed {self.allowed:.2e}; "
+                f"leave it as it is (dtype={{..., {path!r}: torch.float32}}) or fewer passes"
+            )
 
 
 def _narrowest(model: nn.Module) -> torch.dtype:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from ..optimize.record import record_of
+from ..rewriting.changes import log_of
 from .errors import CheckpointError
 
 
@@ -59,7 +59,7 @@ def empty_model(
     dtype: of a model that transformers makes; None is the configuration's.
     """
     if isinstance(model, nn.Module):
-        if record_of(model) is not None:
+        if log_of(model) is not None:
             raise ValueError(
                 "load_quantized: expected a model that is not optimized yet, got an optimized one; "
                 "call oxytorch.undo(model) first"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .memory import check_available
+from ..rewriting.memory import check_available
 
 Batch = Tensor | Mapping[str, Any] | Sequence[Any]
 """Arguments of one call of the model: a tensor, keyword arguments, or positional ones."""

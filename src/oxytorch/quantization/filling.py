@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.packed import PackedTensor
-from ..optimize.record import QUANTIZED, Record, record_of
+from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
+from ..rewriting.memory import nbytes
 from .errors import CheckpointError
 from .layers import install_at
 from .report import QuantizationReport, QuantizedLayer
@@ -70,8 +71,8 @@ class Filling:
     def put(self, config: str) -> None:
         """Put everything into the model; config: how it is quantized, for the report."""
         report = QuantizationReport(type(self.model).__name__, config, ["load_quantized"])
-        record = record_of(self.model, QUANTIZED) or Record(report)
-        record.report = report
+        log = log_of(self.model, QUANTIZED) or ChangeLog(report)
+        log.report = report
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         for name, tensor in self.plain.items():
             module, last = _owner(self.model, name)
@@ -82,24 +83,24 @@ class Filling:
                 module._buffers[last] = tensor
         for name, weight in self.packed.items():
             module, _ = _owner(self.model, name)
-            record.changes += install_at(module, weight, parameters[name].requires_grad)
+            install_at(log, module, weight, parameters[name].requires_grad)
             path = name.rpartition(".")[0]
             shape = (weight.shape[0], weight.shape[1])
             before = weight.numel() * weight.dtype.itemsize
             layer = QuantizedLayer(path, shape, before, weight.nbytes_packed())
             report.add(layer, _format(weight), ())
         for name, first in self.shared.items():
-            self._share(record, name, first)
-        report.bytes_after = report.bytes_before = _nbytes(self.model)
+            self._share(log, name, first)
+        report.bytes_after = report.bytes_before = nbytes(self.model)
         report.bytes_before += sum(x.bytes_before - x.bytes_after for x in report.layers)
-        self.model.__dict__[QUANTIZED] = record
+        self.model.__dict__[QUANTIZED] = log
 
-    def _share(self, record: Record, name: str, first: str) -> None:
+    def _share(self, log: ChangeLog, name: str, first: str) -> None:
         module, last = _owner(self.model, name)
         source, source_last = _owner(self.model, first)
         value = source._parameters.get(source_last)
         if isinstance(value, PackedTensor):
-            record.changes += install_at(module, value, value.requires_grad)
+            install_at(log, module, value, value.requires_grad)
         elif source_last in source._parameters:
             module._parameters[last] = value
         else:
@@ -142,12 +143,6 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 def _format(weight: PackedTensor) -> str:
     inner: Any = weight.packed if isinstance(weight, ReorderedPanelWeight) else weight
     return str(inner.format)
-
-
-def _nbytes(model: nn.Module) -> int:
-    return sum(
-        p.nbytes_packed() if isinstance(p, PackedTensor) else p.nbytes for p in model.parameters()
-    )
 
 
 def _some(names: list[str]) -> str:

@@ -17,8 +17,7 @@ from ..graph.recognize import Recognizer
 from ..ops.linear_panels import linear
 from ..ops.panels import PanelWeight
 from ..optimize.context import CLOSED
-from ..optimize.passes.pack import plain_state
-from ..optimize.record import Change, ForwardSet, HookAdded, ParameterSet
+from ..rewriting.changes import ChangeLog, ParameterSet, Untied
 from .weights import ReorderedPanelWeight, TransposedPanelWeight
 
 Filter = Callable[[str, nn.Module], bool] | str | Iterable[str] | None
@@ -28,8 +27,10 @@ Filter = Callable[[str, nn.Module], bool] | str | Iterable[str] | None
 class Layer:
     """A linear layer that can be quantized.
 
-    owners: all modules that hold this weight as a linear layer, itself first. beside: paths of
-    other modules that hold it too (an embedding tied to the output head): it stays plain for them.
+    owners: all modules that hold this weight as a linear layer, itself first.
+    beside: paths of other modules that hold it too (an embedding tied to the output head): it stays
+        plain for them.
+    holder: one of these, as (module, name of its parameter).
     """
 
     path: str
@@ -37,6 +38,7 @@ class Layer:
     transposed: bool
     owners: tuple[nn.Module, ...]
     beside: tuple[str, ...]
+    holder: tuple[nn.Module, str] | None
 
     @property
     def weight(self) -> nn.Parameter:
@@ -99,9 +101,10 @@ def find(caller: str, model: nn.Module, filter: Filter) -> tuple[list[Layer], li
         assert weight is not None and form is not None
         own = [m for m, name in holders[id(weight)] if name == "weight" and m not in closed]
         owners = [m for m in own if recognizer.linear(m) == form]
-        beside = [paths[m] for m, _ in holders[id(weight)] if m not in owners]
+        others = [own for own in holders[id(weight)] if own[0] not in owners]
+        beside, holder = tuple(paths[m] for m, _ in others), next(iter(others), None)
         taken.update(owners)
-        layers.append(Layer(path, module, form.transposed, tuple(owners), tuple(beside)))
+        layers.append(Layer(path, module, form.transposed, tuple(owners), beside, holder))
     return layers, left
 
 
@@ -200,45 +203,31 @@ def is_transposed(weight: PackedTensor) -> bool:
     return isinstance(weight, ReorderedPanelWeight) and weight.transposed
 
 
-class ParameterBeside(Change):
-    """A module got a parameter of its own in place of one that another module keeps."""
-
-    def __init__(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        self.module = module
-        self.name = name
-        self.before = module._parameters[name]
-        setattr(module, name, parameter)
-
-    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
-        setattr(self.module, self.name, self.before)
-
-
-def install(layer: Layer, packed: PanelWeight) -> list[Change]:
-    """Put a packed weight into a layer and all that share it; return the changes.
+def install(log: ChangeLog, layer: Layer, packed: PanelWeight) -> None:
+    """Put a packed weight into a layer and all that share it.
 
     The state dictionary keeps its keys, with plain values.
     """
     stored = TransposedPanelWeight(packed) if layer.transposed else packed
     parameter = stored.as_parameter(layer.weight.requires_grad)
-    kind = ParameterBeside if layer.beside else ParameterSet
-    changes: list[Change] = []
     for owner in layer.owners:
-        changes.append(kind(owner, "weight", parameter))
-        changes += _served(owner)
-    return changes
+        if layer.holder is None:
+            log.changes.append(ParameterSet(owner, "weight", parameter))
+        else:
+            log.changes.append(Untied(owner, "weight", parameter, layer.holder))
+        _serve(log, owner)
 
 
-def install_at(module: nn.Module, weight: PackedTensor, requires_grad: bool) -> list[Change]:
-    """Put a packed weight into one linear layer, which may have one already; return the changes."""
-    change = ParameterSet(module, "weight", weight.as_parameter(requires_grad))
-    is_served = isinstance(module.__dict__.get("forward"), PanelForward)
-    return [change] if is_served else [change, *_served(module)]
+def install_at(
+    log: ChangeLog, module: nn.Module, weight: PackedTensor, requires_grad: bool
+) -> None:
+    """Put a packed weight into one linear layer, which may have one already."""
+    log.changes.append(ParameterSet(module, "weight", weight.as_parameter(requires_grad)))
+    if not isinstance(module.__dict__.get("forward"), PanelForward):
+        _serve(log, module)
 
 
-def _served(module: nn.Module) -> list[Change]:
+def _serve(log: ChangeLog, module: nn.Module) -> None:
     """Give a module whose weight is packed its forward and a plain state dictionary."""
-    handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
-    return [
-        HookAdded(module, "_state_dict_hooks", handle.id),
-        ForwardSet(module, PanelForward(module)),
-    ]
+    log.keep_plain_state(module)
+    log.set_forward(module, PanelForward(module))

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from ..core.packed import PackedTensor
-from ..optimize.record import QUANTIZED, Record, record_of
-from ..optimize.report import Entry
+from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
+from ..rewriting.memory import Returned, check_available, nbytes
+from ..rewriting.report import Entry
 from .calibration import Batch, input_moments
 from .configs import WeightConfig
 from .layers import Filter, Layer, find, install
-from .memory import Returned, check_available
 from .report import QuantizationReport, QuantizedLayer
 from .weights import quantized
 
@@ -66,8 +65,8 @@ def quantize_(
     report = QuantizationReport(kind, repr(config), ["quantize_"])
     report.bytes_before = nbytes(model)
     report.entries += [Entry("-", item.path, False, item.reason) for item in left]
-    record = model.__dict__.get(QUANTIZED) or Record(report)
-    model.__dict__[QUANTIZED] = record
+    log = log_of(model, QUANTIZED) or ChangeLog(report)
+    model.__dict__[QUANTIZED] = log
     show = _shown(progress)
     returned = Returned()
     for index, (layer, moments) in enumerate(turns):
@@ -76,14 +75,14 @@ def quantize_(
         weight = layer.weight.t() if layer.transposed else layer.weight
         packed = quantized(weight, config, layer.weight_name, moments)
         del weight, moments
-        record.changes += install(layer, packed)
+        install(log, layer, packed)
         returned.add(before)
         sizes = QuantizedLayer(layer.path, layer.shape, before, packed.nbytes_packed())
         report.add(sizes, config.format, layer.beside)
     show(len(layers), len(layers), "")
     report.bytes_after = nbytes(model)
     report.seconds = time.perf_counter() - began
-    _extend(record, report)
+    _extend(log, report)
     return report
 
 
@@ -99,18 +98,9 @@ def _in_turn(
     return ((by_path[path], moments) for path, moments in found)
 
 
-def nbytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters as they are stored; shared ones count once."""
-    return sum(
-        p.nbytes_packed() if isinstance(p, PackedTensor) else p.nbytes
-        for p in model.parameters()
-        if p.device.type != "meta"
-    )
-
-
-def _extend(record: Record, report: QuantizationReport) -> None:
+def _extend(log: ChangeLog, report: QuantizationReport) -> None:
     """Add a later call's report to the one that `explain` gives."""
-    first = record.report
+    first = log.report
     if first is report or not isinstance(first, QuantizationReport):
         return
     done = {entry.module for entry in report.done}
@@ -135,7 +125,7 @@ def _check(model: nn.Module, config: WeightConfig) -> None:
             "quantize_: expected config to be Int8Weight(), Int4Weight() or another of "
             f"oxytorch.quantization, got a {type(config).__name__}"
         )
-    if record_of(model) is not None:
+    if log_of(model) is not None:
         raise ValueError(
             "quantize_: expected a model that is not optimized yet, got an optimized one; "
             "call oxytorch.undo(model) first, quantize, then optimize"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..optimize.report import Entry, Report, table
-from .memory import size_text
+from ..rewriting.memory import size_text
+from ..rewriting.report import Entry, Report
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,8 @@ class QuantizationReport(Report):
             f"oxytorch.quantize_: {self.model}, {self.dtype}, {self.seconds:.2f} s, parameters "
             f"{size_text(self.bytes_before)} -> {size_text(self.bytes_after)}",
             f"  {len(self.layers)} weights {size_text(before)} -> {size_text(after)}",
-            "done",
-            *(table(self.done) or ["  nothing"]),
         ]
-        if self.left:
-            lines += ["left alone", *table(self.left)]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.sections()])
 
     def add(self, layer: QuantizedLayer, form: str, beside: tuple[str, ...]) -> None:
         """Note a layer that was quantized to `form`; beside: who keeps its plain weight."""

@@ -31,11 +31,11 @@ from torch import Tensor, nn
 
 from ..core.packed import PackedTensor
 from ..ops.panels import PanelWeight
+from ..rewriting.memory import check_available
 from .building import empty_model, read_json
 from .errors import CheckpointError
 from .filling import Filling, cast, check_slot, slots
 from .joining import joined_groups
-from .memory import check_available
 from .tensor_file import Source, TensorFile, TensorFiles, bytes_of, write
 from .weights import ReorderedPanelWeight
 

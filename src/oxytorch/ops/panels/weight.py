@@ -47,7 +47,12 @@ class PanelWeight(PackedTensor):
     outputs: int
     """Of a product: out_features, or half of them if the weight is gated."""
 
-    _shared_fields = (*_TENSORS, "format", "group_size", "is_gated", "activation_dtype", "outputs")
+    place: tuple[PanelWeight, int, int] | None
+    """Of a part of a joined weight: that one, and where its outputs begin and end there."""
+
+    _shared_fields = (
+        *_TENSORS, "format", "group_size", "is_gated", "activation_dtype", "outputs", "place",
+    )  # fmt: skip
 
     @classmethod
     def from_dense(cls, weight: Tensor) -> PanelWeight:
@@ -170,6 +175,7 @@ class PanelWeight(PackedTensor):
             panels = slice(begin // layout.OUTPUTS, -(-end // layout.OUTPUTS))
         tensors = {name: getattr(self, name)[panels] for name in self._present()}
         result = self._like(tensors, (end - begin, self.shape[1]))
+        result.place = self, begin, end
         self.relate(result)
         return result
 
@@ -251,11 +257,17 @@ class PanelWeight(PackedTensor):
         return self._like(tensors, self.shape, self.is_gated)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PanelWeight:
-        # Through the storages: copies of a weight and of its parts share memory as these do.
         if id(self) not in memo:
             self.sync()
-            tensors = {name: deepcopy(getattr(self, name), memo) for name in self._present()}
-            result: Tensor = self._like(tensors, self.shape, self.is_gated)
+            result: Tensor
+            if (
+                self.place is not None
+            ):  # copies of a joined weight and of its parts share memory too
+                whole, begin, end = self.place
+                result = deepcopy(whole, memo).part(begin, end)
+            else:
+                tensors = {name: deepcopy(getattr(self, name), memo) for name in self._present()}
+                result = self._like(tensors, self.shape, self.is_gated)
             if isinstance(self, torch.nn.Parameter):
                 result = torch.nn.Parameter(result, self.requires_grad)
             memo[id(self)] = result
@@ -282,8 +294,11 @@ class PanelWeight(PackedTensor):
         self.packed.copy_(pack_panels(values, self.format, self.is_gated))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        fields = self.format, tuple(self.shape), self.group_size, self.dtype, self.is_gated
         is_parameter = isinstance(self, torch.nn.Parameter)
+        if self.place is not None:
+            self.sync()
+            return _rebuild_part, (*self.place, is_parameter, self.requires_grad)
+        fields = self.format, tuple(self.shape), self.group_size, self.dtype, self.is_gated
         return _rebuild, (
             self.tensors(),
             *fields,
@@ -307,6 +322,7 @@ def _made(
         setattr(result, name, tensors.get(name))
     result.format, result.group_size = format, group_size
     result.is_gated, result.activation_dtype = gated, None
+    result.place = None
     # Not asked of the shape in each call: torch would make a new tuple.
     result.outputs = shape[0] // 2 if gated else shape[0]
     return result
@@ -327,6 +343,13 @@ def _rebuild(
         tensors, format=format, shape=shape, group_size=group_size, dtype=dtype, gated=gated
     )
     result.activation_dtype = activation_dtype
+    return torch.nn.Parameter(result, requires_grad) if is_parameter else result
+
+
+def _rebuild_part(
+    whole: PanelWeight, begin: int, end: int, is_parameter: bool, requires_grad: bool
+) -> Tensor:
+    result = whole.part(begin, end)
     return torch.nn.Parameter(result, requires_grad) if is_parameter else result
 
 

@@ -51,13 +51,13 @@ def run(context: Context) -> None:
         if module in context.closed:
             continue
         if not is_fast():
-            context.left("attention", module, f"torch's own is as fast at level {isa.active()}")
+            context.skipped("attention", module, f"torch's own is as fast at level {isa.active()}")
             continue
         if not _pays(context, module, call):
-            context.left("attention", module, "torch's own is as fast here")
+            context.skipped("attention", module, "torch's own is as fast here")
             continue
-        context.set_forward(module, AttentionForward(module))
-        context.did("attention", module, "scaled dot-product attention -> ops.attention")
+        context.log.set_forward(module, AttentionForward(module))
+        context.applied("attention", module, "scaled dot-product attention -> ops.attention")
 
 
 def _pays(context: Context, module: nn.Module, call: AttentionCall) -> bool:

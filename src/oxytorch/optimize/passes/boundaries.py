@@ -61,13 +61,13 @@ def settle(context: Context, modules: list[nn.Module]) -> None:
         if isinstance(forward, NormForward) and boundary.takes is None:
             forward.gives_back = True
             continue
-        context.set_forward(module, BoundaryForward(module, boundary))
+        context.log.set_forward(module, BoundaryForward(module, boundary))
         if boundary == Boundary(explains=boundary.explains):
             continue
         does = "returns the dtype that it is given"
         if boundary.takes is not None:
             does = f"inputs to {cast.short_name(boundary.takes)}"
-        context.did("cast", module, f"{type(module).__name__}: {does}")
+        context.applied("cast", module, f"{type(module).__name__}: {does}")
 
 
 def _converted(context: Context) -> list[nn.Module]:
@@ -159,7 +159,7 @@ def _leave_shared(context: Context) -> None:
         if not shared:
             return
         for module, owner in shared.items():
-            context.left("cast", module, f"shares its weight with {owner}, which is not cast")
+            context.skipped("cast", module, f"shares its weight with {owner}, which is not cast")
             parts = module.modules() if module in context.closed else (module,)
             context.leave_dtype({*parts})
 
@@ -193,7 +193,7 @@ def _leave_failing(context: Context, error: Exception) -> None:
     for module in {failing: None, **dict.fromkeys(alike)}:
         context.keep_dtype(module)
         reason = f"keeps its dtype: its code fails else ({type(error).__name__}: {message})"
-        context.left("cast", module, reason)
+        context.skipped("cast", module, reason)
     _leave_shared(context)
 
 

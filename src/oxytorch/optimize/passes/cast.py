@@ -9,7 +9,7 @@ their float32 parameters: they cost nothing and their kernels take both.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -97,6 +97,11 @@ def asked(path: str, module: nn.Module, rules: Mapping[Any, torch.dtype]) -> tor
         default=None,
     )
     return rules.get(type(module) if by_path is None else by_path)
+
+
+def are_named(context: Context, modules: Iterable[nn.Module]) -> bool:
+    """Whether keys name all of these modules, which then are converted whatever that costs."""
+    return all(asked(context.paths[m], m, context.rules) is not None for m in modules)
 
 
 def _keeps_statistics(path: str, module: nn.Module, rules: Mapping[Any, torch.dtype]) -> bool:
@@ -189,7 +194,7 @@ def convert(context: Context, modules: list[nn.Module], packs: bool = True) -> N
             assert buffer is not None
             context.set_buffer(module, name, buffer.to(wanted))
             detail = f"{type(module).__name__}.{name} to {short_name(wanted)}"
-            context.did("cast", module, detail)
+            context.applied("cast", module, detail)
         if not context.converts(module) or (packs and _packed_later(context, module)):
             continue
         dtype = context.dtype_of[module]
@@ -203,12 +208,12 @@ def convert(context: Context, modules: list[nn.Module], packs: bool = True) -> N
             for owner in sharing:
                 if owner is module:
                     continue
-                context.did("cast", owner, f"{type(owner).__name__} to {short_name(dtype)}")
+                context.applied("cast", owner, f"{type(owner).__name__} to {short_name(dtype)}")
                 if takes_input(context, owner) and "forward" not in owner.__dict__:
-                    context.set_forward(owner, cast_input(owner))
-        context.did("cast", module, f"{type(module).__name__} to {short_name(dtype)}")
+                    context.log.set_forward(owner, cast_input(owner))
+        context.applied("cast", module, f"{type(module).__name__} to {short_name(dtype)}")
         if module not in context.closed and takes_input(context, module):
-            context.set_forward(module, cast_input(module))
+            context.log.set_forward(module, cast_input(module))
 
 
 def takes_input(context: Context, module: nn.Module) -> bool:

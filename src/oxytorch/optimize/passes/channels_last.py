@@ -61,13 +61,13 @@ def run(context: Context) -> None:
         if weight.is_contiguous(memory_format=format_):
             continue
         if reason is not None:
-            context.left("channels_last", module, f"{type(module).__name__}: {reason}")
+            context.skipped("channels_last", module, f"{type(module).__name__}: {reason}")
             continue
         values = weight.detach().contiguous(memory_format=format_)
         converted = nn.Parameter(values, weight.requires_grad)
         context.set_parameter(module, "weight", converted)
-        context.set_forward(module, OrderedForward(module, weight.dim()))
-        context.did("channels_last", module, f"{type(module).__name__} weight")
+        context.log.set_forward(module, OrderedForward(module, weight.dim()))
+        context.applied("channels_last", module, f"{type(module).__name__} weight")
     is_done = any(isinstance(m.__dict__.get("forward"), OrderedForward) for m in context.paths)
     if is_done and not isinstance(model.__dict__.get("forward"), (ModelForward, OrderedForward)):
-        context.set_forward(model, ModelForward(model, *is_free))
+        context.log.set_forward(model, ModelForward(model, *is_free))

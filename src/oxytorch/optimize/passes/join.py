@@ -19,7 +19,7 @@ from ...core.packed import PackedTensor, packed_around
 from ...graph.forward import Forward
 from ...ops.linear import PackedLinearWeight, linear
 from ..context import Context
-from .pack import _keep_plain_state, refusal
+from .pack import refusal
 
 
 class Joined:
@@ -167,12 +167,14 @@ class Group:
 
 def run(context: Context) -> None:
     if context.sample is None:
-        context.left("join", context.model, "needs sample_input to see which layers share an input")
+        context.skipped(
+            "join", context.model, "needs sample_input to see which layers share an input"
+        )
         return
     for modules in context.observed.shared_inputs:
         reason = _refusal(context, modules)
         if reason is not None:
-            context.left("join", modules[0], reason)
+            context.skipped("join", modules[0], reason)
             continue
         weights = [m._parameters["weight"] for m in modules]
         dtype = context.target_dtype(modules[0], weights[0])  # type: ignore[arg-type]
@@ -187,9 +189,9 @@ def run(context: Context) -> None:
             if bias is not None and bias.dtype != dtype:
                 converted = nn.Parameter(bias.detach().to(dtype), bias.requires_grad)
                 context.set_parameter(module, "bias", converted)
-            context.set_forward(module, JoinedForward(module, index, group, converts))
-            _keep_plain_state(context, module)
-            context.did("join", module, f"one of {len(modules)} layers computed together")
+            context.log.set_forward(module, JoinedForward(module, index, group, converts))
+            context.log.keep_plain_state(module)
+            context.applied("join", module, f"one of {len(modules)} layers computed together")
 
 
 def _refusal(context: Context, modules: tuple[nn.Module, ...]) -> str | None:

@@ -31,28 +31,30 @@ def run(context: Context) -> None:
         if norm is not None:
             forward = NormForward(module, norm, bool(context.dtype_of))
             if not _norm_pays(context, module, forward):
-                context.left("kernels", module, "torch's own is as fast here")
+                context.skipped("kernels", module, "torch's own is as fast here")
                 continue
-            context.set_forward(module, forward)
-            context.did("kernels", module, f"{type(module).__name__} -> ops.{norm.kind}")
+            context.log.set_forward(module, forward)
+            context.applied("kernels", module, f"{type(module).__name__} -> ops.{norm.kind}")
             continue
         if context.recognizer.batch_norm(module) is not None and type(module) not in BATCH_NORMS:
             forward = FrozenNormForward(module)
             if _frozen_norm_pays(context, module, forward):
-                context.set_forward(module, forward)
-                context.did("kernels", module, f"{type(module).__name__} -> torch batch_norm")
+                context.log.set_forward(module, forward)
+                context.applied("kernels", module, f"{type(module).__name__} -> torch batch_norm")
             continue
         if type(module) is nn.EmbeddingBag and is_plain_bag(module) and not _differs(module):
-            context.set_forward(module, EmbeddingBagForward(module, context.is_converted(module)))
-            context.did("kernels", module, "EmbeddingBag -> ops.embedding_bag")
+            context.log.set_forward(
+                module, EmbeddingBagForward(module, context.is_converted(module))
+            )
+            context.applied("kernels", module, "EmbeddingBag -> ops.embedding_bag")
             continue
         post_op = context.recognizer.activation(module)
         if post_op is not None and not type(module).__module__.startswith("torch.nn"):
             activation = ActivationForward(module, post_op)
             if not _activation_pays(module, activation):
                 continue
-            context.set_forward(module, activation)
-            context.did("kernels", module, f"{type(module).__name__} -> torch {post_op}")
+            context.log.set_forward(module, activation)
+            context.applied("kernels", module, f"{type(module).__name__} -> torch {post_op}")
 
 
 class NormForward(Forward):

@@ -15,7 +15,7 @@ from ...graph.recognize import holds_its_parameters
 from ...ops.lstm import PackedLstmWeight, lstm, why_not_packed
 from ..context import Context
 from ..measure import Calls, first_win
-from .pack import _keep_plain_state, cast_plain
+from .pack import cast_plain
 
 _USUAL_SIZES = ((1, 1), (16, 1), (16, 8))
 """Steps and batch of the inputs that are timed where no sample tells."""
@@ -48,7 +48,7 @@ def run(context: Context) -> None:
             continue
         reason = refusal(context, module)
         if reason is not None:
-            context.left("lstm", module, reason)
+            context.skipped("lstm", module, reason)
             continue
         plain: dict[str, torch.Tensor] = {}
         for name, parameter in module._parameters.items():
@@ -58,16 +58,16 @@ def run(context: Context) -> None:
         converts = context.converts(module)
         if not _pays(context, module, plain, packed):
             cast_plain(context, module)
-            context.left("lstm", module, "LSTM: torch's own is as fast here")
+            context.skipped("lstm", module, "LSTM: torch's own is as fast here")
             continue
         for name, values in packed.items():
             parameter = module._parameters[name]
             assert parameter is not None
             if name.startswith("weight") or values.dtype != parameter.dtype:
                 context.set_parameter(module, name, _parameter(values, parameter.requires_grad))
-        _keep_plain_state(context, module)
-        context.set_forward(module, LstmForward(module, converts))
-        context.did("lstm", module, "LSTM with packed weights")
+        context.log.keep_plain_state(module)
+        context.log.set_forward(module, LstmForward(module, converts))
+        context.applied("lstm", module, "LSTM with packed weights")
 
 
 def _packed(module: nn.LSTM, name: str, values: torch.Tensor) -> torch.Tensor:

@@ -33,10 +33,12 @@ def run(context: Context) -> None:
     if not _convolutions(context.model):
         return
     if context.sample is None:
-        context.left("onednn_graph", context.model, "needs sample_input to see the sizes of calls")
+        context.skipped(
+            "onednn_graph", context.model, "needs sample_input to see the sizes of calls"
+        )
         return
     if not available():
-        context.left("onednn_graph", context.model, "this torch has no oneDNN graph compiler")
+        context.skipped("onednn_graph", context.model, "this torch has no oneDNN graph compiler")
         return
     if _compiled(context, context.model, context.sample.call):
         return
@@ -80,7 +82,7 @@ def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
     """Compile a module for calls like this one; else leave it as it was and say why."""
     reason = _refusal(context, module)
     if reason is not None:
-        context.left("onednn_graph", module, reason)
+        context.skipped("onednn_graph", module, reason)
         return False
     parts = {*module.modules()}
     sample = context.sample
@@ -97,18 +99,18 @@ def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
             with sample.running(context.model):
                 replay.prepare(*call)
     except CaptureError as error:
-        context.left("onednn_graph", module, str(error))
+        context.skipped("onednn_graph", module, str(error))
         return False
     finally:
         context.index()
-    context.set_forward(module, replay)
+    context.log.set_forward(module, replay)
     context.compiled.update(parts)
     context.closed.update(parts)
     context.closed_roots = [m for m in context.closed_roots if m not in parts]
     (program,) = replay.programs()
     assert isinstance(program, OneDnnProgram)
     plural = "graph" if program.parts == 1 else "graphs"
-    context.did(
+    context.applied(
         "onednn_graph",
         module,
         f"{type(module).__name__} as {program.parts} {plural}, "
@@ -139,7 +141,7 @@ def _all_or_nothing(context: Context) -> Iterator[None]:
         (p, p.data, p.grad) for p in context.model.parameters() if type(p) is nn.Parameter
     ]
     values += [(b, b.data, b.grad) for b in context.model.buffers()]
-    changes, entries = len(context.record.changes), len(context.record.report.entries)
+    changes, entries = len(context.log.changes), len(context.log.report.entries)
     around = {**context.boundaries}
     try:
         yield
@@ -154,7 +156,7 @@ def _all_or_nothing(context: Context) -> Iterator[None]:
         for tensor, data, gradient in values:
             tensor.data = data
             tensor.grad = gradient
-        del context.record.changes[changes:]
-        del context.record.report.entries[entries:]
+        del context.log.changes[changes:]
+        del context.log.report.entries[entries:]
         context.boundaries = around
         raise

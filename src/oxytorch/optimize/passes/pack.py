@@ -74,11 +74,11 @@ def run(context: Context) -> None:
             continue
         if not _is_packed(module):
             cast_plain(context, module)
-            context.left("pack", module, f"{type(module).__name__}: {reason}")
+            context.skipped("pack", module, f"{type(module).__name__}: {reason}")
     model = context.model
     convolutions = (m for m in context.open_modules() if is_packable_convolution(m))
     if any(_is_packed(m) and m is not model for m in convolutions) and model not in context.closed:
-        context.set_forward(model, ModelForward(model, *is_order_free(context)))
+        context.log.set_forward(model, ModelForward(model, *is_order_free(context)))
 
 
 def is_order_free(context: Context) -> tuple[bool, bool]:
@@ -121,19 +121,19 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
     converts = {owner for owner in owners if context.is_converted(owner) or is_met_by_others}
     context.set_parameter(module, "weight", packed.as_parameter(weight.requires_grad))
     for owner in owners:
-        _keep_plain_state(context, owner)
+        context.log.keep_plain_state(owner)
         if type(owner) is nn.Embedding:
             continue
         if bias is not None and owner._parameters["bias"].dtype != dtype:  # type: ignore[union-attr]
             _cast_bias(context, owner, dtype)
-        context.set_forward(owner, kind(owner, owner in converts))
+        context.log.set_forward(owner, kind(owner, owner in converts))
     is_beside = packed.cell.keeps_plain
     detail = "" if dtype == before else f" as {str(dtype).removeprefix('torch.')}"
     if is_beside:
         why = "the weight it shares" if beside else "the plain weight, for few rows"
         detail += f", beside {why}: +{weight.nbytes / 2**20:.1f} MiB"
     for owner in owners:
-        context.did("pack", owner, f"{type(owner).__name__}{detail}")
+        context.applied("pack", owner, f"{type(owner).__name__}{detail}")
     return None
 
 
@@ -232,8 +232,8 @@ def cast_plain(context: Context, module: nn.Module) -> None:
         if parameter is not None and parameter.is_floating_point() and parameter.dtype != dtype:
             converted = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
             context.set_parameter(module, name, converted)
-    context.set_forward(module, cast_input(module))
-    context.did(
+    context.log.set_forward(module, cast_input(module))
+    context.applied(
         "cast", module, f"{type(module).__name__} to {short_name(context.dtype_of[module])}"
     )
 
@@ -254,25 +254,6 @@ def _cast_bias(context: Context, module: nn.Module, dtype: torch.dtype) -> None:
     bias = module._parameters["bias"]
     assert bias is not None
     context.set_parameter(module, "bias", nn.Parameter(bias.detach().to(dtype), bias.requires_grad))
-
-
-def _keep_plain_state(context: Context, module: nn.Module) -> None:
-    handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
-    context.add_hook(module, "_state_dict_hooks", handle)
-
-
-def plain_state(
-    module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
-) -> None:
-    """Give the state dictionary plain tensors where the module holds packed ones.
-
-    The parameters themselves, which `keep_vars=True` asks for, stay in it.
-    """
-    for name, parameter in module._parameters.items():
-        if not isinstance(parameter, PackedTensor):
-            continue
-        if state.get(prefix + name, parameter) is not parameter:
-            state[prefix + name] = parameter.plain()
 
 
 class _PackedForward(Forward):

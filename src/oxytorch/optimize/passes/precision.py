@@ -73,7 +73,7 @@ def candidates(context: Context) -> list[nn.Module]:
         module
         for module in filter(context.converts, context.open_modules())
         if _is_timed(context, module)
-        and not _is_named(context, module)
+        and not cast.are_named(context, [module])
         and not _is_shared(context, module)
     ]
 
@@ -82,7 +82,7 @@ def leave(context: Context, kept: set[nn.Module]) -> None:
     """Leave layers in their dtype that are slower in the other one."""
     for module in kept:
         own = cast.short_name(_own(module))
-        context.left("cast", module, f"{type(module).__name__}: {own} is faster here")
+        context.skipped("cast", module, f"{type(module).__name__}: {own} is faster here")
     context.slower |= {module: context.dtype_of[module] for module in kept}
     context.leave_dtype(kept)
 
@@ -92,16 +92,13 @@ def _leave_the_rest(context: Context) -> None:
     rest = {
         module
         for module in filter(context.converts, context.open_modules())
-        if not isinstance(module, nn.RNNBase | nn.RNNCellBase) and not _is_named(context, module)
+        if not isinstance(module, nn.RNNBase | nn.RNNCellBase)
+        and not cast.are_named(context, [module])
     }
     for module in rest:
         kind = type(module).__name__
-        context.left("cast", module, f"{kind}: no layer around it is converted")
+        context.skipped("cast", module, f"{kind}: no layer around it is converted")
     context.leave_dtype(rest)
-
-
-def _is_named(context: Context, module: nn.Module) -> bool:
-    return cast.asked(context.paths[module], module, context.rules) is not None
 
 
 def _is_shared(context: Context, module: nn.Module) -> bool:
@@ -129,24 +126,35 @@ def _times(context: Context, module: nn.Module) -> Times:
     size = context.observed.input_sizes.get(module)
     is_packed = "pack" in context.passes and pack.refusal(context, module) is None
     form = context.recognizer.linear(module)
-    kept: tuple[Any, ...] = ()
-    make: Callable[[], Tensor]
-    if form is not None:
-        usual = max(USUAL_ROWS, min(MOST_ROWS, FEW_PRODUCTS // weight.numel()))
-        rows = math.prod(size[:-1]) if size else usual
-        rows = max(1, min(rows, MOST_PRODUCTS // weight.numel()))
-        width = weight.shape[0 if form.transposed else 1]
-        make, numel = partial(measure.input_of, rows, width, size), rows * width
-    else:
-        known = size is not None and len(size) == weight.dim() and 0 not in size
-        shape = size if size is not None and known else _usual_size(module, weight)
-        make, numel = partial(torch.rand, shape), math.prod(shape)
-        names = ("stride", "padding", "dilation", "output_padding")
-        kept = tuple(getattr(module, name, None) for name in names)
-        kept += (about(module.groups), *map(about, shape), *weight.shape[2:])  # type: ignore[arg-type]
-    kept += (*map(about, (*weight.shape[:2], numel)), own, dtype, is_packed)
-    key = (type(module), *kept)
+    make, numel, kind = (
+        _convolution_input(module, weight, size)
+        if form is None
+        else _linear_input(weight, size, form.transposed)
+    )
+    kind += (*map(about, (*weight.shape[:2], numel)), own, dtype, is_packed)
+    key = (type(module), *kind)
     return measure.seconds_of(key, lambda: _ways(context, module, weight, make(), is_packed))
+
+
+_Input = tuple[Callable[[], Tensor], int, tuple[Any, ...]]
+"""What makes an input to be timed, its elements, and what else the time depends on."""
+
+
+def _linear_input(weight: Tensor, size: tuple[int, ...] | None, transposed: bool) -> _Input:
+    usual = max(USUAL_ROWS, min(MOST_ROWS, FEW_PRODUCTS // weight.numel()))
+    rows = math.prod(size[:-1]) if size else usual
+    rows = max(1, min(rows, MOST_PRODUCTS // weight.numel()))
+    width = weight.shape[0 if transposed else 1]
+    return partial(measure.input_of, rows, width, size), rows * width, ()
+
+
+def _convolution_input(module: Any, weight: Tensor, size: tuple[int, ...] | None) -> _Input:
+    known = size is not None and len(size) == weight.dim() and 0 not in size
+    shape = size if size is not None and known else _usual_size(module, weight)
+    names = ("stride", "padding", "dilation", "output_padding")
+    kind = tuple(getattr(module, name, None) for name in names)
+    kind += (about(module.groups), *map(about, shape), *weight.shape[2:])
+    return partial(torch.rand, shape), math.prod(shape), kind
 
 
 def _ways(

@@ -33,12 +33,12 @@ def run(context: Context) -> None:
     if sample is None:
         return
     if context.compiled:  # recording would go into their parts
-        context.left(
+        context.skipped(
             "replay", context.model, "not recorded: oneDNN's graphs have no Python to save"
         )
         return
     if any(isinstance(module, torch.jit.ScriptModule) for module in context.paths):
-        context.left("replay", context.model, "not recorded: a part of it is TorchScript's")
+        context.skipped("replay", context.model, "not recorded: a part of it is TorchScript's")
         return
     context.separate(context.model)
     replay = Replay(context.model, build)
@@ -46,7 +46,7 @@ def run(context: Context) -> None:
         with sample.running(context.model):
             replay.prepare(*sample.call)
     except CaptureError as error:
-        context.left("replay", context.model, f"not recorded: {error}")
+        context.skipped("replay", context.model, f"not recorded: {error}")
         return
-    context.set_forward(context.model, replay)
-    context.did("replay", context.model, "operators recorded for this form of call")
+    context.log.set_forward(context.model, replay)
+    context.applied("replay", context.model, "operators recorded for this form of call")

@@ -34,7 +34,7 @@ class _Home:
 def run(context: Context) -> None:
     record = context.run
     if record is None:
-        context.left("fuse", context.model, context.why_no_run)
+        context.skipped("fuse", context.model, context.why_no_run)
         return
     choices = Choices(
         fold="fold" in context.passes and "pack" in context.passes,
@@ -79,7 +79,7 @@ def _programs(
             break
         matches = [match for match in matches if id(match) not in lost]
     for module, reason in refused.items():
-        context.left("fuse", module, reason)
+        context.skipped("fuse", module, reason)
     return made
 
 
@@ -130,16 +130,16 @@ def _is_seen(record: Record, match: Match, around: list[int]) -> bool:
 def _install(context: Context, module: nn.Module, found: list[tuple[Program, _Home]]) -> None:
     forms = {p.form: p.source for p, _ in found}
     if any(forms[p.form] != p.source for p, _ in found):
-        context.left("fuse", module, "its calls differ though their form is the same")
+        context.skipped("fuse", module, "its calls differ though their form is the same")
         return
     distinct = {p.form: (p, home) for p, home in reversed(found)}
     region = Region(module, [p for p, _ in distinct.values()])
-    context.set_forward(module, region)
+    context.log.set_forward(module, region)
     for _, home in distinct.values():
         for match in home.matches:
-            context.did("fuse", module, match.description)
+            context.applied("fuse", module, match.description)
             context.fused_layers.update(match.layers)
             if match.folded is not None:
                 context.folds[match.folded.layer] = match.folded
                 norm = match.folded.norm
-                context.did("fold", norm, f"{type(norm).__name__} into its layer")
+                context.applied("fold", norm, f"{type(norm).__name__} into its layer")

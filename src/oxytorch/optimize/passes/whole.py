@@ -54,7 +54,12 @@ def choose(context: Context) -> None:
         if type(module) in RECURRENT and module not in context.made_for
     }
     candidates = {module: dtype for module, dtype in found.items() if dtype is not None}
-    timed = {m for m in candidates if not (_is_named(context, m) or _is_packed(context, m))}
+    timed = {
+        module
+        for module in candidates
+        if not cast.are_named(context, (part for part in module.modules() if part._parameters))
+        and not _is_packed(context, module)
+    }
     calls = _calls(context, timed)
     context.leave_dtype({part for root in wholes for part in root.modules()})
     for module, dtype in candidates.items():
@@ -66,7 +71,7 @@ def choose(context: Context) -> None:
             context.dtype_of = {**context.dtype_of, **parts}
         else:
             context.leave_dtype({module})
-            context.left("cast", module, f"{type(module).__name__}: {reason}")
+            context.skipped("cast", module, f"{type(module).__name__}: {reason}")
 
 
 def _wholes(context: Context) -> list[nn.Module]:
@@ -90,12 +95,6 @@ def _dtype(context: Context, module: nn.Module) -> torch.dtype | None:
     (dtype,) = wanted if len(wanted) == 1 else (None,)
     own = {p.dtype for p in module.parameters() if p.is_floating_point()}
     return dtype if len(own) == 1 and dtype not in own else None
-
-
-def _is_named(context: Context, module: nn.Module) -> bool:
-    """Whether a key names a module, which then is converted whatever that costs."""
-    parts = (part for part in module.modules() if part._parameters)
-    return all(cast.asked(context.paths[m], m, context.rules) is not None for m in parts)
 
 
 def _is_packed(context: Context, module: nn.Module) -> bool:

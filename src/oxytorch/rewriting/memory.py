@@ -1,10 +1,15 @@
-"""How much memory there is, asked before work starts."""
+"""How much memory a model takes, and how much there is, asked before work starts."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..core.packed import PackedTensor
 
 _RETURNED_AT_ONCE = 32 << 20
 
@@ -15,6 +20,22 @@ _CGROUPS = (
         Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ),
 )
+
+
+def nbytes(model: nn.Module) -> int:
+    """Bytes of a model's parameters as they are stored; shared ones count once."""
+    return sum(_stored(p) for p in model.parameters() if p.device.type != "meta")
+
+
+def _stored(parameter: torch.Tensor) -> int:
+    if isinstance(parameter, PackedTensor):
+        return parameter.nbytes_packed()
+    if parameter.layout == torch.sparse_coo:
+        return parameter._indices().nbytes + parameter._values().nbytes
+    if parameter.layout == torch.sparse_csr:
+        parts = (parameter.crow_indices(), parameter.col_indices(), parameter.values())
+        return sum(part.nbytes for part in parts)
+    return parameter.nbytes
 
 
 def available_bytes() -> int | None:

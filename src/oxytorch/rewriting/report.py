@@ -1,4 +1,4 @@
-"""What an optimization did, what it left alone, and why: as text and as data."""
+"""What was done to a model, what it left alone, and why: as text and as data."""
 
 from __future__ import annotations
 
@@ -46,14 +46,17 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def sections(self) -> list[str]:
+        """The lines of what was done and what was left alone."""
+        lines = ["done", *(_table(self.done) or ["  nothing"])]
+        return [*lines, "left alone", *_table(self.left)] if self.left else lines
+
     def __str__(self) -> str:
         lines = [
             f"oxytorch.optimize: {self.model}, {self.dtype}, {self.seconds:.2f} s, parameters "
             f"{self.bytes_before / 2**20:.1f} -> {self.bytes_after / 2**20:.1f} MiB"
         ]
-        lines += ["done", *(table(self.done) or ["  nothing"])]
-        if self.left:
-            lines += ["left alone", *table(self.left)]
+        lines += self.sections()
         if self.verified is not None:
             lines.append(
                 "verified: largest difference {difference:.2e} of the largest output "
@@ -65,7 +68,7 @@ class Report:
         return "\n".join(lines)
 
 
-def table(entries: list[Entry]) -> list[str]:
+def _table(entries: list[Entry]) -> list[str]:
     """One line for what differs only in the module; numbers in module paths become stars."""
     places: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for entry in entries:

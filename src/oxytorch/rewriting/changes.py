@@ -1,0 +1,309 @@
+"""The changes made to a model, each with the way back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core.packed import PackedTensor
+from ..ops.panels import PanelWeight
+from .memory import nbytes
+from .report import Entry, Report
+
+ATTRIBUTE = "_oxytorch"
+QUANTIZED = "_oxytorch_quantized"
+"""The same for what `quantize_` did, which comes before optimizing and is taken back after it."""
+
+
+class Change:
+    """One change to one module."""
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        """Take the change back. restored: what each parameter has become (shared ones stay so)."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Free what was replaced, where it was kept: the change stays."""
+
+
+class AttributeSet(Change):
+    """A module got an attribute in its instance dictionary, such as a `forward` of ours."""
+
+    def __init__(self, module: nn.Module, name: str, value: Any) -> None:
+        self.module = module
+        self.name = name
+        self.value = value
+        self.before = module.__dict__.get(name)
+        module.__dict__[name] = value
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        if self.module.__dict__.get(self.name) is not self.value:
+            return  # somebody has put another one there since
+        del self.module.__dict__[self.name]
+        if self.before is not None:
+            self.module.__dict__[self.name] = self.before
+
+
+class ParameterSet(Change):
+    """A parameter was replaced, in all modules that hold it, by one of the same values (up to its
+    new dtype).
+
+    owners: (module, name) of each, the one given by default.
+    keeps_object: whether the parameter's object stays the same, so that an optimizer that holds it
+        goes on holding the model's parameter.
+    keeps_before: whether the parameter that was replaced stays in memory until the change is
+        settled; undoing gives it back. Otherwise undoing makes one of the values that there are.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str,
+        parameter: nn.Parameter,
+        *,
+        owners: list[tuple[nn.Module, str]] | None = None,
+        keeps_object: bool = False,
+        keeps_before: bool = False,
+    ) -> None:
+        before = module._parameters[name]
+        assert before is not None
+        self.module = module
+        self.name = name
+        self.owners = owners or [(module, name)]
+        self.keeps_object = keeps_object
+        self.before = before if keeps_before else None
+        self.was_panels = isinstance(before, PanelWeight)
+        self.dtype = before.dtype
+        self.memory_format = _memory_format(before)
+        _replace(self.owners, before, parameter, keeps_object)
+
+    def settle(self) -> None:
+        self.before = None
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        now = self.module._parameters.get(self.name)
+        if now is None:
+            return
+        holders = [own for own in self.owners if own[0]._parameters.get(own[1]) is now]
+        if self.before is not None:
+            restored[now] = self.before
+        elif self.keeps_object or now not in restored:
+            restored[now] = nn.Parameter(self._values(now), now.requires_grad)
+        _replace(holders, now, restored[now], self.keeps_object)
+
+    def _values(self, now: nn.Parameter) -> torch.Tensor:
+        if self.was_panels and isinstance(now, PanelWeight):
+            return now.copy()
+        values = now.values() if isinstance(now, PackedTensor) else now.detach()
+        values = values.to(self.dtype)
+        if values.layout == torch.strided:
+            values = values.contiguous(memory_format=getattr(torch, self.memory_format))
+            if values.untyped_storage().nbytes() > values.nbytes:  # a part of a joined one
+                values = values.clone()
+        return values
+
+
+class Untied(Change):
+    """A module got a parameter of its own in place of one that it shares with another module, which
+    keeps it; undoing ties them again.
+
+    holder: (module, name) of the other one.
+    """
+
+    def __init__(
+        self, module: nn.Module, name: str, parameter: nn.Parameter, holder: tuple[nn.Module, str]
+    ) -> None:
+        self.module = module
+        self.name = name
+        self.holder = holder
+        setattr(module, name, parameter)
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        module, name = self.holder
+        setattr(self.module, self.name, module._parameters[name])
+
+
+def _replace(
+    owners: list[tuple[nn.Module, str]],
+    before: nn.Parameter,
+    parameter: nn.Parameter,
+    keeps_object: bool,
+) -> None:
+    recurrent = [module for module, _ in owners if isinstance(module, nn.RNNBase)]
+    for layer in recurrent:
+        layer._flat_weight_refs = []  # a weak reference keeps a tensor from being swapped
+    if not (keeps_object and _swapped(before, parameter)):
+        for module, name in owners:
+            setattr(module, name, parameter)
+    for layer in recurrent:
+        refs: list[Any] = [partial(_itself, w) for w in layer._flat_weights]
+        layer._flat_weight_refs = refs
+
+
+def _itself(tensor: Any) -> Any:
+    return tensor
+
+
+def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
+    """Make an object another parameter, which keeps its gradient; False where it cannot be done."""
+    if object_ is other:
+        return True
+    gradient = object_.grad
+    if type(object_) is type(other) is nn.Parameter:
+        object_.grad = None
+        object_.data = other.data  # also where an autograd graph or a weak reference holds it
+        object_.grad = None if gradient is None else gradient.to(object_.dtype)
+        return True
+    torch.clear_autocast_cache()  # it refers weakly to parameters
+    kind, fields = type(object_), object_.__dict__
+    try:
+        torch.utils.swap_tensors(object_, other)  # type: ignore[no-untyped-call]
+    except RuntimeError:  # held by an autograd graph or a weak reference
+        if type(object_) is not kind:  # torch swaps these before it asks whether the rest can be
+            object_.__class__, other.__class__ = kind, type(object_)
+            object_.__dict__, other.__dict__ = fields, object_.__dict__
+        return False
+    if gradient is not None:
+        object_.grad = gradient.to(object_.dtype)
+    return True
+
+
+class BufferSet(Change):
+    """A buffer, which stays the same object, was given values in another dtype."""
+
+    def __init__(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
+        self.module = module
+        self.name = name
+        own = module._buffers[name]
+        assert own is not None
+        self.own = own
+        self.before = own.data
+        own.data = buffer
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        now, before = self.own.data, self.before
+        ours, theirs = (_dense(t) for t in (now, before.to(now.dtype)))
+        was_written = not torch.allclose(ours, theirs, 0, 0, equal_nan=True)
+        self.own.data = now.to(before.dtype) if was_written else before
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
+class HookAdded(Change):
+    """A hook of ours was registered on a module; `registry` names the dictionary that holds it."""
+
+    def __init__(self, module: nn.Module, registry: str, key: int) -> None:
+        self.module = module
+        self.registry = registry
+        self.key = key
+
+    def undo(self, restored: dict[nn.Parameter, nn.Parameter]) -> None:
+        getattr(self.module, self.registry).pop(self.key, None)
+
+
+def _memory_format(tensor: torch.Tensor) -> str:
+    """The name of a tensor's memory format (the format itself cannot be pickled)."""
+    for dim, name in ((4, "channels_last"), (5, "channels_last_3d")):
+        if tensor.layout != torch.strided:
+            break
+        plain = tensor.dim() != dim or tensor.is_contiguous()
+        if not plain and tensor.is_contiguous(memory_format=getattr(torch, name)):
+            return name
+    return "contiguous_format"
+
+
+class ChangeLog:
+    """What was done to a model: the changes, each with the way back, and the report.
+
+    It is kept on the model, in one attribute for `quantize_` and one for what comes after it.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.changes: list[Change] = []
+
+    def set_forward(self, module: nn.Module, forward: Any) -> None:
+        """Put a forward of ours before that of the module's class."""
+        self.changes.append(AttributeSet(module, "forward", forward))
+
+    def add_hook(self, module: nn.Module, registry: str, handle: Any) -> None:
+        """Note a hook that was registered; registry: the attribute that holds it."""
+        self.changes.append(HookAdded(module, registry, handle.id))
+
+    def keep_plain_state(self, module: nn.Module) -> None:
+        """Let a module's state dictionary have plain tensors where the module has packed ones."""
+        handle = module.register_state_dict_post_hook(plain_state)  # type: ignore[no-untyped-call]
+        self.add_hook(module, "_state_dict_hooks", handle)
+
+    def applied(self, pass_name: str, path: str, detail: str) -> None:
+        """Report what a pass did at the module of this path."""
+        self.report.entries.append(Entry(pass_name, path, True, detail))
+
+    def skipped(self, pass_name: str, path: str, reason: str) -> None:
+        """Report what a pass left as it was, and why."""
+        self.report.entries.append(Entry(pass_name, path, False, reason))
+
+    def forwards(self) -> list[Any]:
+        """The forwards that were set."""
+        sets = [change for change in self.changes if isinstance(change, AttributeSet)]
+        return [change.value for change in sets if change.name == "forward"]
+
+    def settle(self, begin: int = 0) -> None:
+        """Free what the changes from number `begin` on replaced: these stay."""
+        for change in self.changes[begin:]:
+            change.settle()
+
+    def undo(self, begin: int = 0) -> None:
+        """Take back the changes from number `begin` on, the last one first."""
+        restored: dict[nn.Parameter, nn.Parameter] = {}
+        while len(self.changes) > begin:
+            self.changes.pop().undo(restored)
+
+
+def plain_state(
+    module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """Give the state dictionary plain tensors where the module holds packed ones.
+
+    The parameters themselves, which `keep_vars=True` asks for, stay in it.
+    """
+    for name, parameter in module._parameters.items():
+        if not isinstance(parameter, PackedTensor):
+            continue
+        if state.get(prefix + name, parameter) is not parameter:
+            state[prefix + name] = parameter.plain()
+
+
+def log_of(model: nn.Module, attribute: str = ATTRIBUTE) -> ChangeLog | None:
+    """Return what was done to a model, or None where `optimize` has not been here.
+
+    attribute: QUANTIZED asks for what `quantize_` did.
+    """
+    found = model.__dict__.get(attribute)
+    return found if isinstance(found, ChangeLog) else None
+
+
+@contextmanager
+def rewriting(model: nn.Module, report: Report, attribute: str = ATTRIBUTE) -> Iterator[ChangeLog]:
+    """Note what the block changes in a model, with the time and the bytes of its parameters; where
+    it raises, all is taken back."""
+    began = time.perf_counter()
+    report.bytes_before = nbytes(model)
+    log = ChangeLog(report)
+    model.__dict__[attribute] = log
+    try:
+        yield log
+    except BaseException:
+        log.undo()
+        del model.__dict__[attribute]
+        raise
+    report.seconds = time.perf_counter() - began
+    report.bytes_after = nbytes(model)
