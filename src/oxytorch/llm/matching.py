@@ -68,18 +68,13 @@ def plans(
         _numbers(part, recipes.SCALE) or (head_dim**-0.5,),
         (*_numbers(part, recipes.SOFTCAP), None),
     )
-    for block_order, heads, mlp, turning, (
-        interleaved,
-        repeat_interleave,
-    ), scale, softcap in choices:
+    for order, heads, mlp, turning, (interleaved, repeats), scale, softcap in choices:
         if turning is None and interleaved:
             continue
         if norms["flat_norms"] and not _fits_flat(layer, norms, heads, head_dim):
             raise Unmatched(f"{attention} normalizes neither heads nor all of them")
-        if (
-            fixed["residual_scale"] != 1.0
-            and block_order["block_order"] != recipes.BLOCK_ORDERS[0].name
-        ):
+        is_plain = order["block_order"] == recipes.BLOCK_ORDERS[0].name
+        if fixed["residual_scale"] != 1.0 and not is_plain:
             continue
         yield LayerPlan(
             attention=attention,
@@ -88,13 +83,13 @@ def plans(
             rotary=0 if turning is None else arguments[turning][0].shape[-1],
             rotary_argument=turning,
             interleaved=interleaved,
-            repeat_interleave=repeat_interleave,
+            repeat_interleave=repeats,
             softcap=softcap,
             results=results,
             arguments=tuple(arguments),
             **fixed,
             **heads,
-            **block_order,
+            **order,
             **mlp,
         )
 
@@ -323,7 +318,7 @@ def activation_of(owner: nn.Module) -> str:
 _ACTIVATIONS: dict[PostOp | None, str] = {
     PostOp("gelu", (), "none"): "gelu",
     PostOp("gelu", (), "tanh"): "gelu_tanh",
-    PostOp("swish"): "silu",
+    PostOp("silu"): "silu",
     PostOp("relu"): "relu",
 }
 """Names of the activations that `layer` computes."""
