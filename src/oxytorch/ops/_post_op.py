@@ -94,3 +94,12 @@ _IN_PLACE: dict[str, Callable[[torch.Tensor, PostOp], torch.Tensor]] = {
 }
 
 NO_POST_OP = PostOp()
+
+
+def with_post_op(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A reference, called by name: what `product` makes of the other arguments, then `post_op`."""
+
+    def reference(post_op: PostOp, other: torch.Tensor | None, **arguments: object) -> torch.Tensor:
+        return post_op.after(product(**arguments), other)
+
+    return reference

@@ -13,7 +13,7 @@ import torch
 
 from ...core.reordered import ReorderedTensor
 from .._op import Cost, Sample, nbytes, register_onednn
-from .._post_op import NO_POST_OP, PostOp
+from .._post_op import NO_POST_OP, PostOp, with_post_op
 from .._samples import shape_name, values
 from ..linear import POST_OPS, supports
 
@@ -151,20 +151,17 @@ def _fits(
     )
 
 
-def _reference(
+def _product(
     x: torch.Tensor,
     weight: PackedConvolutionWeight,
     bias: torch.Tensor | None,
-    post_op: PostOp,
-    other: torch.Tensor | None,
     extra_padding: tuple[int, ...] | None,
 ) -> torch.Tensor:
     g = weight.geometry if extra_padding is None else weight.geometry.padded(extra_padding)
     none = [0] * len(g.stride)
-    result = torch.convolution(
+    return torch.convolution(
         x, weight.dense().to(x.dtype), bias, g.stride, g.padding, g.dilation, False, none, g.groups
     )
-    return post_op.after(result, other)
 
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
@@ -230,4 +227,4 @@ def cost(
     return Cost(moved, 2 * positions * weight.numel())
 
 
-op = register_onednn(convolution, _reference, samples, cost)
+op = register_onednn(convolution, with_post_op(_product), samples, cost)

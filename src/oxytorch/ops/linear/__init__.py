@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ...core.reordered import ReorderedTensor
 from .._op import Cost, Sample, nbytes, register_onednn
-from .._post_op import NO_POST_OP, PostOp
+from .._post_op import NO_POST_OP, PostOp, with_post_op
 from .._samples import values
 
 _MKLDNN = torch.ops.mkldnn
@@ -128,15 +128,11 @@ def linear(
     return post_op.after_(result, other)
 
 
-def _reference(
-    x: torch.Tensor,
-    weight: PackedLinearWeight,
-    bias: torch.Tensor | None,
-    post_op: PostOp,
-    other: torch.Tensor | None,
+def _product(
+    x: torch.Tensor, weight: PackedLinearWeight, bias: torch.Tensor | None
 ) -> torch.Tensor:
     plain = weight.dense().to(x.dtype)
-    return post_op.after(F.linear(x, plain.t() if weight.transposed else plain, bias), other)
+    return F.linear(x, plain.t() if weight.transposed else plain, bias)
 
 
 POST_OPS = (
@@ -192,4 +188,4 @@ def cost(x: torch.Tensor, weight: PackedLinearWeight, **rest: object) -> Cost:
     return Cost(moved, 2 * rows * weight.numel())
 
 
-op = register_onednn(linear, _reference, samples, cost)
+op = register_onednn(linear, with_post_op(_product), samples, cost)
