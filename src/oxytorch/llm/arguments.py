@@ -9,14 +9,7 @@ from torch import nn
 
 from ..core.packed import PackedTensor
 from ..ops.panels.formats import CODES
-from ..quantization.configs import (
-    Int4Weight,
-    Int8DynamicActivationInt4Weight,
-    Int8DynamicActivationInt8Weight,
-    Int8Weight,
-    NF4Weight,
-    WeightConfig,
-)
+from ..quantization.configs import CONFIGS, WeightConfig
 from ..quantization.layers import output_head
 from ..rewriting.changes import log_of
 from ..rewriting.memory import available_bytes, check_available, nbytes
@@ -42,15 +35,12 @@ def weight_config(
     if weights not in CODES:
         names = ", ".join(map(repr, CODES))
         raise ValueError(f"llm.optimize: expected weights None, {names}, got {weights!r}")
-    if weights == "nf4":
-        if activation_dtype is not None:
-            raise ValueError("llm.optimize: expected activation_dtype=None with nf4, got 'int8'")
-        return NF4Weight(group_size)
-    if weights == "int8":
-        return Int8Weight() if activation_dtype is None else Int8DynamicActivationInt8Weight()
-    if activation_dtype is None:
-        return Int4Weight(group_size)
-    return Int8DynamicActivationInt4Weight(group_size)
+    kind = CONFIGS.get((weights, activation_dtype))
+    if kind is None:
+        raise ValueError(
+            f"llm.optimize: expected activation_dtype=None with {weights}, got {activation_dtype!r}"
+        )
+    return kind() if weights == "int8" else kind(group_size)  # int8: a scale for each output
 
 
 def cache_dtype_of(kv_cache: str | None, dtype: torch.dtype) -> torch.dtype:

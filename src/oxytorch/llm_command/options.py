@@ -6,9 +6,9 @@ import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-Weights = Literal["int8", "int4", "nf4"]
+from ..quantization.configs import CONFIGS
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,19 @@ class Precision:
     """
 
     name: str
-    weights: Weights | None = None
-    activation_dtype: Literal["int8"] | None = None
+    weights: str | None = None
+    activation_dtype: str | None = None
 
 
 PRECISIONS = {
     precision.name: precision
     for precision in (
         Precision("bf16"),
-        Precision("int8", "int8"),
-        Precision("int4", "int4"),
-        Precision("nf4", "nf4"),
-        Precision("int8-int8", "int8", "int8"),
-        Precision("int4-int8", "int4", "int8"),
+        *(
+            Precision(weights if activations is None else f"{weights}-{activations}", *given)
+            for given in sorted(CONFIGS, key=lambda given: given[1] is not None)
+            for weights, activations in [given]
+        ),
     )
 }
 """Every precision by the word on the command line: weights, then activations if not bf16."""

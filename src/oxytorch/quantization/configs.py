@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ops.panels.layout import GROUP_SIZES
+from ..ops.panels.formats import FORMATS, GROUP_SIZES
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class WeightConfig:
     @property
     def bits(self) -> int:
         """Bits of a code."""
-        return 8 if self.format == "int8" else 4
+        return FORMATS[self.format].bits
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -49,7 +49,7 @@ class WeightConfig:
             value = getattr(self, field)
             if not isinstance(value, bool):
                 raise TypeError(f"{name}: expected {field} True or False, got {value!r}")
-        if self.format == "nf4" and not self.symmetric:
+        if FORMATS[self.format].middle is None and not self.symmetric:
             raise ValueError(f"{name}: expected symmetric=True, got False")
 
     def nbytes(self, out_features: int, in_features: int) -> int:
@@ -110,3 +110,16 @@ class Int8DynamicActivationInt4Weight(Int4Weight):
     @property
     def activation_dtype(self) -> str | None:
         return "int8"
+
+
+CONFIGS: dict[tuple[str, str | None], type[WeightConfig]] = {
+    (kind().format, kind().activation_dtype): kind
+    for kind in (
+        Int8Weight,
+        Int4Weight,
+        NF4Weight,
+        Int8DynamicActivationInt8Weight,
+        Int8DynamicActivationInt4Weight,
+    )
+}
+"""The configurations by the format of the weights and the dtype that activations are rounded to."""
