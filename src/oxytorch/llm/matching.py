@@ -56,8 +56,7 @@ def plans(
     if getattr(part, "is_causal", True) is not True:
         raise Unmatched(f"{attention} is not causal")
     mlps, block_orders = [*_mlps(layer)], [*_block_orders(layer)]
-    head_dim = _head_dim(part, config)
-    norms = _head_norms(layer, attention, head_dim)
+    norms = _head_norms(layer, attention, head_dim := _head_dim(part, config))
     fixed = {**norms, **_fixed(layer, part, attention, arguments, config, position)}
     choices = itertools.product(
         block_orders,
