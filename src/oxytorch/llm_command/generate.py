@@ -69,6 +69,28 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--context", type=positive, metavar="N", help="positions of the cache (default: as needed)"
     )
+    _add_sampling_options(parser)
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end after this; may be repeated",
+    )
+    parser.add_argument(
+        "--prompt-lookup",
+        type=int,
+        default=0,
+        metavar="N",
+        help="guess up to N (7) tokens at once from earlier text; the same text, often sooner",
+    )
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="also write the numbers there"
+    )
+
+
+def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """The options of how tokens are chosen."""
     parser.add_argument(
         "--temperature",
         type=float,
@@ -87,23 +109,6 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
         help="above 1: repeat less (default: the model's)",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="makes draws repeat")
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end after this; may be repeated",
-    )
-    parser.add_argument(
-        "--prompt-lookup",
-        type=int,
-        default=0,
-        metavar="N",
-        help="guess up to N (7) tokens at once from earlier text; the same text, often sooner",
-    )
-    parser.add_argument(
-        "--json", type=output_file, metavar="FILE", help="also write the numbers there"
-    )
 
 
 @dataclass(frozen=True)
@@ -177,23 +182,7 @@ class TextPrinter:
 
 def run(arguments: argparse.Namespace) -> int:
     """Loads, optimizes, writes; raises ValueError for a mistake in the command or the folder."""
-    config = read_config(arguments.folder)
-    if arguments.weights is not None and is_quantized(arguments.folder, config):
-        raise ValueError(
-            f"--weights: {arguments.folder} is quantized already and runs as it is; leave the "
-            "option out, or give a folder with plain weights"
-        )
-    text = _prompt_text(arguments)
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
-    tokenizer = load_tokenizer(arguments.folder)
-    ids = prompt_tokens(tokenizer, text, arguments.chat)
-
-    # Mistakes are told before a model is loaded, which takes long.
-    Sampler(arguments.temperature, arguments.top_k, arguments.top_p)
-    if arguments.repetition_penalty is not None:
-        checked_penalty(arguments.repetition_penalty)
-    _check_context(ids.shape[1], arguments.tokens, arguments.context)
+    tokenizer, ids = _prompt(arguments)
     wanted = arguments.weights or PRECISIONS["bf16"]
     prepared = PreparedModel.from_folder(
         arguments.folder, wanted, arguments.kv_cache, arguments.group_size, _tell
@@ -230,6 +219,26 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(asdict(speed), indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _prompt(arguments: argparse.Namespace) -> tuple[Any, Tensor]:
+    """The tokenizer and the prompt's tokens; mistakes are told before a model is loaded."""
+    config = read_config(arguments.folder)
+    if arguments.weights is not None and is_quantized(arguments.folder, config):
+        raise ValueError(
+            f"--weights: {arguments.folder} is quantized already and runs as it is; leave the "
+            "option out, or give a folder with plain weights"
+        )
+    text = _prompt_text(arguments)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    tokenizer = load_tokenizer(arguments.folder)
+    ids = prompt_tokens(tokenizer, text, arguments.chat)
+    Sampler(arguments.temperature, arguments.top_k, arguments.top_p)
+    if arguments.repetition_penalty is not None:
+        checked_penalty(arguments.repetition_penalty)
+    _check_context(ids.shape[1], arguments.tokens, arguments.context)
+    return tokenizer, ids
 
 
 def _check_context(length: int, new: int, context: int | None) -> None:
