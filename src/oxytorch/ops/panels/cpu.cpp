@@ -70,7 +70,8 @@ void check_parts(const char* op, const PanelFormat& format, const PanelTensors& 
 }
 
 bool parse_activation(const char* op, const std::string& name) {
-  if (name != "none" && name != "int8") fail(op, "activation_dtype", "'none' or 'int8'", quoted(name));
+  if (name != "none" && name != "int8")
+    fail(op, "activation_dtype", "'none' or 'int8'", quoted(name));
   return name == "int8";
 }
 
