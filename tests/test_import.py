@@ -265,13 +265,10 @@ def _is_module(parts: list[str]) -> bool:
 
 
 def test_underscored_modules_are_their_packages_own() -> None:
-    # Shared by `graph` and `optimize`, and still to be given a public name.
-    awaited = {"ops._post_op"}
     found = {
         f"{path.relative_to(PACKAGE)} imports {name}"
         for path in sorted(PACKAGE.rglob("*.py"))
         for name in _private_imports(path)
-        if name not in awaited
     }
     assert found == set()
 

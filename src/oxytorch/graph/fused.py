@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..core.sources import Sources
-from ..ops._post_op import NO_POST_OP, PostOp
 from ..ops.convolution import PackedConvolutionWeight, convolution, takes
 from ..ops.linear import PackedLinearWeight, linear
+from ..ops.post_op import NO_POST_OP, PostOp
 from .boundary import Boundary, is_still
 from .formats import is_last, kept, order_is_free
 from .recognize import BatchNorm, Norm, batch_norm_of_module, holds_its_parameters

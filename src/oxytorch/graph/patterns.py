@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from ..ops._post_op import PostOp
+from ..ops.post_op import PostOp
 from .boundary import Boundary
 from .fused import Folded, FusedAddNorm, FusedGate, FusedLayer
 from .recognize import BatchNorm, Norm, Recognizer, activation_of_function, convolution_of_module

@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..core.packed import PackedTensor
-from ..ops._post_op import PostOp
 from ..ops.convolution import Geometry
+from ..ops.post_op import PostOp
 from .agreement import RECOGNIZED
 from .formula import expression
 from .state import unchanged

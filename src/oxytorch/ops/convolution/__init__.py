@@ -13,9 +13,9 @@ import torch
 
 from ...core.reordered import ReorderedTensor
 from .._op import Cost, Sample, nbytes, register_onednn
-from .._post_op import NO_POST_OP, PostOp, with_post_op
 from .._samples import shape_name, values
 from ..linear import POST_OPS, supports
+from ..post_op import NO_POST_OP, PostOp, with_post_op
 
 _MKLDNN = torch.ops.mkldnn
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from ...core.reordered import ReorderedTensor
 from .._op import Cost, Sample, nbytes, register_onednn
-from .._post_op import NO_POST_OP, PostOp, with_post_op
 from .._samples import values
+from ..post_op import NO_POST_OP, PostOp, with_post_op
 
 _MKLDNN = torch.ops.mkldnn
 

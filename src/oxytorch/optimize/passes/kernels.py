@@ -16,7 +16,7 @@ from ...graph.forward import Forward
 from ...graph.fused import is_computed
 from ...graph.recognize import BATCH_NORMS, BatchNorm, Norm, batch_norm_of_module
 from ...graph.recommendation import is_plain_bag
-from ...ops._post_op import PostOp
+from ...ops.post_op import PostOp
 from ..context import Context
 from ..measure import USUAL_ROWS, Calls, first_win, input_of, may_stay_beside, rows_of
 
