@@ -16,6 +16,7 @@ from ..rewriting.copies import Separation, copied
 from ..rewriting.memory import nbytes
 from ..rewriting.report import Entry, Report
 from .context import Context, observe
+from .measure import steady_heap
 from .passes import DEFAULT, PASSES, boundaries, replay
 from .passes.cast import dtypes, made_for
 from .sample import Sample
@@ -106,7 +107,7 @@ def optimize(
             f"optimize: {wanted}=True expected a sample_input to run the model on, got None"
         )
     sample = None if sample_input is None else Sample(sample_input)
-    with random_unmoved(), torch.autocast("cpu", enabled=False):
+    with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
         return _optimized(model, dtype, sample, inplace, verify, tune, passes)
 
 

@@ -13,7 +13,8 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +46,9 @@ COLD = 2e-6
 just run."""
 LONGEST = 0.15
 """Seconds after which no further round begins."""
+HEAP, BLOCK = 64 << 20, 96 << 10
+"""Bytes of the heap that stay with the process while calls are timed, and of the blocks that they
+are taken in: blocks below 128 KiB lie in the heap, larger ones may be mapped."""
 
 Calls = tuple[Callable[[], Tensor], Callable[[], Tensor]]
 """Torch's own layer, and the packed one, each with the Python around its operator."""
@@ -84,6 +88,38 @@ _seconds_known: dict[Hashable, tuple[float, ...]] = {}
 _lock = threading.Lock()
 
 
+_heap_users = 0
+_heap_end: Tensor | None = None
+
+
+@contextmanager
+def steady_heap() -> Iterator[None]:
+    """Times that are taken in this context do not depend on what else lies in the heap.
+
+    glibc gives memory at the end of the heap back to the system, and who takes it again waits for
+    its pages: one and the same call may take twice as long, for as long as the process lives. A
+    block at the end keeps what is freed below it.
+    """
+    global _heap_users, _heap_end
+    with _lock:
+        _heap_users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _heap_users -= 1
+            if not _heap_users:
+                _heap_end = None
+
+
+def hold_heap() -> None:
+    """Called before times are taken."""
+    global _heap_end
+    if _heap_users and _heap_end is None:
+        blocks = [torch.zeros(BLOCK, dtype=torch.uint8) for _ in range(HEAP // BLOCK)]
+        _heap_end = blocks[-1]
+
+
 def first_win(key: Hashable, sizes: Sequence[Calls]) -> int | None:
     """The number of the size from which on a packed layer is faster than torch's own, or None.
 
@@ -119,6 +155,7 @@ def seconds_of(key: Hashable, make: Callable[[], Sequence[Callable[[], Any]]]) -
 
 
 def _quartiles(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
+    hold_heap()
     between = torch.zeros(torch.get_num_threads() << 16)
     turns: list[list[float]] = []
     began = time.perf_counter()
@@ -146,6 +183,7 @@ def _ratio_of(key: Hashable, both: Calls) -> float:
 
 def _ratio(plain: Callable[[], Tensor], packed: Callable[[], Tensor]) -> float:
     """The packed layer's time divided by torch's: the median of turns."""
+    hold_heap()
     between = torch.zeros(torch.get_num_threads() << 16)  # large enough for all threads
     ratios = []
     began = time.perf_counter()

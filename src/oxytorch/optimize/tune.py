@@ -17,11 +17,13 @@ from .sample import Sample
 ROUNDS = 9
 """Paired rounds per comparison; the median of their ratios decides."""
 FIRST_ROUNDS = 3
-"""Rounds after which a model that is no slower than it was is believed to be so."""
+"""Rounds after which a model that is no slower than it was is believed to be so, if calls are not
+short."""
 LONGEST = 3.0
 """Seconds that further rounds may take, where the first ones say that it is slower."""
 SHORT = 0.05
-"""Seconds of both models' calls together up to which a call is timed after one that is not."""
+"""Seconds of both models' calls together up to which calls are short: each is timed after one that
+is not."""
 LOSS = 1.03
 """Ratio above which a model is slower than it was."""
 GAIN = 0.98
@@ -121,10 +123,12 @@ def _paired(
         return lambda: model(*sample.args, **sample.kwargs)
 
     runs = (call(first), call(second))
+    measure.hold_heap()
     with sample.running(first, second), torch.no_grad():
         for run in runs:
             run()
         is_short = sum(map(_seconds, runs)) < SHORT
+        rounds = max(rounds, ROUNDS) if is_short else rounds
         pairs = [(_turn(runs[0], is_short), _turn(runs[1], is_short)) for _ in range(rounds)]
     ratio = statistics.median(b / a for a, b in pairs)
     return ratio, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)

@@ -195,6 +195,18 @@ def test_a_job_that_fails_does_not_end_the_run(
     assert read_run(path)["done"] == ["a", "b"]
 
 
+def _is_gone(group: int, seconds: float = 20.0) -> bool:
+    """Whether no process of a group is left; one that has ended may wait to be collected."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_process_that_is_ended_leaves_a_valid_file(number: int, tmp_path: Path) -> None:
     """A real run of real jobs in processes of their own, of which none stays behind."""
@@ -228,5 +240,4 @@ def test_a_process_that_is_ended_leaves_a_valid_file(number: int, tmp_path: Path
         return
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], told
     assert f"{path} keeps" in told and f"oxytorch bench continue {path}" in told
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    assert _is_gone(process.pid)
