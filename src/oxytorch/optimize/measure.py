@@ -46,7 +46,7 @@ COLD = 2e-6
 just run."""
 LONGEST = 0.15
 """Seconds after which no further round begins."""
-HEAP, BLOCK = 64 << 20, 96 << 10
+HEAP, BLOCK = 32 << 20, 96 << 10
 """Bytes of the heap that stay with the process while calls are timed, and of the blocks that they
 are taken in: blocks below 128 KiB lie in the heap, larger ones may be mapped."""
 
