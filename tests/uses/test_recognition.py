@@ -461,3 +461,45 @@ def test_input_changes_between_joined_layers(
                     log(error)
 
     check(lambda: Model().eval(), use, form, lambda: torch.randn(2, 5, 12))
+
+
+class _Flat(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(12, 12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1, 12) @ self.weight
+
+
+class _FlatRelu(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x).flatten(1)
+
+
+class _NormOverSecond(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(12) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6))
+
+
+class _LayerNormOverSecond(_NormOverSecond):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        centered = x - x.mean(1, keepdim=True)
+        return self.weight * (centered * torch.rsqrt(centered.pow(2).mean(1, keepdim=True) + 1e-6))
+
+
+@pytest.mark.parametrize("form", ["default", "sample", "all"])
+@pytest.mark.parametrize("kind", [_NormOverSecond, _LayerNormOverSecond, _Flat, _FlatRelu])
+def test_a_formula_of_matrices_alone_is_not_taken(
+    check: Callable[..., None], kind: type[nn.Module], form: str
+) -> None:
+    def use(model: Any, log: Any) -> None:
+        for size in ((2, 5, 12), (2, 3, 12, 12), (5, 12)):
+            with torch.no_grad():
+                log(model(torch.randn(size)))
+
+    check(lambda: nn.Sequential(nn.Linear(12, 12), kind()).eval(), use, form, torch.randn(2, 5, 12))

@@ -78,14 +78,18 @@ def _stateless(module: nn.Module) -> bool:
 
 def _by_formula(run: Callable[..., Any], module: nn.Module) -> PostOp | None:
     x = torch.cat([torch.linspace(-50, 50, 101), torch.tensor(_SPECIAL)]).reshape(1, -1)
-    post_op = _formulas().get(expression(run, x, {}, module))
-    found = None if post_op is None else _try(run, module, x)
-    if post_op is None or found is None or found.shape != x.shape:
+    more = x.expand(2, 3, 1, -1).contiguous()  # where flattening, for example, changes something
+    post_op, other = (_formulas().get(expression(run, given, {}, module)) for given in (x, more))
+    if post_op is None or post_op != other:
         return None
     tolerance = RECOGNIZED[x.dtype]
-    expected = post_op.after(x)
-    same = torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
-    return post_op if same else None
+    for given in (x, more):
+        found, expected = _try(run, module, given), post_op.after(given)
+        if found is None or found.shape != given.shape:
+            return None
+        if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True):
+            return None
+    return post_op
 
 
 _SPECIAL = (0.0, -0.0, 1e-30, 1e30, -1e30, math.inf, -math.inf, math.nan)
@@ -205,8 +209,10 @@ def norm_of_module(module: nn.Module) -> Norm | None:
         return None
     x = torch.randn(3, weight.shape[0], generator=torch.Generator().manual_seed(0))
     x[0] *= 1e-3  # small rows tell one epsilon from another
-    formula = expression(module.forward, x.to(weight.dtype), {"weight": weight}, module)
-    norm = next((n for eps in _added(formula) if (n := _norm_formulas(eps).get(formula))), None)
+    # Of inputs with three dimensions too: there the last one is no other one's number.
+    norm, in_three = (_norm_by_formula(module, given) for given in (x, x[None]))
+    if norm != in_three:
+        return None
     found = None if norm is None else _try(module.forward, module, x.to(weight.dtype))
     if norm is None or found is None or found.shape != x.shape:
         return None
@@ -220,9 +226,20 @@ def norm_of_module(module: nn.Module) -> Norm | None:
     return norm if same else None
 
 
-def _norm_formulas(eps: float) -> dict[Any, Norm]:
-    """The normalizations that we know with this epsilon, by the ways in which models spell them."""
-    weight, x = torch.ones(2), torch.ones(3, 2)
+def _norm_by_formula(module: nn.Module, x: torch.Tensor) -> Norm | None:
+    """The normalization that a module's operators are for this input, or None."""
+    weight: Any = module._parameters["weight"]
+    formula = expression(module.forward, x.to(weight.dtype), {"weight": weight}, module)
+    known = (_norm_formulas(eps, x.dim()).get(formula) for eps in _added(formula))
+    return None if formula is None else next((norm for norm in known if norm is not None), None)
+
+
+def _norm_formulas(eps: float, dims: int) -> dict[Any, Norm]:
+    """The normalizations that we know with this epsilon, by the ways in which models spell them.
+
+    dims: the dimensions of the input, of which the last one is normalized over.
+    """
+    weight, x = torch.ones(2), torch.ones(*[1] * (dims - 1), 2)
 
     def scaled(x: torch.Tensor, dim: int) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(dim, keepdim=True) + eps)
@@ -242,7 +259,7 @@ def _norm_formulas(eps: float) -> dict[Any, Norm]:
     return {
         expression(functools.partial(run, dim=dim), x, {"weight": weight}): norm
         for norm, run in spelled
-        for dim in (-1, 1)
+        for dim in (-1, dims - 1)
     }
 
 
@@ -420,11 +437,15 @@ def linear_of_module(module: nn.Module) -> LinearForm | None:
         tensors = {name: module._parameters[name] for name in names}
         if expression(module.forward, x, tensors, module) not in _linear_formulas(transposed):  # type: ignore[arg-type]
             continue
-        found = _try(module.forward, module, x)
         values = weight.detach().t() if transposed else weight.detach()
-        expected = F.linear(x, values, bias)
-        if found is not None and torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
-            return LinearForm(transposed)
+        # In three dimensions the operators may be others, which reshape; the result is the same.
+        for given in (x, torch.stack([x, -x, x])):
+            found, expected = _try(module.forward, module, given), F.linear(given, values, bias)
+            if found is None or found.shape != expected.shape:
+                return None
+            if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
+                return None
+        return LinearForm(transposed)
     return None
 
 

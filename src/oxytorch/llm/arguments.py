@@ -31,6 +31,11 @@ def weight_config(
                 "llm.optimize: expected weights 'int8' or 'int4' with "
                 "activation_dtype='int8', got None"
             )
+        if weights is not None and activation_dtype not in (None, weights.activation_dtype):
+            raise ValueError(
+                "llm.optimize: expected activation_dtype=None with a configuration, which has its "
+                f"own, got {activation_dtype!r}; use Int8DynamicActivation..."
+            )
         return weights
     if weights not in CODES:
         names = ", ".join(map(repr, CODES))
