@@ -376,7 +376,11 @@ def test_prompt_longer_than_the_cache_is_refused() -> None:
             {"weights": "int8", "activation_dtype": "int4"},
             "expected activation_dtype None or 'int8'",
         ),
-        ({"head": "int3"}, "expected weights None, 'int8', 'int4', 'nf4', got 'int3'"),
+        (
+            {"weights": oxytorch.quantization.Int4Weight(), "activation_dtype": "int8"},
+            "expected activation_dtype=None with a configuration",
+        ),
+        ({"head": "int3"}, "expected head 'weights', 'bf16', 'int8', 'int4', 'nf4', got 'int3'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], text: str) -> None:
@@ -435,3 +439,11 @@ def test_cache_arguments_are_checked() -> None:
     cache.length = 7
     with pytest.raises(ValueError, match="expected length 0 to 7, got 8"):
         cache.crop(8)
+
+
+@pytest.mark.parametrize("weights", [None, "int4"])
+def test_a_head_that_is_not_finite_is_refused(weights: str | None) -> None:
+    model = build("llama")
+    model.lm_head.weight.data[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="finite values in the weight of the output head"):
+        llm.optimize(model, weights=weights, group_size=32)

@@ -451,6 +451,7 @@ class _Bad(nn.Module):
         ({"model": _Bad().eval()}, ValueError, ["_Bad", "socket", "inplace=True"]),
         ({"dtype": torch.int8}, ValueError, ["dtype", "torch.bfloat16", "torch.int8"]),
         ({"dtype": {"nowhere": torch.bfloat16}}, ValueError, ["dtype", "nowhere"]),
+        ({"dtype": {0: torch.bfloat16}}, TypeError, ["dtype keys", "paths or types", "0"]),
         ({"passes": ["pack", "magic"]}, ValueError, ["passes", "channels_last", "magic"]),
         ({"passes": "pack"}, TypeError, ["passes", "'pack'"]),
         ({"verify": True}, ValueError, ["verify", "sample_input", "None"]),

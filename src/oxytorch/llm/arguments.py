@@ -34,7 +34,8 @@ def weight_config(
         if weights is not None and activation_dtype not in (None, weights.activation_dtype):
             raise ValueError(
                 "llm.optimize: expected activation_dtype=None with a configuration, which has its "
-                f"own, got {activation_dtype!r}; use Int8DynamicActivation..."
+                f"own, got {activation_dtype!r}; give Int8DynamicActivationInt8Weight() or "
+                "Int8DynamicActivationInt4Weight() instead"
             )
         return weights
     if weights not in CODES:
@@ -95,16 +96,26 @@ def text_config(model: Any) -> Any:
     return getter() if callable(getter) else model.config
 
 
+def check_head(model: nn.Module) -> None:
+    """Raises ValueError for an output head's weight that is not finite."""
+    head = output_head(model)
+    weight = None if head is None else head._parameters.get("weight")
+    if weight is not None and not isinstance(weight, PackedTensor):
+        _check_finite("the weight of the output head", weight)
+
+
+def _check_finite(place: str, parameter: nn.Parameter) -> None:
+    least, most = torch.aminmax(parameter.detach())
+    if not bool(least.isfinite() and most.isfinite()):
+        raise ValueError(f"llm.optimize: expected finite values in {place}, got NaN or infinity")
+
+
 def check_weights(layers: list[LayerCalls], config: WeightConfig | None) -> None:
     """Raises ValueError for layers' weights that are not finite or that groups do not divide."""
     for place, module, name in _matrices(layers):
         parameter = module._parameters[name]
         assert parameter is not None
-        least, most = torch.aminmax(parameter.detach())
-        if not bool(least.isfinite() and most.isfinite()):
-            raise ValueError(
-                f"llm.optimize: expected finite values in {place}, got NaN or infinity"
-            )
+        _check_finite(place, parameter)
         if config is None or not config.group_size or place.split(".")[-2] in ROUTERS:
             continue
         transposed = stored_transposed(module) if name == "weight" else False

@@ -11,6 +11,7 @@ from torch import nn
 from ..core.packed import PackedTensor
 from ..graph.agreement import FUSED_LAYER, PACKED_LAYER, PACKED_MULTIPLE
 from ..ops.panels import PanelWeight
+from ..ops.panels.formats import CODES
 from ..quantization.configs import WeightConfig
 from ..quantization.layers import output_head
 from ..rewriting.changes import AttributeSet, ChangeLog, rewriting
@@ -18,6 +19,7 @@ from ..rewriting.copies import Separation, copied
 from . import checking
 from .arguments import (
     cache_dtype_of,
+    check_head,
     check_memory,
     check_model,
     check_weights,
@@ -90,6 +92,9 @@ def optimize(
     if head in (None, "bf16"):
         head_config = None
     elif head != "weights":
+        if head not in CODES:
+            names = ", ".join(map(repr, ("weights", "bf16", *CODES)))
+            raise ValueError(f"llm.optimize: expected head {names}, got {head!r}")
         head_config = weight_config(head, group_size, activation_dtype)
     cache_dtype = cache_dtype_of(kv_cache, dtype)
     text = text_config(model)
@@ -99,6 +104,7 @@ def optimize(
     if any(calls.prompt for calls in layers):
         # What a prompt of tokens does not reach reads images or sound, and runs as before.
         layers = [calls for calls in layers if calls.prompt]
+    check_head(model)
     check_weights(layers, config)
     has_room = check_memory(model, layers, config, dtype, inplace)
     result = model if inplace else copied(model, "llm.optimize")

@@ -239,6 +239,10 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
     if isinstance(dtype, Mapping):
         paths = {path for path, _ in model.named_modules()}
         for key in dtype:
+            if not isinstance(key, str | type):
+                raise TypeError(
+                    f"optimize: expected dtype keys to be paths or types of modules, got {key!r}"
+                )
             if isinstance(key, str) and key and key not in paths:
                 raise ValueError(f"optimize: expected dtype keys to be modules, got {key!r}")
     if isinstance(passes, str):
