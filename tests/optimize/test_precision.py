@@ -133,7 +133,24 @@ def test_a_layer_that_a_key_names_is_converted_whatever_it_costs(
 def test_what_is_much_slower_keeps_its_dtype(
     times: list[tuple[float, float, float]], kept: set[int]
 ) -> None:
-    assert precision.slower(times) == kept
+    assert precision.slower(times, [1.15] * len(times)) == kept
+
+
+def test_a_layer_is_converted_for_what_is_around_it() -> None:
+    times = [(2.0, 3.0, 2.1), (1.0, 2.0, 1.0)]
+    assert precision.slower(times, [1.15, 1.15]) == set()
+    assert precision.slower(times, [1.0, 1.15]) == set()
+    assert precision.slower(times, [1.0, 1.0]) == {0, 1}
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [(nn.Linear, BF16), (nn.Conv1d, torch.float32)])
+def test_convolutions_are_converted_only_where_they_are_faster(
+    monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], wanted: torch.dtype
+) -> None:
+    _times(monkeypatch, lambda module: (1.0, 1.1, 1.05))
+    layer = nn.Linear(8, 8) if kind is nn.Linear else nn.Conv1d(8, 8, 3)
+    model = oxytorch.optimize(nn.Sequential(layer).eval(), dtype=BF16)
+    assert next(model.parameters()).dtype == wanted
 
 
 def test_layers_are_timed() -> None:

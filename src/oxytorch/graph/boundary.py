@@ -55,6 +55,7 @@ class BoundaryForward(Forward):
         self.inner = self.own if is_script else module.__dict__.get("forward", self.own)
         self.boundary = boundary
         self._keeps_dtype = boundary.keeps_dtype
+        self._is_own = not is_script and "forward" not in module.__dict__
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
@@ -65,6 +66,8 @@ class BoundaryForward(Forward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         is_usual = self._keeps_dtype and len(args) == 1 and not kwargs and type(args[0]) is Tensor
         if is_usual and args[0].dtype is self.boundary.takes:
+            if self._is_own:  # without packed weights, which a pass's forward goes with
+                return type(self.module).forward(self.module, args[0])
             return self.inner(args[0])
         if torch.is_autocast_enabled("cpu"):
             return self.inner(*args, **kwargs)

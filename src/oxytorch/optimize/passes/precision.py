@@ -40,8 +40,10 @@ have many, as the first ones of vision models."""
 CLEAR = 2.0
 """How many times as long as a layer that keeps its dtype amid others a converted one has to take:
 changes of dtype cost more amid a model than here, and inputs may be of other sizes."""
-GAIN = 1.15
-"""How many times as fast the layers have to be together in their own dtype for all to keep it."""
+GAIN_OF_LINEAR, GAIN_OF_CONVOLUTIONS = 1.15, 1.0
+"""How many times as fast the layers have to be together in their own dtype for all to keep it. What
+stands around linear layers (attention, activations) gains by a narrow dtype too, while what stands
+around convolutions does not."""
 
 Times = tuple[float, ...]
 """Seconds in the own dtype, in it amid converted layers, and in the dtype asked for."""
@@ -52,17 +54,25 @@ def choose(context: Context) -> None:
     if not measure.TIMED:
         return
     layers = candidates(context)
-    kept = slower([_times(context, layer) for layer in layers])
+    gains = [
+        GAIN_OF_LINEAR if context.recognizer.linear(layer) else GAIN_OF_CONVOLUTIONS
+        for layer in layers
+    ]
+    kept = slower([_times(context, layer) for layer in layers], gains)
     leave(context, {layers[number] for number in kept})
     if len(kept) == len(layers) > 0:
         _leave_the_rest(context)
 
 
-def slower(times: Sequence[Times]) -> set[int]:
-    """The numbers of the layers that are too slow in the dtype asked for."""
+def slower(times: Sequence[Times], gains: Sequence[float]) -> set[int]:
+    """The numbers of the layers that are too slow in the dtype asked for.
+
+    gains: how many times as fast each counts to have to be in its own dtype.
+    """
     kept = {n for n, (_, amid, converted) in enumerate(times) if converted > amid * CLEAR}
     mixed = sum(amid if n in kept else other for n, (_, amid, other) in enumerate(times))
-    return {*range(len(times))} if sum(own for own, *_ in times) * GAIN <= mixed else kept
+    unconverted = sum(own * gain for (own, *_), gain in zip(times, gains, strict=True))
+    return {*range(len(times))} if unconverted <= mixed else kept
 
 
 def candidates(context: Context) -> list[nn.Module]:
@@ -133,7 +143,10 @@ def _times(context: Context, module: nn.Module) -> Times:
     )
     kind += (*map(about, (*weight.shape[:2], numel)), own, dtype, is_packed)
     key = (type(module), *kind)
-    return measure.seconds_of(key, lambda: _ways(context, module, weight, make(), is_packed))
+    own_time, amid, *converted = measure.seconds_of(
+        key, lambda: _ways(context, module, weight, make(), is_packed)
+    )
+    return own_time, amid, min(converted)
 
 
 _Input = tuple[Callable[[], Tensor], int, tuple[Any, ...]]
@@ -160,18 +173,18 @@ def _convolution_input(module: Any, weight: Tensor, size: tuple[int, ...] | None
 def _ways(
     context: Context, module: nn.Module, weight: Tensor, x: Tensor, is_packed: bool
 ) -> tuple[Callable[[], Any], ...]:
-    """Calls of a layer in its own dtype, in it amid converted layers, and in the one asked for."""
+    """Calls of a layer in its own dtype, in it amid converted layers, and in the one asked for: as
+    it is and, where it may be packed, packed."""
     dtype = context.dtype_of[module]
     stock, x, given = pack.stand_in(module, weight), x.to(weight.dtype), x.to(dtype)
     amid = BoundaryForward(stock, Boundary(weight.dtype, returns=dtype))
-    if is_packed:
-        packed = pack.packed_weight(context, module, weight, dtype)
-        converted = pack.amid_packed(
-            given, pack.forward_kind(module)(pack.stand_in(module, packed))
-        )
-    else:
-        converted = partial(cast.cast_input(pack.stand_in(module, weight.to(dtype))), given)
-    return partial(type(module).forward, stock, x), partial(amid, given), converted
+    converted = cast.cast_input(pack.stand_in(module, weight.to(dtype)))
+    calls = partial(type(module).forward, stock, x), partial(amid, given), partial(converted, given)
+    if not is_packed:
+        return calls
+    packed = pack.packed_weight(context, module, weight, dtype)
+    forward = pack.forward_kind(module)(pack.stand_in(module, packed))
+    return *calls, pack.amid_packed(given, forward)
 
 
 def _usual_size(module: Any, weight: Tensor) -> tuple[int, ...]:
