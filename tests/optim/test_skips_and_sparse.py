@@ -10,6 +10,7 @@ import pytest
 import torch
 from optimizers import CASES, IDS, give_gradients, make, train
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from oxytorch import optim
 
@@ -37,6 +38,35 @@ def test_first_steps_that_are_left_out_change_nothing(
         _left_out(found)
     for one, other in zip(train(found, 3), train(wanted, 3), strict=True):
         assert torch.equal(found.master_weight(one), wanted.master_weight(other))
+
+
+class _Reads(TorchDispatchMode):
+    """Counts the values of tensors that Python reads, each of which waits for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("state_dtype", [None, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("name", "own"), CASES, ids=IDS)
+def test_steps_under_a_scaler_read_no_values(
+    name: str, own: dict[str, Any], state_dtype: Any
+) -> None:
+    if name == "Adafactor":
+        pytest.skip("on a processor torch moves its factors; test_gpu_cuda.py looks at GPUs")
+    optimizer = make(name, [torch.ones(5, 4), torch.ones(3)], **own, state_dtype=state_dtype)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(4.0), torch.tensor(0.0)
+    with _Reads() as reads:
+        for step in range(3):
+            give_gradients(optimizer, step)
+            optimizer.step()
+    # Dampened momentum begins otherwise in a first step that is left out, which has to be known.
+    assert reads.count == (1 if own.get("dampening") else 0)
 
 
 @pytest.mark.parametrize("split", [False, True])

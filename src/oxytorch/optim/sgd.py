@@ -44,21 +44,23 @@ class _Momentum(FusedOptimizer):
         """Tensors without a buffer make their first step in an update of its own."""
         names = self._names(group)
         first, later = Batch.of(names), Batch.of(names)
-        is_repeatable = True
+        begins: bool | None = None
         for position, parameter in enumerate(group["params"]):
             if parameter.grad is None or id(parameter) in others:
                 continue
             state = self.state[parameter]
             is_first = bool(names) and state.get(BUFFER) is None
-            if is_first and self._scaling(group).is_left_out:
-                # The buffer would begin as zeros instead of as a gradient.
-                is_repeatable = False
-                continue
+            if is_first and group.get("dampening"):
+                # A buffer of zeros would become a dampened gradient in the next step, and not, as
+                # here, the gradient. Without dampening they are the same, and nothing has to wait.
+                begins = not self._scaling(group).is_left_out if begins is None else begins
+                if not begins:
+                    continue
             self._begin(parameter, group, state, names)
             low_bits = self._store.current_low_bits(parameter, group)
             batch = first if is_first else later
             batch.add(parameter, state, names, rng_stream + position, low_bits)
-        yield self._update(later, group, (False,)), is_repeatable
+        yield self._update(later, group, (False,)), begins is not False
         if first.parameters:
             yield self._update(first, group, (True,)), False
 
