@@ -40,7 +40,7 @@ have many, as the first ones of vision models."""
 CLEAR = 2.0
 """How many times as long as a layer that keeps its dtype amid others a converted one has to take:
 changes of dtype cost more amid a model than here, and inputs may be of other sizes."""
-GAIN_OF_LINEAR, GAIN_OF_CONVOLUTIONS = 1.15, 1.0
+GAIN_OF_LINEAR, GAIN_OF_CONVOLUTIONS = 1.05, 1.0
 """How many times as fast the layers have to be together in their own dtype for all to keep it. What
 stands around linear layers (attention, activations) gains by a narrow dtype too, while what stands
 around convolutions does not."""
