@@ -170,7 +170,7 @@ def _names(model: nn.Module) -> list[str]:
 
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize(
-    "name", ["attention", "encoder", "gru_packed", "lstm_projected", "gru_cell"]
+    "name", ["attention", "encoder", "gru_packed", "lstm", "lstm_projected", "gru_cell"]
 )
 def test_a_layer_that_is_no_faster_keeps_its_dtype(
     monkeypatch: pytest.MonkeyPatch, name: str, sample: bool

@@ -54,7 +54,7 @@ def run(context: Context) -> None:
         for name, parameter in module._parameters.items():
             assert parameter is not None
             plain[name] = parameter.detach().to(context.target_dtype(module, parameter))
-        packed = {name: _packed(module, name, values) for name, values in plain.items()}
+        packed = _packed_weights(module, plain)
         converts = context.converts(module)
         if not _pays(context, module, plain, packed):
             cast_plain(context, module)
@@ -68,6 +68,16 @@ def run(context: Context) -> None:
         context.log.keep_plain_state(module)
         context.log.set_forward(module, LstmForward(module, converts))
         context.applied("lstm", module, "LSTM with packed weights")
+
+
+def packed(module: nn.LSTM) -> LstmForward:
+    """The forward of an LSTM like this one with its weights packed, which converts its input."""
+    plain: Any = {name: p.detach() for name, p in module._parameters.items() if p is not None}
+    return LstmForward(_with_weights(module, _packed_weights(module, plain)), converts=True)
+
+
+def _packed_weights(module: nn.LSTM, plain: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: _packed(module, name, values) for name, values in plain.items()}
 
 
 def _packed(module: nn.LSTM, name: str, values: torch.Tensor) -> torch.Tensor:

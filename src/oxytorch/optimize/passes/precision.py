@@ -69,8 +69,10 @@ def slower(times: Sequence[Times], gains: Sequence[float]) -> set[int]:
 
     gains: how many times as fast each counts to have to be in its own dtype.
     """
-    kept = {n for n, (_, amid, converted) in enumerate(times) if converted > amid * CLEAR}
-    mixed = sum(amid if n in kept else other for n, (_, amid, other) in enumerate(times))
+    # Times have noise: amid converted layers none is faster than alone.
+    amid = [max(own, between) for own, between, _ in times]
+    kept = {n for n, (*_, converted) in enumerate(times) if converted > amid[n] * CLEAR}
+    mixed = sum(amid[n] if n in kept else converted for n, (*_, converted) in enumerate(times))
     unconverted = sum(own * gain for (own, *_), gain in zip(times, gains, strict=True))
     return {*range(len(times))} if unconverted <= mixed else kept
 

@@ -19,10 +19,11 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from ...graph.boundary import Boundary, BoundaryForward, taken
+from ...graph.forward import Forward
 from ..context import Context
 from ..measure import Calls, first_win
 from ..sample import before_each
-from . import cast
+from . import cast, lstm
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
@@ -58,14 +59,14 @@ def choose(context: Context) -> None:
         module
         for module in candidates
         if not cast.are_named(context, (part for part in module.modules() if part._parameters))
-        and not _is_packed(context, module)
     }
     calls = _calls(context, timed)
     context.leave_dtype({part for root in wholes for part in root.modules()})
     for module, dtype in candidates.items():
         reason = None
         if module in timed:
-            reason = _loss(module, dtype, calls[module] or _usual(module))
+            packs = _is_packed(context, module)
+            reason = _loss(module, dtype, calls[module] or _usual(module), packs)
         if reason is None:
             parts = dict.fromkeys(module.modules(), dtype)
             context.dtype_of = {**context.dtype_of, **parts}
@@ -98,8 +99,9 @@ def _dtype(context: Context, module: nn.Module) -> torch.dtype | None:
 
 
 def _is_packed(context: Context, module: nn.Module) -> bool:
-    """Whether a layer is an LSTM that no sample shows, for which oneDNN has a kernel."""
-    return type(module) is nn.LSTM and not module.proj_size and context.sample is None
+    """Whether a layer is an LSTM whose weights are packed once they are converted."""
+    is_lstm = type(module) is nn.LSTM and "lstm" in context.passes
+    return is_lstm and lstm.refusal(context, module) is None  # type: ignore[arg-type]
 
 
 def _calls(context: Context, modules: set[nn.Module]) -> dict[nn.Module, list[Given]]:
@@ -167,8 +169,11 @@ def _sequence(batch_first: bool, batch: int, count: int, width: int) -> Tensor:
     return torch.rand(*((batch, count) if batch_first else (count, batch)), width)
 
 
-def _loss(module: nn.Module, dtype: torch.dtype, given: list[Given]) -> str | None:
-    """Why a module should not be converted; None where it is faster so amid others."""
+def _loss(module: nn.Module, dtype: torch.dtype, given: list[Given], packs: bool) -> str | None:
+    """Why a module should not be converted; None where it is faster so amid others.
+
+    packs: whether its weights are packed then.
+    """
     own = next(p.dtype for p in module.parameters() if p.is_floating_point())
     kept = [
         (name, value)
@@ -177,9 +182,9 @@ def _loss(module: nn.Module, dtype: torch.dtype, given: list[Given]) -> str | No
         if isinstance(value, (bool, int, float, str))
     ]
     shapes = [tuple(p.shape) for p in module.parameters()]
-    key = (repr(module), repr(kept), repr(shapes), own, dtype, *map(_form, given))
+    key = (repr(module), repr(kept), repr(shapes), own, dtype, packs, *map(_form, given))
     try:
-        pairs = enumerate(_pairs(module, own, dtype, given))
+        pairs = enumerate(_pairs(module, own, dtype, given, packs))
         wins = [first_win((key, number), [pair]) == 0 for number, pair in pairs]
     except Exception as error:  # whatever a layer says of the dtype, or a subclass of our input
         message = str(error).strip().partition("\n")[0]
@@ -188,13 +193,14 @@ def _loss(module: nn.Module, dtype: torch.dtype, given: list[Given]) -> str | No
 
 
 def _pairs(
-    module: nn.Module, own: torch.dtype, dtype: torch.dtype, given: list[Given]
+    module: nn.Module, own: torch.dtype, dtype: torch.dtype, given: list[Given], packs: bool
 ) -> list[Calls]:
     """The layer in its own dtype and in another one, in which both are given their inputs."""
 
     @cache  # where such a layer was timed before, no copies are made
-    def both() -> tuple[BoundaryForward, BoundaryForward]:
-        converted = BoundaryForward(_bare(module).to(dtype), Boundary(dtype))
+    def both() -> tuple[Forward, Forward]:
+        made: Any = _bare(module).to(dtype)
+        converted = lstm.packed(made) if packs else BoundaryForward(made, Boundary(dtype))
         return BoundaryForward(_bare(module), Boundary(own, gives_back=True)), converted
 
     def calls(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Calls:
