@@ -92,6 +92,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Call]]] = {
     "gru_packed": (lambda: nn.GRU(SIZE, 8, batch_first=True), lambda: ((_packed(),), {})),
     "rnn": (lambda: nn.RNN(SIZE, 8, nonlinearity="relu"), lambda: ((_x(),), {})),
     "rnn_packed": (lambda: nn.RNN(SIZE, 8), lambda: ((_packed(),), {})),
+    "lstm": (lambda: nn.LSTM(SIZE, 8), lambda: ((_x(),), {})),
     "lstm_packed": (lambda: nn.LSTM(SIZE, 8), lambda: ((_packed(),), {})),
     "lstm_projected": (lambda: nn.LSTM(SIZE, 8, proj_size=4), lambda: ((_x(),), {})),
     "gru_cell": (lambda: nn.GRUCell(SIZE, 8), lambda: ((_x(3),), {})),
