@@ -66,7 +66,7 @@ class Executor:
                 update.before(batch, hyper, update.scaling)
             fused = is_compiled(update.rule) and all(map(is_fused, batch.parameters))
             run = functools.partial(
-                run_compiled if fused else reference.run,
+                run_compiled if fused else run_reference,
                 *(update.rule, batch, hyper, update.scaling, update.is_random, update.seed),
             )
             if not batch.wholes or not reference.has_norms(update.rule):
@@ -143,27 +143,45 @@ def run_compiled(
     """
     if not batch.parameters:
         return
+    tensors, scales = _tensors_of(batch), _scales_of(scaling)
     overload = getattr(torch.ops.oxytorch, f"{rule}_step").default
     with torch._C._AutoDispatchBelowAutograd():
-        overload(
-            batch.parameters,
-            given(batch.low_bits),
-            batch.gradients,
-            [tensor for state in batch.states for tensor in state],
-            given([tensor for state in batch.scales for tensor in state]),
-            batch.steps,
-            _on_host(scaling.gradient_scale),
-            _on_host(scaling.found_inf),
-            scaling.whole_factor,
-            stochastic,
-            seed,
-            batch.rng_streams,
-            sums,
-            phase,
-            *hyper,
-        )
+        overload(*(*tensors, *scales, stochastic, seed, batch.rng_streams, sums, phase), *hyper)
     if phase != REDUCE_NORMS:
         batch.bump_versions()
+
+
+def run_reference(
+    rule: str,
+    batch: Batch,
+    hyper: Sequence[float],
+    scaling: Scaling,
+    stochastic: bool = False,
+    seed: int = 0,
+    sums: Tensor | None = None,
+    phase: int = WHOLE,
+) -> None:
+    """As `run_compiled`, in plain PyTorch."""
+    tensors, scales = _tensors_of(batch), _scales_of(scaling)
+    reference.run(*tensors, batch.rng_streams, rule, hyper, *scales, stochastic, seed, sums, phase)
+
+
+def _tensors_of(batch: Batch) -> tuple[list[Tensor], ...]:
+    """The lists of tensors that a step takes."""
+    return (
+        batch.parameters,
+        given(batch.low_bits),
+        batch.gradients,
+        [tensor for state in batch.states for tensor in state],
+        given([tensor for state in batch.scales for tensor in state]),
+        batch.steps,
+    )
+
+
+def _scales_of(scaling: Scaling) -> tuple[Tensor | None, Tensor | None, float]:
+    """What a step takes beside tensors of parameters, on the host."""
+    scale, found_inf = map(_on_host, (scaling.gradient_scale, scaling.found_inf))
+    return scale, found_inf, scaling.whole_factor
 
 
 def empty_sums(batch: Batch) -> Tensor:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..ops.optimizer_step import formats, rules
 from ..ops.optimizer_step.layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE
-from .batch import Batch, Scaling
 
 _MASK = (1 << 64) - 1
 
@@ -41,28 +40,47 @@ def constants_of(rule: str, hyper: Sequence[float], step: float = 1.0) -> dict[s
 
 
 def run(
+    parameters: Sequence[Tensor],
+    low_bits: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    rng_streams: Sequence[int],
     rule: str,
-    batch: Batch,
     hyper: Sequence[float],
-    scaling: Scaling,
-    stochastic: bool,
-    seed: int,
+    gradient_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    gradient_factor: float = 1.0,
+    stochastic: bool = False,
+    seed: int = 0,
     sums: Tensor | None = None,
     phase: int = WHOLE,
 ) -> None:
-    """As `executor.run_compiled`, one tensor after the other."""
-    if scaling.is_left_out:
+    """One tensor after the other; the arguments are those of the compiled op."""
+    if found_inf is not None and found_inf.item():
         return
+    count = len(parameters)
     if sums is None:
-        sums = torch.zeros(len(batch.parameters), SUMS, dtype=torch.float64)
-    factor = scaling.gradient_factor
-    for index in range(len(batch.parameters)):
-        step = batch.steps[index].item() + (phase != UPDATE) if batch.steps else 0.0
-        key = functools.partial(random_key, seed, batch.rng_streams[index], step)
-        update = _Update(rule, batch, index, factor, key, stochastic)
+        sums = torch.zeros(count, SUMS, dtype=torch.float64)
+    if gradient_scale is not None:
+        gradient_factor /= gradient_scale.item()
+    for index, parameter in enumerate(parameters):
+        step = steps[index].item() + (phase != UPDATE) if steps else 0.0
+        rng_stream = rng_streams[index] if rng_streams else index
+        update = _Update(
+            rule,
+            parameter,
+            low_bits[index] if low_bits else None,
+            _widened(gradients[index]) * gradient_factor,
+            states[index::count],
+            scales[index::count],
+            functools.partial(random_key, seed, rng_stream, step),
+            stochastic,
+        )
         update.run(_named(rule, hyper, step), sums[index], phase)
-        if batch.steps:
-            batch.steps[index].fill_(step)
+        if steps:
+            steps[index].fill_(step)
 
 
 class _Update:
@@ -71,27 +89,24 @@ class _Update:
     def __init__(
         self,
         rule: str,
-        batch: Batch,
-        index: int,
-        factor: float,
+        parameter: Tensor,
+        low_bits: Tensor | None,
+        gradient: Tensor,
+        states: Sequence[Tensor],
+        scales: Sequence[Tensor],
         key: Callable[[int], int],
         stochastic: bool,
     ) -> None:
-        """factor: of the gradient. key: where the noise of a state starts, by its place."""
+        """gradient: widened and scaled. key: where the noise of a state starts, by its place."""
         self._rule, self._key, self._stochastic = rule, key, stochastic
-        self._parameter = batch.parameters[index]
-        low_bits = batch.low_bits[index] if batch.low_bits else None
+        self._parameter, self._gradient, self._kept = parameter, gradient, states
         self._low_bits = low_bits if low_bits is not None and low_bits.numel() else None
         self._wide = (
-            _widened(self._parameter)
+            _widened(parameter)
             if self._low_bits is None
-            else formats.join(self._parameter, self._low_bits)
+            else formats.join(parameter, self._low_bits)
         )
-        self._gradient = _widened(batch.gradients[index]) * factor
-        self._kept = [state[index] for state in batch.states]
-        self._scales = [state[index] for state in batch.scales] or [torch.empty(0)] * len(
-            self._kept
-        )
+        self._scales = scales or [torch.empty(0)] * len(states)
 
     def run(self, hyper: Mapping[str, float], sums: Tensor, phase: int) -> None:
         """One sweep or both; sums: float64 [SUMS], of a rule with norms."""
