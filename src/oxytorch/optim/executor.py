@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from .. import _library
+from ..ops.optimizer_step import reference
 from ..ops.optimizer_step.layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE
-from . import reference, sharding
+from . import sharding
 from .batch import Batch, Scaling, given, is_fused, whole_parameters
 from .gpu import step_cache
 from .gpu.step_cache import CachedLaunch

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.optimizer_step import formats, rules
-from ..ops.optimizer_step.layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE
+from . import formats, rules
+from .layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE
 
 _MASK = (1 << 64) - 1
 
