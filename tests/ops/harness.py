@@ -88,7 +88,8 @@ def call(op: Op, named: dict[str, Any], level: str) -> list[Tensor]:
         isa.forget_last_called()
         results = results_of(op, op.function, named)
         ran = isa.last_called()
-    new = results[: len(results) - len(written_tensors(op, named))]
+    # An op without results writes into its arguments.
+    new = results[: len(results) - len(written_tensors(op, named))] or results
     if any(result.numel() for result in new):
         assert ran == level, f"{op.name}: expected level {level} to run, got {ran}"
     return results
@@ -101,7 +102,7 @@ def _layout_of(op: Op, name: str, layout: Callable[[Tensor], Tensor]) -> Callabl
 
     def moved(tensor: Tensor) -> Tensor:
         result = layout(tensor)
-        return result if result.stride(-1) == 1 else tensor
+        return result if result.dim() == 0 or result.stride(-1) == 1 else tensor
 
     return moved
 

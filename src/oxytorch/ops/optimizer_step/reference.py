@@ -21,6 +21,16 @@ from .layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE
 _MASK = (1 << 64) - 1
 
 
+RULES = tuple(
+    name.removesuffix("_constants") for name in vars(rules) if name.endswith("_constants")
+)
+
+
+def hyper_of(rule: str) -> tuple[str, ...]:
+    """The names of a rule's hyper-parameters, flags last."""
+    return tuple(name for name in _arguments(f"{rule}_constants") if name != "step")
+
+
 def has_norms(rule: str) -> bool:
     """Whether the rule needs norms, and so two sweeps over a tensor."""
     return hasattr(rules, f"{rule}_reduce_norms")
@@ -57,7 +67,15 @@ def run(
     sums: Tensor | None = None,
     phase: int = WHOLE,
 ) -> None:
-    """One tensor after the other; the arguments are those of the compiled op."""
+    """One tensor after the other."""
+    if rule not in RULES:
+        known = ", ".join(map(repr, RULES))
+        raise RuntimeError(f"optimizer_step: expected rule from {known}, got {rule!r}")
+    names = hyper_of(rule)
+    if len(hyper) != len(names):
+        raise RuntimeError(
+            f"optimizer_step: expected hyper of {', '.join(names)}, got {len(hyper)} numbers"
+        )
     if found_inf is not None and found_inf.item():
         return
     count = len(parameters)
@@ -172,8 +190,7 @@ def _call(name: str, values: Mapping[str, Any]) -> Any:
 
 def _named(rule: str, hyper: Sequence[float], step: float) -> dict[str, float]:
     """Hyper-parameters by name, and the number of the step."""
-    names = (name for name in _arguments(f"{rule}_constants") if name != "step")
-    return {**dict(zip(names, hyper, strict=True)), "step": step}
+    return {**dict(zip(hyper_of(rule), hyper, strict=True)), "step": step}
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
