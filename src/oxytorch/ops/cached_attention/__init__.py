@@ -179,4 +179,5 @@ def cost(
     return Cost(moved, 4 * query.numel() * end)
 
 
-op = register(cached_attention, samples, cost, has_gradient=False, fake=_fake)
+_WRITES = ("key_cache", "value_cache", "key_scales", "value_scales")
+op = register(cached_attention, samples, cost, writes=_WRITES, fake=_fake)

@@ -183,4 +183,5 @@ def cost(
     return Cost(nbytes(gradients) + 2 * changed, 4 * elements)
 
 
-op = register(optimizer_step, samples, cost, has_gradient=False, fake=_fake)
+_WRITES = ("parameters", "low_bits", "states", "scales", "steps", "sums")
+op = register(optimizer_step, samples, cost, writes=_WRITES, fake=_fake)
