@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from .._binding import with_writing_kernel
 from .._op import Cost, Sample, nbytes, register
 from .._samples import MEBI, values
 from . import formats, reference
-from .layout import WHOLE
+from .layout import SUMS, UPDATE, WHOLE
 
 
 @with_writing_kernel
@@ -69,10 +70,30 @@ def optimizer_step(
 
     Raises RuntimeError if a number of tensors, a dtype, shape, stride or device does not fit.
     """
-    reference.run(
-        parameters, low_bits, gradients, states, scales, steps, rng_streams, rule, hyper,
-        gradient_scale, found_inf, gradient_factor, stochastic, seed, sums, phase,
-    )  # fmt: skip
+    reference.check(rule, hyper)
+    if found_inf is not None and found_inf.item():
+        return
+    count = len(parameters)
+    if sums is None:
+        sums = torch.zeros(count, SUMS, dtype=torch.float64)
+    factor = gradient_factor if gradient_scale is None else gradient_factor / gradient_scale.item()
+    for index, parameter in enumerate(parameters):
+        step = steps[index].item() + (phase != UPDATE) if steps else 0.0
+        rng_stream = rng_streams[index] if rng_streams else index
+        update = reference.Update(
+            rule,
+            parameter,
+            low_bits[index] if low_bits else None,
+            gradients[index],
+            factor,
+            states[index::count],
+            scales[index::count],
+            functools.partial(reference.random_key, seed, rng_stream, step),
+            stochastic,
+        )
+        update.run(hyper, step, sums[index], phase)
+        if steps:
+            steps[index].fill_(step)
 
 
 def _fake(*tensors: object, **rest: object) -> None:

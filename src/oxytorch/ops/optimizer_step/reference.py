@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import formats, rules
-from .layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE
+from .layout import REDUCE_NORMS, SUMS, UPDATE
 
 _MASK = (1 << 64) - 1
 
@@ -49,25 +49,8 @@ def constants_of(rule: str, hyper: Sequence[float], step: float = 1.0) -> dict[s
     return constants
 
 
-def run(
-    parameters: Sequence[Tensor],
-    low_bits: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    states: Sequence[Tensor],
-    scales: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    rng_streams: Sequence[int],
-    rule: str,
-    hyper: Sequence[float],
-    gradient_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-    gradient_factor: float = 1.0,
-    stochastic: bool = False,
-    seed: int = 0,
-    sums: Tensor | None = None,
-    phase: int = WHOLE,
-) -> None:
-    """One tensor after the other."""
+def check(rule: str, hyper: Sequence[float]) -> None:
+    """Raises RuntimeError for an unknown rule, or a wrong number of hyper-parameters."""
     if rule not in RULES:
         known = ", ".join(map(repr, RULES))
         raise RuntimeError(f"optimizer_step: expected rule from {known}, got {rule!r}")
@@ -76,32 +59,9 @@ def run(
         raise RuntimeError(
             f"optimizer_step: expected hyper of {', '.join(names)}, got {len(hyper)} numbers"
         )
-    if found_inf is not None and found_inf.item():
-        return
-    count = len(parameters)
-    if sums is None:
-        sums = torch.zeros(count, SUMS, dtype=torch.float64)
-    if gradient_scale is not None:
-        gradient_factor /= gradient_scale.item()
-    for index, parameter in enumerate(parameters):
-        step = steps[index].item() + (phase != UPDATE) if steps else 0.0
-        rng_stream = rng_streams[index] if rng_streams else index
-        update = _Update(
-            rule,
-            parameter,
-            low_bits[index] if low_bits else None,
-            _widened(gradients[index]) * gradient_factor,
-            states[index::count],
-            scales[index::count],
-            functools.partial(random_key, seed, rng_stream, step),
-            stochastic,
-        )
-        update.run(_named(rule, hyper, step), sums[index], phase)
-        if steps:
-            steps[index].fill_(step)
 
 
-class _Update:
+class Update:
     """The update of one tensor."""
 
     def __init__(
@@ -110,14 +70,16 @@ class _Update:
         parameter: Tensor,
         low_bits: Tensor | None,
         gradient: Tensor,
+        factor: float,
         states: Sequence[Tensor],
         scales: Sequence[Tensor],
         key: Callable[[int], int],
         stochastic: bool,
     ) -> None:
-        """gradient: widened and scaled. key: where the noise of a state starts, by its place."""
+        """key: where the noise of a state starts, by its place."""
         self._rule, self._key, self._stochastic = rule, key, stochastic
-        self._parameter, self._gradient, self._kept = parameter, gradient, states
+        self._parameter, self._kept = parameter, states
+        self._gradient = _widened(gradient) * factor
         self._low_bits = low_bits if low_bits is not None and low_bits.numel() else None
         self._wide = (
             _widened(parameter)
@@ -126,9 +88,10 @@ class _Update:
         )
         self._scales = scales or [torch.empty(0)] * len(states)
 
-    def run(self, hyper: Mapping[str, float], sums: Tensor, phase: int) -> None:
+    def run(self, hyper: Sequence[float], step: float, sums: Tensor, phase: int) -> None:
         """One sweep or both; sums: float64 [SUMS], of a rule with norms."""
-        constants = _call(f"{self._rule}_constants", hyper)
+        named = _named(self._rule, hyper, step)
+        constants = _call(f"{self._rule}_constants", named)
         # Scalars are float32 where the elements are.
         if self._wide.dtype == torch.float32:
             constants = {
@@ -142,7 +105,7 @@ class _Update:
                 sums.copy_(torch.stack([square.double().sum() for square in (first, second)]))
             if phase == REDUCE_NORMS:
                 return
-            ratio = self._trust_ratio(hyper, sums.tolist())
+            ratio = self._trust_ratio(named, sums.tolist())
             constants["step_size"] = _rounded(constants["step_size"] * ratio, self._wide.dtype)
         updated, *states = self._apply(self._rule, constants)
         self._write(states)
