@@ -103,7 +103,9 @@ def _move_factors(batch: Batch, hyper: Sequence[float], scaling: Scaling) -> Non
     rows, columns = batch.scales[0], batch.states[0]
     for place, (row, column) in enumerate(zip(rows, columns, strict=True)):
         weight = (batch.steps[place].item() + 1) ** beta2_decay
-        for own, mean in zip((row, column), mean_squares(batch.gradients[place]), strict=True):
-            mean = mean.float()
+        gradient = batch.gradients[place]
+        # Rows and columns are float32 whatever the parameter is.
+        means = mean_squares(gradient.float() if gradient.dtype == torch.float64 else gradient)
+        for own, mean in zip((row, column), means, strict=True):
             own.lerp_(mean if factor * factor == 1 else mean * factor**2, weight)
         rows[place] = row / row.mean(-2, keepdim=True).clamp_(min=eps1)
