@@ -124,7 +124,7 @@ def floats(function):
     return lambda t: function(t) if t.is_floating_point() else t
 
 def tensors(value):
-    return [value] if isinstance(value, torch.Tensor) else list(value)
+    return [value] if isinstance(value, torch.Tensor) else list(value or ())
 
 first_uses = 0
 for name, (arguments, shapes, has_gradient) in calls.items():
@@ -175,7 +175,8 @@ def test_ops_work_through_the_dispatcher_before_their_modules_are_imported(
         arguments = [[*value] if isinstance(value, tuple) else value for value in arguments]
         with torch.no_grad():
             result = getattr(torch.ops.oxytorch, name)(*arguments)
-        shapes = [list(t.shape) for t in ([result] if isinstance(result, Tensor) else result)]
+        results = [result] if isinstance(result, Tensor) else result or ()
+        shapes = [list(t.shape) for t in results]
         calls[name] = arguments, shapes, op.has_gradient and name != "merged_embedding_bag"
     path = tmp_path / "calls.pt"
     torch.save(calls, path)

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from oxytorch.gpu.kernel import Kernel, Signature
 from oxytorch.ops.optimizer_step import formats, gpu, layout, parsed_rules, rules
+from oxytorch.ops.optimizer_step import op as step_op
 from oxytorch.ops.optimizer_step.layout import Format
 from oxytorch.ops.optimizer_step.translation.parsing import Rule
-from oxytorch.optim import reference as rule_reference
+from oxytorch.optim import executor
 from oxytorch.optim.batch import Batch, Scaling
 
 Run = Callable[[Kernel, Signature, Sequence[float], int], None]
@@ -361,7 +362,7 @@ def reference(case: Case, batch: Batch, scaling: Scaling, seed: int) -> Batch:
     """What the rule makes of the batch on CPU tensors."""
     expected = moved(batch, "cpu")
     stochastic = Format.STOCHASTIC in case.formats
-    rule_reference.run(case.rule, expected, case.hyper, scaling, stochastic, seed)
+    executor.run_step(step_op.reference, case.rule, expected, case.hyper, scaling, stochastic, seed)
     return expected
 
 

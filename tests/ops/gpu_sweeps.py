@@ -11,8 +11,9 @@ from oxytorch.ops.global_norm import gpu as norm_kernels
 from oxytorch.ops.mean_squares import gpu as factor_kernels
 from oxytorch.ops.mean_squares import tiling
 from oxytorch.ops.optimizer_step import gpu, layout, parsed_rules, rules
+from oxytorch.ops.optimizer_step import op as step_op
 from oxytorch.ops.optimizer_step.layout import Format
-from oxytorch.optim import clipping, reference
+from oxytorch.optim import clipping, executor
 from oxytorch.optim.batch import Batch, Scaling
 
 DTYPES = (
@@ -221,6 +222,6 @@ def options(run: Run, device: str) -> list[str]:
         factor = -number(0.7).item()
         scaling = Scaling(gradient_scale=torch.tensor(3.0), factor=factor)
         hyper = (number(0.02).item(), *case.hyper[1:])
-        reference.run(case.rule, wanted, hyper, scaling, False, 0)
+        executor.run_step(step_op.reference, case.rule, wanted, hyper, scaling, False, 0)
         wrong += gpu_steps.differences(case, actual, wanted)
     return wrong

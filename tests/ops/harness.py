@@ -31,24 +31,14 @@ def arguments(op: Op, sample: Sample) -> dict[str, Any]:
     return op.arguments(*sample.args, **sample.kwargs)
 
 
-@functools.cache
-def written(name: str) -> list[str]:
-    """The arguments that the op writes into, by its schema."""
-    packet = getattr(torch.ops.oxytorch, name, None)
-    if packet is None:
-        return []
-    given = packet.default._schema.arguments
-    return [item.name for item in given if item.alias_info and item.alias_info.is_write]
-
-
 def written_tensors(op: Op, named: dict[str, Any]) -> list[Tensor]:
     """The tensors of a call that the op writes into."""
-    return testing.tensors_in([named[name] for name in written(op.name)])
+    return testing.tensors_in([named[name] for name in op.writes])
 
 
 def results_of(op: Op, function: Callable[..., Any], named: dict[str, Any]) -> list[Tensor]:
     """All that a call computes: its results, and copies of the arguments that it writes into."""
-    own = {name: testing.map_tensors(_copy, named[name]) for name in written(op.name)}
+    own = {name: testing.map_tensors(_copy, named[name]) for name in op.writes}
     with torch.no_grad():
         results = function(**{**named, **own})
     return testing.tensors_in([results, *own.values()])
@@ -88,7 +78,8 @@ def call(op: Op, named: dict[str, Any], level: str) -> list[Tensor]:
         isa.forget_last_called()
         results = results_of(op, op.function, named)
         ran = isa.last_called()
-    new = results[: len(results) - len(written_tensors(op, named))]
+    # An op without results writes into its arguments.
+    new = results[: len(results) - len(written_tensors(op, named))] or results
     if any(result.numel() for result in new):
         assert ran == level, f"{op.name}: expected level {level} to run, got {ran}"
     return results
@@ -96,12 +87,12 @@ def call(op: Op, named: dict[str, Any], level: str) -> list[Tensor]:
 
 def _layout_of(op: Op, name: str, layout: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """`layout`; what an op writes into keeps a dense last dimension: it cannot be copied."""
-    if name not in written(op.name):
+    if name not in op.writes:
         return layout
 
     def moved(tensor: Tensor) -> Tensor:
         result = layout(tensor)
-        return result if result.stride(-1) == 1 else tensor
+        return result if result.dim() == 0 or result.stride(-1) == 1 else tensor
 
     return moved
 

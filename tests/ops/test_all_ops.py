@@ -19,7 +19,6 @@ from harness import (
     moved_by,
     results_of,
     samples_of,
-    written,
     written_tensors,
 )
 from torch.library import opcheck
@@ -107,6 +106,8 @@ def test_schema_has_the_signature_of_the_function(op: Op) -> None:
         given = item.default if item.default is not inspect.Parameter.empty else None
         assert argument.default_value == given, item.name
     assert inspect.signature(op.reference).parameters.keys() == {item.name for item in parameters}
+    aliases = {argument.name: argument.alias_info for argument in schema.arguments}
+    assert op.writes == tuple(name for name, own in aliases.items() if own and own.is_write)
 
 
 @pytest.mark.parametrize("op", list(_each_op()))
@@ -159,7 +160,7 @@ def test_gradients_in_float32_are_those_of_the_reference(op: Op) -> None:
 @pytest.mark.parametrize("op", [op for op in REGISTRY.values() if not op.has_gradient])
 def test_an_op_without_gradient_says_so(op: Op) -> None:
     named = _with_gradients(arguments(op, _small(op)))
-    if written(op.name):
+    if op.writes:
         with pytest.raises(RuntimeError, match=f"{op.name}: has no gradient; call it under"):
             op.function(**named)
     else:

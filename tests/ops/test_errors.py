@@ -65,6 +65,24 @@ def routed(indices: torch.Tensor, **changed: object) -> object:
     return ops.moe(**(arguments | changed))  # type: ignore[arg-type]
 
 
+def step(rule: str, *hyper: float, **changed: object) -> object:
+    """optimizer_step of a parameter of 4 elements, with arguments changed."""
+    arguments: dict[str, object] = {
+        "parameters": [ones(4)],
+        "low_bits": [],
+        "gradients": [ones(4)],
+        "states": [],
+        "scales": [],
+        "steps": [],
+        "rng_streams": [],
+    }
+    return ops.optimizer_step(**(arguments | changed), rule=rule, hyper=hyper)  # type: ignore[arg-type]
+
+
+SGD = ("sgd", 0.1, 0.0, 0.0, 0.0, 0.0, 0.0)
+MOVING_SGD = ("sgd", 0.1, 0.9, 0.0, 0.0, 0.0, 0.0)
+ADAM = ("adam", 0.1, 0.9, 0.99, 1e-8, 0.0, 0.0, 0.0)
+
 CHOICE = torch.zeros(2, 1, dtype=torch.int64)
 
 CASES: list[tuple[str, Callable[[], object]]] = [
@@ -359,6 +377,102 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     (
         "moe: expected gate_up_format 'bf16', 'int8', 'int4' or 'nf4', got 'int3'",
         lambda: routed(CHOICE, gate_up_format="int3"),
+    ),
+    (
+        "mean_squares: expected x with at least 2 dimension(s), got shape [4]",
+        lambda: ops.mean_squares(ones(4)),
+    ),
+    (
+        "mean_squares: expected x of dtype float32, bfloat16 or float16 (or float64), got int64",
+        lambda: ops.mean_squares(ones(3, 4, dtype=torch.int64)),
+    ),
+    (
+        "optimizer_step: expected rule from 'sgd', 'adam', 'adagrad', 'rmsprop', 'lion', 'lamb', "
+        "'lars', 'adafactor', got 'adamw'",
+        lambda: step("adamw"),
+    ),
+    (
+        "optimizer_step: expected hyper of lr, beta1, beta2, weight_decay, got 1 numbers",
+        lambda: step("lion", 0.1),
+    ),
+    (
+        "optimizer_step: expected gradients with 1 tensors, got 2",
+        lambda: step(*SGD, gradients=[ones(4), ones(4)]),
+    ),
+    (
+        "optimizer_step: expected gradients of shape [4], got [5]",
+        lambda: step(*SGD, gradients=[ones(5)]),
+    ),
+    (
+        "optimizer_step: expected gradients with the parameter's strides [2, 1], got [1, 2]",
+        lambda: step(*SGD, parameters=[ones(2, 2)], gradients=[ones(2, 2).t()]),
+    ),
+    (
+        "optimizer_step: expected parameters without holes between their elements, got strides [2]",
+        lambda: step(*SGD, parameters=[ones(8)[::2]]),
+    ),
+    (
+        "optimizer_step: expected gradients of dtype float32, bfloat16 or float16 (or float64), "
+        "got int64",
+        lambda: step(*SGD, gradients=[whole(1, 2, 3, 4)]),
+    ),
+    (
+        "optimizer_step: expected steps with 1 tensors, got 0",
+        lambda: step(*ADAM, states=[ones(4), ones(4)]),
+    ),
+    (
+        "optimizer_step: expected steps with one element, got [2]",
+        lambda: step(*ADAM, states=[ones(4), ones(4)], steps=[ones(2)]),
+    ),
+    (
+        "optimizer_step: expected states with at most 1 tensors per parameter, got 2",
+        lambda: step(*SGD, states=[ones(4), ones(4)]),
+    ),
+    (
+        "optimizer_step: expected states with every state that the options use, "
+        "got 0 per parameter",
+        lambda: step(*MOVING_SGD),
+    ),
+    (
+        "optimizer_step: expected states of dtype float32, bfloat16 or float16 (or float64), "
+        "got int64",
+        lambda: step(*MOVING_SGD, states=[whole(1, 2, 3, 4)]),
+    ),
+    (
+        "optimizer_step: expected scales for states of 8 bits, got none",
+        lambda: step(*MOVING_SGD, states=[codes(4)]),
+    ),
+    (
+        "optimizer_step: expected scales with 1 tensors, got 2",
+        lambda: step(*MOVING_SGD, states=[codes(4)], scales=[ones(1), ones(1)]),
+    ),
+    (
+        "optimizer_step: expected scales of shape [1], got [2]",
+        lambda: step(*MOVING_SGD, states=[codes(4)], scales=[ones(2)]),
+    ),
+    (
+        "optimizer_step: expected parameters of dtype bfloat16, got float32",
+        lambda: step(*SGD, low_bits=[torch.zeros(4, dtype=torch.int16)]),
+    ),
+    (
+        "optimizer_step: expected rng_streams with 1 numbers, got 2",
+        lambda: step(*SGD, rng_streams=[0, 1]),
+    ),
+    (
+        "optimizer_step: expected found_inf with one element, got [3]",
+        lambda: step(*SGD, found_inf=ones(3)),
+    ),
+    (
+        "optimizer_step: expected phase 0 for a rule without sums, got 1",
+        lambda: step(*SGD, phase=1, sums=ones(1, 2, dtype=torch.float64)),
+    ),
+    (
+        "optimizer_step: expected sums of shape [1, 2], got [2]",
+        lambda: step(
+            *("lars", 0.1, 0.0, 0.1, 0.0, 0.0, 0.0),
+            phase=1,
+            sums=ones(2, dtype=torch.float64),
+        ),
     ),
 ]
 

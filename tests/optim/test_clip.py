@@ -184,7 +184,7 @@ def test_only_one_sweep_over_gradients_comes_before_the_step() -> None:
     with Sweeps() as mode:
         optimizer.clip_grad_norm_(1.0)
         optimizer.step()
-    assert mode.names == ["global_norm", "adam_step"]
+    assert mode.names == ["global_norm", "optimizer_step"]
 
 
 def test_float64_and_sparse_parameters_are_clipped_in_the_step_too() -> None:

@@ -110,7 +110,7 @@ def test_no_sweep_is_added_to_those_of_torch() -> None:
             scaler.step(optimizer)
         found.append(mode.names)
     check = "_amp_foreach_non_finite_check_and_unscale_"
-    assert found == [[check, "adam_step"], [check, "_fused_adamw_"]]
+    assert found == [[check, "optimizer_step"], [check, "_fused_adamw_"]]
 
 
 @pytest.mark.parametrize("unscales", [False, True])

@@ -248,10 +248,13 @@ void call(Result (*function)(Arguments...), StableIValue* stack, std::index_sequ
   // Braces fix the order; every argument is taken before the results overwrite the stack.
   std::tuple<std::decay_t<Arguments>...> arguments{
       Take<std::decay_t<Arguments>>::from(stack[I])...};
-  Result result = function(std::get<I>(arguments)...);
-  if constexpr (std::is_same_v<Result, Tensor>) {
+  if constexpr (std::is_void_v<Result>) {
+    function(std::get<I>(arguments)...);
+  } else if constexpr (std::is_same_v<Result, Tensor>) {
+    Tensor result = function(std::get<I>(arguments)...);
     stack[0] = box(result);
   } else {
+    Result result = function(std::get<I>(arguments)...);
     for (std::size_t i = 0; i < result.size(); ++i) stack[i] = box(result[i]);
   }
 }

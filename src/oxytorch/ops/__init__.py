@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from .interaction import interaction
     from .layer_norm import layer_norm
     from .linear_panels import linear_panels
+    from .mean_squares import mean_squares
     from .merged_embedding_bag import merged_embedding_bag
     from .moe import moe
+    from .optimizer_step import optimizer_step
     from .pack_panels import pack_panels
     from .quantize_weight import quantize_weight
     from .rms_norm import rms_norm
@@ -45,8 +47,10 @@ __all__ = [
     "interaction",
     "layer_norm",
     "linear_panels",
+    "mean_squares",
     "merged_embedding_bag",
     "moe",
+    "optimizer_step",
     "pack_panels",
     "quantize_weight",
     "registry",

@@ -62,20 +62,25 @@ def with_kernel(reference: Callable[P, R]) -> Callable[P, R]:
 
 def with_writing_kernel(reference: Callable[P, R]) -> Callable[P, R]:
     """As `with_kernel`, for an op that writes into its arguments: there is no gradient."""
-    name = reference.__name__
-    function = getattr(torch.ops.oxytorch, name).default if is_compiled(name) else reference
+    function = with_kernel(reference)
     is_grad_enabled = torch.is_grad_enabled
 
     @functools.wraps(reference)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if is_grad_enabled():
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, Tensor) and value.requires_grad:
-                    raise RuntimeError(f"{name}: has no gradient; call it under torch.no_grad()")
-        result: R = function(*args, **kwargs)
-        return result
+        if is_grad_enabled() and any(map(_requires_grad, (*args, *kwargs.values()))):
+            raise RuntimeError(
+                f"{reference.__name__}: has no gradient; call it under torch.no_grad()"
+            )
+        return function(*args, **kwargs)
 
     return call
+
+
+def _requires_grad(value: object) -> bool:
+    """Whether a tensor, or one of a list of tensors, requires a gradient."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_requires_grad, value))
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Op:
     least_work: called with the arguments of a call by name, defaults filled in, of which it names
         those that it reads; returns the cost of the call. `cost` calls it.
     has_gradient: whether autograd follows the op, by the gradient of its reference.
+    writes: the names of the arguments that the op writes into; no gradient flows through those.
     computed_by: "oxytorch", whose kernels exist at every level, or "onednn" inside torch.
     """
 
@@ -60,6 +61,7 @@ class Op:
     samples: Callable[[torch.dtype, str], Iterable[Sample]]
     least_work: Callable[..., Cost]
     has_gradient: bool = True
+    writes: tuple[str, ...] = ()
     computed_by: str = "oxytorch"
 
     @property
@@ -92,14 +94,17 @@ def register(
     cost: Callable[..., Cost],
     *,
     has_gradient: bool = True,
+    writes: tuple[str, ...] = (),
     fake: Callable[..., Any] | None = None,
 ) -> Op:
     """Adds an op that `with_kernel` made, connects it with the dispatcher, and returns its record.
 
-    fake: for an op that writes into its arguments: returns empty tensors like its results, reading
-    no data and writing none.
+    writes: the arguments that an op writes into, which `with_writing_kernel` made; it has no
+    gradient. fake: for such an op: returns empty tensors like its results, reading no data and
+    writing none.
     """
-    op = _added(Op(function, inspect.unwrap(function), samples, cost, has_gradient))
+    has_gradient = has_gradient and not writes
+    op = _added(Op(function, inspect.unwrap(function), samples, cost, has_gradient, writes))
     _binding.bind(op.name, op.reference, has_gradient, fake)
     return op
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _library
+from ..ops.mean_squares import mean_squares
 from . import sharding
-from .batch import SCALES, Batch, Scaling, is_fused
+from .batch import SCALES, Batch, Scaling
 from .executor import Update
 from .groups import Group
 from .optimizer import FusedOptimizer, rate
@@ -101,30 +101,11 @@ def _move_factors(batch: Batch, hyper: Sequence[float], scaling: Scaling) -> Non
     factor = scaling.gradient_factor
     _, beta2_decay, eps1, *_ = hyper
     rows, columns = batch.scales[0], batch.states[0]
-    means = _mean_squares(batch.gradients, rows, columns)
     for place, (row, column) in enumerate(zip(rows, columns, strict=True)):
         weight = (batch.steps[place].item() + 1) ** beta2_decay
-        for own, mean in zip((row, column), means[place], strict=True):
+        gradient = batch.gradients[place]
+        # Rows and columns are float32 whatever the parameter is.
+        means = mean_squares(gradient.float() if gradient.dtype == torch.float64 else gradient)
+        for own, mean in zip((row, column), means, strict=True):
             own.lerp_(mean if factor * factor == 1 else mean * factor**2, weight)
         rows[place] = row / row.mean(-2, keepdim=True).clamp_(min=eps1)
-
-
-def _mean_squares(
-    gradients: list[Tensor], rows: list[Tensor], columns: list[Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    """Means of the squares over the last and over the last but one dimension, float32."""
-    means = [
-        (torch.empty_like(row), torch.empty_like(column))
-        for row, column in zip(rows, columns, strict=True)
-    ]
-    fused = _library.loaded and all(
-        is_fused(gradient) and gradient.is_contiguous() for gradient in gradients
-    )
-    if fused:
-        torch.ops.oxytorch.mean_squares(gradients, *map(list, zip(*means, strict=True)))
-    else:
-        for gradient, (row, column) in zip(gradients, means, strict=True):
-            squares = gradient.float().square()
-            row.copy_(squares.mean(-1, keepdim=True))
-            column.copy_(squares.mean(-2, keepdim=True))
-    return means

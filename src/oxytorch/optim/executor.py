@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _library
+from ..ops.optimizer_step import op
 from ..ops.optimizer_step.layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE
-from . import reference, sharding
+from ..ops.optimizer_step.reference import has_norms
+from . import sharding
 from .batch import Batch, Scaling, given, is_fused, whole_parameters
 from .gpu import step_cache
 from .gpu.step_cache import CachedLaunch
@@ -61,15 +62,13 @@ class Executor:
                     launches.append(launch)
                 continue
             launches = None
-            hyper = (*map(float, update.hyper), *update.flags)
+            hyper = [*map(float, (*update.hyper, *update.flags))]
             if update.before is not None:
                 update.before(batch, hyper, update.scaling)
-            fused = is_compiled(update.rule) and all(map(is_fused, batch.parameters))
-            run = functools.partial(
-                run_compiled if fused else reference.run,
-                *(update.rule, batch, hyper, update.scaling, update.is_random, update.seed),
-            )
-            if not batch.wholes or not reference.has_norms(update.rule):
+            step = op.function if all(map(is_fused, batch.parameters)) else op.reference
+            call = (update.rule, batch, hyper, update.scaling, update.is_random, update.seed)
+            run = functools.partial(run_step, step, *call)
+            if not batch.wholes or not has_norms(update.rule):
                 run()
             else:
                 self._defer(DeferredUpdate(run, whole_parameters(batch), empty_sums(batch)))
@@ -107,7 +106,7 @@ class Executor:
 class DeferredUpdate(NamedTuple):
     """An update of shards whose first sweep is done and whose second waits for sums over all.
 
-    run: takes `sums` and `phase` as `run_compiled` does, all else is bound. wholes: the sharded or
+    run: takes `sums` and `phase` as `run_step` does, all else is bound. wholes: the sharded or
     plain parameters. sums: float64 [len(wholes), SUMS].
     """
 
@@ -126,7 +125,8 @@ def finish(updates: Sequence[DeferredUpdate]) -> None:
         update.run(sums=update.sums.copy_(part), phase=UPDATE)
 
 
-def run_compiled(
+def run_step(
+    step: Callable[..., None],
     rule: str,
     batch: Batch,
     hyper: Sequence[float],
@@ -136,32 +136,30 @@ def run_compiled(
     sums: Tensor | None = None,
     phase: int = WHOLE,
 ) -> None:
-    """Updates parameters, states and steps in place; checks everything before it writes.
+    """Updates parameters, states and steps in place.
 
-    sums: float64 [number of parameters, SUMS], which the phase REDUCE_NORMS fills with sums
-    over the tensors of the batch and the phase UPDATE reads.
+    step: the op or its reference. sums, phase: as the op has them.
     """
     if not batch.parameters:
         return
-    overload = getattr(torch.ops.oxytorch, f"{rule}_step").default
-    with torch._C._AutoDispatchBelowAutograd():
-        overload(
-            batch.parameters,
-            given(batch.low_bits),
-            batch.gradients,
-            [tensor for state in batch.states for tensor in state],
-            given([tensor for state in batch.scales for tensor in state]),
-            batch.steps,
-            _on_host(scaling.gradient_scale),
-            _on_host(scaling.found_inf),
-            scaling.whole_factor,
-            stochastic,
-            seed,
-            batch.rng_streams,
-            sums,
-            phase,
-            *hyper,
-        )
+    step(
+        batch.parameters,
+        given(batch.low_bits),
+        batch.gradients,
+        [tensor for state in batch.states for tensor in state],
+        given([tensor for state in batch.scales for tensor in state]),
+        batch.steps,
+        batch.rng_streams,
+        rule,
+        hyper,
+        _on_host(scaling.gradient_scale),
+        _on_host(scaling.found_inf),
+        scaling.whole_factor,
+        stochastic,
+        seed,
+        sums,
+        phase,
+    )
     if phase != REDUCE_NORMS:
         batch.bump_versions()
 
@@ -174,9 +172,3 @@ def empty_sums(batch: Batch) -> Tensor:
 
 def _on_host(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is None else tensor.cpu()
-
-
-@functools.cache
-def is_compiled(rule: str) -> bool:
-    """Whether the library is loaded and has the rule."""
-    return _library.loaded and hasattr(torch.ops.oxytorch, f"{rule}_step")

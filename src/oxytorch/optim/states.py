@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..ops.optimizer_step import formats
+from ..ops.optimizer_step.reference import operands_of
 from . import sharding, split_parameter
 from .batch import SCALES
 from .gpu.step_cache import is_planned
 from .groups import Group
 from .master_weight import MasterWeight
-from .reference import operands_of
 from .split_parameter import SplitParameter
 
 State = dict[str, Any]

@@ -49,6 +49,25 @@ def test_a_wrong_op_gets_no_speed() -> None:
         assert "seconds" not in ours
 
 
+@pytest.mark.parametrize("factor", [2.0, 2.1])
+def test_what_an_op_writes_is_compared(factor: float) -> None:
+    def double_in_place(x: Tensor) -> None:
+        x.mul_(2.0)
+
+    def in_place(x: Tensor) -> None:
+        x.mul_(factor)
+
+    def samples(dtype: torch.dtype, size: str) -> list[Sample]:
+        return [Sample("64", (torch.ones(64, dtype=dtype),))]
+
+    cost = make_op(double).least_work
+    op = Op(in_place, double_in_place, samples, cost, has_gradient=False, writes=("x",))
+    for result in run_op(op, torch.float32, ONE_ROUND, matrix_size=16):
+        eager, ours = result["peers"]
+        assert eager["status"] == "measured"
+        assert ours["status"] == ("measured" if factor == 2.0 else "wrong")
+
+
 def test_levels_are_separate_contestants() -> None:
     levels = [level.name for level in oxytorch.isa.levels() if level.supported][:2]
     if not levels:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from oxytorch import isa, ops
 from oxytorch.benchmark.core.contest import (
@@ -42,35 +43,51 @@ BURST_SECONDS = {"cache": 0.005, "memory": 0.05}
 
 @dataclass(frozen=True)
 class Contestant:
-    """A call, and the context that it runs in."""
+    """A function with the op's arguments, and the context that it runs in."""
 
-    call: Call
+    function: Callable[..., object]
     context: Context = nullcontext
 
+    def call(self, sample: Sample) -> Call:
+        """The call that is measured."""
+        return lambda: self.function(*sample.args, **sample.kwargs)
 
-def _contestants(op: Op, sample: Sample, settings: Settings) -> dict[str, Contestant]:
+
+def _contestants(op: Op, settings: Settings) -> dict[str, Contestant]:
     """Every contestant by name, `eager` first; oxytorch once per level asked for."""
-
-    def call_of(function: Callable[..., object]) -> Call:
-        return lambda: function(*sample.args, **sample.kwargs)
-
-    contestants = {"eager": Contestant(call_of(op.reference))}
+    contestants = {"eager": Contestant(op.reference)}
     if "compile" in settings.peers:
         compiled = torch.compile(op.reference, dynamic=False)
-        contestants["compile"] = Contestant(call_of(compiled))
+        contestants["compile"] = Contestant(compiled)
     if "oxytorch" not in settings.peers:
         return contestants
     if not settings.levels:
-        contestants["oxytorch"] = Contestant(call_of(op.function))
+        contestants["oxytorch"] = Contestant(op.function)
         return contestants
     for level in settings.levels:
         context = functools.partial(isa.use, level)
-        contestants[f"oxytorch {level}"] = Contestant(call_of(op.function), context)
+        contestants[f"oxytorch {level}"] = Contestant(op.function, context)
     return contestants
 
 
+def _answers(op: Op, function: Callable[..., object], sample: Sample) -> list[Tensor]:
+    """What a call computes: its results, and copies of the arguments that it writes into."""
+    named = op.arguments(*sample.args, **sample.kwargs)
+    own = {name: pytree.tree_map(_copied, named[name]) for name in op.writes}
+    return output_tensors([function(**{**named, **own}), *own.values()])
+
+
+def _copied(part: object) -> object:
+    return part.clone() if isinstance(part, Tensor) else part
+
+
 def _check(
-    name: str, contestant: Contestant, expected: Sequence[Tensor], progress: Progress
+    op: Op,
+    name: str,
+    contestant: Contestant,
+    sample: Sample,
+    expected: Sequence[Tensor],
+    progress: Progress,
 ) -> Record:
     """The contestant's record, with the difference of its answer or the reason for none."""
     record = new_record(name, PEERS.get(name, name))
@@ -78,7 +95,7 @@ def _check(
     start = time.perf_counter()
     try:
         with contestant.context():
-            outputs = output_tensors(contestant.call())
+            outputs = _answers(op, contestant.function, sample)
     except Exception as error:  # any failure of a peer is a result, with its reason
         refuse_for(record, error)
         return record
@@ -105,11 +122,11 @@ def run_sample(
     given for samples of size "memory".
     """
     cost = op.cost(*sample.args, **sample.kwargs)
-    contestants = _contestants(op, sample, settings)
+    contestants = _contestants(op, settings)
     records = _checked(op, sample, dtype, contestants, progress)
     turns = {name: contestants[name] for name, record in records.items() if is_measured(record)}
     progress("", f"{size} rounds")
-    series, bandwidth = _time_together(turns, size, cost.bytes, settings)
+    series, bandwidth = _time_together(turns, sample, size, cost.bytes, settings)
     for name in turns:
         record = records[name]
         add_times(record, series[name], series["eager"])
@@ -140,9 +157,9 @@ def _checked(
 ) -> dict[str, Record]:
     """A record of each, compared with the reference in float32."""
     args, kwargs = cast_tensors((sample.args, sample.kwargs), torch.float32)
-    expected = output_tensors(op.reference(*args, **kwargs))
+    expected = _answers(op, op.reference, Sample(sample.name, args, kwargs))
     records = {
-        name: _check(name, contestant, expected, progress)
+        name: _check(op, name, contestant, sample, expected, progress)
         for name, contestant in contestants.items()
     }
     del expected, args, kwargs
@@ -152,12 +169,12 @@ def _checked(
 
 
 def _time_together(
-    turns: Mapping[str, Contestant], size: str, traffic: int, settings: Settings
+    turns: Mapping[str, Contestant], sample: Sample, size: str, traffic: int, settings: Settings
 ) -> tuple[dict[str, list[float]], list[float]]:
     """Seconds of each in every round; beyond the caches, the bandwidth in that round too."""
     probes = BandwidthProbes(traffic, settings.threads)
     limits = probes.read_write() if size == "memory" else {}
-    calls = {name: turn.call for name, turn in turns.items()}
+    calls = {name: turn.call(sample) for name, turn in turns.items()}
     calls |= {name: probe.call for name, probe in limits.items()}
     series = interleave(
         calls,

@@ -115,7 +115,8 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     if size != "test":
         row_bytes = 2 * 8 * 128 * narrow.itemsize
         start = (MEBI // 4 if size == "cache" else 160 * MEBI) // row_bytes - 1
-        yield Sample(f"1x32x1x{start}x128", _inputs(dtype, narrow, 1, 32, 8, 1, start, 128))
+        inputs = _inputs(dtype, narrow, 1, 32, 8, 1, start, 128, room=0)
+        yield Sample(f"1x32x1x{start}x128", inputs)
         return
     for cache in dict.fromkeys((narrow, torch.bfloat16, torch.float32)):
         name = str(cache).removeprefix("torch.")
@@ -154,10 +155,14 @@ def _inputs(
     length: int,
     start: int,
     dim: int,
+    room: int = 3,
 ) -> tuple[object, ...]:
-    """Query, key and value as views of one product, and caches that end with what no one reads."""
+    """Query, key and value as views of one product, and caches with NaN where no one reads.
+
+    room: positions of the caches that are not written either.
+    """
     joined = values(batch, length, heads + 2 * kv_heads, dim, dtype=dtype).transpose(1, 2)
-    caches = [values(batch, kv_heads, start + length + 3, dim, dtype=cache) for _ in "kv"]
+    caches = [values(batch, kv_heads, start + length + room, dim, dtype=cache) for _ in "kv"]
     for one in caches:
         one[:, :, start:] = float("nan")
     return *torch.split(joined, [heads, kv_heads, kv_heads], dim=1), *caches, start
@@ -179,4 +184,5 @@ def cost(
     return Cost(moved, 4 * query.numel() * end)
 
 
-op = register(cached_attention, samples, cost, has_gradient=False, fake=_fake)
+_WRITES = ("key_cache", "value_cache", "key_scales", "value_scales")
+op = register(cached_attention, samples, cost, writes=_WRITES, fake=_fake)

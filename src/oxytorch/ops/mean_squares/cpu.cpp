@@ -1,5 +1,6 @@
 #include "ops/mean_squares/kernel.h"
 
+#include <array>
 #include <vector>
 
 #include "core/check.h"
@@ -7,33 +8,8 @@
 
 namespace oxytorch {
 
-namespace {
-
-constexpr const char* kName = "mean_squares";
-
-using Tensors = std::vector<Tensor>;
-
-void check_factor(const char* argument, const Tensor& factor, std::int64_t length) {
-  check_cpu(kName, argument, factor);
-  if (factor.dtype_code() != aoti_torch_dtype_float32() || !factor.is_contiguous() ||
-      factor.numel() != length) {
-    fail(kName, argument, "float32, contiguous, with " + std::to_string(length) + " elements",
-         dtype_name(factor.dtype_code()) + " " + describe(factor.sizes()));
-  }
-}
-
-void check_one(const Tensor& x, const Tensor& rows, const Tensor& columns) {
-  check_cpu(kName, "x", x);
-  check_dtype(kName, "x", x);
-  check_minimum_dim(kName, "x", x, 2);
-  if (!x.is_contiguous()) fail(kName, "x", "contiguous", "strides " + describe(x.strides()));
-  const bool is_empty = x.numel() == 0;
-  check_factor("rows", rows, is_empty ? rows.numel() : x.numel() / x.size(-1));
-  check_factor("columns", columns, is_empty ? columns.numel() : x.numel() / x.size(-2));
-}
-
 // Means from the sums of a matrix's strips, added in the order of the strips.
-void add_strips(const MeanSquaresArgs& args, std::int64_t matrix, float* columns) {
+static void add_strips(const MeanSquaresArgs& args, std::int64_t matrix, float* columns) {
   std::vector<double> totals(args.width, 0.0);
   const float* strip = args.strips + matrix * args.strips_per_matrix * args.width;
   for (std::int64_t k = 0; k < args.strips_per_matrix; ++k, strip += args.width) {
@@ -45,15 +21,25 @@ void add_strips(const MeanSquaresArgs& args, std::int64_t matrix, float* columns
   }
 }
 
-void compute(const Tensor& x, const Tensor& rows, const Tensor& columns) {
-  if (x.numel() == 0) return;
+static std::array<Tensor, 2> mean_squares(const Tensor& x) {
+  constexpr const char* kOp = "mean_squares";
+  check_cpu(kOp, "x", x);
   MeanSquaresArgs args{};
-  args.dtype = check_dtype(kName, "x", x);
-  args.x = x.data();
+  args.dtype = check_dtype(kOp, "x", x);
+  check_minimum_dim(kOp, "x", x, 2);
+  Tensor copy;
+  args.x = contiguous_data(x, copy);
   args.height = x.size(-2);
   args.width = x.size(-1);
   args.strips_per_matrix = (args.height + args.kStrip - 1) / args.kStrip;
-  const std::int64_t matrices = x.numel() / (args.height * args.width);
+  std::vector<std::int64_t> of_rows(x.sizes().begin(), x.sizes().end());
+  std::vector<std::int64_t> of_columns = of_rows;
+  of_rows.back() = 1;
+  of_columns[of_columns.size() - 2] = 1;
+  Tensor rows = empty(of_rows.data(), x.dim(), aoti_torch_dtype_float32());
+  Tensor columns = empty(of_columns.data(), x.dim(), aoti_torch_dtype_float32());
+  std::int64_t matrices = 1;
+  for (std::int64_t i = 0; i < x.dim() - 2; ++i) matrices *= x.size(i);
   const std::int64_t items = matrices * args.strips_per_matrix;
   std::vector<float> strips(items * args.width);
   args.strips = strips.data();
@@ -61,27 +47,9 @@ void compute(const Tensor& x, const Tensor& rows, const Tensor& columns) {
   run(mean_squares_copies, args, items, 4 * args.kStrip * args.width);
   auto* out = static_cast<float*>(columns.mutable_data());
   for (std::int64_t i = 0; i < matrices; ++i) add_strips(args, i, out);
+  return {std::move(rows), std::move(columns)};
 }
 
-void boxed_mean_squares(StableIValue* stack, uint64_t, uint64_t) {
-  const auto x = unboxing::Take<Tensors>::from(stack[0]);
-  const auto rows = unboxing::Take<Tensors>::from(stack[1]);
-  const auto columns = unboxing::Take<Tensors>::from(stack[2]);
-  if (rows.size() != x.size() || columns.size() != x.size()) {
-    fail(kName, "rows", "and columns for each of " + std::to_string(x.size()) + " tensors",
-         std::to_string(rows.size()) + " and " + std::to_string(columns.size()));
-  }
-  for (std::size_t i = 0; i < x.size(); ++i) check_one(x[i], rows[i], columns[i]);
-  for (std::size_t i = 0; i < x.size(); ++i) compute(x[i], rows[i], columns[i]);
-}
-
-}  // namespace
-
-STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
-  library.def("mean_squares(Tensor[] x, Tensor(a!)[] rows, Tensor(b!)[] columns) -> ()");
-}
-STABLE_TORCH_LIBRARY_IMPL(oxytorch, CPU, library) {
-  library.impl("mean_squares", &boxed_mean_squares);
-}
+OXY_OP(mean_squares, "(Tensor x) -> (Tensor rows, Tensor columns)", mean_squares)
 
 }  // namespace oxytorch

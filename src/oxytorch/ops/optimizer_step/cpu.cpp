@@ -12,52 +12,29 @@ namespace {
 
 using Tensors = std::vector<Tensor>;
 
-// The arguments that all rules share; docs in optim/batch.py.
+constexpr const char* kOp = "optimizer_step";
+
+// The arguments of the op beside its rule.
 struct Call {
-  Tensors parameters;
-  Tensors low_bits;
-  Tensors gradients;
-  Tensors states;
-  Tensors scales;
-  Tensors steps;
-  std::optional<Tensor> gradient_scale;
-  std::optional<Tensor> found_inf;
+  const Tensors& parameters;
+  const Tensors& low_bits;
+  const Tensors& gradients;
+  const Tensors& states;
+  const Tensors& scales;
+  const Tensors& steps;
+  const std::vector<std::int64_t>& rng_streams;
+  const std::vector<double>& hyper;
+  const std::optional<Tensor>& gradient_scale;
+  const std::optional<Tensor>& found_inf;
   double gradient_factor;
   bool stochastic;
   std::int64_t seed;
-  std::vector<std::int64_t> rng_streams;
-  std::optional<Tensor> sums;
+  const std::optional<Tensor>& sums;
   std::int64_t phase;
 };
 
 // What a call of a rule with norms does: both sweeps, or one of them.
 enum Phase : std::int64_t { kWhole, kReduceNorms, kUpdate };
-
-#define OXY_STEP_SCHEMA                                                   \
-  "(Tensor(a!)[] parameters, Tensor(b!)[] low_bits, Tensor[] gradients, " \
-  "Tensor(c!)[] states, Tensor(d!)[] scales, Tensor(e!)[] steps, "        \
-  "Tensor? gradient_scale, Tensor? found_inf, float gradient_factor, "    \
-  "bool stochastic, int seed, int[] rng_streams, Tensor(f!)? sums, int phase, "
-
-constexpr int kSharedArguments = 14;
-
-Call unbox(const StableIValue* stack) {
-  using unboxing::Take;
-  return {Take<Tensors>::from(stack[0]),
-          Take<Tensors>::from(stack[1]),
-          Take<Tensors>::from(stack[2]),
-          Take<Tensors>::from(stack[3]),
-          Take<Tensors>::from(stack[4]),
-          Take<Tensors>::from(stack[5]),
-          Take<std::optional<Tensor>>::from(stack[6]),
-          Take<std::optional<Tensor>>::from(stack[7]),
-          Take<double>::from(stack[8]),
-          Take<bool>::from(stack[9]),
-          Take<std::int64_t>::from(stack[10]),
-          Take<std::vector<std::int64_t>>::from(stack[11]),
-          Take<std::optional<Tensor>>::from(stack[12]),
-          Take<std::int64_t>::from(stack[13])};
-}
 
 // Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014.
 std::uint64_t mix(std::uint64_t x) {
@@ -74,26 +51,26 @@ std::uint32_t random_key(std::int64_t seed, std::int64_t rng_stream, double step
   return static_cast<std::uint32_t>(mix(key ^ static_cast<std::uint64_t>(operand)));
 }
 
-void check_length(const char* op, const char* argument, const Tensors& list, std::size_t length,
+void check_length(const char* argument, const Tensors& list, std::size_t length,
                   bool may_be_empty) {
   if (list.size() == length || (may_be_empty && list.empty())) return;
-  fail(op, argument, "with " + std::to_string(length) + " tensors", std::to_string(list.size()));
+  fail(kOp, argument, "with " + std::to_string(length) + " tensors", std::to_string(list.size()));
 }
 
 // Refuses a tensor whose elements do not lie where those of the parameter do.
-void check_like(const char* op, const char* argument, const Tensor& tensor, const Tensor& like) {
-  check_cpu(op, argument, tensor);
-  check_shape(op, argument, tensor, like.sizes());
+void check_like(const char* argument, const Tensor& tensor, const Tensor& like) {
+  check_cpu(kOp, argument, tensor);
+  check_shape(kOp, argument, tensor, like.sizes());
   for (std::int64_t i = 0; i < like.dim(); ++i) {
     if (like.size(i) > 1 && tensor.stride(i) != like.stride(i)) {
-      fail(op, argument, "with the parameter's strides " + describe(like.strides()),
+      fail(kOp, argument, "with the parameter's strides " + describe(like.strides()),
            describe(tensor.strides()));
     }
   }
 }
 
-Format float_format(const char* op, const char* argument, const Tensor& tensor) {
-  switch (check_dtype(op, argument, tensor)) {
+Format float_format(const char* argument, const Tensor& tensor) {
+  switch (check_dtype(kOp, argument, tensor)) {
     case DType::bfloat16:
       return Format::bfloat16;
     case DType::float16:
@@ -103,25 +80,25 @@ Format float_format(const char* op, const char* argument, const Tensor& tensor) 
   }
 }
 
-void check_code(const char* op, const char* argument, const Tensor& tensor, std::int32_t code) {
+void check_code(const char* argument, const Tensor& tensor, std::int32_t code) {
   if (tensor.dtype_code() != code) {
-    fail(op, argument, "of dtype " + dtype_name(code), dtype_name(tensor.dtype_code()));
+    fail(kOp, argument, "of dtype " + dtype_name(code), dtype_name(tensor.dtype_code()));
   }
 }
 
-Operand describe_parameter(const char* op, const Call& call, std::size_t i) {
+Operand describe_parameter(const Call& call, std::size_t i) {
   const Tensor& parameter = call.parameters[i];
-  check_cpu(op, "parameters", parameter);
+  check_cpu(kOp, "parameters", parameter);
   if (!is_dense(parameter)) {
-    fail(op, "parameters", "without holes between their elements",
+    fail(kOp, "parameters", "without holes between their elements",
          "strides " + describe(parameter.strides()));
   }
-  Operand operand{nullptr, nullptr, float_format(op, "parameters", parameter), 0};
+  Operand operand{nullptr, nullptr, float_format("parameters", parameter), 0};
   if (!call.low_bits.empty() && call.low_bits[i].numel() > 0) {
     const Tensor& low_bits = call.low_bits[i];
-    check_code(op, "parameters", parameter, aoti_torch_dtype_bfloat16());
-    check_code(op, "low_bits", low_bits, aoti_torch_dtype_int16());
-    check_like(op, "low_bits", low_bits, parameter);
+    check_code("parameters", parameter, aoti_torch_dtype_bfloat16());
+    check_code("low_bits", low_bits, aoti_torch_dtype_int16());
+    check_like("low_bits", low_bits, parameter);
     operand.format = Format::split;
     operand.extra = low_bits.mutable_data();
   }
@@ -130,19 +107,18 @@ Operand describe_parameter(const char* op, const Call& call, std::size_t i) {
 }
 
 // A state of the parameter's size that is kept as a column and a row for each of its matrices.
-Operand describe_factors(const char* op, const Tensor& columns, const Tensor& rows,
-                         const Tensor& like) {
-  check_minimum_dim(op, "parameters", like, 2);
+Operand describe_factors(const Tensor& columns, const Tensor& rows, const Tensor& like) {
+  check_minimum_dim(kOp, "parameters", like, 2);
   if (!like.is_contiguous()) {
-    fail(op, "parameters", "contiguous beside factored states", describe(like.strides()));
+    fail(kOp, "parameters", "contiguous beside factored states", describe(like.strides()));
   }
   const std::int64_t height = like.size(-2);
   const std::int64_t width = like.size(-1);
   for (const auto& [factor, length] : {std::pair{&columns, height}, std::pair{&rows, width}}) {
-    check_cpu(op, "states", *factor);
-    check_code(op, "states", *factor, aoti_torch_dtype_float32());
+    check_cpu(kOp, "states", *factor);
+    check_code("states", *factor, aoti_torch_dtype_float32());
     if (!factor->is_contiguous() || factor->numel() * length != like.numel()) {
-      fail(op, "states", "contiguous factors of " + describe(like.sizes()),
+      fail(kOp, "states", "contiguous factors of " + describe(like.sizes()),
            describe(factor->sizes()));
     }
   }
@@ -154,41 +130,41 @@ Operand describe_factors(const char* op, const Tensor& columns, const Tensor& ro
           width};
 }
 
-Operand describe_state(const char* op, const Call& call, std::size_t index, const Tensor& like) {
+Operand describe_state(const Call& call, std::size_t index, const Tensor& like) {
   const Tensor& state = call.states[index];
   if (!call.scales.empty() && call.scales[index].numel() > 0 &&
       state.dtype_code() == aoti_torch_dtype_float32()) {
-    return describe_factors(op, state, call.scales[index], like);
+    return describe_factors(state, call.scales[index], like);
   }
-  check_like(op, "states", state, like);
+  check_like("states", state, like);
   Operand operand{nullptr, nullptr, Format::float32, 0};
   const std::int32_t code = state.dtype_code();
   if (code == aoti_torch_dtype_int8() || code == aoti_torch_dtype_uint8()) {
     operand.format =
         code == aoti_torch_dtype_int8() ? Format::signed_codes : Format::unsigned_codes;
     const std::int64_t blocks = (like.numel() + kCodeBlock - 1) / kCodeBlock;
-    if (call.scales.empty()) fail(op, "scales", "for states of 8 bits", "none");
+    if (call.scales.empty()) fail(kOp, "scales", "for states of 8 bits", "none");
     const Tensor& scales = call.scales[index];
-    check_cpu(op, "scales", scales);
-    check_code(op, "scales", scales, aoti_torch_dtype_float32());
-    check_vector(op, "scales", scales, blocks);
-    if (!scales.is_contiguous()) fail(op, "scales", "contiguous", describe(scales.strides()));
+    check_cpu(kOp, "scales", scales);
+    check_code("scales", scales, aoti_torch_dtype_float32());
+    check_vector(kOp, "scales", scales, blocks);
+    if (!scales.is_contiguous()) fail(kOp, "scales", "contiguous", describe(scales.strides()));
     operand.extra = scales.mutable_data();
   } else {
-    operand.format = float_format(op, "states", state);
+    operand.format = float_format("states", state);
     if (operand.format == Format::bfloat16 && call.stochastic) operand.format = Format::stochastic;
   }
   operand.data = state.mutable_data();
   return operand;
 }
 
-double scalar_value(const char* op, const char* argument, const Tensor& tensor) {
-  check_cpu(op, argument, tensor);
-  if (tensor.numel() != 1) fail(op, argument, "with one element", describe(tensor.sizes()));
+double scalar_value(const char* argument, const Tensor& tensor) {
+  check_cpu(kOp, argument, tensor);
+  if (tensor.numel() != 1) fail(kOp, argument, "with one element", describe(tensor.sizes()));
   if (tensor.dtype_code() == aoti_torch_dtype_float64()) {
     return *static_cast<const double*>(tensor.data());
   }
-  check_code(op, argument, tensor, aoti_torch_dtype_float32());
+  check_code(argument, tensor, aoti_torch_dtype_float32());
   return *static_cast<const float*>(tensor.data());
 }
 
@@ -201,22 +177,25 @@ void write_step(const Tensor& tensor, double value) {
 }
 
 // Checks everything and describes every tensor's update; modifies nothing.
-std::vector<Update> describe_updates(const Rule& rule, const Call& call, const double* hyper,
+std::vector<Update> describe_updates(const Rule& rule, const Call& call,
                                      std::vector<double>& step_values) {
-  const char* op = rule.name;
   const std::size_t count = call.parameters.size();
-  check_length(op, "low_bits", call.low_bits, count, true);
-  check_length(op, "gradients", call.gradients, count, false);
-  check_length(op, "steps", call.steps, count, !rule.has_step);
+  check_length("low_bits", call.low_bits, count, true);
+  check_length("gradients", call.gradients, count, false);
+  check_length("steps", call.steps, count, !rule.has_step);
   // A rule's last states may be left out where its flags do not use them.
   const std::size_t states = count ? call.states.size() / count : 0;
   if (count && (states > static_cast<std::size_t>(rule.states) || call.states.size() % count)) {
-    fail(op, "states", "with at most " + std::to_string(rule.states) + " tensors per parameter",
+    fail(kOp, "states", "with at most " + std::to_string(rule.states) + " tensors per parameter",
          std::to_string(call.states.size()));
   }
-  check_length(op, "scales", call.scales, call.states.size(), true);
+  check_length("scales", call.scales, call.states.size(), true);
+  if (!call.rng_streams.empty() && call.rng_streams.size() != count) {
+    fail(kOp, "rng_streams", "with " + std::to_string(count) + " numbers",
+         std::to_string(call.rng_streams.size()));
+  }
   double factor = call.gradient_factor;
-  if (call.gradient_scale) factor /= scalar_value(op, "gradient_scale", *call.gradient_scale);
+  if (call.gradient_scale) factor /= scalar_value("gradient_scale", *call.gradient_scale);
   std::vector<Update> updates(count);
   step_values.resize(call.steps.size());
   std::int64_t items = 0;
@@ -224,19 +203,19 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call, const d
   for (std::size_t i = 0; i < count; ++i) {
     Update& update = updates[i];
     const Tensor& parameter = call.parameters[i];
-    update.operands[0] = describe_parameter(op, call, i);
-    check_like(op, "gradients", call.gradients[i], parameter);
+    update.operands[0] = describe_parameter(call, i);
+    check_like("gradients", call.gradients[i], parameter);
     update.operands[1] = {const_cast<void*>(call.gradients[i].data()), nullptr,
-                          float_format(op, "gradients", call.gradients[i]), 0};
+                          float_format("gradients", call.gradients[i]), 0};
     double step = 0;
     // The first phase counts the step, the second finds it counted.
     if (!call.steps.empty()) {
-      const double done = scalar_value(op, "steps", call.steps[i]);
+      const double done = scalar_value("steps", call.steps[i]);
       step = step_values[i] = call.phase == kUpdate ? done : done + 1;
     }
     for (std::size_t k = 0; k < states; ++k) {
       Operand& operand = update.operands[2 + k];
-      operand = describe_state(op, call, k * count + i, parameter);
+      operand = describe_state(call, k * count + i, parameter);
       const std::int64_t rng_stream =
           call.rng_streams.empty() ? static_cast<std::int64_t>(i) : call.rng_streams[i];
       operand.key = random_key(call.seed, rng_stream, step, static_cast<int>(k));
@@ -244,12 +223,12 @@ std::vector<Update> describe_updates(const Rule& rule, const Call& call, const d
     if (i > 0 && (!rule.has_step || step == step_values[i - 1])) {
       std::memcpy(update.scalars, updates[i - 1].scalars, sizeof update.scalars);
     } else {
-      rule.constants(step, hyper, update.scalars, &flags);
+      rule.constants(step, call.hyper.data(), update.scalars, &flags);
     }
     update.variant = rule.variants[flags];
     update.reduction = rule.reductions ? rule.reductions[flags] : update.variant;
     if ((kUsed[update.variant] | kUsed[update.reduction]) >> (2 + states)) {
-      fail(op, "states", "with every state that the options use",
+      fail(kOp, "states", "with every state that the options use",
            std::to_string(states) + " per parameter");
     }
     update.factor = static_cast<float>(factor);
@@ -294,17 +273,16 @@ void reduce_norms(std::vector<Update>& updates, std::size_t begin, std::size_t e
 }
 
 // Two sweeps, over as many tensors at a time as stay in the cache in between.
-void step_with_norms(const Rule& rule, const Call& call, const double* hyper,
-                     std::vector<Update>& updates) {
+void step_with_norms(const Rule& rule, const Call& call, std::vector<Update>& updates) {
   std::vector<double> own;
   double* totals = nullptr;
   if (call.sums) {
     const std::int64_t shape[] = {static_cast<std::int64_t>(updates.size()), kMaxSums};
-    check_shape(rule.name, "sums", *call.sums, Extents{shape, 2});
-    check_code(rule.name, "sums", *call.sums, aoti_torch_dtype_float64());
-    check_cpu(rule.name, "sums", *call.sums);
+    check_shape(kOp, "sums", *call.sums, Extents{shape, 2});
+    check_code("sums", *call.sums, aoti_torch_dtype_float64());
+    check_cpu(kOp, "sums", *call.sums);
     if (!call.sums->is_contiguous()) {
-      fail(rule.name, "sums", "contiguous", describe(call.sums->strides()));
+      fail(kOp, "sums", "contiguous", describe(call.sums->strides()));
     }
     totals = static_cast<double*>(call.sums->mutable_data());
   } else {
@@ -324,8 +302,8 @@ void step_with_norms(const Rule& rule, const Call& call, const double* hyper,
     if (call.phase != kReduceNorms) {
       for (std::size_t i = begin; i < end; ++i) {
         float& step_size = updates[i].scalars[rule.step_size];
-        const double ratio =
-            rule.trust_ratio(totals + kMaxSums * i, static_cast<double>(updates[i].count), hyper);
+        const double ratio = rule.trust_ratio(
+            totals + kMaxSums * i, static_cast<double>(updates[i].count), call.hyper.data());
         step_size = static_cast<float>(step_size * ratio);
       }
       sweep(updates, begin, end, nullptr, true);
@@ -334,43 +312,54 @@ void step_with_norms(const Rule& rule, const Call& call, const double* hyper,
   }
 }
 
-void step(const Rule& rule, const Call& call, const double* hyper) {
-  if (call.found_inf && scalar_value(rule.name, "found_inf", *call.found_inf) != 0) return;
+void step(const Rule& rule, const Call& call) {
+  if (call.found_inf && scalar_value("found_inf", *call.found_inf) != 0) return;
+  if (call.hyper.size() != static_cast<std::size_t>(rule.hyper)) {
+    fail(kOp, "hyper", std::string("of ") + rule.hyper_names,
+         std::to_string(call.hyper.size()) + " numbers");
+  }
   if (call.phase != kWhole && (!rule.reductions || !call.sums)) {
-    fail(rule.name, "phase", "0 for a rule without sums", std::to_string(call.phase));
+    fail(kOp, "phase", "0 for a rule without sums", std::to_string(call.phase));
   }
   std::vector<double> step_values;
-  std::vector<Update> updates = describe_updates(rule, call, hyper, step_values);
+  std::vector<Update> updates = describe_updates(rule, call, step_values);
   if (updates.empty()) return;
   for (std::size_t i = 0; i < step_values.size(); ++i) write_step(call.steps[i], step_values[i]);
   if (rule.reductions) {
-    step_with_norms(rule, call, hyper, updates);
+    step_with_norms(rule, call, updates);
   } else {
     sweep(updates, 0, updates.size(), nullptr);
   }
 }
 
-template <int index>
-void boxed_step(StableIValue* stack, uint64_t, uint64_t) {
-  constexpr const Rule& rule = kRules[index];
-  const Call call = unbox(stack);
-  double hyper[16];
-  for (int i = 0; rule.kinds[i]; ++i) {
-    const StableIValue value = stack[kSharedArguments + i];
-    hyper[i] = rule.kinds[i] == 'b' ? unboxing::Take<bool>::from(value)
-                                    : unboxing::Take<double>::from(value);
+const Rule& rule_of(const std::string& name) {
+  std::string names;
+  for (const Rule& rule : kRules) {
+    if (name == rule.name) return rule;
+    names += (names.empty() ? "'" : ", '") + std::string(rule.name) + "'";
   }
-  step(rule, call, hyper);
+  fail(kOp, "rule", "from " + names, "'" + name + "'");
 }
 
 }  // namespace
 
-#define OXY_DEFINE_STEP(name, index, hyper) library.def(#name OXY_STEP_SCHEMA hyper ") -> ()");
-#define OXY_IMPLEMENT_STEP(name, index, hyper) library.impl(#name, &boxed_step<index>);
-
-STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library){
-    OXY_FOR_EACH_RULE(OXY_DEFINE_STEP)} STABLE_TORCH_LIBRARY_IMPL(oxytorch, CPU, library) {
-  OXY_FOR_EACH_RULE(OXY_IMPLEMENT_STEP)
+static void optimizer_step(const Tensors& parameters, const Tensors& low_bits,
+                           const Tensors& gradients, const Tensors& states, const Tensors& scales,
+                           const Tensors& steps, const std::vector<std::int64_t>& rng_streams,
+                           const std::string& rule, const std::vector<double>& hyper,
+                           const std::optional<Tensor>& gradient_scale,
+                           const std::optional<Tensor>& found_inf, double gradient_factor,
+                           bool stochastic, std::int64_t seed, const std::optional<Tensor>& sums,
+                           std::int64_t phase) {
+  step(rule_of(rule), {parameters, low_bits, gradients, states, scales, steps, rng_streams, hyper,
+                       gradient_scale, found_inf, gradient_factor, stochastic, seed, sums, phase});
 }
+
+OXY_OP(optimizer_step,
+       "(Tensor(a!)[] parameters, Tensor(b!)[] low_bits, Tensor[] gradients, Tensor(c!)[] states, "
+       "Tensor(d!)[] scales, Tensor(e!)[] steps, int[] rng_streams, str rule, float[] hyper, "
+       "Tensor? gradient_scale=None, Tensor? found_inf=None, float gradient_factor=1.0, "
+       "bool stochastic=False, int seed=0, Tensor(f!)? sums=None, int phase=0) -> ()",
+       optimizer_step)
 
 }  // namespace oxytorch

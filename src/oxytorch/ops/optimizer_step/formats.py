@@ -69,7 +69,7 @@ def decode(codes: Tensor, bounds: Tensor) -> Tensor:
     shift, last = _LAYOUT[signed]
     code = _blocks(in_memory_order(codes).view(torch.uint8).to(torch.int32))
     magnitude = code & last
-    zero = (bounds.view(torch.int32)[:, None] >> shift) - last
+    zero = (bounds.float().view(torch.int32)[:, None] >> shift) - last
     bits = (magnitude + zero) << shift
     if signed:
         bits = torch.where(magnitude != 0, bits, 0) | (code & 128) << 24

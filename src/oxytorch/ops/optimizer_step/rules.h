@@ -8,8 +8,9 @@ namespace oxytorch {
 
 struct Rule {
   const char* name;
-  // 'f' or 'b' for each hyper-parameter.
-  const char* kinds;
+  // How many hyper-parameters there are, and their names.
+  int hyper;
+  const char* hyper_names;
   int states;
   // Whether the constants depend on the number of the step.
   bool has_step;

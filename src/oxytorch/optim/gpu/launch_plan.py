@@ -19,8 +19,8 @@ from ...ops.mean_squares import gpu as mean_squares
 from ...ops.mean_squares import tiling
 from ...ops.optimizer_step import gpu, layout
 from ...ops.optimizer_step.layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE, Format
+from ...ops.optimizer_step.reference import constants_of, has_norms
 from ..batch import Batch, Scaling
-from ..reference import constants_of, has_norms
 from .device_table import DeviceTable
 from .devices import Device
 from .tensor_table import Factored, formats_of, tables_of

@@ -1,6 +1,6 @@
 """Rules as C++ for the kernels of the CPU.
 
-Two headers. `oxytorch_rules.h`, for the entry: for each rule the schema of its hyper-parameters,
+Two headers. `oxytorch_rules.h`, for the entry: for each rule the names of its hyper-parameters,
 the function that turns them into scalars, and which operands each variant reads and writes.
 `oxytorch_rule_loops.h`, for the kernel of each level: a loop over float32 operands for each
 variant, which is one setting of a rule's flags; settings with the same code share one.
@@ -180,16 +180,23 @@ def constants(family: Family) -> str:
 def record(family: Family) -> str:
     """The entry of an optimizer in the table of rules."""
     name = family.name
-    kinds = "".join("b" if kind == "bool" else "f" for kind in family.hyper.values())
     reduction, ratio, step_size = "nullptr", "nullptr", 0
     if family.reduce_norms:
         reduction, ratio = f"{name}{REDUCE_NORMS}_variants", name + TRUST_RATIO
         step_size = family.update.scalars.index("step_size")
-    return (
-        f'    {{"{name}_step", "{kinds}", {len(family.update.operands) - 2}, '
-        f"{str(family.has_step).lower()}, {name}_constants, {name}_variants, {reduction}, {ratio}, "
-        f"{step_size}}},"
+    entries = (
+        f'"{name}"',
+        str(len(family.hyper)),
+        f'"{", ".join(family.hyper)}"',
+        str(len(family.update.operands) - 2),
+        str(family.has_step).lower(),
+        f"{name}_constants",
+        f"{name}_variants",
+        reduction,
+        ratio,
+        str(step_size),
     )
+    return f"    {{{', '.join(entries)}}},"
 
 
 def headers(source: str) -> dict[str, str]:
@@ -201,7 +208,6 @@ def headers(source: str) -> dict[str, str]:
     traffic: list[str] = []
     used: list[str] = []
     pointers: list[str] = []
-    ops: list[str] = []
     for family in rules.families.values():
         entries.append(constants(family))
         for rule in family.rules:
@@ -219,10 +225,8 @@ def headers(source: str) -> dict[str, str]:
                 used.append(str(reads | writes))
         if family.trust_ratio:
             entries.append(trust_ratio(family, family.trust_ratio))
-        schema = ", ".join(f"{kind} {argument}" for argument, kind in family.hyper.items())
-        ops.append(f'  OP({family.name}_step, {len(ops)}, "{schema}")')
     return {
-        "oxytorch_rules.h": _entry_header(rules, entries, used, ops),
+        "oxytorch_rules.h": _entry_header(rules, entries, used),
         "oxytorch_rule_loops.h": _loops_header(loops, pointers, traffic),
     }
 
@@ -230,18 +234,14 @@ def headers(source: str) -> dict[str, str]:
 _HEAD = "// Written by ops/optimizer_step/translation from rules.py.\n#pragma once\n\n"
 
 
-def _entry_header(
-    rules: Rules, entries: Sequence[str], used: Sequence[str], ops: Sequence[str]
-) -> str:
+def _entry_header(rules: Rules, entries: Sequence[str], used: Sequence[str]) -> str:
     lines = [
         *entries,
         "// Operands of each variant, as bits.",
         f"inline constexpr unsigned kUsed[] = {{{', '.join(used)}}};\n",
         "inline constexpr Rule kRules[] = {",
         *map(record, rules.families.values()),
-        "};\n",
-        "#define OXY_FOR_EACH_RULE(OP) \\",
-        " \\\n".join(ops),
+        "};",
         "",
     ]
     return _HEAD + "\n".join(lines)

@@ -15,11 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.optimizer_step import formats, rules
-from ..ops.optimizer_step.layout import REDUCE_NORMS, SUMS, UPDATE, WHOLE
-from .batch import Batch, Scaling
+from . import formats, rules
+from .layout import REDUCE_NORMS, SUMS, UPDATE
 
 _MASK = (1 << 64) - 1
+
+
+RULES = tuple(
+    name.removesuffix("_constants") for name in vars(rules) if name.endswith("_constants")
+)
+
+
+def hyper_of(rule: str) -> tuple[str, ...]:
+    """The names of a rule's hyper-parameters, flags last."""
+    return tuple(name for name in _arguments(f"{rule}_constants") if name != "step")
 
 
 def has_norms(rule: str) -> bool:
@@ -40,62 +49,49 @@ def constants_of(rule: str, hyper: Sequence[float], step: float = 1.0) -> dict[s
     return constants
 
 
-def run(
-    rule: str,
-    batch: Batch,
-    hyper: Sequence[float],
-    scaling: Scaling,
-    stochastic: bool,
-    seed: int,
-    sums: Tensor | None = None,
-    phase: int = WHOLE,
-) -> None:
-    """As `executor.run_compiled`, one tensor after the other."""
-    if scaling.is_left_out:
-        return
-    if sums is None:
-        sums = torch.zeros(len(batch.parameters), SUMS, dtype=torch.float64)
-    factor = scaling.gradient_factor
-    for index in range(len(batch.parameters)):
-        step = batch.steps[index].item() + (phase != UPDATE) if batch.steps else 0.0
-        key = functools.partial(random_key, seed, batch.rng_streams[index], step)
-        update = _Update(rule, batch, index, factor, key, stochastic)
-        update.run(_named(rule, hyper, step), sums[index], phase)
-        if batch.steps:
-            batch.steps[index].fill_(step)
+def check(rule: str, hyper: Sequence[float]) -> None:
+    """Raises RuntimeError for an unknown rule, or a wrong number of hyper-parameters."""
+    if rule not in RULES:
+        known = ", ".join(map(repr, RULES))
+        raise RuntimeError(f"optimizer_step: expected rule from {known}, got {rule!r}")
+    names = hyper_of(rule)
+    if len(hyper) != len(names):
+        raise RuntimeError(
+            f"optimizer_step: expected hyper of {', '.join(names)}, got {len(hyper)} numbers"
+        )
 
 
-class _Update:
+class Update:
     """The update of one tensor."""
 
     def __init__(
         self,
         rule: str,
-        batch: Batch,
-        index: int,
+        parameter: Tensor,
+        low_bits: Tensor | None,
+        gradient: Tensor,
         factor: float,
+        states: Sequence[Tensor],
+        scales: Sequence[Tensor],
         key: Callable[[int], int],
         stochastic: bool,
     ) -> None:
-        """factor: of the gradient. key: where the noise of a state starts, by its place."""
+        """key: where the noise of a state starts, by its place."""
         self._rule, self._key, self._stochastic = rule, key, stochastic
-        self._parameter = batch.parameters[index]
-        low_bits = batch.low_bits[index] if batch.low_bits else None
+        self._parameter, self._kept = parameter, states
+        self._gradient = _widened(gradient) * factor
         self._low_bits = low_bits if low_bits is not None and low_bits.numel() else None
         self._wide = (
-            _widened(self._parameter)
+            _widened(parameter)
             if self._low_bits is None
-            else formats.join(self._parameter, self._low_bits)
+            else formats.join(parameter, self._low_bits)
         )
-        self._gradient = _widened(batch.gradients[index]) * factor
-        self._kept = [state[index] for state in batch.states]
-        self._scales = [state[index] for state in batch.scales] or [torch.empty(0)] * len(
-            self._kept
-        )
+        self._scales = scales or [torch.empty(0)] * len(states)
 
-    def run(self, hyper: Mapping[str, float], sums: Tensor, phase: int) -> None:
+    def run(self, hyper: Sequence[float], step: float, sums: Tensor, phase: int) -> None:
         """One sweep or both; sums: float64 [SUMS], of a rule with norms."""
-        constants = _call(f"{self._rule}_constants", hyper)
+        named = _named(self._rule, hyper, step)
+        constants = _call(f"{self._rule}_constants", named)
         # Scalars are float32 where the elements are.
         if self._wide.dtype == torch.float32:
             constants = {
@@ -109,7 +105,7 @@ class _Update:
                 sums.copy_(torch.stack([square.double().sum() for square in (first, second)]))
             if phase == REDUCE_NORMS:
                 return
-            ratio = self._trust_ratio(hyper, sums.tolist())
+            ratio = self._trust_ratio(named, sums.tolist())
             constants["step_size"] = _rounded(constants["step_size"] * ratio, self._wide.dtype)
         updated, *states = self._apply(self._rule, constants)
         self._write(states)
@@ -157,8 +153,7 @@ def _call(name: str, values: Mapping[str, Any]) -> Any:
 
 def _named(rule: str, hyper: Sequence[float], step: float) -> dict[str, float]:
     """Hyper-parameters by name, and the number of the step."""
-    names = (name for name in _arguments(f"{rule}_constants") if name != "step")
-    return {**dict(zip(names, hyper, strict=True)), "step": step}
+    return {**dict(zip(hyper_of(rule), hyper, strict=True)), "step": step}
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
