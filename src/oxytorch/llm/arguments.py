@@ -49,6 +49,20 @@ def weight_config(
     return kind() if weights == "int8" else kind(group_size)  # int8: a scale for each output
 
 
+def head_config_of(
+    head: str | None, config: WeightConfig | None, group_size: int | None, activation_dtype: Any
+) -> WeightConfig | None:
+    """How the output head is quantized; config: how the other weights are."""
+    if head == "weights":
+        return config
+    if head in (None, "bf16"):
+        return None
+    if head not in CODES:
+        names = ", ".join(map(repr, ("weights", "bf16", *CODES)))
+        raise ValueError(f"llm.optimize: expected head {names}, got {head!r}")
+    return weight_config(head, group_size, activation_dtype)
+
+
 def cache_dtype_of(kv_cache: str | None, dtype: torch.dtype) -> torch.dtype:
     if kv_cache is None:
         return dtype

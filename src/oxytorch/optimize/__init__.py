@@ -11,8 +11,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from ..graph.state import random_unmoved
-from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of, rewriting
+from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied
+from ..rewriting.driver import run_passes
 from ..rewriting.memory import nbytes
 from ..rewriting.report import Entry, Report
 from .context import Context, observe
@@ -267,25 +268,22 @@ def _optimize_in_place(
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
     report = Report(type(model).__name__, "/".join(distinct) or "dtypes as they are", list(names))
     given = wanted if "cast" in names else {}
-    with rewriting(model, report) as log:
-        context = Context(model, given, log, names, separate, sample=sample)
-        if "cast" in names and dtype is not None:
-            context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
-            context.dtype, context.made_for = context.rules.get(""), made_for(model)
-        observe(context)
-        boundaries.prepare(context)
-        for run in dict.fromkeys(PASSES[name][1] for name in _ordered(names)):
-            context.index()
-            if run is replay.run:  # which records what stands around all modules
-                boundaries.settle(context, [*context.paths])
-            run(context)
-        boundaries.settle(context, [*context.paths])
-        context.finish()
-        _name_the_rest(context)
+    context = Context(model, given, ChangeLog(report), names, separate, sample=sample)
+    if "cast" in names and dtype is not None:
+        context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
+        context.dtype, context.made_for = context.rules.get(""), made_for(model)
+    run_passes(context, _steps(names))
 
 
-def _ordered(names: tuple[str, ...]) -> list[str]:
-    return [name for name in PASSES if name in names]
+def _steps(names: tuple[str, ...]) -> list[Callable[[Context], None]]:
+    """What is run for these passes, in order."""
+    steps: list[Callable[[Context], None]] = [observe, boundaries.prepare]
+    for run in dict.fromkeys(run for name, (_, run) in PASSES.items() if name in names):
+        steps.append(Context.index)
+        if run is replay.run:  # which records what stands around all modules
+            steps.append(boundaries.settle)
+        steps.append(run)
+    return [*steps, boundaries.settle, Context.finish, _name_the_rest]
 
 
 def _name_the_rest(context: Context) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
-from ..rewriting.memory import Returned, check_available, nbytes
-from ..rewriting.report import Entry
+from ..rewriting.driver import run_passes
+from ..rewriting.memory import Returned, check_available
+from ..rewriting.report import Entry, Report
 from .calibration import Batch, input_moments
 from .configs import WeightConfig
 from .layers import Filter, Layer, find, install
@@ -58,30 +59,45 @@ def quantize_(
     check_available("quantize_", _needed(layers, config), f"{len(layers)} quantized layers")
     _check_values(layers)
     turns = _in_turn(model, layers, calibration)
-    began = time.perf_counter()
-    kind = type(model).__name__
-    report = QuantizationReport(kind, repr(config), ["quantize_"])
-    report.bytes_before = nbytes(model)
+    report = QuantizationReport(type(model).__name__, repr(config), ["quantize_"])
     report.entries += [Entry("-", item.path, False, item.reason) for item in left]
     log = log_of(model, QUANTIZED) or ChangeLog(report)
-    model.__dict__[QUANTIZED] = log
-    show = _shown(progress)
+    earlier, log.report = log.report, report
+    context = _Context(model, log, report, config, len(layers), turns, _shown(progress))
+    try:
+        run_passes(context, [_replace_weights], QUANTIZED, keeps_changes=True)
+    finally:
+        log.report = _extended(earlier, report)
+    return report
+
+
+@dataclass
+class _Context:
+    """One `quantize_` call in progress; turns: the layers, each with the moments of its inputs."""
+
+    model: nn.Module
+    log: ChangeLog
+    report: QuantizationReport
+    config: WeightConfig
+    count: int
+    turns: Iterable[tuple[Layer, Tensor | None]]
+    show: Progress
+
+
+def _replace_weights(context: _Context) -> None:
+    """The pass: put packed weights into the layers, one after the other."""
     returned = Returned()
-    for index, (layer, moments) in enumerate(turns):
-        show(index, len(layers), layer.path)
+    for index, (layer, moments) in enumerate(context.turns):
+        context.show(index, context.count, layer.path)
         before = layer.weight.nbytes
         weight = layer.weight.t() if layer.transposed else layer.weight
-        packed = quantized(weight, config, layer.weight_name, moments)
+        packed = quantized(weight, context.config, layer.weight_name, moments)
         del weight, moments
-        install(log, layer, packed)
+        install(context.log, layer, packed)
         returned.add(before)
         sizes = QuantizedLayer(layer.path, layer.shape, before, packed.nbytes_packed())
-        report.add(sizes, config.format, layer.beside)
-    show(len(layers), len(layers), "")
-    report.bytes_after = nbytes(model)
-    report.seconds = time.perf_counter() - began
-    _extend(log, report)
-    return report
+        context.report.add(sizes, context.config.format, layer.beside)
+    context.show(context.count, context.count, "")
 
 
 def _in_turn(
@@ -96,17 +112,17 @@ def _in_turn(
     return ((by_path[path], moments) for path, moments in found)
 
 
-def _extend(log: ChangeLog, report: QuantizationReport) -> None:
-    """Add a later call's report to the one that `explain` gives."""
-    first = log.report
-    if first is report or not isinstance(first, QuantizationReport):
-        return
+def _extended(earlier: Report, report: QuantizationReport) -> Report:
+    """The report of all calls, which `explain` gives; earlier: of those before."""
+    if earlier is report or not report.layers or not isinstance(earlier, QuantizationReport):
+        return earlier
     done = {entry.module for entry in report.done}
-    first.entries = [e for e in first.entries if e.module not in done] + report.done
-    first.layers += report.layers
-    first.dtype = f"{first.dtype}, {report.dtype}"
-    first.seconds += report.seconds
-    first.bytes_after = report.bytes_after
+    earlier.entries = [e for e in earlier.entries if e.module not in done] + report.done
+    earlier.layers += report.layers
+    earlier.dtype = f"{earlier.dtype}, {report.dtype}"
+    earlier.seconds += report.seconds
+    earlier.bytes_after = report.bytes_after
+    return earlier
 
 
 def _check(model: nn.Module, config: WeightConfig) -> None:
