@@ -17,7 +17,7 @@ from ..quantization.layers import output_head
 from ..rewriting.changes import AttributeSet, ChangeLog
 from ..rewriting.copies import Separation
 from . import checking
-from .forwards import LayerForward, MlpForward, NormForward
+from .forwards import LayerForward, RecordForward
 from .layer import DecoderLayer, Mlp
 from .matching import Unmatched
 from .model import FUSED, fuse, fused_model
@@ -97,7 +97,7 @@ def _fuse(context: Context, calls: LayerCalls, plan: LayerPlan, tried: float) ->
         set_norm_forward(layer, norm, packer)
     if isinstance(fused.mlp, Mlp) and fused.mlp.up.gated and plan.mlp:
         owner = layer.get_submodule(plan.mlp)
-        log.set_forward(owner, MlpForward(owner, fused.mlp))
+        log.set_forward(owner, RecordForward(owner, fused.mlp))
     rotated = None
     if plan.rotary_argument is not None:
         rotated = calls.prompt[plan.rotary_argument][0]
@@ -192,7 +192,7 @@ def record_model(context: Context) -> None:
     last = found.norm
     if last is not None and "forward" not in last.module.__dict__:
         # Both ways of generating round alike.
-        context.log.set_forward(last.module, NormForward(last.module, last))
+        context.log.set_forward(last.module, RecordForward(last.module, last))
     context.log.changes.append(AttributeSet(context.model, FUSED, found))
     context.report.whole = True
 
