@@ -15,6 +15,7 @@ from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied
 from ..rewriting.driver import run_passes
 from ..rewriting.memory import nbytes
+from ..rewriting.refusals import check_evaluation, check_module, check_not_optimized
 from ..rewriting.report import Entry, Report
 from .context import Context, observe
 from .measure import steady_heap
@@ -193,8 +194,7 @@ def undo(model: _Model) -> _Model:
 
 def _last_log(model: nn.Module, caller: str) -> tuple[str, ChangeLog]:
     """Return what was done last to a model, and the attribute that holds it."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{caller}: expected model to be a torch.nn.Module, got {_kind(model)}")
+    check_module(caller, model)
     for attribute in (ATTRIBUTE, QUANTIZED):
         log = log_of(model, attribute)
         if log is not None:
@@ -211,22 +211,13 @@ def _check_kind(model: nn.Module) -> None:
             "optimize: expected model to be a torch.nn.Module before scripting, got a "
             f"{type(model).__name__}; optimize first, then trace or script"
         )
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"optimize: expected model to be a torch.nn.Module, got {_kind(model)}")
+    check_module("optimize", model)
 
 
 def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
     _check_kind(model)
-    if log_of(model) is not None:
-        raise ValueError(
-            "optimize: expected a model that is not optimized yet, got an optimized one; "
-            "call oxytorch.undo(model) first"
-        )
-    if model.training:
-        raise ValueError(
-            "optimize: expected model in evaluation mode, got one in training mode; "
-            "call model.eval() first, or give its optimizer to train faster"
-        )
+    check_not_optimized("optimize", model)
+    check_evaluation("optimize", model, ", or give its optimizer to train faster")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ValueError(
@@ -251,10 +242,6 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
     for name in passes or ():
         if name not in PASSES:
             raise ValueError(f"optimize: expected passes from {', '.join(PASSES)}, got {name!r}")
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
 
 
 def _optimize_in_place(

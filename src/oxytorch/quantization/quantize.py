@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
 from ..rewriting.driver import run_passes
 from ..rewriting.memory import Returned, check_available
+from ..rewriting.refusals import check_finite, check_module, check_not_optimized
 from ..rewriting.report import Entry, Report
 from .calibration import Batch, input_moments
 from .configs import WeightConfig
@@ -55,9 +55,12 @@ def quantize_(
     """
     _check(model, config)
     layers, left = find("quantize_", model, filter)
-    _check_shapes(layers, config)
+    for layer in layers:
+        also = ", or leave the layer out with a filter" if layer.path else ""
+        config.check_groups("quantize_", layer.name, layer.shape[1], "group_size=None", also)
     check_available("quantize_", _needed(layers, config), f"{len(layers)} quantized layers")
-    _check_values(layers)
+    for layer in layers:
+        check_finite("quantize_", layer.weight_name, layer.weight)
     turns = _in_turn(model, layers, calibration)
     report = QuantizationReport(type(model).__name__, repr(config), ["quantize_"])
     report.entries += [Entry("-", item.path, False, item.reason) for item in left]
@@ -126,10 +129,7 @@ def _extended(earlier: Report, report: QuantizationReport) -> Report:
 
 
 def _check(model: nn.Module, config: WeightConfig) -> None:
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            f"quantize_: expected model to be a torch.nn.Module, got a {type(model).__name__}"
-        )
+    check_module("quantize_", model, scripted=False)
     if isinstance(config, type) and issubclass(config, WeightConfig):
         raise TypeError(
             f"quantize_: expected a configuration such as {config.__name__}(), got the class"
@@ -139,36 +139,7 @@ def _check(model: nn.Module, config: WeightConfig) -> None:
             "quantize_: expected config to be Int8Weight(), Int4Weight() or another of "
             f"oxytorch.quantization, got a {type(config).__name__}"
         )
-    if log_of(model) is not None:
-        raise ValueError(
-            "quantize_: expected a model that is not optimized yet, got an optimized one; "
-            "call oxytorch.undo(model) first, quantize, then optimize"
-        )
-
-
-def _check_shapes(layers: Iterable[Layer], config: WeightConfig) -> None:
-    size = config.group_size
-    for layer in layers:
-        if size is not None and layer.shape[1] % size:
-            raise ValueError(
-                f"quantize_: expected a group_size that divides in_features {layer.shape[1]} of "
-                f"{layer.name}, got {size}; {_advice(layer)}"
-            )
-
-
-def _advice(layer: Layer) -> str:
-    fitting = [size for size in (256, 128, 64, 32) if layer.shape[1] % size == 0]
-    found = f"group_size={fitting[0]} fits" if fitting else "use group_size=None"
-    return f"{found}, or leave the layer out with a filter" if layer.path else found
-
-
-def _check_values(layers: Iterable[Layer]) -> None:
-    for layer in layers:
-        least, most = torch.aminmax(layer.weight.detach())
-        if not (bool(least.isfinite()) and bool(most.isfinite())):
-            raise ValueError(
-                f"quantize_: expected finite values in {layer.weight_name}, got NaN or infinity"
-            )
+    check_not_optimized("quantize_", model, ", quantize, then optimize")
 
 
 def _needed(layers: Iterable[Layer], config: WeightConfig) -> int:

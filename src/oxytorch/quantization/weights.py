@@ -11,6 +11,7 @@ from ..core.packed import PackedTensor
 from ..ops.linear_panels import linear
 from ..ops.panels import PanelWeight
 from ..ops.quantize_weight import quantize_weight
+from ..rewriting.refusals import check_finite
 from .calibrated import calibrated_codes
 from .configs import WeightConfig
 
@@ -30,8 +31,7 @@ def quantized(
         codes, scales, zero_points = quantize_weight(plain, form, *settings)
     else:
         codes, scales, zero_points = calibrated_codes(plain, moments, form, *settings)
-    if not bool(scales.isfinite().all()):
-        raise ValueError(f"quantize: expected finite values in {name}, got NaN or infinity")
+    check_finite("quantize", name, scales)
     packed = PanelWeight.from_codes(config.format, codes, scales, zero_points, dtype=weight.dtype)
     packed.activation_dtype = config.activation_dtype
     return packed
