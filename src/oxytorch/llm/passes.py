@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,13 +155,14 @@ def _leave(context: Context, calls: LayerCalls, reason: str) -> None:
 
 def pack_head(context: Context) -> None:
     """Pack the output head, unless it is packed already."""
-    head, packer = output_head(context.model), context.packer
+    head = output_head(context.model)
     weight = None if head is None else head._parameters.get("weight")
     if head is None or weight is None or isinstance(weight, PackedTensor):
         return
     form = stored_transposed(head)
     if form is None:
         return
+    packer = copy.copy(context.packer)
     packer.config = context.head_config
     packer.head(head, form, context.model)
     if isinstance(head._parameters["weight"], PackedTensor):
