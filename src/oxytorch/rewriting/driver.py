@@ -35,22 +35,25 @@ def run_passes(
     """Run passes one after the other and keep the log on the model, in `attribute`.
 
     The log's report gets the time and the bytes of the parameters before and after. Where a pass
-    raises, all changes are taken back, or stay where keeps_changes is set; a log without changes
-    does not stay on the model.
+    raises, the changes of this run are taken back, or stay where keeps_changes is set; a log
+    without changes does not stay on a model that had none.
     """
     began = time.perf_counter()
     model, log = context.model, context.log
-    log.report.bytes_before = nbytes(model)
+    report, begin, told = log.report, len(log.changes), len(log.report.entries)
+    is_new = model.__dict__.get(attribute) is not log
+    report.bytes_before = report.bytes_before or nbytes(model)
     model.__dict__[attribute] = log
     try:
         for run in passes:
             run(context)
     except BaseException:
         if not keeps_changes:
-            log.undo()
-        if not log.changes:
+            log.undo(begin)
+            del report.entries[told:]
+        if is_new and not log.changes:
             del model.__dict__[attribute]
         raise
     finally:
-        log.report.seconds = time.perf_counter() - began
-        log.report.bytes_after = nbytes(model)
+        report.seconds = time.perf_counter() - began
+        report.bytes_after = nbytes(model)
