@@ -136,7 +136,7 @@ def _optimized(
         names, tuned = choose(model, dtype, sample, names)
     reference = copied(model) if verify and inplace else model
     try:
-        separate = _keeps_all if inplace else Separation(model)
+        separate = _nothing if inplace else Separation(model)
         _optimize_in_place(result, dtype, sample, names, separate)
         if sample is not None and passes is None and not (tune or inplace):
             from .tune import choose, loses
@@ -298,11 +298,7 @@ def _name_the_rest(context: Context) -> None:
 
 
 def _nothing(part: nn.Module) -> None:
-    """Leave a part of a model that may go on sharing its tensors."""
-
-
-def _keeps_all(part: nn.Module) -> None:
-    """Leave a part of a model whose tensors are its own."""
+    """Leave a part of a model whose tensors are its own, or that may go on sharing them."""
 
 
 __all__ = ["DEFAULT", "PASSES", "Entry", "Report", "explain", "optimize", "undo"]
