@@ -14,6 +14,10 @@ from torch import Tensor, nn
 
 import oxytorch
 from oxytorch import llm
+from oxytorch.llm.standing import tensors_of
+from oxytorch.llm.weights import StackedWeight
+from oxytorch.ops.panels import PanelWeight
+from oxytorch.quantization.weights import LookUpWeight
 
 transformers = pytest.importorskip("transformers")
 
@@ -262,6 +266,28 @@ def test_copies_follow_their_own_modules(way: str, weights: str | None) -> None:
     ids = given["input_ids"]
     found = llm.generate(copied, ids, max_new_tokens=6)[:, 12:]
     assert torch.equal(found, tokens(copied, given, max_new_tokens=6))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "mixtral"])
+def test_a_deep_copy_holds_a_packed_weight_once(family: str) -> None:
+    fast = llm.optimize(build(family))
+    copied = copy.deepcopy(fast)
+    for one, other in ((fast, copied), (copied, fast)):
+        panels = {memory for parameter in one.parameters() for memory in _panels(parameter)}
+        read = {memory for tensor in tensors_of(llm.fused_model(one)) for memory in _panels(tensor)}
+        assert len(read) > 3 and read <= panels
+        theirs = {memory for parameter in other.parameters() for memory in _panels(parameter)}
+        assert not panels & theirs
+
+
+def _panels(weight: Any) -> list[int]:
+    """Where the panels of a weight lie: of all experts, of what its values are looked up in."""
+    while isinstance(weight, LookUpWeight) and not isinstance(weight, StackedWeight):
+        weight = weight.packed
+    stored = weight.packed if isinstance(weight, StackedWeight) else [weight]
+    return [
+        one.packed.untyped_storage().data_ptr() for one in stored if isinstance(one, PanelWeight)
+    ]
 
 
 def test_changes_between_two_tokens_are_followed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from language_models import build, distance, logits, prompt, usual_distance
 
 import oxytorch
 from oxytorch import llm
-from oxytorch.llm import arguments
+from oxytorch.llm import arguments, passes
 from oxytorch.llm.packing import Packer
 
 
@@ -128,7 +127,7 @@ def test_what_is_interrupted_leaves_the_model_as_it_was(
     if moment == "in a layer":
         monkeypatch.setattr(llm.checking, "packed_gap", stops)
     if moment == "at the end":
-        monkeypatch.setattr(sys.modules[llm.optimize.__module__], "fuse", stops)
+        monkeypatch.setattr(passes, "fuse", stops)
     with pytest.raises(Stop):
         llm.optimize(model, **options, inplace=True, progress=progress)
     after = _all_of(model)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import oxytorch
-from oxytorch.optim import AdamW
+from oxytorch.optim import AdamW, pending_splits
 
 
 class Network(nn.Module):
@@ -333,3 +333,57 @@ def test_torchs_optimizers_of_every_way_are_taken(flag: str) -> None:
     before = copy.deepcopy(model.state_dict())
     _step(model, optimizer)
     assert not torch.equal(model.state_dict()["output.weight"], before["output.weight"])
+
+
+def _fails_at(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the splitting of the parameter of this number run out of memory."""
+    split, calls = pending_splits.split, 0
+
+    def failing(parameter: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            raise MemoryError("no memory left")
+        split(parameter)
+
+    monkeypatch.setattr(pending_splits, "split", failing)
+
+
+def test_an_error_on_the_way_leaves_model_and_optimizer_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, stock = _network(), _network()
+    optimizers = [torch.optim.AdamW(m.parameters()) for m in (model, stock)]
+    keys = {name: {*module.__dict__} for name, module in model.named_modules()}
+    _fails_at(4, monkeypatch)
+    with pytest.raises(MemoryError):
+        oxytorch.optimize(model, optimizer=optimizers[0], dtype=torch.bfloat16, inplace=True)
+    assert {type(p) for p in model.parameters()} == {nn.Parameter}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {name: {*module.__dict__} for name, module in model.named_modules()} == keys
+    for seed in range(2):
+        assert _step(model, optimizers[0], seed) == _step(stock, optimizers[1], seed)
+    _assert_same(model.state_dict(), stock.state_dict())
+
+
+def test_an_error_with_one_more_optimizer_leaves_what_the_first_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = _network()
+    first = torch.optim.AdamW(model.middle.parameters())
+    second = torch.optim.AdamW(model.conv.parameters())
+    options = {"dtype": torch.bfloat16, "inplace": True}
+    model, first = oxytorch.optimize(model, optimizer=first, **options)
+    told = str(oxytorch.explain(model).entries)
+    _fails_at(1, monkeypatch)
+    with pytest.raises(MemoryError):
+        oxytorch.optimize(model, optimizer=second, **options)
+    assert str(oxytorch.explain(model).entries) == told
+    assert model.middle[0].weight.dtype == torch.bfloat16
+    assert model.conv.weight.dtype == torch.float32
+    monkeypatch.undo()
+    _step(model, first)
+    model, _ = oxytorch.optimize(model, optimizer=second, **options)
+    assert model.conv.weight.dtype == torch.bfloat16
+    oxytorch.undo(model)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}

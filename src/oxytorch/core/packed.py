@@ -342,7 +342,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if id(self) not in memo:
             key = id(self.cell)
             if key not in memo:
-                memo[key] = self.copy()
+                memo[key] = self._deep_copy(memo)
             result: Any = memo[key].share()
             if isinstance(self, nn.Parameter):
                 result = result.as_parameter(self.requires_grad)
@@ -350,6 +350,10 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                 result.grad = self.grad.clone()
             memo[id(self)] = result
         return memo[id(self)]  # type: ignore[no-any-return]
+
+    def _deep_copy(self: _Self, memo: dict[int, Any]) -> _Self:
+        """Return a copy for `copy.deepcopy`: those of weights over one memory share theirs too."""
+        return self.copy()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A file holds the plain values, so that it can be read without this package.

@@ -10,8 +10,8 @@ from __future__ import annotations
 from .cache import KVCache
 from .generation import generate, stream
 from .layer import DecoderLayer
-from .model import FusedModel
-from .optimize import fused_model, optimize
+from .model import FusedModel, fused_model
+from .optimize import optimize
 from .perplexity import perplexity, token_losses
 
 __all__ = [

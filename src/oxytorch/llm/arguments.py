@@ -11,8 +11,8 @@ from ..core.packed import PackedTensor
 from ..ops.panels.formats import CODES
 from ..quantization.configs import CONFIGS, WeightConfig
 from ..quantization.layers import output_head
-from ..rewriting.changes import log_of
 from ..rewriting.memory import available_bytes, check_available, nbytes
+from ..rewriting.refusals import check_evaluation, check_finite, check_not_optimized
 from .cache import DTYPES
 from .observing import LayerCalls
 from .parts import ROUTERS, stored_transposed
@@ -49,6 +49,20 @@ def weight_config(
     return kind() if weights == "int8" else kind(group_size)  # int8: a scale for each output
 
 
+def head_config_of(
+    head: str | None, config: WeightConfig | None, group_size: int | None, activation_dtype: Any
+) -> WeightConfig | None:
+    """How the output head is quantized; config: how the other weights are."""
+    if head == "weights":
+        return config
+    if head in (None, "bf16"):
+        return None
+    if head not in CODES:
+        names = ", ".join(map(repr, ("weights", "bf16", *CODES)))
+        raise ValueError(f"llm.optimize: expected head {names}, got {head!r}")
+    return weight_config(head, group_size, activation_dtype)
+
+
 def cache_dtype_of(kv_cache: str | None, dtype: torch.dtype) -> torch.dtype:
     if kv_cache is None:
         return dtype
@@ -70,16 +84,8 @@ def check_model(model: Any, dtype: torch.dtype | None) -> torch.dtype:
             "llm.optimize: expected a model with an output head (a ...ForCausalLM), got a "
             f"{type(model).__name__}"
         )
-    if log_of(model) is not None:
-        raise ValueError(
-            "llm.optimize: expected a model that is not optimized yet, got an optimized one; "
-            "call oxytorch.undo(model) first"
-        )
-    if model.training:
-        raise ValueError(
-            "llm.optimize: expected model in evaluation mode, got one in training mode; "
-            "call model.eval() first"
-        )
+    check_not_optimized("llm.optimize", model)
+    check_evaluation("llm.optimize", model)
     for name, parameter in model.named_parameters():
         if parameter.device.type != "cpu":
             raise ValueError(f"llm.optimize: expected {name} on cpu, got {parameter.device}")
@@ -101,13 +107,7 @@ def check_head(model: nn.Module) -> None:
     head = output_head(model)
     weight = None if head is None else head._parameters.get("weight")
     if weight is not None and not isinstance(weight, PackedTensor):
-        _check_finite("the weight of the output head", weight)
-
-
-def _check_finite(place: str, parameter: nn.Parameter) -> None:
-    least, most = torch.aminmax(parameter.detach())
-    if not bool(least.isfinite() and most.isfinite()):
-        raise ValueError(f"llm.optimize: expected finite values in {place}, got NaN or infinity")
+        check_finite("llm.optimize", "the weight of the output head", weight)
 
 
 def check_weights(layers: list[LayerCalls], config: WeightConfig | None) -> None:
@@ -115,12 +115,13 @@ def check_weights(layers: list[LayerCalls], config: WeightConfig | None) -> None
     for place, module, name in _matrices(layers):
         parameter = module._parameters[name]
         assert parameter is not None
-        _check_finite(place, parameter)
+        check_finite("llm.optimize", place, parameter)
         if config is None or not config.group_size or place.split(".")[-2] in ROUTERS:
             continue
         transposed = stored_transposed(module) if name == "weight" else False
         if transposed is not None:
-            _check_groups(place, parameter.shape[0 if transposed else -1], config.group_size)
+            in_features = parameter.shape[0 if transposed else -1]
+            config.check_groups("llm.optimize", place, in_features, "group_size=None or int8")
 
 
 def _matrices(layers: list[LayerCalls]) -> list[tuple[str, nn.Module, str]]:
@@ -132,17 +133,6 @@ def _matrices(layers: list[LayerCalls]) -> list[tuple[str, nn.Module, str]]:
         for name, parameter in module._parameters.items()
         if parameter is not None and parameter.dim() > 1 and not isinstance(parameter, PackedTensor)
     ]
-
-
-def _check_groups(place: str, depth: int, group_size: int) -> None:
-    if depth % group_size == 0:
-        return
-    fitting = [size for size in (256, 128, 64, 32) if depth % size == 0]
-    advice = f"group_size={fitting[0]} fits" if fitting else "use group_size=None or int8"
-    raise ValueError(
-        f"llm.optimize: expected a group_size that divides in_features {depth} of {place}, "
-        f"got {group_size}; {advice}"
-    )
 
 
 def check_memory(

@@ -12,9 +12,8 @@ from ..graph.agreement import TOLERANCE, difference
 from ..rewriting.memory import check_available
 from .cache import KVCache
 from .layer import Attention
-from .model import FusedModel
+from .model import FusedModel, fused_model
 from .observing import sample_tokens
-from .optimize import fused_model
 from .single_steps import SingleSteps
 
 

@@ -117,32 +117,17 @@ class LayerForward(Forward):
         return keys > window and not bool(mask[..., : keys - window].any())
 
 
-class MlpForward(Forward):
-    """The forward of a gated MLP whose halves are one product."""
+class RecordForward(Forward):
+    """The forward of a gated MLP or of a norm as its record."""
 
-    def __init__(self, module: nn.Module, mlp: Mlp) -> None:
+    def __init__(self, module: nn.Module, record: Mlp | Norm) -> None:
         super().__init__(module)
-        self.mlp = mlp
-        self.standing = Standing(module, mlp)
+        self.record = record
+        self.standing = Standing(module, record)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # More arguments may change what it computes: a gate, as in Mamba 2's norm.
         x = args[0] if len(args) == 1 and not kwargs else None
-        if isinstance(x, Tensor) and x.dtype in _DTYPES and self.standing.allows(x):
-            return self.mlp(x, None)
-        return self.own(*args, **kwargs)
-
-
-class NormForward(Forward):
-    """The forward of a norm."""
-
-    def __init__(self, module: nn.Module, norm: Norm) -> None:
-        super().__init__(module)
-        self.norm = norm
-        self.standing = Standing(module, norm)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # More arguments may change the norm: a gate, as in Mamba 2.
-        x = args[0] if len(args) == 1 and not kwargs else None
-        if isinstance(x, Tensor) and self.norm.takes(x) and self.standing.allows(x):
-            return self.norm(x)
+        if isinstance(x, Tensor) and self.record.takes(x) and self.standing.allows(x):
+            return self.record(x)
         return self.own(*args, **kwargs)

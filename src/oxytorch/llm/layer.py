@@ -199,7 +199,11 @@ class Mlp:
     down: Product
     activation_fn: str
 
-    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+    def takes(self, x: Tensor) -> bool:
+        """Whether the products take such an input."""
+        return x.dtype in (torch.float32, torch.bfloat16)
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns the result, + residual where one is given."""
         hidden = self.up(x, self.activation_fn + ("_mul" if self.up.gated else ""))
         if residual is None:

@@ -217,6 +217,16 @@ class HeadProduct:
         return result
 
 
+FUSED = "_oxytorch_fused_model"
+"""The attribute that holds the record of the model's whole step."""
+
+
+def fused_model(model: nn.Module) -> FusedModel | None:
+    """Returns the record that `llm.optimize` made of the whole of a model, or None."""
+    found = model.__dict__.get(FUSED)
+    return found if isinstance(found, FusedModel) else None
+
+
 def fuse(
     model: Any, forwards: list[LayerForward], rotations: Rotations, config: Any, dtype: torch.dtype
 ) -> tuple[FusedModel | None, str]:

@@ -12,7 +12,7 @@ from ..graph.agreement import FUSED_LAYER, difference
 from ..graph.recognize import linear_of_module
 from . import recipes
 from .checking import wide_copy
-from .forwards import MlpForward, NormForward
+from .forwards import RecordForward
 from .layer import Mlp
 from .matching import Unmatched, activation_of, find, mlp_products, norm_of
 from .packing import Packer
@@ -56,7 +56,7 @@ def set_norm_forward(layer: nn.Module, norm: NormPlan, packer: Packer) -> bool:
     module = layer.get_submodule(norm.path)
     if "forward" in module.__dict__:
         return False
-    packer.log.set_forward(module, NormForward(module, norm.build(layer)))
+    packer.log.set_forward(module, RecordForward(module, norm.build(layer)))
     return True
 
 
@@ -101,5 +101,5 @@ def _gated_mlp(layer: nn.Module, wide: nn.Module, packer: Packer) -> tuple[str, 
     if not isinstance(expected, torch.Tensor) or gap > FUSED_LAYER:
         return None
     fused = Mlp(packer.of(layer, up), packer.of(layer, down), activation_fn)
-    packer.log.set_forward(module, MlpForward(module, fused))
+    packer.log.set_forward(module, RecordForward(module, fused))
     return path, {*up.paths, *down.paths}

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.packed import PackedTensor
 from ..ops.panels import PanelWeight
-from ..quantization.weights import ReorderedPanelWeight
+from ..quantization.weights import LookUpWeight
 
 
 def stored_form(parameter: Tensor) -> Tensor:
     """What a weight looks its values up in, or itself; of the experts' weights the first."""
     stored: Any = parameter
-    while isinstance(stored, (RowsWeight, StackedWeight, ReorderedPanelWeight)):
+    while isinstance(stored, LookUpWeight):
         stored = stored.packed[0] if isinstance(stored, StackedWeight) else stored.packed
     found: Tensor = stored
     return found
 
 
-class RowsWeight(PackedTensor):
+class RowsWeight(LookUpWeight):
     """Some rows of a weight that is stored in another order.
 
     packed: the weight [out, in] as it is stored, packed or plain. places: where each row of this
@@ -78,27 +77,10 @@ class RowsWeight(PackedTensor):
         self.sync()
         packed = self.packed
         own = packed.copy() if isinstance(packed, PackedTensor) else packed.clone()
-        return RowsWeight(own, self.places, self.transposed, self.order)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RowsWeight:
-        if id(self) not in memo:
-            self.sync()
-            own = RowsWeight(deepcopy(self.packed, memo), self.places, self.transposed, self.order)
-            is_parameter = isinstance(self, nn.Parameter)
-            memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
-        return memo[id(self)]  # type: ignore[no-any-return]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        self.sync()
-        fields = self.packed, self.places, self.transposed, self.order
-        return _rows, (fields, self.requires_grad)
+        return self._over(own)
 
 
-def _rows(fields: tuple[Any, ...], requires_grad: bool) -> nn.Parameter:
-    return nn.Parameter(RowsWeight(*fields), requires_grad)
-
-
-class StackedWeight(PackedTensor):
+class StackedWeight(LookUpWeight):
     """The weights of all experts as one tensor [experts, out, in].
 
     packed: a weight for each expert.
@@ -126,20 +108,4 @@ class StackedWeight(PackedTensor):
 
     def copy(self) -> StackedWeight:
         self.sync()
-        return StackedWeight([weight.copy() for weight in self.packed])
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> StackedWeight:
-        if id(self) not in memo:
-            self.sync()
-            own = StackedWeight(deepcopy(self.packed, memo))
-            is_parameter = isinstance(self, nn.Parameter)
-            memo[id(self)] = nn.Parameter(own, self.requires_grad) if is_parameter else own
-        return memo[id(self)]  # type: ignore[no-any-return]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        self.sync()
-        return _stacked, (self.packed, self.requires_grad)
-
-
-def _stacked(packed: list[PanelWeight], requires_grad: bool) -> nn.Parameter:
-    return nn.Parameter(StackedWeight(packed), requires_grad)
+        return self._over([weight.copy() for weight in self.packed])

@@ -11,9 +11,11 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from ..graph.state import random_unmoved
-from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of, rewriting
+from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied
+from ..rewriting.driver import run_passes
 from ..rewriting.memory import nbytes
+from ..rewriting.refusals import check_evaluation, check_module, check_not_optimized
 from ..rewriting.report import Entry, Report
 from .context import Context, observe
 from .measure import steady_heap
@@ -134,7 +136,7 @@ def _optimized(
         names, tuned = choose(model, dtype, sample, names)
     reference = copied(model) if verify and inplace else model
     try:
-        separate = _keeps_all if inplace else Separation(model)
+        separate = _nothing if inplace else Separation(model)
         _optimize_in_place(result, dtype, sample, names, separate)
         if sample is not None and passes is None and not (tune or inplace):
             from .tune import choose, loses
@@ -192,8 +194,7 @@ def undo(model: _Model) -> _Model:
 
 def _last_log(model: nn.Module, caller: str) -> tuple[str, ChangeLog]:
     """Return what was done last to a model, and the attribute that holds it."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{caller}: expected model to be a torch.nn.Module, got {_kind(model)}")
+    check_module(caller, model)
     for attribute in (ATTRIBUTE, QUANTIZED):
         log = log_of(model, attribute)
         if log is not None:
@@ -210,22 +211,13 @@ def _check_kind(model: nn.Module) -> None:
             "optimize: expected model to be a torch.nn.Module before scripting, got a "
             f"{type(model).__name__}; optimize first, then trace or script"
         )
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"optimize: expected model to be a torch.nn.Module, got {_kind(model)}")
+    check_module("optimize", model)
 
 
 def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
     _check_kind(model)
-    if log_of(model) is not None:
-        raise ValueError(
-            "optimize: expected a model that is not optimized yet, got an optimized one; "
-            "call oxytorch.undo(model) first"
-        )
-    if model.training:
-        raise ValueError(
-            "optimize: expected model in evaluation mode, got one in training mode; "
-            "call model.eval() first, or give its optimizer to train faster"
-        )
+    check_not_optimized("optimize", model)
+    check_evaluation("optimize", model, ", or give its optimizer to train faster")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ValueError(
@@ -252,10 +244,6 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
             raise ValueError(f"optimize: expected passes from {', '.join(PASSES)}, got {name!r}")
 
 
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
-
-
 def _optimize_in_place(
     model: nn.Module,
     dtype: Any,
@@ -267,25 +255,22 @@ def _optimize_in_place(
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
     report = Report(type(model).__name__, "/".join(distinct) or "dtypes as they are", list(names))
     given = wanted if "cast" in names else {}
-    with rewriting(model, report) as log:
-        context = Context(model, given, log, names, separate, sample=sample)
-        if "cast" in names and dtype is not None:
-            context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
-            context.dtype, context.made_for = context.rules.get(""), made_for(model)
-        observe(context)
-        boundaries.prepare(context)
-        for run in dict.fromkeys(PASSES[name][1] for name in _ordered(names)):
-            context.index()
-            if run is replay.run:  # which records what stands around all modules
-                boundaries.settle(context, [*context.paths])
-            run(context)
-        boundaries.settle(context, [*context.paths])
-        context.finish()
-        _name_the_rest(context)
+    context = Context(model, given, ChangeLog(report), names, separate, sample=sample)
+    if "cast" in names and dtype is not None:
+        context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
+        context.dtype, context.made_for = context.rules.get(""), made_for(model)
+    run_passes(context, _steps(names))
 
 
-def _ordered(names: tuple[str, ...]) -> list[str]:
-    return [name for name in PASSES if name in names]
+def _steps(names: tuple[str, ...]) -> list[Callable[[Context], None]]:
+    """What is run for these passes, in order."""
+    steps: list[Callable[[Context], None]] = [observe, boundaries.prepare]
+    for run in dict.fromkeys(run for name, (_, run) in PASSES.items() if name in names):
+        steps.append(Context.index)
+        if run is replay.run:  # which records what stands around all modules
+            steps.append(boundaries.settle)
+        steps.append(run)
+    return [*steps, boundaries.settle, Context.finish, _name_the_rest]
 
 
 def _name_the_rest(context: Context) -> None:
@@ -313,11 +298,7 @@ def _name_the_rest(context: Context) -> None:
 
 
 def _nothing(part: nn.Module) -> None:
-    """Leave a part of a model that may go on sharing its tensors."""
-
-
-def _keeps_all(part: nn.Module) -> None:
-    """Leave a part of a model whose tensors are its own."""
+    """Leave a part of a model whose tensors are its own, or that may go on sharing them."""
 
 
 __all__ = ["DEFAULT", "PASSES", "Entry", "Report", "explain", "optimize", "undo"]

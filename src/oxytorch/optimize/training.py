@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import filterfalse
 from typing import Any
 
@@ -23,8 +23,8 @@ from torch.optim.optimizer import Optimizer
 from .. import optim
 from ..optim import pending_splits, split_parameter
 from ..optim.optimizer import FusedOptimizer
-from ..rewriting.changes import ATTRIBUTE, AttributeSet, Change, ChangeLog, log_of
-from ..rewriting.memory import nbytes
+from ..rewriting.changes import AttributeSet, Change, ChangeLog, log_of
+from ..rewriting.driver import run_passes
 from ..rewriting.report import Report
 from . import processes
 from .passes.cast import dtypes
@@ -84,41 +84,64 @@ def optimize_for_training(
 ) -> tuple[nn.Module, Optimizer]:
     """See `oxytorch.optimize`."""
     log = _check(model, optimizer, dtype, inplace)
-    began = time.perf_counter()
     hooks = {name: {**getattr(optimizer, name)} for name in _STEP_HOOKS}
     if not inplace:
         model, optimizer = _copied(model, optimizer)
-    fused_class = _FUSED.get(type(optimizer))
-    is_known = fused_class is not None or isinstance(optimizer, FusedOptimizer)
-    wanted = {} if dtype is None else dtypes(model, dtype)
-    layers: list[nn.Module] = []
+    prepare = _prepare_again
     if log is None:
+        prepare = _prepare
+        wanted = {} if dtype is None else dtypes(model, dtype)
         kinds = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
         kind = "/".join(kinds) or "dtypes as they are"
         log = TrainingLog(Report(type(model).__name__, kind, ["training"]), dtype)
-        log.report.bytes_before = nbytes(model)
-        if is_known and dtype is not None:
-            layers = _prepare_layers(model, wanted, log)
-            if layers:
-                _watch_modules(model, log)
-    else:
-        _prepare_later(model)
-    report = log.report
-    if is_known:
-        optimizer = _fused(optimizer, fused_class)
-        _report_layers(model, layers, log)
-        held = (own for group in optimizer.param_groups for own in group["params"])
-        kept = " with split weights" if any(map(_is_split, held)) else ""
-        log.applied("optimizer", "", f"{type(optimizer).__name__}, fused step{kept}")
-    else:
-        name = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
-        log.skipped("optimizer", "", f"{name} is not known: it and all weights are as before")
+    context = _Context(model, optimizer, log)
+    run_passes(context, [prepare, _fuse_optimizer])
     for name, found in hooks.items():
-        getattr(optimizer, name).update(found)
-    model.__dict__[ATTRIBUTE] = log
-    report.bytes_after = nbytes(model)
-    report.seconds = time.perf_counter() - began
-    return model, optimizer
+        getattr(context.optimizer, name).update(found)
+    return model, context.optimizer
+
+
+@dataclass
+class _Context:
+    """One call in progress; layers: those that begin to compute in bfloat16."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    log: TrainingLog
+    layers: list[nn.Module] = field(default_factory=list)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a fused step for the optimizer."""
+        return type(self.optimizer) in _FUSED or isinstance(self.optimizer, FusedOptimizer)
+
+
+def _prepare(context: _Context) -> None:
+    """The pass that prepares a model for split weights."""
+    model, log = context.model, context.log
+    if context.is_known and log.dtype is not None:
+        context.layers = _prepare_layers(model, dtypes(model, log.dtype), log)
+        if context.layers:
+            _watch_modules(model, log)
+
+
+def _prepare_again(context: _Context) -> None:
+    """The pass that prepares what was put into a model that is trained already."""
+    _prepare_later(context.model)
+
+
+def _fuse_optimizer(context: _Context) -> None:
+    """The pass that makes the optimizer one of ours."""
+    log, kind = context.log, type(context.optimizer)
+    if not context.is_known:
+        name = f"{kind.__module__}.{kind.__name__}"
+        log.skipped("optimizer", "", f"{name} is not known: it and all weights are as before")
+        return
+    optimizer = context.optimizer = _fused(context.optimizer)
+    _report_layers(context.model, context.layers, log)
+    held = (own for group in optimizer.param_groups for own in group["params"])
+    kept = " with split weights" if any(map(_is_split, held)) else ""
+    log.applied("optimizer", "", f"{type(optimizer).__name__}, fused step{kept}")
 
 
 def _check(model: nn.Module, optimizer: Any, dtype: Any, inplace: bool) -> TrainingLog | None:
@@ -307,8 +330,9 @@ def _report_layers(model: nn.Module, layers: list[nn.Module], log: ChangeLog) ->
             log.applied("cast", path, f"{kind}, {how}")
 
 
-def _fused(optimizer: Optimizer, fused_class: type[FusedOptimizer] | None) -> FusedOptimizer:
+def _fused(optimizer: Optimizer) -> FusedOptimizer:
     """The optimizer as our class, with its groups, states and hooks."""
+    fused_class = _FUSED.get(type(optimizer))
     if fused_class is not None:
         return _rebuilt(optimizer, fused_class)
     assert isinstance(optimizer, FusedOptimizer)

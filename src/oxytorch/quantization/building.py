@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from ..rewriting.changes import log_of
+from ..rewriting.refusals import check_not_optimized
 from .errors import CheckpointError
 
 
@@ -59,11 +59,7 @@ def empty_model(
     dtype: of a model that transformers makes; None is the configuration's.
     """
     if isinstance(model, nn.Module):
-        if log_of(model) is not None:
-            raise ValueError(
-                "load_quantized: expected a model that is not optimized yet, got an optimized one; "
-                "call oxytorch.undo(model) first"
-            )
+        check_not_optimized("load_quantized", model)
         return model
     if model is not None:
         with no_weights():

@@ -52,6 +52,22 @@ class WeightConfig:
         if FORMATS[self.format].middle is None and not self.symmetric:
             raise ValueError(f"{name}: expected symmetric=True, got False")
 
+    def check_groups(
+        self, caller: str, name: str, in_features: int, otherwise: str, also: str = ""
+    ) -> None:
+        """Raise ValueError where groups do not divide the in_features of the layer `name`.
+
+        otherwise: the remedy where no group_size fits. also: a remedy beside it.
+        """
+        if self.group_size is None or in_features % self.group_size == 0:
+            return
+        fitting = [size for size in GROUP_SIZES if in_features % size == 0]
+        advice = f"group_size={fitting[-1]} fits" if fitting else f"use {otherwise}"
+        raise ValueError(
+            f"{caller}: expected a group_size that divides in_features {in_features} of {name}, "
+            f"got {self.group_size}; {advice}{also}"
+        )
+
     def nbytes(self, out_features: int, in_features: int) -> int:
         """Bytes of a packed weight: panels of 16 outputs, inputs in steps of 64."""
         outputs, inputs = -(-out_features // 16) * 16, -(-in_features // 64) * 64

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..core.packed import PackedTensor
 from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
 from ..rewriting.memory import nbytes
+from ..rewriting.refusals import check_finite
 from .errors import CheckpointError
 from .layers import install_at
 from .report import QuantizationReport, QuantizedLayer
@@ -60,13 +61,8 @@ class Filling:
     def check_finite(self) -> None:
         """Raise CheckpointError that names a plain tensor which is not finite."""
         for name, tensor in self.plain.items():
-            if tensor.is_floating_point() and tensor.numel():
-                least, most = torch.aminmax(tensor)
-                if not (bool(least.isfinite()) and bool(most.isfinite())):
-                    raise CheckpointError(
-                        f"{self.source}: expected finite values in tensor {name!r}, got NaN or "
-                        "infinity"
-                    )
+            if tensor.is_floating_point():
+                check_finite(self.source, f"tensor {name!r}", tensor, CheckpointError)
 
     def put(self, config: str) -> None:
         """Put everything into the model; config: how it is quantized, for the report."""

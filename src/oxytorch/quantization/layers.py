@@ -18,7 +18,7 @@ from ..ops.linear_panels import linear
 from ..ops.panels import PanelWeight
 from ..optimize.context import CLOSED
 from ..rewriting.changes import ChangeLog, ParameterSet, Untied
-from .weights import ReorderedPanelWeight, TransposedPanelWeight
+from .weights import ReorderedPanelWeight
 
 Filter = Callable[[str, nn.Module], bool] | str | Iterable[str] | None
 
@@ -208,7 +208,7 @@ def install(log: ChangeLog, layer: Layer, packed: PanelWeight) -> None:
 
     The state dictionary keeps its keys, with plain values.
     """
-    stored = TransposedPanelWeight(packed) if layer.transposed else packed
+    stored = ReorderedPanelWeight.around(packed, layer.transposed, None)
     parameter = stored.as_parameter(layer.weight.requires_grad)
     for owner in layer.owners:
         if layer.holder is None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
-from ..rewriting.memory import Returned, check_available, nbytes
-from ..rewriting.report import Entry
+from ..rewriting.driver import run_passes
+from ..rewriting.memory import Returned, check_available
+from ..rewriting.refusals import check_finite, check_module, check_not_optimized
+from ..rewriting.report import Entry, Report
 from .calibration import Batch, input_moments
 from .configs import WeightConfig
 from .layers import Filter, Layer, find, install
@@ -54,34 +55,52 @@ def quantize_(
     """
     _check(model, config)
     layers, left = find("quantize_", model, filter)
-    _check_shapes(layers, config)
+    for layer in layers:
+        also = ", or leave the layer out with a filter" if layer.path else ""
+        config.check_groups("quantize_", layer.name, layer.shape[1], "group_size=None", also)
     check_available("quantize_", _needed(layers, config), f"{len(layers)} quantized layers")
-    _check_values(layers)
+    for layer in layers:
+        check_finite("quantize_", layer.weight_name, layer.weight)
     turns = _in_turn(model, layers, calibration)
-    began = time.perf_counter()
-    kind = type(model).__name__
-    report = QuantizationReport(kind, repr(config), ["quantize_"])
-    report.bytes_before = nbytes(model)
+    report = QuantizationReport(type(model).__name__, repr(config), ["quantize_"])
     report.entries += [Entry("-", item.path, False, item.reason) for item in left]
     log = log_of(model, QUANTIZED) or ChangeLog(report)
-    model.__dict__[QUANTIZED] = log
-    show = _shown(progress)
+    earlier, log.report = log.report, report
+    context = _Context(model, log, report, config, len(layers), turns, _shown(progress))
+    try:
+        run_passes(context, [_replace_weights], QUANTIZED, keeps_changes=True)
+    finally:
+        log.report = _extended(earlier, report)
+    return report
+
+
+@dataclass
+class _Context:
+    """One `quantize_` call in progress; turns: the layers, each with the moments of its inputs."""
+
+    model: nn.Module
+    log: ChangeLog
+    report: QuantizationReport
+    config: WeightConfig
+    count: int
+    turns: Iterable[tuple[Layer, Tensor | None]]
+    show: Progress
+
+
+def _replace_weights(context: _Context) -> None:
+    """The pass: put packed weights into the layers, one after the other."""
     returned = Returned()
-    for index, (layer, moments) in enumerate(turns):
-        show(index, len(layers), layer.path)
+    for index, (layer, moments) in enumerate(context.turns):
+        context.show(index, context.count, layer.path)
         before = layer.weight.nbytes
         weight = layer.weight.t() if layer.transposed else layer.weight
-        packed = quantized(weight, config, layer.weight_name, moments)
+        packed = quantized(weight, context.config, layer.weight_name, moments)
         del weight, moments
-        install(log, layer, packed)
+        install(context.log, layer, packed)
         returned.add(before)
         sizes = QuantizedLayer(layer.path, layer.shape, before, packed.nbytes_packed())
-        report.add(sizes, config.format, layer.beside)
-    show(len(layers), len(layers), "")
-    report.bytes_after = nbytes(model)
-    report.seconds = time.perf_counter() - began
-    _extend(log, report)
-    return report
+        context.report.add(sizes, context.config.format, layer.beside)
+    context.show(context.count, context.count, "")
 
 
 def _in_turn(
@@ -96,24 +115,21 @@ def _in_turn(
     return ((by_path[path], moments) for path, moments in found)
 
 
-def _extend(log: ChangeLog, report: QuantizationReport) -> None:
-    """Add a later call's report to the one that `explain` gives."""
-    first = log.report
-    if first is report or not isinstance(first, QuantizationReport):
-        return
+def _extended(earlier: Report, report: QuantizationReport) -> Report:
+    """The report of all calls, which `explain` gives; earlier: of those before."""
+    if earlier is report or not report.layers or not isinstance(earlier, QuantizationReport):
+        return earlier
     done = {entry.module for entry in report.done}
-    first.entries = [e for e in first.entries if e.module not in done] + report.done
-    first.layers += report.layers
-    first.dtype = f"{first.dtype}, {report.dtype}"
-    first.seconds += report.seconds
-    first.bytes_after = report.bytes_after
+    earlier.entries = [e for e in earlier.entries if e.module not in done] + report.done
+    earlier.layers += report.layers
+    earlier.dtype = f"{earlier.dtype}, {report.dtype}"
+    earlier.seconds += report.seconds
+    earlier.bytes_after = report.bytes_after
+    return earlier
 
 
 def _check(model: nn.Module, config: WeightConfig) -> None:
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            f"quantize_: expected model to be a torch.nn.Module, got a {type(model).__name__}"
-        )
+    check_module("quantize_", model, scripted=False)
     if isinstance(config, type) and issubclass(config, WeightConfig):
         raise TypeError(
             f"quantize_: expected a configuration such as {config.__name__}(), got the class"
@@ -123,36 +139,7 @@ def _check(model: nn.Module, config: WeightConfig) -> None:
             "quantize_: expected config to be Int8Weight(), Int4Weight() or another of "
             f"oxytorch.quantization, got a {type(config).__name__}"
         )
-    if log_of(model) is not None:
-        raise ValueError(
-            "quantize_: expected a model that is not optimized yet, got an optimized one; "
-            "call oxytorch.undo(model) first, quantize, then optimize"
-        )
-
-
-def _check_shapes(layers: Iterable[Layer], config: WeightConfig) -> None:
-    size = config.group_size
-    for layer in layers:
-        if size is not None and layer.shape[1] % size:
-            raise ValueError(
-                f"quantize_: expected a group_size that divides in_features {layer.shape[1]} of "
-                f"{layer.name}, got {size}; {_advice(layer)}"
-            )
-
-
-def _advice(layer: Layer) -> str:
-    fitting = [size for size in (256, 128, 64, 32) if layer.shape[1] % size == 0]
-    found = f"group_size={fitting[0]} fits" if fitting else "use group_size=None"
-    return f"{found}, or leave the layer out with a filter" if layer.path else found
-
-
-def _check_values(layers: Iterable[Layer]) -> None:
-    for layer in layers:
-        least, most = torch.aminmax(layer.weight.detach())
-        if not (bool(least.isfinite()) and bool(most.isfinite())):
-            raise ValueError(
-                f"quantize_: expected finite values in {layer.weight_name}, got NaN or infinity"
-            )
+    check_not_optimized("quantize_", model, ", quantize, then optimize")
 
 
 def _needed(layers: Iterable[Layer], config: WeightConfig) -> int:

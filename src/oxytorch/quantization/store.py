@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from ..core.packed import PackedTensor
 from ..ops.panels import PanelWeight
 from ..rewriting.memory import check_available
+from ..rewriting.refusals import check_finite
 from .building import empty_model, read_json
 from .errors import CheckpointError
 from .filling import Filling, cast, check_slot, slots
@@ -278,11 +279,10 @@ class _Reader:
             )
         for part in ("channel_scales", "group_scales"):
             scales = tensors.get(part)
-            if scales is not None and not bool(scales.isfinite().all()):
-                raise CheckpointError(
-                    f"{self.files.path(f'{name}.{part}')}: expected finite values in tensor "
-                    f"'{name}.{part}', got NaN or infinity"
-                )
+            if scales is not None:
+                place = f"{name}.{part}"
+                path = str(self.files.path(place))
+                check_finite(path, f"tensor {place!r}", scales, CheckpointError)
         panels.activation_dtype = entry["activation"]
         self.formats.add(panels.format)
         return panels if self.shared else panels.copy()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from copy import deepcopy
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from ..core.packed import PackedTensor
 from ..ops.linear_panels import linear
 from ..ops.panels import PanelWeight
 from ..ops.quantize_weight import quantize_weight
+from ..rewriting.refusals import check_finite
 from .calibrated import calibrated_codes
 from .configs import WeightConfig
 
@@ -30,14 +32,46 @@ def quantized(
         codes, scales, zero_points = quantize_weight(plain, form, *settings)
     else:
         codes, scales, zero_points = calibrated_codes(plain, moments, form, *settings)
-    if not bool(scales.isfinite().all()):
-        raise ValueError(f"quantize: expected finite values in {name}, got NaN or infinity")
+    check_finite("quantize", name, scales)
     packed = PanelWeight.from_codes(config.format, codes, scales, zero_points, dtype=weight.dtype)
     packed.activation_dtype = config.activation_dtype
     return packed
 
 
-class ReorderedPanelWeight(PackedTensor):
+class LookUpWeight(PackedTensor):
+    """A weight whose values are looked up in one that is stored in another form.
+
+    packed: that one. `_shared_fields` are the arguments of the class, `packed` the first.
+    """
+
+    packed: Any
+
+    def _over(self: _LookUp, packed: Any) -> _LookUp:
+        """The same look-up in another stored weight."""
+        result: _LookUp = type(self)(packed, *[*self.fields().values()][1:])
+        return result
+
+    def _deep_copy(self: _LookUp, memo: dict[int, Any]) -> _LookUp:
+        self.sync()
+        return self._over(deepcopy(self.packed, memo))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.sync()
+        is_parameter = isinstance(self, torch.nn.Parameter)
+        return _rebuild, (type(self), (*self.fields().values(),), is_parameter, self.requires_grad)
+
+
+_LookUp = TypeVar("_LookUp", bound=LookUpWeight)
+
+
+def _rebuild(
+    kind: type[LookUpWeight], fields: tuple[Any, ...], is_parameter: bool, requires_grad: bool
+) -> Tensor:
+    result = kind(*fields)
+    return result.as_parameter(requires_grad) if is_parameter else result
+
+
+class ReorderedPanelWeight(LookUpWeight):
     """A packed weight whose plain form has another order of dimensions or of inputs.
 
     packed: the `PanelWeight` [out_features, in_features] that is multiplied.
@@ -63,9 +97,9 @@ class ReorderedPanelWeight(PackedTensor):
     @staticmethod
     def around(packed: PanelWeight, transposed: bool, order: Tensor | None) -> PackedTensor:
         """Return a packed weight with such a plain form: `packed` itself where that is its own."""
-        if order is not None:
-            return ReorderedPanelWeight(packed, transposed, order)
-        return TransposedPanelWeight(packed) if transposed else packed
+        if order is None and not transposed:
+            return packed
+        return ReorderedPanelWeight(packed, transposed, order)
 
     def nbytes_packed(self) -> int:
         """Bytes of the packed weight and of the order."""
@@ -86,33 +120,8 @@ class ReorderedPanelWeight(PackedTensor):
     def copy(self) -> ReorderedPanelWeight:
         """Return a weight with stored values of its own."""
         self.sync()
-        packed = self.packed.copy()
-        result = ReorderedPanelWeight.__new__(type(self), packed, self.transposed, self.order)
-        return result
+        return self._over(self.packed.copy())
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x @ the plain weight [out, in].T + bias."""
         return linear(x if self.order is None else x[..., self.order], self.packed, bias)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        self.sync()
-        fields = self.packed, self.transposed, self.order
-        return _rebuild, (*fields, isinstance(self, torch.nn.Parameter), self.requires_grad)
-
-
-class TransposedPanelWeight(ReorderedPanelWeight):
-    """A packed weight whose plain form is [in_features, out_features], and nothing else."""
-
-    def __new__(cls, packed: PanelWeight) -> TransposedPanelWeight:
-        return ReorderedPanelWeight.__new__(cls, packed, True)  # type: ignore[return-value]
-
-
-def _rebuild(
-    packed: PanelWeight,
-    transposed: bool,
-    order: Tensor | None,
-    is_parameter: bool,
-    requires_grad: bool,
-) -> Tensor:
-    result = ReorderedPanelWeight.around(packed, transposed, order)
-    return torch.nn.Parameter(result, requires_grad) if is_parameter else result

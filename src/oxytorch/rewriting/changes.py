@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,7 +10,6 @@ from torch import nn
 
 from ..core.packed import PackedTensor
 from ..ops.panels import PanelWeight
-from .memory import nbytes
 from .report import Entry, Report
 
 ATTRIBUTE = "_oxytorch"
@@ -289,21 +285,3 @@ def log_of(model: nn.Module, attribute: str = ATTRIBUTE) -> ChangeLog | None:
     """
     found = model.__dict__.get(attribute)
     return found if isinstance(found, ChangeLog) else None
-
-
-@contextmanager
-def rewriting(model: nn.Module, report: Report, attribute: str = ATTRIBUTE) -> Iterator[ChangeLog]:
-    """Note what the block changes in a model, with the time and the bytes of its parameters; where
-    it raises, all is taken back."""
-    began = time.perf_counter()
-    report.bytes_before = nbytes(model)
-    log = ChangeLog(report)
-    model.__dict__[attribute] = log
-    try:
-        yield log
-    except BaseException:
-        log.undo()
-        del model.__dict__[attribute]
-        raise
-    report.seconds = time.perf_counter() - began
-    report.bytes_after = nbytes(model)

@@ -256,22 +256,13 @@ class PanelWeight(PackedTensor):
         tensors["packed"] = _placed(self.packed)
         return self._like(tensors, self.shape, self.is_gated)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PanelWeight:
-        if id(self) not in memo:
-            self.sync()
-            result: Tensor
-            if (
-                self.place is not None
-            ):  # copies of a joined weight and of its parts share memory too
-                whole, begin, end = self.place
-                result = deepcopy(whole, memo).part(begin, end)
-            else:
-                tensors = {name: deepcopy(getattr(self, name), memo) for name in self._present()}
-                result = self._like(tensors, self.shape, self.is_gated)
-            if isinstance(self, torch.nn.Parameter):
-                result = torch.nn.Parameter(result, self.requires_grad)
-            memo[id(self)] = result
-        return memo[id(self)]  # type: ignore[no-any-return]
+    def _deep_copy(self, memo: dict[int, Any]) -> PanelWeight:
+        if self.place is None:
+            return self.copy()
+        self.sync()
+        whole, begin, end = self.place
+        part: PanelWeight = deepcopy(whole, memo).part(begin, end)
+        return part
 
     def _present(self) -> list[str]:
         return [name for name in _TENSORS if getattr(self, name) is not None]

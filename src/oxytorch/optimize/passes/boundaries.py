@@ -8,7 +8,7 @@ changed; what does not run keeps its dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -51,9 +51,9 @@ def prepare(context: Context) -> None:
         error = _error(context)
 
 
-def settle(context: Context, modules: list[nn.Module]) -> None:
-    """Put boundaries around modules, once, after all passes that change them."""
-    for module in modules:
+def settle(context: Context, modules: Iterable[nn.Module] | None = None) -> None:
+    """Put boundaries around modules (None: all), once, after all passes that change them."""
+    for module in context.paths if modules is None else modules:
         boundary = context.boundaries.pop(module, None)
         forward = module.__dict__.get("forward")
         if boundary is None:

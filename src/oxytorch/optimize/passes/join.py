@@ -70,13 +70,9 @@ class JoinedPart(PackedTensor):
     def nbytes_packed(self) -> int:
         return self.numel() * self.element_size()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if id(self) not in memo:
-            self.sync()
-            joined = copy.deepcopy(self.joined, memo)
-            part = JoinedPart(self, joined, self.place)
-            memo[id(self)] = part.as_parameter(self.requires_grad)
-        return memo[id(self)]
+    def _deep_copy(self, memo: dict[int, Any]) -> Any:
+        self.sync()
+        return JoinedPart(self, copy.deepcopy(self.joined, memo), self.place)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.sync()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...ops.panels.formats import FORMATS
 from ...ops.panels.layout import GROUP_SIZES
+from ...rewriting.refusals import check_finite
 from ..errors import CheckpointError
 from ..tensor_file import TensorFiles
 
@@ -85,10 +86,7 @@ def take(
 def take_scales(files: TensorFiles, name: str, shape: Sequence[int]) -> Tensor:
     """Return scales in float32 after looking that all are finite."""
     scales = take(files, name, _SCALES, shape).float()
-    if not bool(scales.isfinite().all()):
-        raise CheckpointError(
-            f"{files.path(name)}: expected finite values in tensor {name!r}, got NaN or infinity"
-        )
+    check_finite(str(files.path(name)), f"tensor {name!r}", scales, CheckpointError)
     return scales
 
 

@@ -1,0 +1,50 @@
+"""What `optimize`, `llm.optimize`, `quantize_` and `load_quantized` refuse, in the same words.
+
+caller: the public function, with which the text of an error begins.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .changes import log_of
+
+
+def check_module(caller: str, model: object, *, scripted: bool = True) -> None:
+    """Raise TypeError for what is no module; scripted: whether one of TorchScript will do."""
+    if not isinstance(model, nn.Module) or (
+        isinstance(model, torch.jit.ScriptModule) and not scripted
+    ):
+        raise TypeError(
+            f"{caller}: expected model to be a torch.nn.Module, got a {type(model).__name__}"
+        )
+
+
+def check_not_optimized(caller: str, model: nn.Module, then: str = "") -> None:
+    """Raise ValueError for an optimized model; then: what to do after `undo`."""
+    if log_of(model) is not None:
+        raise ValueError(
+            f"{caller}: expected a model that is not optimized yet, got an optimized one; "
+            f"call oxytorch.undo(model) first{then}"
+        )
+
+
+def check_evaluation(caller: str, model: nn.Module, otherwise: str = "") -> None:
+    """Raise ValueError for a model in training mode; otherwise: another remedy than `eval`."""
+    if model.training:
+        raise ValueError(
+            f"{caller}: expected model in evaluation mode, got one in training mode; "
+            f"call model.eval() first{otherwise}"
+        )
+
+
+def check_finite(
+    caller: str, name: str, values: Tensor, error: type[ValueError] = ValueError
+) -> None:
+    """Raise `error` for a floating tensor that holds NaN or infinity; name: what it is called."""
+    if values.numel() == 0:
+        return
+    least, most = torch.aminmax(values.detach())
+    if not (bool(least.isfinite()) and bool(most.isfinite())):
+        raise error(f"{caller}: expected finite values in {name}, got NaN or infinity")
