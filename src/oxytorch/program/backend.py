@@ -1,0 +1,85 @@
+"""`torch.compile(model, backend="oxytorch")`: graphs of Dynamo as programs.
+
+No compiler is run. A graph that a program cannot hold runs as torch's own operators, called from
+Python.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import get_decompositions
+
+from ..graph.errors import CaptureError
+from .capture import Outputs, program_of
+from .program import Program, Value
+
+_log = logging.getLogger(__name__)
+_aten = torch.ops.aten
+
+_WITH_NUMBERS = (
+    _aten.addcdiv,
+    _aten.addcmul,
+    _aten.celu,
+    _aten.elu,
+    _aten.hardtanh_backward,
+    _aten.leaky_relu,
+    _aten.leaky_relu_backward,
+    _aten.elu_backward,
+    _aten.softplus,
+    _aten.softplus_backward,
+    _aten.softshrink,
+    _aten.threshold,
+    _aten.threshold_backward,
+)
+"""Operators that take numbers of unknown type, which a program cannot pass, as several others."""
+
+
+def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The backend: a function that computes what Dynamo's graph computes."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(fw_compiler=_compiled, decompositions=get_decompositions(_WITH_NUMBERS))
+    found: Callable[..., Any] = backend(graph, example_inputs)
+    return found
+
+
+def _compiled(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A graph of operators as a program, or itself."""
+    from torch._functorch.compilers import make_boxed_func
+
+    is_elsewhere = any(isinstance(x, Tensor) and x.device.type != "cpu" for x in example_inputs)
+    try:
+        if is_elsewhere:
+            raise CaptureError("its tensors are not on the processor")
+        run: Callable[..., Any] = _Call(*program_of(graph))
+    except CaptureError as error:
+        _log.info("a graph of %d nodes stays Python: %s", len(graph.graph.nodes), error)
+        run = graph.forward
+    return make_boxed_func(run)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Call:
+    """Calls a program with tensors and sizes in any order, and returns its outputs in theirs."""
+
+    def __init__(self, program: Program, outputs: Outputs) -> None:
+        self.program = program
+        self._outputs = outputs
+        self._is_plain = all(isinstance(v, Value) and not v.is_size for v in outputs)
+
+    def __call__(self, *args: Any) -> list[Any]:
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        sizes = [int(a) for a in args if not isinstance(a, Tensor)]
+        with torch.no_grad():
+            found, found_sizes = self.program(tensors, sizes)
+        if self._is_plain:
+            return found
+        values, numbers = iter(found), iter(found_sizes)
+        return [
+            (next(numbers) if v.is_size else next(values)) if isinstance(v, Value) else v
+            for v in self._outputs
+        ]
