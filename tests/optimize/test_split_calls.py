@@ -280,6 +280,64 @@ def test_every_method_that_writes_is_known() -> None:
             break
 
 
+def test_every_function_over_lists_that_writes_is_known() -> None:
+    fused = {name for name in dir(torch) if name.startswith("_fused_") and name.endswith("_")}
+    steps = {name for name in fused if "self" in str(_schema(name))}
+    assert steps == split_functions.FUSED_STEPS
+    counted = 0
+    for name in dir(torch):
+        if not (name.startswith("_foreach_") and name.endswith("_")):
+            continue
+        own = [torch.full((2, 2), 0.25)]
+        for given in ((), (0.5,), ([torch.full((2, 2), 0.5)],)):
+            try:
+                getattr(torch, name)(own, *given)
+            except (RuntimeError, TypeError, IndexError):
+                continue
+            assert own[0]._version > 0, name
+            counted += 1
+            break
+    assert counted > 30
+
+
+def _schema(name: str) -> Any:
+    return getattr(torch.ops.aten, name).default._schema
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.1}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.Adam, {"lr": 0.01, "amsgrad": True}),
+        (torch.optim.AdamW, {"lr": 0.01}),
+        (torch.optim.Adagrad, {"lr": 0.01}),
+    ],
+)
+def test_fused_steps_of_torch_reach_the_weight_or_are_refused(
+    kind: Any, options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    stock = nn.Linear(8, 8)
+    model = copy.deepcopy(stock)
+    model, _ = oxytorch.optimize(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), dtype=torch.bfloat16
+    )
+    ours, theirs = (kind(m.parameters(), fused=True, **options) for m in (model, stock))
+    for _ in range(3):
+        for own, plain in zip(model.parameters(), stock.parameters(), strict=True):
+            own.grad = torch.randn(own.shape).bfloat16()
+            plain.grad = own.grad.float()
+        theirs.step()
+        if "momentum" in options:  # which torch keeps in the dtype of gradients
+            with pytest.raises(TypeError, match="give the optimizer to"):
+                ours.step()
+            return
+        ours.step()
+    for own, plain in zip(model.parameters(), stock.parameters(), strict=True):
+        assert torch.equal(own.detach().clone(), plain)
+
+
 # Kept values.
 
 KEPT: dict[str, Callable[[Any], Any]] = {

@@ -26,6 +26,7 @@ class Boundary:
     given no such tensor, if that is a dtype. returns: the dtype that results are converted to,
     whatever the module was given, until the user converts the model: as long as the module's
     parameters have the dtype `takes`, and those of `beside`, one that was converted, that one.
+    Without `returns`, `beside` has the dtype `takes` until then, and what it has then is taken.
     agrees: whether the weights of a layer, of which code outside makes some at each call, are all
     given one dtype. explains: the dtype that parts of the module were converted to, where an error
     about dtypes is to say what to do.
@@ -56,6 +57,7 @@ class BoundaryForward(Forward):
         self.boundary = boundary
         self._keeps_dtype = boundary.keeps_dtype
         self._is_own = not is_script and "forward" not in module.__dict__
+        self._witness = None if boundary.beside is None else _first_name(boundary.beside)
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
@@ -79,6 +81,8 @@ class BoundaryForward(Forward):
             own, takes = takes, dtype_of(self.module)
             if takes is not own or not is_still(self.boundary.beside, given):
                 given = None  # the user has converted the model since
+        elif self._witness is not None and not self.boundary.agrees:
+            takes = self._current(takes)
         if self.boundary.gives_back:
             given = first_dtype(args, kwargs) or self.boundary.otherwise
         if takes is not None:
@@ -90,6 +94,13 @@ class BoundaryForward(Forward):
                 raise
             raise DtypeError(_advice(self.module, self.boundary.explains)) from error
         return result if given is None else given_back(result, given)
+
+    def _current(self, takes: torch.dtype | None) -> torch.dtype | None:
+        """The dtype that the module beside has: `takes`, until the user converts the model."""
+        beside = self.boundary.beside
+        assert beside is not None
+        weight = beside._parameters.get(self._witness)  # type: ignore[arg-type]
+        return takes if weight is None else weight.dtype
 
     def _agreeing(self) -> tuple[Any, torch.dtype | None]:
         """The layer's forward with weights of one dtype, and that dtype.
@@ -111,6 +122,12 @@ class BoundaryForward(Forward):
             weights = [getattr(alike, name, None) for name in module._flat_weights_names]
             vars(alike).update(_flat_weights=weights, _flat_weight_refs=[None] * len(weights))
         return partial(type(module).forward, alike), dtype
+
+
+def _first_name(module: nn.Module) -> str | None:
+    """The name of a module's first floating-point parameter, of its own."""
+    floating = (n for n, p in module._parameters.items() if p is not None and _is_floating(p))
+    return next(floating, None)
 
 
 def dtype_of(module: nn.Module) -> torch.dtype | None:
@@ -139,8 +156,8 @@ def _advice(module: nn.Module, dtype: torch.dtype) -> str:
     return (
         f"optimize: the code of {type(module).__name__} mixes {dtype} with other dtypes, or calls "
         f"what has no {dtype}, as it may after .to({dtype}) alone (the error above says where); "
-        f"give optimize(..., dtype={dtype}, sample_input=...) what the model is called with here, "
-        "upon which such parts keep their dtype"
+        "either give optimize a sample_input like this call's, on which parts that fail are found, "
+        f"or name such a part: dtype={{'': {dtype}, 'path.of.the.part': torch.float32}}"
     )
 
 

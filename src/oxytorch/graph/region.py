@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -97,7 +98,8 @@ class Program:
 
     source: of a function `run(args, kwargs)`; scope: the objects that it names.
     positional, keywords: the form. same: the pairs of tensors in it, by number, that are one.
-    sources: what it holds for.
+    sources: what it holds for. dtypes: weights, with the dtype that they have to have since code
+    that is gone past looks at dtypes.
     """
 
     positional: tuple[Slot, ...]
@@ -106,6 +108,7 @@ class Program:
     source: str
     scope: dict[str, Any]
     sources: Sources
+    dtypes: tuple[tuple[Held, torch.dtype], ...] = ()
     run: Any = field(init=False)
     matches: Any = field(init=False)
 
@@ -114,6 +117,14 @@ class Program:
         exec(compile(self.source, _REGION, "exec"), scope)
         self.run = scope["run"]
         self.matches = _guard(self.positional, self.keywords, self.same)
+
+    def is_current(self) -> bool:
+        """Whether the modules that it goes past are what they were."""
+        for held, dtype in self.dtypes:
+            weight = held.read()
+            if weight is None or weight.dtype is not dtype:
+                return False
+        return self.sources.are_current()
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -212,7 +223,7 @@ class Region(Forward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_plain_inference():
             for program in self.programs:
-                if program.matches(args, kwargs) and program.sources.are_current():
+                if program.matches(args, kwargs) and program.is_current():
                     return program.run(args, kwargs)
         return self.own(*args, **kwargs)
 
@@ -225,12 +236,14 @@ def program(
     dropped: dict[int, nn.Module | None],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    converted: Set[nn.Module] = frozenset(),
 ) -> Program:
     """Write the program of one call of a module.
 
     home: the number of the call; inlined: those below it whose code is gone past. matches: those
     made in it. dropped: the steps that do nothing, with the module called. args, kwargs: what it
-    was called with. Raises CaptureError with the reason.
+    was called with. converted: the modules whose weights get another dtype than they had in the
+    run. Raises CaptureError with the reason.
     """
     call = record.calls[home]
     passed = [call, *(record.calls[number] for number in sorted(inlined))]
@@ -239,6 +252,8 @@ def program(
             raise CaptureError(f"{type(own.module).__name__}: {own.refusal}")
     shapes = any(own.reads_shapes for own in passed)
     kinds = any(own.reads_kinds for own in passed)
+    if kinds and not converted.isdisjoint(call.module.modules()):
+        raise CaptureError("its code looks at dtypes, and its weights get another one")
     if any(type(leaf) is Held for leaf in pytree.tree_leaves(call.arguments)):
         raise CaptureError("it is given one of the model's own tensors")
     positional = tuple(Slot.of(a, shapes, kinds) for a in args)
@@ -264,7 +279,25 @@ def program(
         settings=[setting for own in passed for setting in own.settings],
     )
     same = _same_tensors(args, kwargs)
-    return Program(positional, keywords, same, source, writer.scope, sources)
+    dtypes = _dtypes([call.module, *modules, *called], writer.scope) if kinds else ()
+    return Program(positional, keywords, same, source, writer.scope, sources, dtypes)
+
+
+def _dtypes(
+    modules: Iterable[nn.Module], scope: dict[str, Any]
+) -> tuple[tuple[Held, torch.dtype], ...]:
+    """The weights that steps read, and one of each module, with their dtypes."""
+    found: dict[Held, None] = {v: None for v in scope.values() if type(v) is Held}
+    for module in modules:
+        first = (
+            Held(part, name)
+            for part in module.modules()
+            for name, weight in part._parameters.items()
+            if weight is not None and weight.is_floating_point()
+        )
+        found.update(dict.fromkeys(itertools.islice(first, 1)))
+    read = ((held, held.read()) for held in found)
+    return tuple((held, weight.dtype) for held, weight in read if weight is not None)
 
 
 def _write(

@@ -31,7 +31,10 @@ _IN_PLACE = frozenset(
 )
 """Functions that write to their first argument, beside those whose names end with `_`."""
 
-UNCOUNTED = frozenset({"apply_", "map_", "map2_"})
+FUSED_STEPS = frozenset({"_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_"})
+"""Torch's own fused steps, which write to their first argument and to all after the second."""
+
+UNCOUNTED = FUSED_STEPS | {"apply_", "map_", "map2_"}
 """Those that write without raising the version."""
 
 _RESHAPED = "its parts keep their shape and memory; set p.data, as in p.data = p.data.t()"

@@ -235,6 +235,11 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _refuse(name, args)
     if name in split_functions.STORAGES and not is_upper_half():
         return split_storage.guarded(_call_plainly(function, args, kwargs))
+    if name in split_functions.FUSED_STEPS and any(map(_is_narrow, _pytree.tree_leaves(args[2:]))):
+        raise TypeError(
+            f"{name}: expected states of float32 beside split weights, got 16 bits, in which torch "
+            "makes them like the gradients; give the optimizer to oxytorch.optimize too"
+        )
     writes = split_functions.writes_first(name) or _has_weight(kwargs.get("out"))
     writes |= kwargs.get("inplace") is True
     return _call_on_values(function, name, types, args, kwargs, writes)

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ...graph.boundary import Boundary, BoundaryForward
+from ...graph.boundary import Boundary, BoundaryForward, dtype_of
 from ...graph.record import name_of
 from ..context import Context
 from . import cast, precision, whole
@@ -80,11 +80,15 @@ def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
     converted = {*_converted(context)}
     if not converted:
         return _unconverted(context)
+    parts = (part for root in converted for part in root.modules())
+    changed = {m: context.dtype_of[m] for m in parts if m in context.dtype_of and m._parameters}
     found: dict[nn.Module, Boundary] = {}
     for module in (*context.open_modules(), *context.patched, *context.closed_roots):
         boundary = _boundary(context, module, module in converted)
         if boundary is not None and boundary.returns is not None:
             boundary = replace(boundary, beside=next(iter(converted)))
+        elif boundary is not None:
+            boundary = _following(boundary, module, changed)
         if boundary is not None:
             found[module] = boundary
     if context.model not in converted and not isinstance(context.model, torch.jit.ScriptModule):
@@ -104,7 +108,26 @@ def _unconverted(context: Context) -> dict[nn.Module, Boundary]:
         return {}
     (own,) = dtypes
     layers = dict.fromkeys(context.slower, Boundary(own, returns=own))
-    return {model: Boundary(gives_back=True), **layers}
+    wholes = {m for m in context.closed_roots if m not in context.patched}
+    wholes |= {m for m in context.open_modules() if type(m) in whole.RECURRENT}
+    boundary = Boundary(own, gives_back=True)
+    taken = {m: _following(boundary, m, {}) for m in wholes if dtype_of(m) is own}
+    return {model: Boundary(gives_back=True), **taken, **layers}
+
+
+def _following(
+    boundary: Boundary, module: nn.Module, changed: dict[nn.Module, torch.dtype]
+) -> Boundary:
+    """The boundary, with a module beside that tells when the user has converted the model.
+
+    changed: the modules whose parameters are converted, and to which dtype.
+    """
+    beside = (
+        part
+        for part in (*module.modules(), *changed)
+        if boundary.takes is (changed.get(part) or _dtype_of_parameters(part, recurse=False))
+    )
+    return boundary if boundary.takes is None else replace(boundary, beside=next(beside, None))
 
 
 def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary | None:

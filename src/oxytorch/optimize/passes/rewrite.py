@@ -17,6 +17,7 @@ from ...graph.patterns import Choices, Match, Patterns, values_in
 from ...graph.record import Record
 from ...graph.region import Program, Region, program
 from ..context import Context
+from . import cast
 
 
 @dataclass
@@ -60,6 +61,7 @@ def _programs(
     matches = patterns.run()
     made: dict[int, tuple[Program, _Home]] = {}
     refused: dict[nn.Module, str] = {}
+    converted = {*cast.converted_wholes(context), *filter(context.converts, context.paths)}
     while True:
         lost: set[int] = set()
         for number, home in sorted(_homes(context, record, matches).items()):
@@ -68,7 +70,13 @@ def _programs(
             call = record.calls[number]
             try:
                 found = program(
-                    record, number, home.inlined, home.matches, patterns.dropped, *call.given
+                    record,
+                    number,
+                    home.inlined,
+                    home.matches,
+                    patterns.dropped,
+                    *call.given,
+                    converted,
                 )
             except CaptureError as error:
                 refused[call.module] = str(error)
