@@ -28,13 +28,18 @@ _WITH_NUMBERS = (
     _aten.elu,
     _aten.hardtanh_backward,
     _aten.leaky_relu,
+    _aten.linalg_vector_norm,
     _aten.leaky_relu_backward,
     _aten.elu_backward,
     _aten.softplus,
     _aten.softplus_backward,
     _aten.softshrink,
+    _aten.std,
+    _aten.std_mean,
     _aten.threshold,
     _aten.threshold_backward,
+    _aten.var,
+    _aten.var_mean,
 )
 """Operators that take numbers of unknown type, which a program cannot pass, as several others."""
 
@@ -50,7 +55,7 @@ def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Calla
 
 def _compiled(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """A graph of operators as a program, or itself."""
-    from torch._functorch.compilers import make_boxed_func
+    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 
     is_elsewhere = any(isinstance(x, Tensor) and x.device.type != "cpu" for x in example_inputs)
     try:
@@ -60,7 +65,7 @@ def _compiled(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[
     except CaptureError as error:
         _log.info("a graph of %d nodes stays Python: %s", len(graph.graph.nodes), error)
         run = graph.forward
-    return make_boxed_func(run)  # type: ignore[no-untyped-call, no-any-return]
+    return make_boxed_func(run)  # type: ignore[no-any-return]
 
 
 class _Call:

@@ -147,6 +147,14 @@ class _Capture:
         if node.target is operator.getitem:
             results, index = node.args
             return self._values[results][index]  # type: ignore[index]
+        if node.target is operator.neg:
+            return self._emit("*", [self._size(node.args[0]), "-1"], Value(is_size=True))
+        if node.target is torch.sym_sum:
+            (parts,) = node.args
+            total, *rest = [self._size(part) for part in parts]  # type: ignore[union-attr]
+            for part in rest:
+                total = self._emit("+", [total, part], Value(is_size=True))
+            return total
         sign = _ARITHMETIC.get(node.target)
         if sign is None or node.kwargs or len(node.args) != 2:
             raise CaptureError(f"it computes sizes with {node.target}")
