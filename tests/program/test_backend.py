@@ -58,6 +58,11 @@ def _compiled(function: Any, **options: Any) -> Any:
 X, Y = torch.linspace(-2, 2, 24).reshape(2, 3, 4), torch.linspace(0.5, 3, 24).reshape(2, 3, 4)
 IDS = torch.arange(24).reshape(2, 3, 4)
 
+
+def _resized(x: Tensor, **options: Any) -> Tensor:
+    return F.interpolate(x[None], **options)
+
+
 OPERATORS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "add a number": (lambda x: x + 1.5, (X,)),
     "add with a factor": (lambda x, y: torch.add(x, y, alpha=0.3), (X, Y)),
@@ -151,15 +156,17 @@ class Attention(nn.Module):
 
 
 class Convolutions(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, resizes: bool = True) -> None:
         super().__init__()
+        self.resizes = resizes
         self.first = nn.Conv2d(3, 8, 3, padding=1)
         self.norm = nn.BatchNorm2d(8)
         self.second = nn.Conv2d(8, 8, 3, stride=2, groups=4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.norm(self.first(x))), 2)
-        x = F.interpolate(self.second(x), scale_factor=2.0)
+        x = self.second(x)
+        x = F.interpolate(x, scale_factor=2.0) if self.resizes else x
         return F.adaptive_avg_pool2d(x, 1).flatten(1)
 
 
@@ -179,7 +186,7 @@ def test_one_program_serves_all_sizes(seen: Seen) -> None:
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_convolutions(seen: Seen, memory_format: torch.memory_format) -> None:
-    model = Convolutions().eval().to(memory_format=memory_format)  # type: ignore[call-overload]
+    model = Convolutions(resizes=False).eval().to(memory_format=memory_format)  # type: ignore[call-overload]
     x = torch.randn(2, 3, 16, 16).to(memory_format=memory_format)
     with torch.no_grad():
         _same(_compiled(model)(x), model(x), 1e-5)
@@ -273,6 +280,32 @@ def test_what_a_program_cannot_hold_runs_all_the_same(seen: Seen) -> None:
     with torch.no_grad():
         _same(_compiled(function)(X), function(X))
     assert seen.programs == [] and "renorm" in seen.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": (5, 9), "mode": "bicubic"},
+        {"scale_factor": 1.7, "mode": "bilinear", "align_corners": True},
+        {"scale_factor": 2.0},
+        {"size": (6, 8), "mode": "nearest-exact"},
+    ],
+)
+def test_images_are_resized(seen: Seen, options: dict[str, Any]) -> None:
+    with torch.no_grad():
+        _same(_compiled(_resized)(X, **options), _resized(X, **options))
+
+
+def test_what_fails_in_a_program_runs_as_torchs_own_operators(seen: Seen) -> None:
+    """Operators whose sizes torch does not take from a library: their program fails."""
+
+    def function(x: Tensor) -> Tensor:
+        return F.pad(x[None], (1, 1, 1, 1), mode="reflect") + 1
+
+    compiled = _compiled(function)
+    with torch.no_grad():
+        for _ in range(3):
+            _same(compiled(X), function(X))
 
 
 def test_breaks_of_the_graph_are_no_error(seen: Seen) -> None:

@@ -7,15 +7,17 @@ Python.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 
 from ..graph.errors import CaptureError
-from .capture import Outputs, program_of
+from .capture import RESAMPLING, Outputs, program_of
 from .program import Program, Value
 
 _log = logging.getLogger(__name__)
@@ -49,8 +51,29 @@ def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Calla
     from torch._dynamo.backends.common import aot_autograd
 
     backend = aot_autograd(fw_compiler=_compiled, decompositions=get_decompositions(_WITH_NUMBERS))
-    found: Callable[..., Any] = backend(graph, example_inputs)
+    with _own_resampling():
+        found: Callable[..., Any] = backend(graph, example_inputs)
     return found
+
+
+@contextmanager
+def _own_resampling() -> Iterator[None]:
+    """While torch traces its resampling operators as such.
+
+    It has Python code for them, of many small operators, which a compiler would join again.
+    """
+    keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+    before = [(operator, dict(operator.py_kernels)) for operator in RESAMPLING]
+    try:
+        for operator in RESAMPLING:
+            for key in keys:
+                operator.py_kernels.pop(key, None)
+            operator._dispatch_cache.clear()
+        yield
+    finally:
+        for operator, kernels in before:
+            operator.py_kernels.update(kernels)
+            operator._dispatch_cache.clear()
 
 
 def _compiled(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -61,26 +84,48 @@ def _compiled(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[
     try:
         if is_elsewhere:
             raise CaptureError("its tensors are not on the processor")
-        run: Callable[..., Any] = _Call(*program_of(graph))
+        run: Callable[..., Any] = _Call(graph, *program_of(graph))
     except CaptureError as error:
-        _log.info("a graph of %d nodes stays Python: %s", len(graph.graph.nodes), error)
+        _say_why(graph, error)
         run = graph.forward
     return make_boxed_func(run)  # type: ignore[no-any-return]
 
 
-class _Call:
-    """Calls a program with tensors and sizes in any order, and returns its outputs in theirs."""
+def _say_why(graph: fx.GraphModule, why: Exception) -> None:
+    _log.info("a graph of %d nodes stays Python: %s", len(graph.graph.nodes), why)
 
-    def __init__(self, program: Program, outputs: Outputs) -> None:
-        self.program = program
+
+class _Call:
+    """Calls a program with tensors and sizes in any order, and returns its outputs in theirs.
+
+    What fails runs again as torch's own operators, which say what is wrong in their own words. If
+    they do not fail, the library's way into torch is to blame, and they run from then on.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, program: Program, outputs: Outputs, has_effect: bool
+    ) -> None:
+        self.program: Program | None = program
+        self._graph = graph
         self._outputs = outputs
+        self._has_effect = has_effect
         self._is_plain = all(isinstance(v, Value) and not v.is_size for v in outputs)
 
-    def __call__(self, *args: Any) -> list[Any]:
+    def __call__(self, *args: Any) -> Any:
+        if self.program is None:
+            return self._graph(*args)
         tensors = [a for a in args if isinstance(a, Tensor)]
         sizes = [int(a) for a in args if not isinstance(a, Tensor)]
-        with torch.no_grad():
-            found, found_sizes = self.program(tensors, sizes)
+        try:
+            with torch.no_grad():
+                found, found_sizes = self.program(tensors, sizes)
+        except RuntimeError as error:
+            if self._has_effect:  # which must not happen twice
+                raise
+            result = self._graph(*args)
+            self.program = None
+            _say_why(self._graph, error)
+            return result
         if self._is_plain:
             return found
         values, numbers = iter(found), iter(found_sizes)

@@ -22,6 +22,7 @@ from .program import Argument, Program, Some, Step, Steps, Value
 _aten = torch.ops.aten
 
 Outputs = list[Value | int | None]
+"""What the outputs of a graph are: values of the program, constants or None."""
 
 _ARITHMETIC: dict[Any, str] = {
     operator.add: "+",
@@ -72,12 +73,21 @@ _SUMS = {
     _aten.rsub.Scalar: -1,
 }
 
+RESAMPLING = tuple(
+    getattr(getattr(_aten, f"upsample_{kind}"), overload)
+    for kind in (
+        "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d",
+    )
+    for overload in ("vec", "default")
+)  # fmt: skip
+"""Operators of `interpolate`, for which torch has Python code of many small ones."""
+
 _ASSERTIONS = (_aten._assert_scalar.default, _aten._assert_tensor_metadata.default)
 """What the guards of who captured the graph have seen to."""
 
 
-def program_of(graph: fx.GraphModule) -> tuple[Program, Outputs]:
-    """The program of a graph, and what its outputs are: values, constants or None.
+def program_of(graph: fx.GraphModule) -> tuple[Program, Outputs, bool]:
+    """The program of a graph, its outputs, and whether it has an effect besides them.
 
     Raises CaptureError, which names the operator, where a program cannot hold the graph.
     """
@@ -87,7 +97,8 @@ def program_of(graph: fx.GraphModule) -> tuple[Program, Outputs]:
             capture.add(node)
         capture.steps.outputs = [v for v in capture.outputs if isinstance(v, Value)]
         capture.steps.drop_unused()
-        return capture.steps.program(), capture.outputs
+        has_effect = any(step.has_effect for step in capture.steps.steps)
+        return capture.steps.program(), capture.outputs, has_effect
 
 
 class _Capture:
@@ -293,6 +304,9 @@ class _Capture:
         square = self._emit("aten::mul.Tensor", [own, own], Value())
         return square if exponent == 2 else self._emit("aten::mul.Tensor", [square, own], Value())
 
+    def _refused(self, node: fx.Node, *_: Any) -> Any:
+        raise CaptureError(f"the library's way into torch cannot pass the sizes of {node.target}")
+
     def _padded(self, node: fx.Node, x: Any, pad: Any, value: Any) -> Any:
         sizes = [self._size(each) for each in pad]
         words = [self._values[x], sizes, '"constant"', Some(_word(value, "FloatType"))]
@@ -359,6 +373,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten.transpose.int: _Capture._transpose,
     _aten.full.default: _Capture._full,
     _aten.full_like.default: _Capture._full,
+    **dict.fromkeys(RESAMPLING, _Capture._refused),
     _aten.sym_size.int: _Capture._size_of,
     _aten.scalar_tensor.default: _Capture._scalar,
     _aten.arange.default: _Capture._arange,
