@@ -180,6 +180,7 @@ LAYERS = [
     {"isa", "core", "gpu"},
     {"ops"},
     {"rewriting", "graph"},
+    {"program"},
     {"optimize", "optim"},
     {"quantization"},
     {"llm"},

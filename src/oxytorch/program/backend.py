@@ -1,0 +1,135 @@
+"""`torch.compile(model, backend="oxytorch")`: graphs of Dynamo as programs.
+
+No compiler is run. A graph that a program cannot hold runs as torch's own operators, called from
+Python.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._C import DispatchKey
+from torch._decomp import get_decompositions
+
+from ..graph.errors import CaptureError
+from .capture import RESAMPLING, Outputs, program_of
+from .program import Program, Value
+
+_log = logging.getLogger(__name__)
+_aten = torch.ops.aten
+
+_WITH_NUMBERS = (
+    _aten.addcdiv,
+    _aten.addcmul,
+    _aten.celu,
+    _aten.elu,
+    _aten.hardtanh_backward,
+    _aten.leaky_relu,
+    _aten.linalg_vector_norm,
+    _aten.leaky_relu_backward,
+    _aten.elu_backward,
+    _aten.softplus,
+    _aten.softplus_backward,
+    _aten.softshrink,
+    _aten.std,
+    _aten.std_mean,
+    _aten.threshold,
+    _aten.threshold_backward,
+    _aten.var,
+    _aten.var_mean,
+)
+"""Operators that take numbers of unknown type, which a program cannot pass, as several others."""
+
+
+def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The backend: a function that computes what Dynamo's graph computes."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(fw_compiler=_compiled, decompositions=get_decompositions(_WITH_NUMBERS))
+    with _own_resampling():
+        found: Callable[..., Any] = backend(graph, example_inputs)
+    return found
+
+
+@contextmanager
+def _own_resampling() -> Iterator[None]:
+    """While torch traces its resampling operators as such.
+
+    It has Python code for them, of many small operators, which a compiler would join again.
+    """
+    keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+    before = [(operator, dict(operator.py_kernels)) for operator in RESAMPLING]
+    try:
+        for operator in RESAMPLING:
+            for key in keys:
+                operator.py_kernels.pop(key, None)
+            operator._dispatch_cache.clear()
+        yield
+    finally:
+        for operator, kernels in before:
+            operator.py_kernels.update(kernels)
+            operator._dispatch_cache.clear()
+
+
+def _compiled(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A graph of operators as a program, or itself."""
+    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
+
+    is_elsewhere = any(isinstance(x, Tensor) and x.device.type != "cpu" for x in example_inputs)
+    try:
+        if is_elsewhere:
+            raise CaptureError("its tensors are not on the processor")
+        run: Callable[..., Any] = _Call(graph, *program_of(graph))
+    except CaptureError as error:
+        _say_why(graph, error)
+        run = graph.forward
+    return make_boxed_func(run)  # type: ignore[no-any-return]
+
+
+def _say_why(graph: fx.GraphModule, why: Exception) -> None:
+    _log.info("a graph of %d nodes stays Python: %s", len(graph.graph.nodes), why)
+
+
+class _Call:
+    """Calls a program with tensors and sizes in any order, and returns its outputs in theirs.
+
+    What fails runs again as torch's own operators, which say what is wrong in their own words. If
+    they do not fail, the library's way into torch is to blame, and they run from then on.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, program: Program, outputs: Outputs, has_effect: bool
+    ) -> None:
+        self.program: Program | None = program
+        self._graph = graph
+        self._outputs = outputs
+        self._has_effect = has_effect
+        self._is_plain = all(isinstance(v, Value) and not v.is_size for v in outputs)
+
+    def __call__(self, *args: Any) -> Any:
+        if self.program is None:
+            return self._graph(*args)
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        sizes = [int(a) for a in args if not isinstance(a, Tensor)]
+        try:
+            with torch.no_grad():
+                found, found_sizes = self.program(tensors, sizes)
+        except RuntimeError as error:
+            if self._has_effect:  # which must not happen twice
+                raise
+            result = self._graph(*args)
+            self.program = None
+            _say_why(self._graph, error)
+            return result
+        if self._is_plain:
+            return found
+        values, numbers = iter(found), iter(found_sizes)
+        return [
+            (next(numbers) if v.is_size else next(values)) if isinstance(v, Value) else v
+            for v in self._outputs
+        ]

@@ -1,0 +1,444 @@
+"""Writes a graph of `torch.fx`, of operators of torch, as a program.
+
+Sizes may be symbolic: the program computes them from its inputs. What the library's way into torch
+cannot pass is written in other operators: it has no numbers of unknown type (`Scalar`), so they
+become tensors without dimensions, which give the same dtypes and values.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..graph.errors import CaptureError
+from .program import Argument, Program, Some, Step, Steps, Value
+
+_aten = torch.ops.aten
+
+Outputs = list[Value | int | None]
+"""What the outputs of a graph are: values of the program, constants or None."""
+
+_ARITHMETIC: dict[Any, str] = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.floordiv: "/",
+    operator.mod: "%",
+    torch.sym_min: "<",
+    torch.sym_max: ">",
+}
+
+_OF_TENSORS: dict[Any, Any] = {
+    _aten.mul.Scalar: _aten.mul.Tensor,
+    _aten.div.Scalar: _aten.div.Tensor,
+    _aten.pow.Tensor_Scalar: _aten.pow.Tensor_Tensor,
+    _aten.pow.Scalar: _aten.pow.Tensor_Tensor,
+    _aten.remainder.Scalar: _aten.remainder.Tensor,
+    _aten.fmod.Scalar: _aten.fmod.Tensor,
+    _aten.eq.Scalar: _aten.eq.Tensor,
+    _aten.ne.Scalar: _aten.ne.Tensor,
+    _aten.lt.Scalar: _aten.lt.Tensor,
+    _aten.le.Scalar: _aten.le.Tensor,
+    _aten.gt.Scalar: _aten.gt.Tensor,
+    _aten.ge.Scalar: _aten.ge.Tensor,
+    _aten.bitwise_and.Scalar: _aten.bitwise_and.Tensor,
+    _aten.bitwise_or.Scalar: _aten.bitwise_or.Tensor,
+    _aten.bitwise_xor.Scalar: _aten.bitwise_xor.Tensor,
+    _aten.clamp.default: _aten.clamp.Tensor,
+    _aten.clamp_min.default: _aten.clamp_min.Tensor,
+    _aten.clamp_max.default: _aten.clamp_max.Tensor,
+    _aten.hardtanh.default: _aten.clamp.Tensor,
+    _aten.masked_fill.Scalar: _aten.masked_fill.Tensor,
+    _aten.where.ScalarOther: _aten.where.self,
+    _aten.where.ScalarSelf: _aten.where.self,
+    _aten.where.Scalar: _aten.where.self,
+}
+"""Operators that take numbers, and those that take tensors in their place."""
+
+_CHOICES = (_aten.where.self, _aten.masked_fill.Tensor)
+"""Operators one of whose tensors says where, and has no part in the result's dtype."""
+
+_SUMS = {
+    _aten.add.Tensor: 1,
+    _aten.add.Scalar: 1,
+    _aten.sub.Tensor: -1,
+    _aten.sub.Scalar: -1,
+    _aten.rsub.Tensor: -1,
+    _aten.rsub.Scalar: -1,
+}
+
+RESAMPLING = tuple(
+    getattr(getattr(_aten, f"upsample_{kind}"), overload)
+    for kind in (
+        "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d",
+    )
+    for overload in ("vec", "default")
+)  # fmt: skip
+"""Operators of `interpolate`, for which torch has Python code of many small ones."""
+
+_ASSERTIONS = (_aten._assert_scalar.default, _aten._assert_tensor_metadata.default)
+"""What the guards of who captured the graph have seen to."""
+
+
+def program_of(graph: fx.GraphModule) -> tuple[Program, Outputs, bool]:
+    """The program of a graph, its outputs, and whether it has an effect besides them.
+
+    Raises CaptureError, which names the operator, where a program cannot hold the graph.
+    """
+    with _disable_current_modes():  # under which constants would be tensors without values
+        capture = _Capture(graph)
+        for node in graph.graph.nodes:
+            capture.add(node)
+        capture.steps.outputs = [v for v in capture.outputs if isinstance(v, Value)]
+        capture.steps.drop_unused()
+        has_effect = any(step.has_effect for step in capture.steps.steps)
+        return capture.steps.program(), capture.outputs, has_effect
+
+
+class _Capture:
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self._graph = graph
+        self._values: dict[fx.Node, Any] = {}
+        self._transposed: dict[Value, Value] = {}
+        self._numbers: dict[tuple[Any, torch.dtype], Value] = {}
+        self.steps = Steps()
+        self.outputs: Outputs = []
+
+    def add(self, node: fx.Node) -> None:
+        """Write the steps of a node."""
+        if node.op == "placeholder":
+            self._values[node] = self._input(node)
+        elif node.op == "get_attr":
+            self._values[node] = self._attribute(node)
+        elif node.op == "output":
+            (found,) = node.args
+            assert isinstance(found, Sequence)
+            self.outputs = [self._output(each) for each in found]
+        elif node.op != "call_function":
+            raise CaptureError(f"a graph of operators has no {node.op} {node.target}")
+        elif isinstance(node.target, torch._ops.OpOverload):
+            self._operator(node)
+        else:
+            self._values[node] = self._of_sizes(node)
+
+    def _input(self, node: fx.Node) -> Value:
+        kind = node.meta.get("val")
+        if not isinstance(kind, Tensor | torch.SymInt | int) or isinstance(kind, bool):
+            raise CaptureError(f"an input is a {type(kind).__name__}")
+        value = Value(is_size=not isinstance(kind, Tensor))
+        self.steps.inputs.append(value)
+        return value
+
+    def _attribute(self, node: fx.Node) -> Value:
+        found: Any = self._graph
+        for name in str(node.target).split("."):
+            found = getattr(found, name)
+        if not isinstance(found, Tensor):
+            raise CaptureError(f"{node.target} is a {type(found).__name__}")
+        return self._constant(found)
+
+    def _constant(self, tensor: Tensor) -> Value:
+        value = Value()
+        self.steps.constants[value] = tensor
+        return value
+
+    def _output(self, found: Any) -> Any:
+        value = self._values[found] if isinstance(found, fx.Node) else found
+        if value is None or isinstance(value, Value | int):
+            return value
+        raise CaptureError(f"an output is a {type(value).__name__}")
+
+    def _of_sizes(self, node: fx.Node) -> Any:
+        if node.target is operator.getitem:
+            results, index = node.args
+            return self._values[results][index]  # type: ignore[index]
+        if node.target is operator.neg:
+            return self._emit("*", [self._size(node.args[0]), "-1"], Value(is_size=True))
+        if node.target is torch.sym_sum:
+            (parts,) = node.args
+            total, *rest = [self._size(part) for part in parts]  # type: ignore[union-attr]
+            for part in rest:
+                total = self._emit("+", [total, part], Value(is_size=True))
+            return total
+        sign = _ARITHMETIC.get(node.target)
+        if sign is None or node.kwargs or len(node.args) != 2:
+            raise CaptureError(f"it computes sizes with {node.target}")
+        return self._emit(sign, [self._size(a) for a in node.args], Value(is_size=True))
+
+    def _size(self, argument: Any) -> Argument:
+        value = self._values[argument] if isinstance(argument, fx.Node) else argument
+        if isinstance(value, Value) and value.is_size:
+            return value
+        if type(value) is int:
+            return str(value)
+        raise CaptureError(f"a size is a {type(value).__name__}")
+
+    def _emit(self, target: str, arguments: Sequence[Argument], result: Value) -> Value:
+        self.steps.steps.append(Step(target, arguments, [result]))
+        return result
+
+    def _operator(self, node: fx.Node) -> None:
+        func: Any = node.target
+        if func in _ASSERTIONS:
+            return
+        arguments = _in_order(func, node)
+        special = _SPECIAL.get(func)
+        found = None if special is None else special(self, node, *arguments)
+        if found is None and func in _SUMS:
+            found = self._sum(node, func, *arguments)
+        if found is None and func in _OF_TENSORS:
+            found = self._of_tensors(node, _OF_TENSORS[func], arguments)
+        self._values[node] = self._call(node, func, arguments) if found is None else found
+
+    def _call(self, node: fx.Node, func: Any, arguments: Sequence[Any]) -> Any:
+        """One step for one operator; its results."""
+        schema = func._schema
+        words = [
+            self._argument(value, argument.type, func, arguments)
+            for value, argument in zip(arguments, schema.arguments, strict=True)
+        ]
+        kinds = [returned.type.kind() for returned in schema.returns]
+        target = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        if kinds == ["ListType"]:
+            results = [Value() for _ in node.meta["val"]]
+            self.steps.steps.append(Step(target, words, results, returns_list=True))
+            return results
+        if any(kind != "TensorType" for kind in kinds):
+            raise CaptureError(f"{func} returns what is no tensor")
+        taken = _taken(node) if len(kinds) != 1 else {0}
+        results = [Value() if place in taken else None for place in range(len(kinds))]  # type: ignore[misc]
+        has_effect = schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags
+        self.steps.steps.append(Step(target, words, results, has_effect=has_effect))
+        return results[0] if len(kinds) == 1 else results
+
+    def _argument(self, value: Any, kind: Any, func: Any, all_given: Sequence[Any]) -> Argument:
+        name = kind.kind()
+        if name == "OptionalType":
+            if value is None:
+                return "none"
+            return Some(self._argument(value, kind.getElementType(), func, all_given))
+        if name == "ListType":
+            if not isinstance(value, list | tuple):
+                raise CaptureError(f"{func} is given {value!r} as a list")
+            inner = kind.getElementType()
+            return [self._argument(item, inner, func, all_given) for item in value]
+        if name == "TensorType":
+            return self._tensor(value, all_given, func)
+        if isinstance(value, fx.Node):
+            return self._size(value)
+        word = _word(value, name)
+        if word is None:
+            raise CaptureError(f"{func} is given {value!r}, which a program cannot hold")
+        return word
+
+    def _tensor(self, value: Any, all_given: Sequence[Any], func: Any = None) -> Value:
+        """A tensor; a number where a tensor is expected becomes one beside the other tensors."""
+        if isinstance(value, fx.Node):
+            found = self._values[value]
+            if not isinstance(found, Value) or found.is_size:
+                raise CaptureError("a size is given as a tensor")
+            return found
+        if isinstance(value, bool | int | float):
+            if func in _CHOICES:
+                all_given = all_given[1:] if func is _aten.where.self else all_given[:1]
+            return self._number(value, [m for m in map(_meta, all_given) if m is not None])
+        raise CaptureError(f"{value!r} is given as a tensor")
+
+    def _number(self, number: bool | int | float, beside: Sequence[Tensor]) -> Value:
+        """A number as a tensor without dimensions that gives the dtype that the number gives."""
+        for dtype in _DTYPES_OF[type(number)]:
+            tensor = torch.tensor(number, dtype=dtype)
+            if all(torch.result_type(b, tensor) == torch.result_type(b, number) for b in beside):
+                key = (repr(number), dtype)
+                if key not in self._numbers:
+                    self._numbers[key] = self._constant(tensor)
+                return self._numbers[key]
+        raise CaptureError(f"the number {number!r} gives a dtype that no tensor gives")
+
+    def _of_tensors(self, node: fx.Node, func: Any, given: Sequence[Any]) -> Any:
+        return self._call(node, func, given[: len(func._schema.arguments)])
+
+    def _sum(self, node: fx.Node, func: Any, a: Any, b: Any, alpha: Any = 1) -> Value:
+        """a + alpha b and its like."""
+        if func in (_aten.rsub.Tensor, _aten.rsub.Scalar):
+            a, b = b, a
+        given = [a, b]
+        first, second = (self._tensor(each, given) for each in given)
+        factor = alpha * _SUMS[func]
+        if node.meta["val"].dtype.is_floating_point or node.meta["val"].dtype.is_complex:
+            return self._emit("add", [first, second, repr(float(factor))], Value())
+        # The sum of integers takes no factor of floating point.
+        if factor not in (1, -1) or node.meta["val"].dtype == torch.bool:
+            raise CaptureError(f"{func} of integers with a factor")
+        if factor == -1:
+            second = self._emit("aten::neg", [second], Value())
+        parts: list[Value | None] = [Value(), Value()]
+        pair: Argument = [first, second]
+        self.steps.steps.append(Step("aten::broadcast_tensors", [pair], parts, returns_list=True))
+        stacked = self._emit("aten::stack", [parts, "0"], Value())
+        dtype = Some(_name(node.meta["val"].dtype))
+        return self._emit("aten::sum.dim_IntList", [stacked, Some(["0"]), "false", dtype], Value())
+
+    def _linear(self, node: fx.Node, bias: Any, x: Any, weight: Any, *factors: Any) -> Any:
+        """addmm(bias, x, weight.t()) is a linear layer."""
+        if factors != (1, 1) or len(_meta(bias).shape) != 1:
+            raise CaptureError("addmm with factors or a bias of two dimensions")
+        matrix = self._values[weight]
+        own = self._transposed.get(matrix) or self._emit("aten::t", [matrix], Value())
+        words = [self._values[x], own, Some(self._values[bias])]
+        return self._emit("aten::linear", words, Value())
+
+    def _power(self, node: fx.Node, x: Any, exponent: Any) -> Any:
+        """The exponents for which torch calls no `pow`."""
+        own = self._values[x]
+        if exponent == 0.5:
+            return self._emit("aten::sqrt", [own], Value())
+        if exponent not in (2, 3):
+            return None
+        square = self._emit("aten::mul.Tensor", [own, own], Value())
+        return square if exponent == 2 else self._emit("aten::mul.Tensor", [square, own], Value())
+
+    def _refused(self, node: fx.Node, *_: Any) -> Any:
+        raise CaptureError(f"the library's way into torch cannot pass the sizes of {node.target}")
+
+    def _padded(self, node: fx.Node, x: Any, pad: Any, value: Any) -> Any:
+        sizes = [self._size(each) for each in pad]
+        words = [self._values[x], sizes, '"constant"', Some(_word(value, "FloatType"))]
+        return self._emit("aten::pad", words, Value())
+
+    def _batched(self, node: fx.Node, sum_: Any, a: Any, b: Any, *factors: Any) -> Any:
+        product = self._emit("aten::bmm", [self._values[a], self._values[b]], Value())
+        if factors != (1, 1):
+            raise CaptureError("baddbmm with factors")
+        return self._emit("add", [self._values[sum_], product, "1.0"], Value())
+
+    def _transpose(self, node: fx.Node, x: Any, *dims: Any) -> Any:
+        found = self._call(node, node.target, [x, *dims])
+        if not dims or (len(_meta(x).shape) == 2 and dims in (([1, 0],), (0, 1), (1, 0))):
+            self._transposed[found] = self._values[x]
+        return found
+
+    def _full(self, node: fx.Node, size: Any, value: Any, *_: Any) -> Any:
+        meta = node.meta["val"]
+        if isinstance(size, fx.Node):  # full_like
+            size = [self._extent(self._values[size], place) for place in range(meta.dim())]
+        else:
+            size = [self._size(each) for each in size]
+        if isinstance(value, fx.Node):
+            raise CaptureError(f"{node.target} of a size")
+        one = self._constant(torch.tensor(value, dtype=meta.dtype))
+        expanded = self._emit("aten::expand", [one, size, "false"], Value())
+        return self._emit("aten::clone", [expanded, Some("=contiguous_format")], Value())
+
+    def _extent(self, tensor: Value, place: int) -> Value:
+        return self._emit("size", [tensor, str(place)], Value(is_size=True))
+
+    def _size_of(self, node: fx.Node, x: Any, place: Any) -> Value:
+        return self._extent(self._values[x], place)
+
+    def _scalar(self, node: fx.Node, value: Any, *_: Any) -> Value:
+        if isinstance(value, fx.Node):
+            raise CaptureError("a size becomes a tensor")
+        return self._constant(torch.tensor(value, dtype=node.meta["val"].dtype))
+
+    def _arange(self, node: fx.Node, *given: Any) -> Value:
+        start, end, step = {5: (0, given[0], 1), 6: (given[0], given[1], 1)}.get(
+            len(given), given[:3]
+        )
+        dtype = node.meta["val"].dtype
+        if not any(isinstance(each, fx.Node) for each in (start, end, step)):
+            return self._constant(torch.arange(start, end, step, dtype=dtype))
+        if (start, step) != (0, 1) or dtype.is_floating_point:
+            raise CaptureError("arange of sizes that does not begin with 0")
+        # -1, -2, ... with all bits turned is 0, 1, ...
+        one = self._constant(torch.tensor(-1, dtype=dtype))
+        ones = self._emit("aten::expand", [one, [self._size(end)], "false"], Value())
+        sums = self._emit("aten::cumsum", [ones, "0", Some(_name(dtype))], Value())
+        return self._emit("aten::bitwise_not", [sums], Value())
+
+
+_SPECIAL: dict[Any, Callable[..., Any]] = {
+    _aten.addmm.default: _Capture._linear,
+    _aten.baddbmm.default: _Capture._batched,
+    _aten.constant_pad_nd.default: _Capture._padded,
+    _aten.pow.Tensor_Scalar: _Capture._power,
+    _aten.t.default: _Capture._transpose,
+    _aten.permute.default: _Capture._transpose,
+    _aten.transpose.int: _Capture._transpose,
+    _aten.full.default: _Capture._full,
+    _aten.full_like.default: _Capture._full,
+    **dict.fromkeys(RESAMPLING, _Capture._refused),
+    _aten.sym_size.int: _Capture._size_of,
+    _aten.scalar_tensor.default: _Capture._scalar,
+    _aten.arange.default: _Capture._arange,
+    _aten.arange.start: _Capture._arange,
+    _aten.arange.start_step: _Capture._arange,
+}
+
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+_DTYPES_OF: dict[type, tuple[torch.dtype, ...]] = {
+    float: _FLOATS,
+    int: (torch.int64, torch.int32, *_FLOATS),
+    bool: (torch.bool,),
+}
+"""Dtypes of tensors that may stand for a number, those that keep all of it first."""
+
+_NAMES = {
+    torch.strided: "=strided",
+    torch.contiguous_format: "=contiguous_format",
+    torch.preserve_format: "=preserve_format",
+    torch.channels_last: "=channels_last",
+    torch.channels_last_3d: "=channels_last_3d",
+}
+_KNOWN_DTYPES = (
+    *_FLOATS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+)  # fmt: skip
+
+
+def _name(dtype: torch.dtype) -> str:
+    if dtype not in _KNOWN_DTYPES:
+        raise CaptureError(f"a program knows no {dtype}")
+    return f"={dtype}".replace("torch.", "")
+
+
+def _word(value: Any, kind: str) -> str | None:
+    """How a program writes a constant, None if it cannot. kind: the type in the schema."""
+    if isinstance(value, torch.dtype):
+        return _name(value)
+    if isinstance(value, torch.device):
+        return "cpu" if value.type == "cpu" else None
+    if isinstance(value, torch.layout | torch.memory_format):
+        return _NAMES.get(value)
+    if kind == "StringType":
+        return f'"{value}"' if isinstance(value, str) and value.isidentifier() else None
+    if kind == "BoolType":
+        return str(value).lower() if isinstance(value, bool) else None
+    if kind == "FloatType" and isinstance(value, int | float):
+        return repr(float(value)) if math.isfinite(value) else str(float(value))
+    if kind in ("IntType", "SymIntType") and type(value) is int:
+        return str(value)
+    return None
+
+
+def _in_order(func: Any, node: fx.Node) -> list[Any]:
+    """All arguments of a call in the order of the schema, defaults filled in."""
+    rest = func._schema.arguments[len(node.args) :]
+    return [*node.args, *(node.kwargs.get(a.name, a.default_value) for a in rest)]
+
+
+def _taken(node: fx.Node) -> set[int]:
+    """The places of a node's results that somebody takes."""
+    if any(user.target is not operator.getitem for user in node.users):
+        return {*range(len(node.meta["val"]))}
+    return {user.args[1] for user in node.users}  # type: ignore[misc]
+
+
+def _meta(value: Any) -> Any:
+    found = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return found if isinstance(found, Tensor) else None

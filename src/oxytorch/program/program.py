@@ -1,0 +1,171 @@
+"""A program: operator calls over numbered values, as text that the library reads and runs.
+
+    inputs 2 1 1
+    %3 = aten::linear.default ...
+
+The first line gives the numbers of input tensors, input sizes and constants. Tensors are `%0`, `%1`
+and so on: inputs, then constants, then results in the order in which they are made. Sizes, which
+are integers, are `$0`, `$1` and so on. Each further line is a step; the last one names the outputs.
+Steps call operators of torch or of this package by name with all arguments of their schemas, or do
+one of three things of our own: `size` of a tensor, arithmetic on sizes, and `add` with a factor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _library
+
+Argument = Any
+"""A `Value`, a word (str), `Some`, or a list of arguments."""
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor, or a size, of a program."""
+
+    is_size: bool = False
+
+
+@dataclass(frozen=True)
+class Some:
+    """An optional argument that is given."""
+
+    item: Argument
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call.
+
+    target: the operator, with its overload after a dot. results: None where nobody takes one.
+    returns_list: whether the operator returns one list of tensors, which are the results.
+    has_effect: whether it writes to a tensor or draws random numbers.
+    """
+
+    target: str
+    arguments: Sequence[Argument]
+    results: Sequence[Value | None]
+    returns_list: bool = False
+    has_effect: bool = False
+
+
+@dataclass
+class Steps:
+    """A program that is being written: values in place of numbers."""
+
+    inputs: list[Value] = field(default_factory=list)
+    constants: dict[Value, Tensor] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+
+    def drop_unused(self) -> None:
+        """Drop the steps and constants that nobody takes a result of."""
+        used, kept = {*self.outputs}, []
+        for step in reversed(self.steps):
+            if step.has_effect or used & {v for v in step.results if v is not None}:
+                kept.append(step)
+                used |= {*_values(step.arguments)}
+        self.steps = kept[::-1]
+        self.constants = {v: tensor for v, tensor in self.constants.items() if v in used}
+
+    def program(self) -> Program:
+        """The program as text, loaded."""
+        return Program(_Writer(self).text(), [*self.constants.values()])
+
+
+def _values(argument: Argument) -> Iterator[Value]:
+    if isinstance(argument, Value):
+        yield argument
+    elif isinstance(argument, Some):
+        yield from _values(argument.item)
+    elif isinstance(argument, list | tuple):
+        for item in argument:
+            yield from _values(item)
+
+
+class _Writer:
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._words: dict[Value, str] = {}
+        self._counts = {False: 0, True: 0}
+
+    def text(self) -> str:
+        steps = self._steps
+        for value in (*steps.inputs, *steps.constants):
+            self._number(value)
+        counts = [sum(value.is_size is kind for value in steps.inputs) for kind in (False, True)]
+        lines = [f"inputs {counts[0]} {counts[1]} {len(steps.constants)}"]
+        lines += [self._line(step) for step in steps.steps]
+        lines.append(" ".join(["outputs", *map(self._word, steps.outputs)]))
+        return "\n".join(lines)
+
+    def _number(self, value: Value) -> str:
+        sigil = "$" if value.is_size else "%"
+        word = self._words[value] = f"{sigil}{self._counts[value.is_size]}"
+        self._counts[value.is_size] += 1
+        return word
+
+    def _line(self, step: Step) -> str:
+        arguments = [self._word(argument) for argument in step.arguments]
+        results = ["_" if value is None else self._number(value) for value in step.results]
+        if step.returns_list:
+            results = ["[", *results, "]"]
+        return " ".join([*results, "=", step.target, *arguments])
+
+    def _word(self, argument: Argument) -> str:
+        if isinstance(argument, Value):
+            return self._words[argument]
+        if isinstance(argument, Some):
+            return f"some {self._word(argument.item)}"
+        if isinstance(argument, list):
+            return " ".join(["[", *map(self._word, argument), "]"])
+        return str(argument)
+
+
+class Program:
+    """A list of operator calls, checked and translated by the library.
+
+    text: see above. constants: the tensors that it names after its inputs.
+
+    Raises RuntimeError if the text is no program.
+    """
+
+    def __init__(self, text: str, constants: Sequence[Tensor]) -> None:
+        if not _library.loaded:
+            raise RuntimeError(f"a program needs the compiled library: {_library.why_missing}")
+        self.text, self.constants = text, [*constants]
+        self._address: int = torch.ops.oxytorch.load_program(text, self.constants)
+        forget = _functions().oxytorch_forget_program
+        weakref.finalize(self, forget, ctypes.c_void_p(self._address))
+
+    def __call__(
+        self, tensors: Sequence[Tensor], sizes: Sequence[int] = ()
+    ) -> tuple[list[Tensor], list[int]]:
+        """Run on input tensors and sizes; return the output tensors and sizes."""
+        found: tuple[list[Tensor], list[int]] = torch.ops.oxytorch.run_program(
+            self._address, tensors, sizes
+        )
+        return found
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __reduce__(self) -> Any:
+        return Program, (self.text, self.constants)
+
+
+@cache
+def _functions() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_library.PATH))
+    library.oxytorch_forget_program.argtypes = [ctypes.c_void_p]
+    library.oxytorch_forget_program.restype = None
+    return library
