@@ -18,7 +18,14 @@ BANDS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("optim", "optimizers"),
         ),
     ),
-    ("models", (("rewriting", "changes, undo, report"), ("graph", "records and recognizes"))),
+    (
+        "models",
+        (
+            ("rewriting", "changes, undo, report"),
+            ("program", "runs whole graphs"),
+            ("graph", "records and recognizes"),
+        ),
+    ),
     (
         "ops",
         (

@@ -33,7 +33,7 @@ A device that is not in the list still runs: its driver compiles the kernels onc
 EXAMPLES = """\
 examples:
   oxytorch aot build --devices sm_90             for H100 and H200
-  oxytorch aot build --devices h100,mi300x       the same in the words of a shop, and for AMD
+  oxytorch aot build --devices h100,mi300x       chips by their product names, AMD ones too
   oxytorch aot build --devices pvc,ats-m150      for Intel, with `ocloc` of intel-opencl-icd
   oxytorch aot build                             the devices of a wheel that compilers here can do
   oxytorch aot list                              what is built, and what this machine would use

@@ -108,8 +108,9 @@ def _unconverted(context: Context) -> dict[nn.Module, Boundary]:
         return {}
     (own,) = dtypes
     layers = dict.fromkeys(context.slower, Boundary(own, returns=own))
-    wholes = {m for m in context.closed_roots if m not in context.patched}
+    wholes: set[nn.Module] = {m for m in context.closed_roots if isinstance(m, whole.ATTENTION)}
     wholes |= {m for m in context.open_modules() if type(m) in whole.RECURRENT}
+    wholes -= context.patched
     boundary = Boundary(own, gives_back=True)
     taken = {m: _following(boundary, m, {}) for m in wholes if dtype_of(m) is own}
     return {model: Boundary(gives_back=True), **taken, **layers}
@@ -125,7 +126,8 @@ def _following(
     beside = (
         part
         for part in (*module.modules(), *changed)
-        if boundary.takes is (changed.get(part) or _dtype_of_parameters(part, recurse=False))
+        if not isinstance(part, torch.jit.ScriptModule)
+        and boundary.takes is (changed.get(part) or _dtype_of_parameters(part, recurse=False))
     )
     return boundary if boundary.takes is None else replace(boundary, beside=next(beside, None))
 
