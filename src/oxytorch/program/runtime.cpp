@@ -250,10 +250,10 @@ class Reader {
       const bool is_size = step.kind == Kind::kArithmetic && each.kind == Argument::kConstant;
       found.push_back(is_size ? Argument::kSize : each.kind);
     }
-    const Kinds wanted =
-        step.kind == Kind::kSize  ? Kinds{Argument::kTensor, Argument::kConstant}
-        : step.kind == Kind::kAdd ? Kinds{Argument::kTensor, Argument::kTensor, Argument::kConstant}
-                                  : Kinds{Argument::kSize, Argument::kSize};
+    const Kinds wanted = step.kind == Kind::kSize ? Kinds{Argument::kTensor, Argument::kConstant}
+                         : step.kind == Kind::kAdd
+                             ? Kinds{Argument::kTensor, Argument::kTensor, Argument::kConstant}
+                             : Kinds{Argument::kSize, Argument::kSize};
     const char sigil = step.kind == Kind::kAdd ? '%' : '$';
     if (found != wanted || results.size() != 1 || results[0].front() != sigil) {
       refuse("a step of sizes or sums has other arguments or results than it takes");
@@ -340,8 +340,8 @@ class Reader {
   void note_last_uses() {
     program_->tensor_slots = static_cast<std::int32_t>(tensors_.size());
     program_->size_slots = static_cast<std::int32_t>(sizes_.size());
-    const std::int32_t kept = program_->tensor_inputs +
-                              static_cast<std::int32_t>(program_->constants.size());
+    const std::int32_t kept =
+        program_->tensor_inputs + static_cast<std::int32_t>(program_->constants.size());
     std::vector<bool> is_used(tensors_.size(), false);
     for (std::int32_t slot : program_->outputs) is_used[slot] = true;
     for (auto step = program_->steps.rbegin(); step != program_->steps.rend(); ++step) {
@@ -510,8 +510,7 @@ class Run {
       case Argument::kNone:
         return torch::stable::detail::from(std::nullopt);
       case Argument::kSome:
-        return torch::stable::detail::from(
-            std::optional<StableIValue>(boxed(argument.items[0])));
+        return torch::stable::detail::from(std::optional<StableIValue>(boxed(argument.items[0])));
       case Argument::kList:
         break;
     }
@@ -540,8 +539,8 @@ std::vector<Value> values_of(StableIValue list) {
 void load_program(StableIValue* stack, uint64_t, uint64_t) {
   const std::string text = unboxing::Take<std::string>::from(stack[0]);
   Reader reader(text, values_of(stack[1]));
-  stack[0] = static_cast<StableIValue>(
-      reinterpret_cast<std::uintptr_t>(reader.program().release()));
+  stack[0] =
+      static_cast<StableIValue>(reinterpret_cast<std::uintptr_t>(reader.program().release()));
 }
 
 void run_program(StableIValue* stack, uint64_t, uint64_t) {
