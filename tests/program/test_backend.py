@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -250,7 +251,9 @@ def test_training_is_that_of_torch(seen: Seen, make: Callable[[], nn.Module]) ->
     for _ in range(2):
         for run, own in ((compiled, model), (stock, stock)):
             own.zero_grad()
-            run(x).square().sum().backward()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                run(x).square().sum().backward()
             with torch.no_grad():
                 for parameter in own.parameters():
                     parameter -= 1e-3 * parameter.grad  # type: ignore[operator]
@@ -306,6 +309,46 @@ def test_what_fails_in_a_program_runs_as_torchs_own_operators(seen: Seen) -> Non
     with torch.no_grad():
         for _ in range(3):
             _same(compiled(X), function(X))
+
+
+def test_what_is_returned_may_be_written(seen: Seen) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        ids = torch.arange(4)
+        return ids, torch.arange(5)[1:].unsqueeze(0), torch.scalar_tensor(3.0), x + ids, x
+
+    compiled = _compiled(function)
+    with torch.no_grad():
+        for _ in range(3):
+            found = compiled(torch.ones(4))
+            _same(found, function(torch.ones(4)))
+            for tensor in found[:4]:
+                tensor.add_(100)
+    assert not seen.reasons
+
+
+@pytest.mark.parametrize(
+    ("function", "make"),
+    [
+        (lambda x: torch.add(x, x, alpha=3 + 2j), lambda: torch.ones(3, dtype=torch.complex64)),
+        (lambda x: x + 1, lambda: _jagged()),
+        (lambda x: x + (2**40 + 1), lambda: torch.tensor(3, dtype=torch.int32)),
+        (lambda x: x * (2**63 - 1), lambda: torch.tensor(3, dtype=torch.uint8)),
+    ],
+    ids=["complex", "nested", "int32", "uint8"],
+)
+def test_unusual_numbers_and_tensors(
+    seen: Seen, function: Callable[[Tensor], Tensor], make: Callable[[], Tensor]
+) -> None:
+    with torch.no_grad():
+        found, wanted = _compiled(function)(make()), function(make())
+    if wanted.is_nested:
+        found, wanted = found.values(), wanted.values()
+    _same(found, wanted)
+
+
+def _jagged() -> Tensor:
+    parts = [torch.ones(2), torch.ones(3)]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged)
 
 
 def test_breaks_of_the_graph_are_no_error(seen: Seen) -> None:

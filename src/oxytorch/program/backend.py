@@ -17,7 +17,7 @@ from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 
 from ..graph.errors import CaptureError
-from .capture import RESAMPLING, Outputs, program_of
+from .capture import RESAMPLING, Given, Outputs, program_of
 from .program import Program, Value
 
 _log = logging.getLogger(__name__)
@@ -122,14 +122,18 @@ class _Call:
         except RuntimeError as error:
             if self._has_effect:  # which must not happen twice
                 raise
-            result = self._graph(*args)
+            found = self._graph(*args)
             self.program = None
             _say_why(self._graph, error)
-            return result
+            return found
         if self._is_plain:
             return found
-        values, numbers = iter(found), iter(found_sizes)
-        return [
-            (next(numbers) if v.is_size else next(values)) if isinstance(v, Value) else v
-            for v in self._outputs
-        ]
+        values: Iterator[Any] = iter(found)
+        numbers: Iterator[Any] = iter(found_sizes)
+        result: list[Any] = []
+        for output in self._outputs:
+            if isinstance(output, Value):
+                result.append(next(numbers if output.is_size else values))
+            else:
+                result.append(args[output.place] if isinstance(output, Given) else output)
+        return result

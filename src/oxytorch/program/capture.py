@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,16 @@ from .program import Argument, Program, Some, Step, Steps, Value
 
 _aten = torch.ops.aten
 
-Outputs = list[Value | int | None]
-"""What the outputs of a graph are: values of the program, constants or None."""
+Outputs = list["Value | Given | int | None"]
+"""What the outputs of a graph are: values of the program, its inputs, constants or None."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An output that is an input, by its place among all inputs."""
+
+    place: int
+
 
 _ARITHMETIC: dict[Any, str] = {
     operator.add: "+",
@@ -95,10 +104,12 @@ def program_of(graph: fx.GraphModule) -> tuple[Program, Outputs, bool]:
         capture = _Capture(graph)
         for node in graph.graph.nodes:
             capture.add(node)
-        capture.steps.outputs = [v for v in capture.outputs if isinstance(v, Value)]
+        places = {value: Given(place) for place, value in enumerate(capture.steps.inputs)}
+        outputs: Outputs = [places.get(v, v) for v in capture.outputs]  # type: ignore[arg-type]
+        capture.steps.outputs = [v for v in outputs if isinstance(v, Value)]
         capture.steps.drop_unused()
         has_effect = any(step.has_effect for step in capture.steps.steps)
-        return capture.steps.program(), capture.outputs, has_effect
+        return capture.steps.program(), outputs, has_effect
 
 
 class _Capture:
@@ -131,6 +142,9 @@ class _Capture:
         kind = node.meta.get("val")
         if not isinstance(kind, Tensor | torch.SymInt | int) or isinstance(kind, bool):
             raise CaptureError(f"an input is a {type(kind).__name__}")
+        is_nested = isinstance(kind, Tensor) and kind.is_nested
+        if is_nested or (isinstance(kind, torch.SymInt) and kind.node.is_nested_int()):
+            raise CaptureError("an input is a nested tensor")
         value = Value(is_size=not isinstance(kind, Tensor))
         self.steps.inputs.append(value)
         return value
@@ -253,6 +267,8 @@ class _Capture:
     def _number(self, number: bool | int | float, beside: Sequence[Tensor]) -> Value:
         """A number as a tensor without dimensions that gives the dtype that the number gives."""
         for dtype in _DTYPES_OF[type(number)]:
+            if type(number) is int and not _holds(dtype, number):
+                continue
             tensor = torch.tensor(number, dtype=dtype)
             if all(torch.result_type(b, tensor) == torch.result_type(b, number) for b in beside):
                 key = (repr(number), dtype)
@@ -270,6 +286,8 @@ class _Capture:
             a, b = b, a
         given = [a, b]
         first, second = (self._tensor(each, given) for each in given)
+        if isinstance(alpha, complex | fx.Node):
+            raise CaptureError(f"{func} with a factor that is complex or a size")
         factor = alpha * _SUMS[func]
         if node.meta["val"].dtype.is_floating_point or node.meta["val"].dtype.is_complex:
             return self._emit("add", [first, second, repr(float(factor))], Value())
@@ -345,7 +363,11 @@ class _Capture:
     def _scalar(self, node: fx.Node, value: Any, *_: Any) -> Value:
         if isinstance(value, fx.Node):
             raise CaptureError("a size becomes a tensor")
-        return self._constant(torch.tensor(value, dtype=node.meta["val"].dtype))
+        return self._own(torch.tensor(value, dtype=node.meta["val"].dtype))
+
+    def _own(self, tensor: Tensor) -> Value:
+        """A new tensor at each call, which may be returned and written to."""
+        return self._emit("aten::clone", [self._constant(tensor), "none"], Value())
 
     def _arange(self, node: fx.Node, *given: Any) -> Value:
         start, end, step = {5: (0, given[0], 1), 6: (given[0], given[1], 1)}.get(
@@ -353,7 +375,7 @@ class _Capture:
         )
         dtype = node.meta["val"].dtype
         if not any(isinstance(each, fx.Node) for each in (start, end, step)):
-            return self._constant(torch.arange(start, end, step, dtype=dtype))
+            return self._own(torch.arange(start, end, step, dtype=dtype))
         if (start, step) != (0, 1) or dtype.is_floating_point:
             raise CaptureError("arange of sizes that does not begin with 0")
         # -1, -2, ... with all bits turned is 0, 1, ...
@@ -405,6 +427,13 @@ def _name(dtype: torch.dtype) -> str:
     if dtype not in _KNOWN_DTYPES:
         raise CaptureError(f"a program knows no {dtype}")
     return f"={dtype}".replace("torch.", "")
+
+
+def _holds(dtype: torch.dtype, number: int) -> bool:
+    if dtype.is_floating_point or dtype.is_complex:
+        return True
+    limits = torch.iinfo(dtype)
+    return limits.min <= number <= limits.max
 
 
 def _word(value: Any, kind: str) -> str | None:

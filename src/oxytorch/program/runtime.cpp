@@ -576,7 +576,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
   library.def("run_program(int program, Tensor[] tensors, int[] sizes) -> (Tensor[], int[])");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
+// Implicit: its results may be views of its inputs and of each other, which autograd asks of a
+// kernel that it does not know not to be.
+STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeImplicitAutograd, library) {
   library.impl("load_program", &load_program);
   library.impl("run_program", &run_program);
 }
