@@ -72,6 +72,8 @@ OPERATORS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "divide": (lambda x, y: 1 / y + x / 7, (X, Y)),
     "powers": (lambda x, y: x**2 + x**3 + y**0.5 + y**-1.3 + 2**x, (X, Y)),
     "clamp": (lambda x: x.clamp(-0.3, 0.7) + x.clamp(min=0.1) + x.clamp_max(0.2), (X,)),
+    "clamp integers": (lambda i: i.clamp(2, 6) + i.clamp(min=3) + i.clamp(max=4), (IDS,)),
+    "relu6": (lambda x: F.relu6(3 * x) + (x / 0).clamp(-1, 1) + (0 * x / 0).clamp(0, 6), (X,)),
     "comparisons": (lambda x: (x > 0.5) | (x <= -1) & (x != 0), (X,)),
     "where": (lambda x: torch.where(x > 0, x, -0.1) + torch.where(x > 1, 2.0, 3.0), (X,)),
     "masked_fill": (lambda x: x.masked_fill(x > 0, float("-inf")), (X,)),

@@ -59,10 +59,6 @@ _OF_TENSORS: dict[Any, Any] = {
     _aten.bitwise_and.Scalar: _aten.bitwise_and.Tensor,
     _aten.bitwise_or.Scalar: _aten.bitwise_or.Tensor,
     _aten.bitwise_xor.Scalar: _aten.bitwise_xor.Tensor,
-    _aten.clamp.default: _aten.clamp.Tensor,
-    _aten.clamp_min.default: _aten.clamp_min.Tensor,
-    _aten.clamp_max.default: _aten.clamp_max.Tensor,
-    _aten.hardtanh.default: _aten.clamp.Tensor,
     _aten.masked_fill.Scalar: _aten.masked_fill.Tensor,
     _aten.where.ScalarOther: _aten.where.self,
     _aten.where.ScalarSelf: _aten.where.self,
@@ -325,6 +321,20 @@ class _Capture:
     def _refused(self, node: fx.Node, *_: Any) -> Any:
         raise CaptureError(f"the library's way into torch cannot pass the sizes of {node.target}")
 
+    def _clamped(self, node: fx.Node, x: Any, low: Any = None, high: Any = None) -> Any:
+        """By operators with fast loops for one number: that of clamp with tensors has none."""
+        found = self._values[x]
+        if (low, high) == (0, 6) and _meta(x).is_floating_point():
+            return self._emit("aten::relu6", [found], Value())
+        for name, bound in (("aten::maximum", low), ("aten::minimum", high)):
+            if bound is not None:
+                number = self._tensor(bound, [x])
+                found = self._emit(name, [found, number], Value())
+        return found
+
+    def _clamped_above(self, node: fx.Node, x: Any, high: Any) -> Any:
+        return self._clamped(node, x, None, high)
+
     def _padded(self, node: fx.Node, x: Any, pad: Any, value: Any) -> Any:
         sizes = [self._size(each) for each in pad]
         words = [self._values[x], sizes, '"constant"', Some(_word(value, "FloatType"))]
@@ -390,6 +400,10 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten.baddbmm.default: _Capture._batched,
     _aten.constant_pad_nd.default: _Capture._padded,
     _aten.pow.Tensor_Scalar: _Capture._power,
+    _aten.clamp.default: _Capture._clamped,
+    _aten.clamp_min.default: _Capture._clamped,
+    _aten.clamp_max.default: _Capture._clamped_above,
+    _aten.hardtanh.default: _Capture._clamped,
     _aten.t.default: _Capture._transpose,
     _aten.permute.default: _Capture._transpose,
     _aten.transpose.int: _Capture._transpose,
