@@ -7,7 +7,6 @@ become tensors without dimensions, which give the same dtypes and values.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -341,9 +340,9 @@ class _Capture:
         return self._emit("aten::pad", words, Value())
 
     def _batched(self, node: fx.Node, sum_: Any, a: Any, b: Any, *factors: Any) -> Any:
-        product = self._emit("aten::bmm", [self._values[a], self._values[b]], Value())
         if factors != (1, 1):
             raise CaptureError("baddbmm with factors")
+        product = self._emit("aten::bmm", [self._values[a], self._values[b]], Value())
         return self._emit("add", [self._values[sum_], product, "1.0"], Value())
 
     def _transpose(self, node: fx.Node, x: Any, *dims: Any) -> Any:
@@ -463,7 +462,7 @@ def _word(value: Any, kind: str) -> str | None:
     if kind == "BoolType":
         return str(value).lower() if isinstance(value, bool) else None
     if kind == "FloatType" and isinstance(value, int | float):
-        return repr(float(value)) if math.isfinite(value) else str(float(value))
+        return repr(float(value))
     if kind in ("IntType", "SymIntType") and type(value) is int:
         return str(value)
     return None

@@ -1,7 +1,9 @@
 """A program: operator calls over numbered values, as text that the library reads and runs.
 
     inputs 2 1 1
-    %3 = aten::linear.default ...
+    %3 = aten::linear %0 %1 some %2
+    $1 = size %3 -1
+    outputs %3 $1
 
 The first line gives the numbers of input tensors, input sizes and constants. Tensors are `%0`, `%1`
 and so on: inputs, then constants, then results in the order in which they are made. Sizes, which
