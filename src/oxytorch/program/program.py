@@ -18,13 +18,12 @@ import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import _library
+from .. import _library, isa
 
 Argument = Any
 """A `Value`, a word (str), `Some`, or a list of arguments."""
@@ -146,7 +145,7 @@ class Program:
             raise RuntimeError(f"a program needs the compiled library: {_library.why_missing}")
         self.text, self.constants = text, [*constants]
         self._address: int = torch.ops.oxytorch.load_program(text, self.constants)
-        forget = _functions().oxytorch_forget_program
+        forget = isa.functions().oxytorch_forget_program
         weakref.finalize(self, forget, ctypes.c_void_p(self._address))
 
     def __call__(
@@ -163,11 +162,3 @@ class Program:
 
     def __reduce__(self) -> Any:
         return Program, (self.text, self.constants)
-
-
-@cache
-def _functions() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_library.PATH))
-    library.oxytorch_forget_program.argtypes = [ctypes.c_void_p]
-    library.oxytorch_forget_program.restype = None
-    return library
