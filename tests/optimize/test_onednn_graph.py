@@ -16,6 +16,8 @@ import oxytorch
 from oxytorch.graph.onednn_graph import OneDnnProgram, available
 from oxytorch.graph.replay import Replay
 from oxytorch.optimize import DEFAULT
+from oxytorch.optimize.context import Context
+from oxytorch.optimize.passes import precision
 from oxytorch.optimize.passes.onednn_graph import MOST_FORMS
 
 pytestmark = pytest.mark.skipif(not available(), reason="torch without oneDNN's graph compiler")
@@ -503,3 +505,28 @@ def test_float16_is_refused() -> None:
     model = _network().half()
     optimized = oxytorch.optimize(model, sample_input=_image().half(), passes=PASSES)
     assert "overflow in float16" in _reasons(optimized)
+
+
+@bfloat16_only
+@pytest.mark.parametrize("kept", ["0.", "1."])
+def test_blocks_that_keep_their_dtype_amid_others(
+    kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph is compiled before the rest of the model is converted, and fits it."""
+
+    def leave(context: Context) -> None:
+        layers = precision.candidates(context)
+        precision.leave(context, {m for m in layers if context.paths[m].startswith(kept)})
+
+    monkeypatch.setattr(precision, "choose", leave)
+    model = nn.Sequential(Residual(), Residual(), nn.Flatten(), nn.Linear(8 * 64, 4)).eval()
+    x = torch.randn(2, 8, 8, 8)
+    optimized = oxytorch.optimize(model, dtype=torch.bfloat16, sample_input=x, passes=PASSES)
+    with torch.no_grad():
+        inner = optimized[:2](x.bfloat16())
+        outer = optimized(x)
+        assert inner.dtype == outer.dtype == torch.bfloat16
+        torch.testing.assert_close(outer.float(), model(x), rtol=0.05, atol=0.05)
+    reports = [str(entry) for entry in oxytorch.explain(optimized).entries]
+    again = oxytorch.optimize(model, dtype=torch.bfloat16, sample_input=x, passes=PASSES)
+    assert [str(entry) for entry in oxytorch.explain(again).entries] == reports

@@ -82,13 +82,14 @@ def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
         return _unconverted(context)
     parts = (part for root in converted for part in root.modules())
     changed = {m: context.dtype_of[m] for m in parts if m in context.dtype_of and m._parameters}
+    nearest = _Nearest(context, changed)
     found: dict[nn.Module, Boundary] = {}
     for module in (*context.open_modules(), *context.patched, *context.closed_roots):
         boundary = _boundary(context, module, module in converted)
         if boundary is not None and boundary.returns is not None:
-            boundary = replace(boundary, beside=next(iter(converted)))
+            boundary = replace(boundary, beside=nearest(module, boundary.returns))
         elif boundary is not None:
-            boundary = _following(boundary, module, changed)
+            boundary = _following(boundary, module, nearest)
         if boundary is not None:
             found[module] = boundary
     if context.model not in converted and not isinstance(context.model, torch.jit.ScriptModule):
@@ -112,24 +113,53 @@ def _unconverted(context: Context) -> dict[nn.Module, Boundary]:
     wholes |= {m for m in context.open_modules() if type(m) in whole.RECURRENT}
     wholes -= context.patched
     boundary = Boundary(own, gives_back=True)
-    taken = {m: _following(boundary, m, {}) for m in wholes if dtype_of(m) is own}
+    nearest = _Nearest(context, {})
+    taken = {m: _following(boundary, m, nearest) for m in wholes if dtype_of(m) is own}
     return {model: Boundary(gives_back=True), **taken, **layers}
 
 
-def _following(
-    boundary: Boundary, module: nn.Module, changed: dict[nn.Module, torch.dtype]
-) -> Boundary:
-    """The boundary, with a module beside that tells when the user has converted the model.
+class _Nearest:
+    """Finds the converted module that stands nearest to another one in the tree of modules.
 
     changed: the modules whose parameters are converted, and to which dtype.
     """
-    beside = (
+
+    def __init__(self, context: Context, changed: dict[nn.Module, torch.dtype]) -> None:
+        self._paths = context.paths
+        self.changed = changed
+        self._first: dict[tuple[str, torch.dtype], nn.Module] = {}
+        in_order = (m for m in context.paths if m in changed)
+        for module in in_order:
+            for prefix in _prefixes(context.paths[module]):
+                self._first.setdefault((prefix, changed[module]), module)
+
+    def __call__(self, module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
+        """The first module converted to a dtype in the smallest subtree that holds both."""
+        keys = ((prefix, dtype) for prefix in _prefixes(self._paths[module]))
+        return next((self._first[key] for key in keys if key in self._first), None)
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """A module's path, and those of the modules that hold it, up to the model's empty one."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
+
+
+def _following(boundary: Boundary, module: nn.Module, nearest: _Nearest) -> Boundary:
+    """The boundary, with a module beside that tells when the user has converted the model."""
+    if boundary.takes is None:
+        return boundary
+    own = (
         part
-        for part in (*module.modules(), *changed)
+        for part in module.modules()
         if not isinstance(part, torch.jit.ScriptModule)
-        and boundary.takes is (changed.get(part) or _dtype_of_parameters(part, recurse=False))
+        and boundary.takes
+        is (nearest.changed.get(part) or _dtype_of_parameters(part, recurse=False))
     )
-    return boundary if boundary.takes is None else replace(boundary, beside=next(beside, None))
+    beside = next(own, None) or nearest(module, boundary.takes)
+    return replace(boundary, beside=beside)
 
 
 def _boundary(context: Context, module: nn.Module, converts: bool) -> Boundary | None:

@@ -87,6 +87,10 @@ def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
     parts = {*module.modules()}
     sample = context.sample
     assert sample is not None
+    if _follows_others(context, parts):
+        # They are converted after it, and a graph keeps the dtypes that it was compiled for.
+        context.skipped("onednn_graph", module, "keeps its dtype among converted modules")
+        return False
     try:
         with _all_or_nothing(context):
             if "cast" in context.passes:
@@ -117,6 +121,12 @@ def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
         f"+{program.nbytes / 2**20:.1f} MiB of weights in oneDNN's order",
     )
     return True
+
+
+def _follows_others(context: Context, parts: set[nn.Module]) -> bool:
+    """Whether what stands around some parts depends on the dtype of a module that is none."""
+    besides = {context.boundaries[m].beside for m in parts if m in context.boundaries}
+    return not besides <= {*parts, None}
 
 
 def _refusal(context: Context, module: nn.Module) -> str | None:

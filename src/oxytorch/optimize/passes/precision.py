@@ -92,25 +92,26 @@ def candidates(context: Context) -> list[nn.Module]:
 
 def leave(context: Context, kept: set[nn.Module]) -> None:
     """Leave layers in their dtype that are slower in the other one."""
-    for module in kept:
+    in_order = [module for module in context.paths if module in kept]
+    for module in in_order:
         own = cast.short_name(_own(module))
         context.skipped("cast", module, f"{type(module).__name__}: {own} is faster here")
-    context.slower |= {module: context.dtype_of[module] for module in kept}
+    context.slower |= {module: context.dtype_of[module] for module in in_order}
     context.leave_dtype(kept)
 
 
 def _leave_the_rest(context: Context) -> None:
     """Leave what would be converted for the sake of the layers around it."""
-    rest = {
+    rest = [
         module
         for module in filter(context.converts, context.open_modules())
         if not isinstance(module, nn.RNNBase | nn.RNNCellBase)
         and not cast.are_named(context, [module])
-    }
+    ]
     for module in rest:
         kind = type(module).__name__
         context.skipped("cast", module, f"{kind}: no layer around it is converted")
-    context.leave_dtype(rest)
+    context.leave_dtype({*rest})
 
 
 def _is_shared(context: Context, module: nn.Module) -> bool:
