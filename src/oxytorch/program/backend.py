@@ -96,7 +96,7 @@ def _compiled(
         if is_elsewhere:
             raise CaptureError("its tensors are not on the processor")
         steps, outputs = steps_of(graph)
-        run: Callable[..., Any] = _Call(graph, steps, outputs, _lasting(steps, is_inference))
+        run: Callable[..., Any] = Call(graph, steps, outputs, _lasting(steps, is_inference))
     except CaptureError as error:
         _say_why(graph, error)
         run = graph.forward
@@ -118,7 +118,7 @@ def _say_why(graph: fx.GraphModule, why: Exception) -> None:
     _log.info("a graph of %d nodes stays Python: %s", len(graph.graph.nodes), why)
 
 
-class _Call:
+class Call:
     """Calls a program with tensors and sizes in any order, and returns its outputs in theirs.
 
     lasting: the inputs that seldom change; what is made of these alone is made once.

@@ -149,8 +149,8 @@ class _Capture:
         is_nested = isinstance(kind, Tensor) and kind.is_nested
         if is_nested or (isinstance(kind, torch.SymInt) and kind.node.is_nested_int()):
             raise CaptureError("an input is a nested tensor")
-        is_tensor = isinstance(kind, Tensor)
-        value = Value(not is_tensor, kind if is_tensor else None)
+        meta = kind if isinstance(kind, Tensor) else None
+        value = Value(meta is None, meta)
         self.steps.inputs.append(value)
         return value
 
@@ -319,7 +319,9 @@ class _Capture:
         if factors != (1, 1) or len(_meta(bias).shape) != 1:
             raise CaptureError("addmm with factors or a bias of two dimensions")
         matrix = self._values[weight]
-        own = self._transposed.get(matrix) or self._emit("aten::t", [matrix], Value())
+        own = self._transposed.get(matrix)
+        if own is None:
+            own = self._emit("aten::t", [matrix], Value(meta=_meta(weight).t()))
         words = [self._values[x], own, Some(self._values[bias])]
         return self._emit("aten::linear", words, Value())
 
@@ -503,7 +505,8 @@ def _is_random(func: Any, arguments: Sequence[Any]) -> bool:
     """Whether a call draws random numbers."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    chances = [a for a, named in zip(arguments, func._schema.arguments) if named.name == "dropout_p"]
+    named = zip(func._schema.arguments, arguments, strict=True)
+    chances = [value for argument, value in named if argument.name == "dropout_p"]
     return chances != [0.0]
 
 

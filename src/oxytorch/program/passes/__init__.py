@@ -24,6 +24,7 @@ ALWAYS: tuple[Pass, ...] = (
 )
 """Passes that hold for all weights."""
 CONVOLUTIONS: tuple[Pass, ...] = (
+    convolution.fold_pads,
     convolution.fold_norms,
     convolution.pack,
     convolution.fuse,
@@ -55,9 +56,7 @@ def split(steps: Steps, lasting: Iterable[Value]) -> tuple[Steps, list[Value]]:
     lasting = [*lasting]
     editor = Editor(steps, lasting)
     returned = escaping(editor)  # which users may write to
-    stays = {
-        step for step in steps.steps if not editor.lasts(step) or returned & {*step.results}
-    }
+    stays = {step for step in steps.steps if not editor.lasts(step) or returned & {*step.results}}
     taken_out = [step for step in steps.steps if step not in stays]
     rest = [step for step in steps.steps if step in stays]
     made = {value for step in taken_out for value in step.results if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,37 @@ from .post_ops import words
 CONVOLUTION, NORM = "aten::convolution", "aten::_native_batch_norm_legit_no_training"
 PACK = "mkldnn::_reorder_convolution_weight"
 PACKED = "mkldnn::_convolution_pointwise"
+_FOLDED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def fold_pads(editor: Editor) -> None:
+    """Have convolutions add the zeros that a step before them adds on both sides alike."""
+    for step in editor.steps.steps:
+        if step.target != CONVOLUTION:
+            continue
+        before = editor.made_by(step.arguments[0], "aten::pad")
+        if before is None:
+            continue
+        x, sizes, mode, value = before.arguments
+        padding, is_transposed = step.arguments[4], step.arguments[6] != "false"
+        own = _on_both_sides(sizes, len(padding))
+        if own is None or mode != '"constant"' or value != Some("0.0") or is_transposed:
+            continue
+        total = [str(int(a) + b) for a, b in zip(padding, own, strict=True)]
+        arguments = [x, *step.arguments[1:4], total, *step.arguments[5:]]
+        editor.replace(step, step.with_arguments(arguments))
+    editor.apply()
+
+
+def _on_both_sides(sizes: list[Any], dims: int) -> list[int] | None:
+    """The zeros on each side of each of the last dimensions, None where the sides differ."""
+    if not all(isinstance(size, str) for size in sizes):
+        return None
+    pairs = [(int(a), int(b)) for a, b in zip(sizes[::2], sizes[1::2], strict=True)][::-1]
+    others, last = pairs[:-dims], pairs[-dims:]
+    if any(pair != (0, 0) for pair in others) or any(a != b or a < 0 for a, b in last):
+        return None
+    return [0] * (dims - len(last)) + [a for a, _ in last]
 
 
 def fold_norms(editor: Editor) -> None:
@@ -27,7 +59,7 @@ def fold_norms(editor: Editor) -> None:
     for step in editor.steps.steps:
         if step.target != NORM or any(step.results[1:]):
             continue
-        x, weight, bias, mean, variance, _, eps = step.arguments
+        x, weight, bias, mean, variance, *_ = step.arguments
         before = editor.made_by(x, CONVOLUTION)
         if before is None or editor.only_taker(x) is not step:
             continue
@@ -35,7 +67,7 @@ def fold_norms(editor: Editor) -> None:
         is_transposed = before.arguments[6] != "false"
         if is_transposed or not all(value in editor.lasting for value in lasting):
             continue
-        if any(value.meta is None or value.meta.dtype != torch.float32 for value in lasting):
+        if any(value.meta is None or value.meta.dtype not in _FOLDED for value in lasting):
             continue
         folded, shift, makes = _folded(editor, before, step.arguments)
         arguments = [before.arguments[0], folded, Some(shift), *before.arguments[3:]]
@@ -47,9 +79,7 @@ def _given(*optional: Argument) -> list[Value]:
     return [each.item for each in optional if isinstance(each, Some)]
 
 
-def _folded(
-    editor: Editor, convolution: Step, norm: Any
-) -> tuple[Value, Value, list[Step]]:
+def _folded(editor: Editor, convolution: Step, norm: Any) -> tuple[Value, Value, list[Step]]:
     """The weight and bias of a convolution with a normalization folded in, and what makes them."""
     _, weight, bias, mean, variance, _, eps = norm
     own: Any = convolution.arguments[1]
@@ -60,21 +90,30 @@ def _folded(
         steps.append(Step(target, [*arguments], [result]))
         return result
 
+    def cast(value: Value, dtype: torch.dtype) -> Value:
+        if value.meta is not None and value.meta.dtype == dtype:
+            return value
+        name = f"={dtype}".replace("torch.", "")
+        return make("aten::_to_copy", value, Some(name), *["none"] * 3, "false", "none")
+
+    def wide(value: Value) -> Value:
+        return cast(value, torch.float32)
+
     small = Value()
     editor.steps.constants[small] = torch.tensor(float(eps))
-    scale = make("aten::rsqrt", make("add", variance, small, "1.0"))
+    scale = make("aten::rsqrt", make("add", wide(variance), small, "1.0"))
     for each in _given(weight):
-        scale = make("aten::mul.Tensor", scale, each)
+        scale = make("aten::mul.Tensor", scale, wide(each))
     sizes = ["-1", *["1"] * (own.meta.dim() - 1)]
-    folded = make("aten::mul.Tensor", own, make("aten::reshape", scale, sizes))
-    folded.meta = own.meta
-    shift = make("aten::neg", mean)
+    folded = make("aten::mul.Tensor", wide(own), make("aten::reshape", scale, sizes))
+    shift = make("aten::neg", wide(mean))
     for each in _given(convolution.arguments[2]):
-        shift = make("add", shift, each, "1.0")
+        shift = make("add", shift, wide(each), "1.0")
     shift = make("aten::mul.Tensor", shift, scale)
     for each in _given(bias):
-        shift = make("add", shift, each, "1.0")
-    shift.meta = mean.meta
+        shift = make("add", shift, wide(each), "1.0")
+    folded, shift = cast(folded, own.meta.dtype), cast(shift, own.meta.dtype)
+    folded.meta, shift.meta = own.meta, own.meta.new_empty(own.meta.shape[:1])
     return folded, shift, steps
 
 
@@ -127,9 +166,7 @@ def _pays(x: Any, weight: Any, words_: list[Any]) -> bool:
     own = torch.convolution
     both = (
         lambda: own(given, values, None, stride, padding, dilation, False, none, groups),
-        lambda: run.default(
-            last, packed, None, padding, stride, dilation, groups, "none", [], ""
-        ),
+        lambda: run.default(last, packed, None, padding, stride, dilation, groups, "none", [], ""),
     )
     return first_win(key, [both]) is not None
 
@@ -137,26 +174,54 @@ def _pays(x: Any, weight: Any, words_: list[Any]) -> bool:
 def _follow_order(editor: Editor) -> None:
     """Take care of what expects tensors in torch's order: packed convolutions return them in
     channels-last order, which is not what the graph was captured with."""
-    steps = editor.steps
-    for step in steps.steps:
+    for step in editor.steps.steps:
         if step.target in VIEWS[:2]:
-            editor.replace(step, Step(VIEWS[2], step.arguments, step.results))
+            editor.replace(step, replace(step, target=VIEWS[2]))
     editor.apply()
-    for value in dict.fromkeys(steps.outputs):
-        if value.is_size or value.meta is None or value.meta.dim() not in (4, 5):
+    for base in dict.fromkeys(_base(editor, value) for value in editor.steps.outputs):
+        maker, order = editor.maker.get(base), _order(base)
+        if maker is None or order is None:
             continue
-        if value in editor.maker and value.meta.is_contiguous():
-            lies = Value(meta=value.meta)
-            arguments = [value, "=contiguous_format"]
-            steps.steps.append(Step("aten::contiguous", arguments, [lies], is_view=True))
-            steps.outputs = [lies if each is value else each for each in steps.outputs]
-    editor.apply()
+        raw = Value(meta=base.meta)
+        results = [raw if value is base else value for value in maker.results]
+        own = Step("aten::contiguous", [raw, order], [base], is_view=True)
+        editor.replace(maker, replace(maker, results=results), own)
+        editor.apply()
+
+
+def _base(editor: Editor, value: Value) -> Value:
+    """The tensor that an output is a view of."""
+    maker = editor.maker.get(value)
+    while maker is not None and maker.is_view and isinstance(maker.arguments[0], Value):
+        value = maker.arguments[0]
+        maker = editor.maker.get(value)
+    return value
+
+
+def _order(value: Value) -> str | None:
+    """The order in which a tensor lies, of those that a program knows."""
+    meta = value.meta
+    if meta is None or meta.dim() not in (4, 5):
+        return None
+    last = torch.channels_last if meta.dim() == 4 else torch.channels_last_3d
+    orders = {"contiguous_format": torch.contiguous_format, str(last).split(".")[1]: last}
+    found = (name for name, own in orders.items() if meta.is_contiguous(memory_format=own))
+    name = next(found, None)
+    return None if name is None else f"={name}"
 
 
 def can_follow_order(editor: Editor) -> bool:
     """Whether no step depends on how its input lies in memory."""
-    refused = ("aten::as_strided", "aten::view.dtype", "aten::view_as_real", "aten::set_")
-    return not any(step.target.startswith(refused) for step in editor.steps.steps)
+    return not any(
+        step.target.startswith(_OF_ORDER)
+        or ("::" in step.target and not step.target.startswith(_KNOWN))
+        for step in editor.steps.steps
+    )
+
+
+_OF_ORDER = ("aten::as_strided", "aten::view.dtype", "aten::view_as_", "aten::set_")
+_KNOWN = ("aten::", "oxytorch::", "mkldnn::")
+"""Operators of others may want their inputs as they were when the graph was captured."""
 
 
 def fuse(editor: Editor) -> None:
@@ -164,10 +229,10 @@ def fuse(editor: Editor) -> None:
     place."""
     fuse_after(editor, PACKED, 7, _with_other)
     for step in editor.steps.steps:
-        if step.target == "aten::relu":
+        if step.target in ("aten::relu", "aten::relu6"):
             before = editor.made_by(step.arguments[0], PACKED, f"{PACKED}.binary")
             if before is not None and editor.only_taker(step.arguments[0]) is step:
-                editor.replace(step, Step("aten::relu_", step.arguments, step.results))
+                editor.replace(step, replace(step, target=f"{step.target}_"))
     editor.apply()
 
 

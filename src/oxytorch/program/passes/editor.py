@@ -117,4 +117,3 @@ def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
 def known(shape: Sequence[Any]) -> tuple[int, ...] | None:
     """A shape whose sizes are all known, else None."""
     return tuple(shape) if all(type(size) is int for size in shape) else None
-

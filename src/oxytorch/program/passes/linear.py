@@ -55,11 +55,14 @@ def _take_past_views(editor: Editor, step: Step) -> None:
     editor.replace(step, Step(LINEAR, [x, *step.arguments[1:]], [full]))
     for taker in after:
         made = taker.results[0]
-        if made is not None and made.meta is not None and full.meta is not None:
-            if are_same(made.meta.shape, full.meta.shape) and made not in editor.outputs:
-                editor.redirect(made, full)
-                continue
-        editor.replace(taker, taker.with_arguments([full, *taker.arguments[1:]]))
+        if made is not None and made not in editor.outputs and _is_shaped_as(made, full):
+            editor.redirect(made, full)
+        else:
+            editor.replace(taker, taker.with_arguments([full, *taker.arguments[1:]]))
+
+
+def _is_shaped_as(a: Value, b: Value) -> bool:
+    return a.meta is not None and b.meta is not None and are_same(a.meta.shape, b.meta.shape)
 
 
 def pack(editor: Editor) -> None:
@@ -140,19 +143,20 @@ def fuse_after(
     with_other: the step that adds a value, and makes a result; None if it cannot.
     """
     for step in editor.steps.steps:
-        (result,) = step.results if len(step.results) == 1 else (None,)
-        if step.target != target or result is None:
+        if step.target != target or editor.is_changed(step):
             continue
-        taker = editor.only_taker(result)
-        found = activation(taker)
-        if found is not None and taker is not None:
+        (result,) = step.results
+        taker = None if result is None else editor.only_taker(result)
+        if taker is None or result is None or editor.is_changed(taker):
+            continue
+        found, other = activation(taker), other_of_sum(taker, result)
+        joined = None
+        if found is not None:
             arguments = [*step.arguments[:place], *words(*found), *step.arguments[place + 3 :]]
-            editor.replace(step)
-            editor.replace(taker, Step(target, arguments, taker.results))
-            continue
-        other = other_of_sum(editor, taker, result)
-        joined = None if other is None or taker is None else with_other(step, other, taker.results[0])
-        if joined is not None and taker is not None:
+            joined = Step(target, arguments, taker.results)
+        elif other is not None:
+            joined = with_other(step, other, taker.results[0])
+        if joined is not None:
             editor.replace(step)
             editor.replace(taker, joined)
     editor.apply()
@@ -161,4 +165,3 @@ def fuse_after(
 def _with_other(step: Step, other: Value, result: Value | None) -> Step | None:
     x, packed, bias = step.arguments[:3]
     return Step(f"{PACKED}.binary", [x, other, packed, bias, '"add"'], [result])
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..program import Some, Step, Value
-from .editor import Editor, are_same
+from .editor import are_same
 
 UNARY = {
     "aten::sigmoid": "sigmoid",
@@ -26,8 +26,8 @@ def activation(step: Step | None) -> tuple[str, str] | None:
     return None if name is None else (name, "")
 
 
-def other_of_sum(editor: Editor, step: Step | None, value: Value) -> Value | None:
-    """What a step adds to a value, if it is of the same shape and dtype and made before it."""
+def other_of_sum(step: Step | None, value: Value) -> Value | None:
+    """What a step adds to a value, if it is of the same shape and dtype."""
     if step is None or step.target != "add" or step.arguments[2] != "1.0":
         return None
     first, second, _ = step.arguments
@@ -35,16 +35,7 @@ def other_of_sum(editor: Editor, step: Step | None, value: Value) -> Value | Non
     if other is value or not isinstance(other, Value) or other.meta is None or value.meta is None:
         return None
     alike = are_same(other.meta.shape, value.meta.shape) and other.meta.dtype == value.meta.dtype
-    return other if alike and _is_before(editor, other, value) else None
-
-
-def _is_before(editor: Editor, other: Value, value: Value) -> bool:
-    """Whether a value exists when the other one is made."""
-    maker = editor.maker.get(other)
-    if maker is None:
-        return True
-    steps = editor.steps.steps
-    return steps.index(maker) < steps.index(editor.maker[value])
+    return other if alike else None
 
 
 def words(name: str, algorithm: str) -> list[object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 from ..program import Argument, Some, Step, Value
 from .editor import VIEWS, Editor, are_same
@@ -28,13 +28,19 @@ def escaping(editor: Editor) -> set[Value]:
 
 
 def _leave_out_copies(editor: Editor, returned: set[Value]) -> None:
-    for step in editor.steps.steps:
-        (result, *_), source = step.results, step.arguments[0] if step.arguments else None
-        if step.target != "aten::clone" or result is None or result in returned:
-            continue
-        if isinstance(source, Value) and _lie_alike(source, result):
+    for _, source, result in _of(editor, "aten::clone"):
+        if result not in returned and _lie_alike(source, result):
             editor.redirect(result, source)
     editor.apply()
+
+
+def _of(editor: Editor, *targets: str) -> Iterator[tuple[Step, Value, Value]]:
+    """The steps of one tensor of these kinds, with it and with their result."""
+    for step in editor.steps.steps:
+        if step.target in targets:
+            source, (result,) = step.arguments[0], step.results
+            if isinstance(source, Value) and result is not None:
+                yield step, source, result
 
 
 def _lie_alike(a: Value, b: Value) -> bool:
@@ -45,20 +51,15 @@ def _lie_alike(a: Value, b: Value) -> bool:
 
 def _join_views(editor: Editor) -> None:
     """A view of a view is one of the first tensor; one of the same shape is that tensor."""
-    for step in editor.steps.steps:
-        source, result = step.arguments[0] if step.arguments else None, step.results[0]
-        if step.target not in VIEWS or not isinstance(source, Value) or result is None:
-            continue
+    for step, source, _ in _of(editor, *VIEWS):
         before = editor.made_by(source, *VIEWS)
         if before is not None and not editor.is_changed(before):
             first = before.arguments[0]
             editor.replace(step, step.with_arguments([first, *step.arguments[1:]]))
     editor.apply()
-    for step in editor.steps.steps:
-        source, result = step.arguments[0] if step.arguments else None, step.results[0]
-        if step.target in VIEWS and isinstance(source, Value) and result is not None:
-            if result not in editor.outputs and _lie_alike(source, result):
-                editor.redirect(result, source)
+    for _, source, result in _of(editor, *VIEWS):
+        if result not in editor.outputs and _lie_alike(source, result):
+            editor.redirect(result, source)
     editor.apply()
 
 
