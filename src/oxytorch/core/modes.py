@@ -6,7 +6,6 @@ compiling, exporting, functional transforms and tensor modes, the module's own c
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -20,11 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import _library
-
-NEWEST_TORCH = (2, 13)
-"""The newest torch in which the names that core/modes.cpp and core/sources.cpp look up were looked
-at. They are no part of its stable ABI: a newer one may have changed them under the same names."""
+from .._library import functions_in_known_torch
 
 PLAIN, GRADIENTS, OTHER, LAYERS = range(4)
 """What `_mode` returns: plain inference, plain with gradients enabled, anything else, or plain
@@ -86,7 +81,7 @@ def own_code() -> Iterator[None]:
 
 
 def _ask_for_own_code(count: int) -> None:
-    library = functions()
+    library = functions_in_known_torch()
     if library is not None:
         library.oxytorch_ask_for_own_code(count)
     _own.code = getattr(_own, "code", 0) + count
@@ -100,7 +95,7 @@ def runs_recorded() -> int:
 
 @functools.cache
 def _learn_dispatch_mode() -> None:
-    library = functions()
+    library = functions_in_known_torch()
     if library is not None:
         library.oxytorch_learn_dispatch_mode(0)
         with OwnDispatchMode():
@@ -119,7 +114,7 @@ class OwnDispatchMode(TorchDispatchMode):
 
 
 def _count_recordings(count: int) -> None:
-    library = functions()
+    library = functions_in_known_torch()
     if library is not None:
         library.oxytorch_record(count)
     _own.recordings = getattr(_own, "recordings", 0) + count
@@ -129,7 +124,7 @@ _own = threading.local()
 
 
 def _count_own(count: int) -> None:
-    library = functions()
+    library = functions_in_known_torch()
     if library is not None:
         library.oxytorch_enter_own_mode(count)
     _own.count = getattr(_own, "count", 0) + count
@@ -154,17 +149,9 @@ def _asked() -> int:
     return LAYERS if getattr(_own, "code", 0) else PLAIN
 
 
-@functools.cache
-def functions() -> ctypes.PyDLL | None:
-    """The library's plain C functions, if this torch is one that they know; they keep the GIL."""
-    if not _library.loaded or _library.torch_version() > NEWEST_TORCH:
-        return None
-    return ctypes.PyDLL(str(_library.PATH))
-
-
 def _chosen() -> Callable[[], int]:
-    library = functions()
-    if library is None or not hasattr(library, "oxytorch_mode"):
+    library = functions_in_known_torch()
+    if library is None:
         return _asked
     with torch.inference_mode():
         known = library.oxytorch_learn_inference_mode()
