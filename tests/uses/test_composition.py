@@ -17,6 +17,7 @@ from torch import nn
 from .compare import Log
 from .layers import KINDS
 from .networks import NETWORKS
+from .registers import into
 
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[], torch.Tensor], str]] = {
     **{name: (kind.build, kind.sample, kind.form) for name, kind in KINDS.items()},
@@ -28,17 +29,10 @@ Way = Callable[[Any, torch.Tensor, Log], None]
 WAYS: dict[str, Way] = {}
 LONG_WAYS: dict[str, Way] = {}
 
-
-def way(function: Way) -> Way:
-    """Register one way of using a model."""
-    WAYS[function.__name__.strip("_")] = function
-    return function
-
-
-def long_way(function: Way) -> Way:
-    """Register a way that takes seconds."""
-    LONG_WAYS[function.__name__.strip("_")] = function
-    return function
+way = into(WAYS)
+"""Registers one way of using a model."""
+long_way = into(LONG_WAYS)
+"""Registers a way that takes seconds."""
 
 
 def _first(value: Any) -> torch.Tensor:

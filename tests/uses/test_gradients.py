@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from .compare import Log
 from .layers import KINDS
 from .networks import NETWORKS
+from .registers import into
 
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[], torch.Tensor], str]] = {
     **{name: (kind.build, kind.sample, kind.form) for name, kind in KINDS.items()},
@@ -22,11 +23,8 @@ FLOATING = [name for name in MODELS if name not in ("tied", "bag")]
 Kind = Callable[[Any, torch.Tensor, Log], None]
 KINDS_OF_GRADIENT: dict[str, Kind] = {}
 
-
-def kind(function: Kind) -> Kind:
-    """Register one way of asking for derivatives."""
-    KINDS_OF_GRADIENT[function.__name__.strip("_")] = function
-    return function
+kind = into(KINDS_OF_GRADIENT)
+"""Registers one way of asking for derivatives."""
 
 
 def _out(model: Any, x: torch.Tensor) -> torch.Tensor:

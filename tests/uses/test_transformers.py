@@ -15,6 +15,7 @@ from torch import nn
 from tiny import tiny
 
 from .compare import Log
+from .registers import into_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -98,16 +99,8 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, torch.Tensor]]
 }
 EVERY = (*MODELS,)
 
-
-def idiom(*names: str) -> Callable[[Idiom], Idiom]:
-    """Register something that users do with these models."""
-
-    def register(function: Idiom) -> Idiom:
-        for name in names:
-            IDIOMS[f"{function.__name__.strip('_')}-{name}"] = name, function
-        return function
-
-    return register
+idiom = into_of(IDIOMS)
+"""Registers something that users do with these models, whose names it is given."""
 
 
 def _see(model: Any, inputs: dict[str, Any], log: Log) -> None:
