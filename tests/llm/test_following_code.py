@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from language_models import assert_follows, build, distance, logits, prompt
+from language_models import assert_follows, build, distance, logits, prompt, tokens
 from torch import nn
 from torch.nn import functional
 
