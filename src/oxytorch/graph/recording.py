@@ -9,24 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from ..core.modes import FunctionsTo
 from ..core.sources import GLOBAL_HOOKS
 from .code import is_constant
 from .errors import CaptureError
 from .record import Record, grad_modes, is_of_torch
 from .steps import is_same
-
-
-class _Functions(TorchFunctionMode):
-    def __init__(self, record: Record) -> None:
-        super().__init__()
-        self._record = record
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return self._record.function(func, args, kwargs or {})
 
 
 def recorded(
@@ -48,7 +37,12 @@ def recorded(
     attributes = _Attributes(model)
     with torch.no_grad():
         record.modes = grad_modes()
-        with _calls_noted(model, record), record.watch.watching(), _Functions(record), record:
+        with (
+            _calls_noted(model, record),
+            record.watch.watching(),
+            FunctionsTo(record.function),
+            record,
+        ):
             output = model(*args, **kwargs)
     for call in record.calls:
         if call.refusal is None and attributes.changed(call.module):
