@@ -83,14 +83,19 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+def _llama() -> tuple[Any, Any, dict[str, torch.Tensor], torch.Tensor]:
+    """A model, the same optimized, a prompt, and the logits of it."""
+    model: Any = build("llama")
+    fast: Any = llm.optimize(model, dtype=torch.float32)
+    given = prompt(1, 12)
+    return model, fast, given, logits(fast, given)
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_code_put_in_place_of_other_code_is_followed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model: Any = build("llama")
-    fast: Any = llm.optimize(model, dtype=torch.float32)
-    given = prompt(1, 12)
-    before = logits(fast, given)
+    model, fast, given, before = _llama()
     CHANGES[name](monkeypatch)
     assert_follows(fast, model, given, before)
     monkeypatch.undo()
@@ -104,10 +109,7 @@ def test_code_put_in_place_of_other_code_is_followed(
 def test_code_replaced_before_the_first_use_of_a_copy_is_followed(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model: Any = build("llama")
-    fast: Any = llm.optimize(model, dtype=torch.float32)
-    given = prompt(1, 12)
-    before = logits(fast, given)
+    model, fast, given, before = _llama()
     copied = copy.deepcopy(fast) if way == "deepcopy" else pickle.loads(pickle.dumps(fast))
     if way == "pickle":
         assert distance(logits(copied, given), before) < 1e-5

@@ -13,8 +13,6 @@ from torch.nn import functional
 from oxytorch import llm
 from tiny import tiny_llama
 
-transformers = pytest.importorskip("transformers")
-
 VOCABULARY = 96
 
 

@@ -262,25 +262,29 @@ OXY_EXPORT int oxytorch_can_compare_sources() {
   return python().is_whole() && version_function();
 }
 
+namespace {
+
+// values: one for each entry, or null for `value`.
+void add_entries(std::vector<oxytorch::Entry>& to, void** dicts, void** keys, void** values,
+                 void* value, std::int64_t count) {
+  using oxytorch::PyObject;
+  for (std::int64_t i = 0; i < count; ++i) {
+    to.push_back({static_cast<PyObject*>(dicts[i]), static_cast<PyObject*>(keys[i]),
+                  static_cast<PyObject*>(values ? values[i] : value)});
+  }
+}
+
+}  // namespace
+
 // Objects belong to the caller, who keeps them alive.
 OXY_EXPORT void oxytorch_add_entries(void* made, void** dicts, void** keys, void** values,
                                      std::int64_t count) {
-  using namespace oxytorch;
-  for (std::int64_t i = 0; i < count; ++i) {
-    static_cast<Sources*>(made)->entries.push_back({static_cast<PyObject*>(dicts[i]),
-                                                    static_cast<PyObject*>(keys[i]),
-                                                    static_cast<PyObject*>(values[i])});
-  }
+  add_entries(static_cast<oxytorch::Sources*>(made)->entries, dicts, keys, values, nullptr, count);
 }
 
 OXY_EXPORT void oxytorch_add_present(void* made, void** dicts, void** keys, void* none,
                                      std::int64_t count) {
-  using namespace oxytorch;
-  for (std::int64_t i = 0; i < count; ++i) {
-    static_cast<Sources*>(made)->present.push_back({static_cast<PyObject*>(dicts[i]),
-                                                    static_cast<PyObject*>(keys[i]),
-                                                    static_cast<PyObject*>(none)});
-  }
+  add_entries(static_cast<oxytorch::Sources*>(made)->present, dicts, keys, nullptr, none, count);
 }
 
 OXY_EXPORT void oxytorch_add_sizes(void* made, void** dicts, const std::int64_t* counts,
@@ -302,12 +306,8 @@ OXY_EXPORT void oxytorch_add_types(void* made, void** objects, void** types, std
 
 OXY_EXPORT void oxytorch_add_attributes(void* made, void** objects, void** names, void** values,
                                         std::int64_t count) {
-  using namespace oxytorch;
-  for (std::int64_t i = 0; i < count; ++i) {
-    static_cast<Sources*>(made)->attributes.push_back({static_cast<PyObject*>(objects[i]),
-                                                       static_cast<PyObject*>(names[i]),
-                                                       static_cast<PyObject*>(values[i])});
-  }
+  add_entries(static_cast<oxytorch::Sources*>(made)->attributes, objects, names, values, nullptr,
+              count);
 }
 
 namespace {
