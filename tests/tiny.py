@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 _LLAMA = {
     "vocab_size": 64,
@@ -23,6 +24,11 @@ def tiny(name: str, **settings: Any) -> Any:
     return kind(kind.config_class(**settings)).eval()
 
 
-def tiny_llama(**settings: Any) -> Any:
-    """A Llama of two layers, each 64 wide, where `settings` does not say otherwise."""
+def tiny_llama(seed: int | None = None, **settings: Any) -> Any:
+    """A Llama of two layers, each 64 wide, where `settings` does not say otherwise.
+
+    seed: of its weights; None goes on with the random numbers of the process.
+    """
+    if seed is not None:
+        torch.manual_seed(seed)
     return tiny("LlamaForCausalLM", **{**_LLAMA, **settings})

@@ -18,9 +18,8 @@ VOCABULARY = 96
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(3)
     return tiny_llama(
-        vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, num_attention_heads=6,
+        3, vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, num_attention_heads=6,
         max_position_embeddings=64, initializer_range=0.2,
     )  # fmt: skip
 
