@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from scripts import module_of
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +42,8 @@ def ocloc_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     if not ocloc.missing():
         return str(ocloc.find().parent)
     path = Path(__file__).parents[1] / "tools" / "fetch_ocloc.py"
-    specification = importlib.util.spec_from_file_location("fetch_ocloc", path)
-    assert specification is not None and specification.loader is not None
-    tool = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(tool)
     try:
-        return str(tool.fetch(tmp_path_factory.mktemp("ocloc")))
+        return str(module_of(path).fetch(tmp_path_factory.mktemp("ocloc")))
     except RuntimeError as error:
         pytest.skip(f"no ocloc on PATH, and apt cannot fetch it: {error}")
 

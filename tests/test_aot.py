@@ -20,8 +20,10 @@ from oxytorch.gpu.devices import DEVICES
 def folder(tmp_path):
     """Two images for gfx942, one of them twice."""
     elf = b"\x7fELF" + bytes(14) + (224).to_bytes(2, "little") + os.urandom(2000)
-    compiled = Compiled(elf, "entry", 256, 0, ("i64",), (), 2, "key", "Triton 3.6.0")
-    entries = [pack.entry("update", name, compiled, ()) for name in ("sgd", "adam")]
+    facts = {"entry": "entry", "threads": 256, "shared": 0, "arguments": ("i64",), "aligned": ()}
+    facts |= {"scratch": 2, "key": "key", "compiler": "Triton 3.6.0"}
+    names = ("sgd", "adam")
+    entries = [pack.entry(Compiled.of("update", name, elf, **facts), ()) for name in names]
     pack.merge(tmp_path / "images", "gfx942", entries)
     yield tmp_path / "images"
     images.collection.cache_clear()

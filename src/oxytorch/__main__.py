@@ -13,7 +13,7 @@ from . import __version__
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand: `module` offers `add_parser(subparsers)` and `run(arguments) -> int`."""
+    """One subcommand: `module` offers `configure(parser)` and `run(arguments) -> int`."""
 
     name: str
     module: str
@@ -39,10 +39,9 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"oxytorch {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:
+        subparser = subparsers.add_parser(command.name, help=command.summary)
         if command.name == chosen:
-            importlib.import_module(command.module).add_parser(subparsers)
-        else:
-            subparsers.add_parser(command.name, help=command.summary)
+            importlib.import_module(command.module).configure(subparser)
     return parser
 
 

@@ -1,7 +1,9 @@
-"""Loads the compiled library, or says in one line why it cannot be used."""
+"""Loads the compiled library and its functions, or says in one line why it cannot be used."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import re
 import warnings
 from pathlib import Path
@@ -9,6 +11,11 @@ from pathlib import Path
 import torch
 
 OLDEST_TORCH = (2, 10)
+NEWEST_TORCH = (2, 13)
+"""The newest torch in which the names that the library looks up in it (core/modes.cpp,
+core/sources.cpp, core/watch.cpp) were looked at. They are no part of its stable ABI: a newer one
+may have changed them under the same names."""
+
 PATH = Path(__file__).parent / "lib" / "liboxytorch.so"
 
 
@@ -36,6 +43,45 @@ def _load() -> str:
 
 why_missing = _load()
 loaded = not why_missing
+
+
+@functools.cache
+def functions() -> ctypes.PyDLL:
+    """The library's plain C functions; they are called with Python's lock held."""
+    library = ctypes.PyDLL(str(PATH))
+    for name, result in _RESULTS.items():
+        getattr(library, name).restype = result
+    for name, arguments in _ARGUMENTS.items():
+        getattr(library, name).argtypes = arguments
+    return library
+
+
+@functools.cache
+def functions_in_known_torch() -> ctypes.PyDLL | None:
+    """The same for those that look names up in torch; None where this torch may have others."""
+    return functions() if loaded and torch_version() <= NEWEST_TORCH else None
+
+
+_RESULTS = {
+    "oxytorch_level_name": ctypes.c_char_p,
+    "oxytorch_level_implies": ctypes.c_uint32,
+    "oxytorch_capability_name": ctypes.c_char_p,
+    "oxytorch_level_capabilities": ctypes.c_uint32,
+    "oxytorch_built_levels": ctypes.c_uint32,
+    "oxytorch_supported_levels": ctypes.c_uint32,
+    "oxytorch_set_tuning": None,
+    "oxytorch_bump_versions": None,
+    "oxytorch_unwatch": None,
+}
+"""What functions return that return no int."""
+
+_ARGUMENTS = {
+    "oxytorch_set_tuning": [ctypes.c_int64] * 3,
+    "oxytorch_moved": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64],
+    "oxytorch_bump_versions": [ctypes.c_void_p],
+    "oxytorch_unwatch": [ctypes.c_void_p],
+}
+"""What functions take that are called with plain numbers."""
 
 
 def warn_if_missing() -> None:

@@ -46,15 +46,10 @@ environment:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the subcommand with its options."""
-    parser = subparsers.add_parser(
-        "aot",
-        help="GPU kernels compiled ahead of time: build, list, check, size",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Gives the parser its options."""
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     builds = verbs.add_parser(
         "build",

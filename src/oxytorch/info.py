@@ -36,13 +36,11 @@ EXTRAS = {
 }
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the subcommand with its options."""
-    parser = subparsers.add_parser(
-        "info",
-        help="what oxytorch finds and does on this machine",
-        description="Prints versions, the processor, which kernels run and why, GPUs (without "
-        "starting CUDA), what is accelerated here, and the next step.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Gives the parser its options."""
+    parser.description = (
+        "Prints versions, the processor, which kernels run and why, GPUs (without starting CUDA), "
+        "what is accelerated here, and the next step."
     )
     parser.add_argument("--json", action="store_true", help="print the same facts as JSON")
 

@@ -7,7 +7,6 @@ active level belongs to the process, not to a thread.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +41,7 @@ def levels() -> tuple[Level, ...]:
     """Every level of the list, from the least to the most capable; empty without a library."""
     if not _library.loaded:
         return ()
-    library = functions()
+    library = _library.functions()
     count = library.oxytorch_level_count()
     names = [str(library.oxytorch_level_name(index), "ascii") for index in range(count)]
     supported = library.oxytorch_supported_levels()
@@ -71,7 +70,7 @@ def active() -> str:
     """Name of the level whose kernels run; "reference" where plain PyTorch runs instead."""
     if not _library.loaded:
         return "reference"
-    return levels()[int(functions().oxytorch_active_level())].name
+    return levels()[int(_library.functions().oxytorch_active_level())].name
 
 
 def has(capability: str) -> bool:
@@ -84,7 +83,7 @@ def has(capability: str) -> bool:
     if capability not in _capabilities():
         known = ", ".join(_capabilities())
         raise ValueError(f"isa.has: expected a capability from {known}, got {capability!r}")
-    return capability in levels()[int(functions().oxytorch_active_level())].capabilities
+    return capability in levels()[int(_library.functions().oxytorch_active_level())].capabilities
 
 
 def why() -> str:
@@ -115,33 +114,18 @@ def use(name: str) -> Iterator[None]:
 
 def last_called() -> str | None:
     """Name of the level whose code ran last in this process, None before the first kernel."""
-    index = int(functions().oxytorch_last_level())
+    index = int(_library.functions().oxytorch_last_level())
     return None if index < 0 else levels()[index].name
 
 
 def forget_last_called() -> None:
     """Makes `last_called` return None until the next kernel runs."""
-    functions().oxytorch_forget_last_level()
-
-
-@functools.cache
-def functions() -> ctypes.CDLL:
-    """The plain C functions of the library (core/levels.h, core/tuning.h)."""
-    library = ctypes.CDLL(str(_library.PATH))
-    library.oxytorch_level_name.restype = ctypes.c_char_p
-    library.oxytorch_level_implies.restype = ctypes.c_uint32
-    library.oxytorch_capability_name.restype = ctypes.c_char_p
-    library.oxytorch_level_capabilities.restype = ctypes.c_uint32
-    library.oxytorch_built_levels.restype = ctypes.c_uint32
-    library.oxytorch_supported_levels.restype = ctypes.c_uint32
-    library.oxytorch_set_tuning.argtypes = [ctypes.c_int64] * 3
-    library.oxytorch_set_tuning.restype = None
-    return library
+    _library.functions().oxytorch_forget_last_level()
 
 
 @functools.cache
 def _capabilities() -> tuple[str, ...]:
-    library = functions()
+    library = _library.functions()
     count = library.oxytorch_capability_count()
     return tuple(str(library.oxytorch_capability_name(index), "ascii") for index in range(count))
 
@@ -159,7 +143,7 @@ def _activate(name: str, source: str) -> None:
             f"{source}: level {name!r} is not built into this library; it has: {_choices()}; "
             "`make test` builds every level, as wheels have them"
         )
-    if functions().oxytorch_activate_level(index) != 0:
+    if _library.functions().oxytorch_activate_level(index) != 0:
         raise ValueError(
             f"{source}: this processor does not support level {name!r}; it supports: {_choices()}"
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import isa
+from . import _library
 
 # Allowed error where plain PyTorch is more accurate: in units in the last place of the element or
 # of a typical (root mean square) element of the tensor, whichever is larger, because sums that
@@ -134,7 +134,7 @@ def settings(stream: bool = False, split: bool = False, guard: int = 0) -> Itera
     stream: outputs bypass the caches. split: every item may go to its own thread. guard: number of
     0xff elements before and after every output; `assert_guarded` looks at them.
     """
-    library = isa.functions()
+    library = _library.functions()
     library.oxytorch_set_tuning(0 if stream else -1, 0 if split else -1, guard)
     try:
         yield

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
 
 import oxytorch
+from scripts import module_of
 from test_import import LAYERS
 
 ROOT = Path(__file__).parents[2]
 
 
-def _tool() -> ModuleType:
-    path = ROOT / "tools" / "draw_pictures.py"
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-TOOL = _tool()
+TOOL = module_of(ROOT / "tools" / "draw_pictures.py")
 
 
 @pytest.mark.parametrize("name", TOOL.PICTURES)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from oxytorch.benchmark.core.results import read_run
+from scripts import module_of
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_character_model.py"
 EIGHT_BIT = "bfloat16, split weights, 8-bit states"
@@ -21,12 +22,7 @@ EIGHT_BIT = "bfloat16, split weights, 8-bit states"
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
     """The script as a module."""
-    specification = importlib.util.spec_from_file_location("train_character_model", SCRIPT)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[module.__name__] = module
-    specification.loader.exec_module(module)
-    return module
+    return module_of(SCRIPT)
 
 
 @pytest.fixture(scope="module")

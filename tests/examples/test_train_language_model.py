@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import subprocess
@@ -16,6 +15,7 @@ import torch
 
 from oxytorch.__main__ import main
 from oxytorch.benchmark.core.results import read_run
+from scripts import module_of
 
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
@@ -37,12 +37,7 @@ LIMITS = {
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
     """The script as a module."""
-    specification = importlib.util.spec_from_file_location("train_language_model", SCRIPT)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[module.__name__] = module
-    specification.loader.exec_module(module)
-    return module
+    return module_of(SCRIPT)
 
 
 def _trained(out: Path, *words: str) -> Path:

@@ -209,19 +209,19 @@ def test_nonsense_is_an_error_of_the_driver_and_leaves_the_device_usable(code, u
     assert torch.equal(x, torch.full_like(x, 2.0))
 
 
-def test_ptx_that_is_newer_than_the_driver_fails_in_words(own_images):
+@pytest.mark.parametrize(
+    ("text", "other", "error"),
+    [
+        (b".version 8.0", b".version 99.0", r"cuLinkAddData: CUDA_ERROR_.*version"),
+        (b"ld.global", b"ld.nowhere", r"CUDA_ERROR_INVALID_PTX.*nowhere"),
+    ],
+    ids=["newer than the driver", "nonsense"],
+)
+def test_ptx_that_is_refused_fails_with_the_log_of_the_compiler(own_images, text, other, error):
     found = images.Collection(own_images, "compute_80")
     image = found.get("scale", "plain")
-    newer = found.read(image).replace(b".version 8.0", b".version 99.0")
-    with pytest.raises(DriverError, match=r"cuLinkAddData: CUDA_ERROR_.*version"):
-        cuda.driver(0).compile(newer, image)
-
-
-def test_ptx_that_is_nonsense_fails_with_the_log_of_the_compiler(own_images):
-    found = images.Collection(own_images, "compute_80")
-    image = found.get("scale", "plain")
-    broken = found.read(image).replace(b"ld.global", b"ld.nowhere")
-    with pytest.raises(DriverError, match=r"CUDA_ERROR_INVALID_PTX.*nowhere"):
+    broken = found.read(image).replace(text, other)
+    with pytest.raises(DriverError, match=error):
         cuda.driver(0).compile(broken, image)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,18 +20,32 @@ from oxytorch.gpu.errors import ImageError
 CODES = {"one": bytes(range(256)) * 5, "two": b"code" * 100, "three": b"\x7fELF" + os.urandom(300)}
 
 
-def _compiled(code: bytes) -> Compiled:
-    return Compiled(code, "entry", 128, 0, ("i64", "fp32"), (0,), 2, "key", "a compiler")
+def _entry(name: str, code: bytes, sources: Sequence[str] = ()) -> pack.Entry:
+    return pack.entry(_compiled(name, code), sources)
+
+
+def _compiled(name: str, code: bytes) -> Compiled:
+    return Compiled.of(
+        *("kernel", name, code),
+        entry="entry",
+        threads=128,
+        shared=0,
+        arguments=("i64", "fp32"),
+        aligned=(0,),
+        scratch=2,
+        key="key",
+        compiler="a compiler",
+    )
 
 
 def _image(name: str) -> images.Image:
-    return _compiled(CODES[name]).image("kernel", name)
+    return _compiled(name, CODES[name]).image
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """Three images for sm_90."""
-    entries = [pack.entry("kernel", name, _compiled(code), ()) for name, code in CODES.items()]
+    entries = [_entry(name, code) for name, code in CODES.items()]
     pack.merge(tmp_path, "sm_90", entries)
     return tmp_path
 
@@ -58,11 +73,18 @@ fuzzed = settings(
 )
 
 
-def _expect_same_or_error(folder: Path) -> None:
+def _expect_same_or_error(folder: Path, path: Path, whole: bytes) -> None:
+    """Reads a folder in which the file `path` is damaged, and makes the file whole again."""
     try:
         found = images.Collection(folder, "sm_90")
+        _read_each(found)
     except ImageError:
         return
+    finally:
+        path.write_bytes(whole)
+
+
+def _read_each(found: images.Collection) -> None:
     for name, code in CODES.items():
         try:
             image = found.get("kernel", name)
@@ -82,10 +104,7 @@ def test_pack_with_a_changed_byte_is_the_same_or_an_error(folder, position, valu
     damaged = bytearray(whole)
     damaged[position % len(whole)] = value
     path.write_bytes(damaged)
-    try:
-        _expect_same_or_error(folder)
-    finally:
-        path.write_bytes(whole)
+    _expect_same_or_error(folder, path, whole)
 
 
 @fuzzed
@@ -102,10 +121,7 @@ def test_manifest_with_changed_text_is_the_same_or_an_error(folder, begin, count
     whole = path.read_bytes()
     begin %= len(whole)
     path.write_bytes(whole[:begin] + text + whole[begin + count :])
-    try:
-        _expect_same_or_error(folder)
-    finally:
-        path.write_bytes(whole)
+    _expect_same_or_error(folder, path, whole)
 
 
 @fuzzed
@@ -124,22 +140,20 @@ def test_manifest_with_changed_text_is_the_same_or_an_error(folder, begin, count
 )
 def test_manifest_with_other_values_is_the_same_or_an_error(folder, change):
     path = folder / "sm_90.json"
-    whole = path.read_text()
+    whole = path.read_bytes()
     path.write_text(json.dumps({**json.loads(whole), **change}))
-    try:
-        _expect_same_or_error(folder)
-    finally:
-        path.write_text(whole)
+    _expect_same_or_error(folder, path, whole)
 
 
 @pytest.mark.parametrize("name", images.Image._fields)
 @pytest.mark.parametrize("value", [None, -1, 2**70, "", "other", [], [None], {}, True, 1.5])
 def test_entry_with_another_value_is_the_same_or_an_error(name, value, folder):
     path = folder / "sm_90.json"
-    manifest = json.loads(path.read_text())
+    whole = path.read_bytes()
+    manifest = json.loads(whole)
     manifest["images"][0][name] = value
     path.write_text(json.dumps(manifest))
-    _expect_same_or_error(folder)
+    _expect_same_or_error(folder, path, whole)
 
 
 def _truncate(path: Path, part: float) -> None:
@@ -182,7 +196,7 @@ def test_absent_pack_is_an_error(folder):
 
 
 def test_stream_that_is_larger_than_said_is_an_error(folder):
-    bomb = pack.entry("kernel", "bomb", _compiled(bytes(10_000_000)), ())
+    bomb = _entry("bomb", bytes(10_000_000))
     small = dataclasses.replace(bomb, image=bomb.image._replace(size=100))
     pack.merge(folder, "sm_90", [pack.with_sources(small, ())])
     found = images.Collection(folder, "sm_90")
@@ -192,7 +206,7 @@ def test_stream_that_is_larger_than_said_is_an_error(folder):
 
 def test_reader_keeps_reading_while_the_pack_is_replaced(folder):
     found = images.Collection(folder, "sm_90")
-    pack.merge(folder, "sm_90", [pack.entry("kernel", "one", _compiled(b"new"), ())])
+    pack.merge(folder, "sm_90", [_entry("one", b"new")])
     assert {image.signature: found.read(image) for image in found} == CODES
     assert _read_all(folder) == {**CODES, "one": b"new"}
 
@@ -202,7 +216,7 @@ def test_merge_leaves_damaged_images_out_and_keeps_the_others(folder, caplog):
     damaged = bytearray(path.read_bytes())
     damaged[images.Collection(folder, "sm_90").get("kernel", "two").offset] ^= 1
     path.write_bytes(damaged)
-    pack.merge(folder, "sm_90", [pack.entry("kernel", "four", _compiled(b"four"), ())])
+    pack.merge(folder, "sm_90", [_entry("four", b"four")])
     expected = {name: code for name, code in CODES.items() if name != "two"}
     assert _read_all(folder) == {**expected, "four": b"four"}
     assert "kernel/two is damaged" in caplog.text
@@ -217,7 +231,7 @@ def test_image_names_the_source_files_that_have_changed(folder, monkeypatch, tmp
     monkeypatch.setattr(pack, "file_digests", lambda names: digests(names, root))
     monkeypatch.setattr(images, "file_digests", lambda names: digests(names, root))
     pack._digests.cache_clear()
-    entry = pack.entry("kernel", "made", _compiled(b"made"), ("a.py", "b.py"))
+    entry = _entry("made", b"made", ("a.py", "b.py"))
     pack.merge(folder, "sm_90", [entry])
     found = images.Collection(folder, "sm_90")
     image = found.get("kernel", "made")
@@ -247,7 +261,7 @@ def test_source_that_is_edited_while_kernels_compile_makes_the_image_stale(
     images._changed.cache_clear()
     pack.remember_sources()
     (root / "a.py").write_text("x = 2\n")
-    pack.merge(folder, "sm_90", [pack.entry("kernel", "made", _compiled(b"made"), ["a.py"])])
+    pack.merge(folder, "sm_90", [_entry("made", b"made", ["a.py"])])
     found = images.Collection(folder, "sm_90")
     assert found.stale(found.get("kernel", "made")) == "a.py"
     pack._digests.cache_clear()

@@ -51,6 +51,13 @@ def _use(monkeypatch, folder, way: str = "") -> None:
     monkeypatch.setattr(config, "current", dataclasses.replace(config.current, gpu=way))
 
 
+def _drive(monkeypatch, library: FakeCuda, folder) -> None:
+    """Launches with the images of a folder go to this library."""
+    driver = fake_driver(library)
+    monkeypatch.setattr(cuda, "driver", lambda index: driver)
+    _use(monkeypatch, folder)
+
+
 def _image(folder, device: str, signature: Signature) -> bytes:
     found = images.Collection(folder, device)
     return found.read(found.get("scale", signature.name))
@@ -70,9 +77,7 @@ def test_image_of_the_device_is_taken_first(fake, samples, monkeypatch, caplog, 
 
 def test_image_of_an_older_chip_of_the_generation_is_taken(samples, monkeypatch, no_triton):
     library = FakeCuda((8, 9))
-    driver = fake_driver(library)
-    monkeypatch.setattr(cuda, "driver", lambda index: driver)
-    _use(monkeypatch, samples)
+    _drive(monkeypatch, library, samples)
     launch.function(KERNEL, PLAIN, DEVICE)
     assert library.modules == [_image(samples, "sm_80", PLAIN)]
 
@@ -81,9 +86,7 @@ def test_ptx_is_compiled_once_and_kept_where_there_is_no_image(
     samples, monkeypatch, no_triton, caplog
 ):
     library = FakeCuda((10, 3))
-    driver = fake_driver(library)
-    monkeypatch.setattr(cuda, "driver", lambda index: driver)
-    _use(monkeypatch, samples)
+    _drive(monkeypatch, library, samples)
     with caplog.at_level(logging.INFO, "oxytorch.gpu"):
         launch.function(KERNEL, PLAIN, DEVICE)
         monkeypatch.setattr(launch, "_functions", {})
@@ -97,9 +100,7 @@ def test_ptx_is_compiled_once_and_kept_where_there_is_no_image(
 
 def test_damaged_file_of_the_cache_is_made_anew(samples, monkeypatch, no_triton):
     library = FakeCuda((10, 3))
-    driver = fake_driver(library)
-    monkeypatch.setattr(cuda, "driver", lambda index: driver)
-    _use(monkeypatch, samples)
+    _drive(monkeypatch, library, samples)
     for _ in range(2):
         monkeypatch.setattr(launch, "_functions", {})
         launch.function(KERNEL, PLAIN, DEVICE)
@@ -112,9 +113,7 @@ def test_file_of_the_cache_that_the_driver_refuses_is_made_anew(
     samples, monkeypatch, no_triton, caplog
 ):
     library = FakeCuda((10, 3))
-    driver = fake_driver(library)
-    monkeypatch.setattr(cuda, "driver", lambda index: driver)
-    _use(monkeypatch, samples)
+    _drive(monkeypatch, library, samples)
     launch.function(KERNEL, PLAIN, DEVICE)
     monkeypatch.setattr(launch, "_functions", {})
     library.load = [NO_BINARY]

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from oxytorch import llm
+
 transformers = pytest.importorskip("transformers")
 
 VOCABULARY = 200
@@ -408,3 +410,20 @@ def tokens(model: Any, given: dict[str, Tensor], **options: Any) -> Tensor:
     settings = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0, **options}
     result: Tensor = model.generate(**copy.deepcopy(given), **settings)
     return result[:, given["input_ids"].shape[1] :]
+
+
+def assert_follows(fast: Any, model: Any, given: dict[str, Tensor], before: Tensor) -> None:
+    """Logits, tokens and losses are those of a model that was changed as the fast one was.
+
+    before: the logits before the change, which has to show.
+    """
+    ids, text = given["input_ids"], torch.randint(3, VOCABULARY, (21,))
+    expected = logits(model, given)
+    assert distance(before, expected) > 1e-3, "the change has to show"
+    assert distance(logits(fast, given), expected) < 1e-5
+    wanted = tokens(model, given, max_new_tokens=8)
+    assert torch.equal(tokens(fast, given, max_new_tokens=8), wanted)
+    found = llm.generate(fast, ids, max_new_tokens=8)
+    assert torch.equal(found[:, ids.shape[1] :], wanted)
+    losses = [llm.token_losses(one, text, window=20) for one in (model, fast)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from language_models import VOCABULARY, build, distance, logits, prompt, tokens
+from language_models import VOCABULARY, assert_follows, build, distance, logits, prompt, tokens
 from torch import Tensor, nn
 
 import oxytorch
@@ -144,10 +144,6 @@ _SLOW = {"adapter o_proj", "wrapped norm", "hook q_proj", "hook norm", "hook emb
 _SLOW |= {"another activation", "data", "data assigned", "norm replaced", "last norm in place"}
 
 
-def losses(model: Any, text: Tensor) -> Tensor:
-    return llm.token_losses(model, text, window=20)
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in _SLOW else ()) for n in CHANGES]
 )
@@ -159,15 +155,7 @@ def test_changes_are_followed_everywhere(name: str) -> None:
     llm.generate(fast, given["input_ids"], max_new_tokens=20)  # a tape is made
     for one in (model, fast):
         CHANGES[name](one)
-    expected = logits(model, given)
-    assert distance(before, expected) > 1e-3, "the change has to show"
-    assert distance(logits(fast, given), expected) < 1e-5
-    wanted = tokens(model, given, max_new_tokens=8)
-    assert torch.equal(tokens(fast, given, max_new_tokens=8), wanted)
-    found = llm.generate(fast, given["input_ids"], max_new_tokens=8)
-    assert torch.equal(found[:, 12:], wanted)
-    text = torch.randint(3, VOCABULARY, (21,))
-    torch.testing.assert_close(losses(fast, text), losses(model, text), rtol=1e-4, atol=1e-4)
+    assert_follows(fast, model, given, before)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from oxytorch import llm
+from tiny import tiny_llama
 
 transformers = pytest.importorskip("transformers")
 
@@ -19,21 +20,11 @@ VOCABULARY = 96
 @pytest.fixture(scope="module")
 def model():
     """A Llama with large random weights: its answers depend on the whole prompt."""
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
+    return tiny_llama(
+        3, vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, num_hidden_layers=3,
+        num_attention_heads=6, max_position_embeddings=256, initializer_range=0.3,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
 
 
 class Letters:

@@ -10,6 +10,7 @@ import torch
 from language_models import VOCABULARY, build
 
 from oxytorch import llm
+from tiny import tiny_llama
 
 transformers = pytest.importorskip("transformers")
 
@@ -225,19 +226,11 @@ SCALED = {
 @pytest.mark.parametrize("kind", SCALED)
 def test_angles_for_longer_texts_go_beyond_the_positions(kind: str) -> None:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
+    model = tiny_llama(
+        vocab_size=VOCABULARY, num_key_value_heads=4, max_position_embeddings=64,
         rope_scaling={"rope_type": kind, "rope_theta": 10000.0, **SCALED[kind]},
-        initializer_range=0.2,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
+        initializer_range=0.2, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
     fast = llm.optimize(model, dtype=torch.float32)
     for length in (50, 90):
         ids = torch.randint(3, VOCABULARY, (1, length))

@@ -139,23 +139,15 @@ def test_assisted_decoding_crops_the_cache(pair: Any) -> None:
     assert torch.equal(*looked_up)
 
 
-def test_a_cache_of_the_plain_model_is_taken_over(pair: Any) -> None:
-    model, fast = pair
+@pytest.mark.parametrize("first_is", ["plain", "fused"])
+def test_a_cache_of_one_model_is_taken_over_by_the_other(pair: Any, first_is: str) -> None:
+    begins, goes_on = pair if first_is == "plain" else reversed(pair)
     ids = prompt(2, 12)["input_ids"]
     with torch.no_grad():
-        first = model(ids[:, :8], use_cache=True)
-        second = fast(ids[:, 8:], past_key_values=first.past_key_values)
-        torch.testing.assert_close(second.logits, model(ids).logits[:, 8:], rtol=1e-4, atol=1e-4)
+        first = begins(ids[:, :8], use_cache=True)
+        second = goes_on(ids[:, 8:], past_key_values=first.past_key_values)
+        torch.testing.assert_close(second.logits, pair[0](ids).logits[:, 8:], rtol=1e-4, atol=1e-4)
         assert second.past_key_values.get_seq_length() == 12
-
-
-def test_the_plain_model_reads_a_cache_of_fused_layers(pair: Any) -> None:
-    model, fast = pair
-    ids = prompt(2, 12)["input_ids"]
-    with torch.no_grad():
-        first = fast(ids[:, :8], use_cache=True)
-        second = model(ids[:, 8:], past_key_values=first.past_key_values)
-        torch.testing.assert_close(second.logits, model(ids).logits[:, 8:], rtol=1e-4, atol=1e-4)
 
 
 def test_calls_that_the_fused_layers_do_not_know_run_the_models_code(pair: Any) -> None:

@@ -11,26 +11,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from oxytorch import llm
-
-transformers = pytest.importorskip("transformers")
+from tiny import tiny_llama
 
 VOCABULARY = 96
 
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
+    return tiny_llama(
+        3, vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, num_attention_heads=6,
+        max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from oxytorch.__main__ import main
 from oxytorch.llm_command.generate import TextPrinter
 from oxytorch.llm_command.model import PreparedModel, token_reads
 from oxytorch.llm_command.options import PRECISIONS
+from tiny import tiny_llama
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -36,19 +37,10 @@ def _tokenizer():
 
 def _model():
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(WORDS),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        eos_token_id=0,
-        bos_token_id=1,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
+    return tiny_llama(
+        vocab_size=len(WORDS), max_position_embeddings=128, initializer_range=0.3,
+        eos_token_id=0, bos_token_id=1,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

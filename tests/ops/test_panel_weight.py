@@ -212,6 +212,13 @@ def codes_of(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.uint8)
 
 
+def _of_panels(count: int, format: str, dtype: torch.dtype) -> PanelWeight:
+    """A weight [16, 64] whose panels have so many bytes, and nothing else."""
+    return PanelWeight.from_tensors(
+        {"panels": codes_of(count)}, format=format, shape=(16, 64), group_size=None, dtype=dtype
+    )
+
+
 CASES: list[tuple[str, Callable[[], object]]] = [
     (
         "expected group_size in [32, 64, 128, 256] or None, got 16",
@@ -259,23 +266,11 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     ),
     (
         "expected tensors ['channel_scales', 'panels'], got ['panels']",
-        lambda: PanelWeight.from_tensors(
-            {"panels": codes_of(512)},
-            format="int4",
-            shape=(16, 64),
-            group_size=None,
-            dtype=torch.float32,
-        ),
+        lambda: _of_panels(512, "int4", torch.float32),
     ),
     (
         "expected panels torch.uint8 [2048], got torch.uint8 [2047]",
-        lambda: PanelWeight.from_tensors(
-            {"panels": codes_of(2047)},
-            format="bf16",
-            shape=(16, 64),
-            group_size=None,
-            dtype=torch.bfloat16,
-        ),
+        lambda: _of_panels(2047, "bf16", torch.bfloat16),
     ),
 ]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from cpu_device import CpuDevice
 from optimizers import make, weights
 from torch import Tensor
 
@@ -63,42 +64,20 @@ class _InterpretedFunction:
         return _InterpretedLaunch(*self._bound, arguments)
 
 
-class Interpreter:
-    """A device whose kernels run in Triton's interpreter, on CPU tensors.
-
-    capturing: makes the device say that it captures a graph. uploads: how many there were.
-    """
+class Interpreter(CpuDevice):
+    """A device whose kernels run in Triton's interpreter, on CPU tensors."""
 
     STREAM = 7
-    device = torch.device("cpu")
 
     def __init__(self) -> None:
+        super().__init__()
         sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
         import gpu_steps
 
         self._run = gpu_steps.interpreter()
-        self.capturing = False
-        self.uploads = 0
 
     def function(self, kernel: Kernel, signature: Signature) -> Any:
         return _InterpretedFunction(self._run, kernel, signature)
-
-    def stream(self) -> int:
-        return self.STREAM
-
-    def is_capturing(self) -> bool:
-        return self.capturing
-
-    def staging(self, like: Tensor) -> Tensor:
-        assert not self.capturing
-        return torch.empty_like(like)
-
-    def upload(self, target: Tensor, source: Tensor, staging: Tensor) -> None:
-        self.uploads += 1
-        target.copy_(staging.copy_(source))
-
-    def use_on_stream(self, tensors: Sequence[Tensor]) -> None:
-        raise AssertionError("there is one stream")
 
 
 def install() -> Interpreter:

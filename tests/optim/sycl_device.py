@@ -6,12 +6,11 @@ As a plugin of pytest it takes the place of Triton's interpreter in test_gpu.py.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from cpu_device import CpuDevice
 
 from oxytorch.gpu.kernel import Kernel, Signature
 
@@ -37,20 +36,18 @@ class _Function:
         return _Waiting(self._device, self._function.bind(*arguments))
 
 
-class SyclDevice:
+class SyclDevice(CpuDevice):
     """SYCL's CPU device, as `devices.Accelerator` is an Intel GPU.
 
-    capturing: makes the device say that it captures a graph. launches, uploads: how many so far.
+    launches: how many so far.
     """
 
     STREAM = 0
-    device = torch.device("cpu")
 
     def __init__(self, driver: Any) -> None:
+        super().__init__()
         self.driver = driver
-        self.capturing = False
         self.launches = 0
-        self.uploads = 0
         self._functions: dict[tuple[str, str], _Function] = {}
 
     def function(self, kernel: Kernel, signature: Signature) -> Any:
@@ -58,23 +55,6 @@ class SyclDevice:
         if name not in self._functions:
             self._functions[name] = _Function(self, self.driver.build(kernel, signature)[0])
         return self._functions[name]
-
-    def stream(self) -> int:
-        return self.STREAM
-
-    def is_capturing(self) -> bool:
-        return self.capturing
-
-    def staging(self, like: Tensor) -> Tensor:
-        assert not self.capturing
-        return torch.empty_like(like)
-
-    def upload(self, target: Tensor, source: Tensor, staging: Tensor) -> None:
-        self.uploads += 1
-        target.copy_(staging.copy_(source))
-
-    def use_on_stream(self, tensors: Sequence[Tensor]) -> None:
-        raise AssertionError("there is one queue")
 
 
 def pytest_configure(config: Any) -> None:

@@ -67,16 +67,20 @@ def test_training_continues_identically_both_ways(name: str, options: dict[str, 
         torch.testing.assert_close(ours_end, theirs_end, rtol=2e-6, atol=1e-6)
 
 
+def _trained(name: str, options: dict[str, Any], format_name: str) -> Any:
+    dtype = torch.bfloat16 if "split" in format_name else torch.float32
+    optimizer = make(name, [w.to(dtype) for w in weights()], **options, **SMALL[format_name])
+    train(optimizer, 3)
+    return optimizer
+
+
 @pytest.mark.parametrize("format_name", SMALL)
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
 def test_small_formats_continue_bit_for_bit_from_their_checkpoint(
     name: str, options: dict[str, Any], format_name: str
 ) -> None:
-    formats = SMALL[format_name]
-    dtype = torch.bfloat16 if "split" in format_name else torch.float32
-    one = make(name, [w.to(dtype) for w in weights()], **options, **formats)
-    train(one, 3)
-    other = make(name, _parameters(one), **options, **formats)
+    one = _trained(name, options, format_name)
+    other = make(name, _parameters(one), **options, **SMALL[format_name])
     other.load_state_dict(_saved(one))
     for a, b in zip(train(one, 3, first=3), train(other, 3, first=3), strict=True):
         assert torch.equal(a, b)
@@ -88,10 +92,7 @@ def test_small_formats_continue_bit_for_bit_from_their_checkpoint(
 def test_checkpoints_of_small_formats_are_torchs(
     name: str, options: dict[str, Any], format_name: str
 ) -> None:
-    formats = SMALL[format_name]
-    dtype = torch.bfloat16 if "split" in format_name else torch.float32
-    ours = make(name, [w.to(dtype) for w in weights()], **options, **formats)
-    train(ours, 3)
+    ours = _trained(name, options, format_name)
     theirs = getattr(torch.optim, name)(_parameters(ours), lr=0.01, **options)
     train(theirs, 1)
     saved = _saved(ours)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from optimizers import CASES, IDS, MEASURED, make, train, weights
+from optimizers import CASES, IDS, assert_same_numbers, make, train, weights
 from sycl_device import SyclDevice
-from test_numbers import FORMATS, _assert_near, _dtype
+from test_numbers import FORMATS, _dtype
 from torch import Tensor
 
 from oxytorch.optim import executor
@@ -69,13 +69,7 @@ def test_steps_compute_the_bits_of_the_reference(
         patch.setitem(devices._known, torch.device("cpu"), None)
         patch.setattr(executor, "is_fused", lambda parameter: False)
         expected = _run(name, options, format_name)
-    assert len(actual) == len(expected)
-    for a, b in zip(actual, expected, strict=True):
-        if name in MEASURED:
-            # Norms are summed in another order, which may turn a random rounding over.
-            _assert_near(a, b)
-        else:
-            assert torch.equal(a, b)
+    assert_same_numbers(name, actual, expected)
 
 
 @pytest.mark.slow

@@ -117,12 +117,15 @@ def test_gradients_are_not_kept_and_parameters_are_given_up(kind: Any) -> None:
 
 
 def test_a_torch_that_nobody_looked_at_is_asked_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    newer = (address_guard.NEWEST_TORCH[0], address_guard.NEWEST_TORCH[1] + 1)
+    newer = (_library.NEWEST_TORCH[0], _library.NEWEST_TORCH[1] + 1)
     monkeypatch.setattr(_library, "torch_version", lambda: newer)
-    address_guard._functions.cache_clear()
+    caches = (_library.functions_in_known_torch, address_guard._functions)
+    for cached in caches:
+        cached.cache_clear()
     own = parameters()
     watch = address_guard.guard(own, own, torch.zeros(4, 1, dtype=torch.int64))
-    address_guard._functions.cache_clear()
+    for cached in caches:
+        cached.cache_clear()
     assert isinstance(watch, address_guard.PythonGuard)
 
 

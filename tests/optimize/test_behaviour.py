@@ -6,7 +6,6 @@ import copy
 import json
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from oxytorch.core.packed import PackedTensor
 from oxytorch.ops.attention import is_fast, scaled_dot_product_attention
 from oxytorch.optimize import PASSES
 from oxytorch.optimize.verify import VerificationError
+from threads import errors_in_threads
 
 bfloat16_only = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here"
@@ -183,23 +183,15 @@ def test_two_threads_share_a_joined_model() -> None:
     torch.manual_seed(0)
     model = Attention().eval()
     optimized = oxytorch.optimize(model, sample_input=torch.randn(2, 5, 32), passes=[*PASSES])
-    wrong: list[float] = []
 
     def work(seed: int) -> None:
         x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():
             expected = model(x)
             for _ in range(50):
-                gap = float((optimized(x) - expected).abs().max())
-                if gap > 1e-5:
-                    wrong.append(gap)
+                assert float((optimized(x) - expected).abs().max()) <= 1e-5
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert not errors_in_threads(work, range(4))
 
 
 def test_dtype_may_differ_by_path_and_type() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from counting import counts_original
 from torch import Tensor, nn
 from zoo import build, call
 
@@ -98,20 +99,6 @@ def _is_compiled(module: nn.Module) -> bool:
     return isinstance(forward, Replay) and isinstance(forward.programs()[0], OneDnnProgram)
 
 
-def _counts_original(model: nn.Module) -> list[int]:
-    """Counts the calls that reach the model's own forward."""
-    calls: list[int] = []
-    replay = model.__dict__["forward"]
-    inner = replay.forward
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return inner(*args, **kwargs)
-
-    replay.forward = counted
-    return calls
-
-
 @pytest.mark.parametrize("name", ["resnet", "mobilenet"])
 def test_whole_networks(name: str) -> None:
     model, _ = build(name)
@@ -166,7 +153,7 @@ def test_what_is_refused_in_bfloat16_is_left_to_the_other_passes() -> None:
 def test_compiled_calls_do_not_reach_the_forward(mode: Any) -> None:
     model = _network()
     optimized = _compiled(model, _image())
-    calls = _counts_original(optimized)
+    calls = counts_original(optimized)
     with mode():
         for _ in range(3):
             x = _image()
@@ -198,7 +185,7 @@ def test_images_of_any_strides(name: str, before: str) -> None:
     body = Residual() if before == "residual" else nn.Conv2d(8, 8, 3)
     model = nn.Sequential(body, nn.Conv2d(8, 4, 1)).eval()
     optimized = _compiled(model, FORMS[name]())
-    calls = _counts_original(optimized)
+    calls = counts_original(optimized)
     with torch.no_grad():
         for _ in range(3):
             x = FORMS[name]()
@@ -335,7 +322,7 @@ def test_new_weights_are_seen() -> None:
             target[1].norm.running_var.mul_(2.0)
         for _ in range(3):
             torch.testing.assert_close(optimized(x), other(x), rtol=1e-4, atol=1e-4)
-        calls = _counts_original(optimized)
+        calls = counts_original(optimized)
         optimized(x)
         assert not calls
 
@@ -353,7 +340,7 @@ def test_constants_that_are_no_parameters_are_watched() -> None:
 def test_guards_call_the_forward() -> None:
     model, x = _network(), _image()
     optimized = _compiled(model, x)
-    calls = _counts_original(optimized)
+    calls = counts_original(optimized)
     found = torch.autograd.grad(optimized(x.requires_grad_()).sum(), x)[0]
     wanted = torch.autograd.grad(model(x).sum(), x)[0]
     torch.testing.assert_close(found, wanted)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from oxytorch.graph.code import CodeWatch
 from oxytorch.graph.errors import CaptureError
 from oxytorch.graph.reachable import Codes, Reachable
-from oxytorch.graph.record import recorded
+from oxytorch.graph.recording import recorded
 
 NUMBER = 1.0
 TABLE = {"scale": 1.0, "inner": {"flag": False}}

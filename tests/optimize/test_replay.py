@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from counting import counts_original
 from torch import Tensor, nn
 from zoo import CASES, build, call
 
@@ -27,20 +28,6 @@ def _replaying(model: nn.Module, sample: Any, **options: Any) -> nn.Module:
     optimized = oxytorch.optimize(model, sample_input=sample, passes=PASSES, **options)
     assert isinstance(optimized.__dict__.get("forward"), Replay), _reasons(optimized)
     return optimized
-
-
-def _counts_original(model: nn.Module) -> list[int]:
-    """Counts the calls that reach the model's own forward."""
-    calls: list[int] = []
-    replay = model.__dict__["forward"]
-    inner = replay.forward
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return inner(*args, **kwargs)
-
-    replay.forward = counted
-    return calls
 
 
 def _mlp() -> nn.Sequential:
@@ -92,7 +79,7 @@ def test_recorded_calls_do_not_reach_the_forward(mode: Any) -> None:
     model = _mlp()
     x = torch.randn(3, 8)
     optimized = _replaying(model, x)
-    calls = _counts_original(optimized)
+    calls = counts_original(optimized)
     with mode():
         for value in (x, -x, x * 3):
             torch.testing.assert_close(optimized(value), model(value))
@@ -102,7 +89,7 @@ def test_recorded_calls_do_not_reach_the_forward(mode: Any) -> None:
 def test_other_forms_are_recorded_when_seen_again() -> None:
     model = _mlp()
     optimized = _replaying(model, torch.randn(3, 8))
-    calls = _counts_original(optimized)
+    calls = counts_original(optimized)
     with torch.no_grad():
         for rows in (5, 5, 5, 5):
             x = torch.randn(rows, 8)
@@ -128,7 +115,7 @@ def test_values_that_decide_are_checked() -> None:
     optimized = _replaying(model, ((x, mask),))
     other = mask.clone()
     other[0, 1] = False
-    calls = _counts_original(optimized)
+    calls = counts_original(optimized)
     with torch.no_grad():
         for given in (mask, other, mask, other, other, mask):
             found, wanted = optimized((x, given)), model((x, given))
@@ -169,7 +156,7 @@ def test_guards_call_the_forward() -> None:
     model = _mlp()
     x = torch.randn(3, 8)
     optimized = _replaying(model, x)
-    calls = _counts_original(optimized)
+    calls = counts_original(optimized)
     optimized(x)
     assert len(calls) == 1, "gradients"
     gradient = torch.autograd.grad(optimized(x.requires_grad_()).sum(), x)[0]
@@ -223,7 +210,7 @@ def test_sizes_stay_sizes() -> None:
 def test_errors_are_those_of_the_module() -> None:
     model, tokens = Embedded().eval(), torch.arange(6).view(2, 3)
     optimized = _replaying(model, tokens)
-    calls = _counts_original(optimized)
+    calls = counts_original(optimized)
     with torch.no_grad():
         with pytest.raises(IndexError, match="out of range"):
             optimized(tokens + 8)
@@ -255,7 +242,7 @@ def test_errors_while_a_form_is_recorded_run_the_module(where: str) -> None:
 def test_a_program_that_fails_by_itself_is_not_used_again() -> None:
     model, tokens = Embedded().eval(), torch.arange(6).view(2, 3)
     optimized = _replaying(model, tokens)
-    calls, failures = _counts_original(optimized), []
+    calls, failures = counts_original(optimized), []
 
     def fails(tensors: list[Tensor]) -> None:
         failures.append(1)
@@ -378,7 +365,7 @@ def test_what_is_put_in_later_is_followed() -> None:
 
     model, x = Asking(8, 4).eval(), torch.randn(3, 8)
     optimized = _replaying(model, x)
-    calls = _counts_original(optimized)
+    calls = counts_original(optimized)
     with torch.no_grad():
         optimized(x)
         assert not calls

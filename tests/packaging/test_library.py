@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -16,6 +15,7 @@ import pytest
 from oxytorch import _library, config
 from oxytorch.ops.panels.epilogues import ACTIVATIONS
 from oxytorch.ops.panels.formats import FORMATS, Format
+from scripts import module_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,11 +25,7 @@ needs_library = pytest.mark.skipif(
 
 
 def _tool(name: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return module_of(ROOT / "tools" / f"{name}.py")
 
 
 @needs_library

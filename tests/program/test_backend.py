@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oxytorch.program.backend import compile_graph
+from threads import errors_in_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -354,23 +354,14 @@ def test_many_threads_call_one_model(seen: Seen) -> None:
     compiled = _compiled(model, dynamic=True)
     with torch.no_grad():
         compiled(_ids(2, 5)), compiled(_ids(3, 6))
-    wrong: list[Any] = []
 
     def run(seed: int) -> None:
         with torch.no_grad():
             for step in range(20):
                 ids = _ids(1 + (seed + step) % 4, 3 + step % 5)
-                try:
-                    _same(compiled(ids), model(ids), 1e-5)
-                except Exception as error:
-                    wrong.append(error)
+                _same(compiled(ids), model(ids), 1e-5)
 
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert not errors_in_threads(run, range(4))
 
 
 COMPILERLESS = """

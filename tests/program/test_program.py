@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-import threading
 
 import pytest
 import torch
 
 from oxytorch.program.program import Program, Some, Step, Steps, Value
+from threads import errors_in_threads
 
 TEXT = """inputs 2 1 1
 %3 = aten::linear %0 %1 some %2
@@ -161,19 +161,12 @@ def test_division_by_zero_is_refused() -> None:
 
 def test_many_threads_run_one_program() -> None:
     program, bias = Program(TEXT, [torch.ones(3)]), torch.ones(3)
-    wrong: list[int] = []
 
     def run(number: int) -> None:
         x = torch.full((4, 2), float(number))
         for _ in range(200):
             tensors, sizes = program([x, torch.ones(3, 2)], [number])
             wanted = _wanted(x, torch.ones(3, 2), bias)
-            if sizes != [9 + number] or not all(map(torch.equal, tensors, wanted)):
-                wrong.append(number)
+            assert sizes == [9 + number] and all(map(torch.equal, tensors, wanted))
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert not errors_in_threads(run, range(4))

@@ -25,6 +25,7 @@ from oxytorch.quantization import (
     WeightConfig,
 )
 from oxytorch.rewriting import memory
+from tiny import tiny_llama
 
 CONFIGS: list[tuple[WeightConfig, float]] = [
     (Int8Weight(), 0.012),
@@ -276,11 +277,7 @@ def test_attention_of_torch_keeps_its_weights() -> None:
 
 def test_save_pretrained_writes_plain_weights(tmp_path: Any) -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, vocab_size=32,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = tiny_llama(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
     oxytorch.quantize_(model, Int4Weight(group_size=64))
     model.save_pretrained(tmp_path)
     plain = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()

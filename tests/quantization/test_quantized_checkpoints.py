@@ -19,6 +19,7 @@ import oxytorch
 from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import CheckpointError
 from oxytorch.quantization.checkpoints import scheme_of
+from tiny import tiny_llama
 
 OUT, IN = 48, 256
 
@@ -315,18 +316,10 @@ def test_several_files_are_read_by_their_index(tmp_path: Path) -> None:
 
 def test_a_language_model_is_made_from_its_configuration(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=64,
-        tie_word_embeddings=True,
-        architectures=["LlamaForCausalLM"],
-        dtype="float16",
-    )
-    plain = transformers.LlamaForCausalLM(config).eval().bfloat16()
+    plain = tiny_llama(
+        hidden_size=128, intermediate_size=256, tie_word_embeddings=True,
+        architectures=["LlamaForCausalLM"], dtype="float16",
+    ).bfloat16()  # fmt: skip
     tensors: dict[str, torch.Tensor] = {}
     for path, module in plain.named_modules():
         if type(module) is nn.Linear and path != "lm_head":
@@ -338,7 +331,7 @@ def test_a_language_model_is_made_from_its_configuration(tmp_path: Path) -> None
         elif isinstance(getattr(module, "weight", None), torch.Tensor) and path != "lm_head":
             tensors[f"{path}.weight"] = module.weight.detach().to(torch.float16)
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 64}
-    directory = packers.write(tmp_path / "model", tensors, settings, config.to_dict())
+    directory = packers.write(tmp_path / "model", tensors, settings, plain.config.to_dict())
     model = oxytorch.load_quantized(directory)
     assert type(model) is transformers.LlamaForCausalLM
     assert model.lm_head.weight is model.model.embed_tokens.weight

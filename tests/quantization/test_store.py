@@ -20,6 +20,7 @@ from torch import nn
 import oxytorch
 from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import CheckpointError, Int4Weight, Int8Weight, NF4Weight, joining
+from tiny import tiny_llama
 
 Make = Callable[[], nn.Module]
 
@@ -419,12 +420,10 @@ def test_directories_that_are_no_model_are_told(tmp_path: Path, make_small: Make
 
 
 def test_unknown_language_models_are_told(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
+    model = tiny_llama(
         hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
         num_key_value_heads=1, vocab_size=8,
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
     oxytorch.quantize_(model, Int8Weight())
     oxytorch.save_quantized(model, tmp_path)
     path = tmp_path / "config.json"
@@ -442,12 +441,7 @@ def test_unknown_language_models_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc/self/maps")
 def test_optimizing_a_loaded_language_model_copies_no_weights(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, vocab_size=32,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = tiny_llama(num_attention_heads=2, num_key_value_heads=1)
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
     model = oxytorch.llm.optimize(model, weights=Int4Weight(group_size=64))

@@ -6,7 +6,8 @@ import copy
 import io
 import pickle
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,19 @@ import torch
 from torch import nn
 
 from .compare import Log
-from .layers import KINDS
-from .networks import NETWORKS
+from .models import MODELS
+from .registers import into
 
-MODELS: dict[str, tuple[Callable[[], Any], Callable[[], torch.Tensor], str]] = {
-    **{name: (kind.build, kind.sample, kind.form) for name, kind in KINDS.items()},
-    **{name: (*pair, "default") for name, pair in NETWORKS.items()},
-}
 OFTEN = ("linear", "conv2d_norm", "lstm", "tied", "gated", "encoder", "images")
 SAMPLE = pytest.param("sample", marks=pytest.mark.slow)
 Way = Callable[[Any, torch.Tensor, Log], None]
 WAYS: dict[str, Way] = {}
 LONG_WAYS: dict[str, Way] = {}
 
-
-def way(function: Way) -> Way:
-    """Register one way of using a model."""
-    WAYS[function.__name__.strip("_")] = function
-    return function
-
-
-def long_way(function: Way) -> Way:
-    """Register a way that takes seconds."""
-    LONG_WAYS[function.__name__.strip("_")] = function
-    return function
+way = into(WAYS)
+"""Registers one way of using a model."""
+long_way = into(LONG_WAYS)
+"""Registers a way that takes seconds."""
 
 
 def _first(value: Any) -> torch.Tensor:
@@ -561,33 +551,37 @@ def _compile_eager(model: Any, x: torch.Tensor, log: Log) -> None:
     _compiled("eager", True)(model, x, log)
 
 
+@contextmanager
+def _new_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @long_way
 def _compile_method(model: Any, x: torch.Tensor, log: Log) -> None:
-    torch._dynamo.reset()
-    model.compile(backend="aot_eager")
-    with torch.no_grad():
-        log(model(x), model(x))
-    torch._dynamo.reset()
+    with _new_compiler():
+        model.compile(backend="aot_eager")
+        with torch.no_grad():
+            log(model(x), model(x))
 
 
 @long_way
 def _compile_a_part(model: Any, x: torch.Tensor, log: Log) -> None:
-    torch._dynamo.reset()
-    for name, child in [*model.named_children()]:
-        if not isinstance(child, nn.ModuleList):
-            setattr(model, name, torch.compile(child, backend="aot_eager"))
-    with torch.no_grad():
-        log(model(x), model(x))
-    torch._dynamo.reset()
+    with _new_compiler():
+        for name, child in [*model.named_children()]:
+            if not isinstance(child, nn.ModuleList):
+                setattr(model, name, torch.compile(child, backend="aot_eager"))
+        with torch.no_grad():
+            log(model(x), model(x))
 
 
 @long_way
 def _count_of_graphs(model: Any, x: torch.Tensor, log: Log) -> None:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        explained = torch._dynamo.explain(model)(x)
-    log(explained.graph_count, explained.graph_break_count)
-    torch._dynamo.reset()
+    with _new_compiler():
+        with torch.no_grad():
+            explained = torch._dynamo.explain(model)(x)
+        log(explained.graph_count, explained.graph_break_count)
 
 
 def _exported(strict: bool, dynamic: bool = False) -> Way:

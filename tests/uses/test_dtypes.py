@@ -12,13 +12,7 @@ from torch import nn
 import oxytorch
 
 from .compare import Log
-from .layers import KINDS
-from .networks import NETWORKS
-
-MODELS: dict[str, tuple[Callable[[], Any], Callable[[], torch.Tensor], str]] = {
-    **{name: (kind.build, kind.sample, kind.form) for name, kind in KINDS.items()},
-    **{name: (*pair, "default") for name, pair in NETWORKS.items()},
-}
+from .models import MODELS, cases
 
 
 def _call(model: Any, x: Any, log: Log) -> None:
@@ -150,19 +144,9 @@ def _unaligned(x: torch.Tensor) -> torch.Tensor:
 OFTEN = ("linear", "conv2d_norm", "lstm", "gated", "encoder")
 
 
-def _cases() -> list[Any]:
-    return [
-        pytest.param(
-            name, given, id=f"{name}-{given}", marks=() if name in OFTEN else pytest.mark.slow
-        )
-        for given in INPUTS
-        for name in MODELS
-    ]
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("form", ["default", pytest.param("sample", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "given"), _cases())
+@pytest.mark.parametrize(("name", "given"), cases(MODELS, INPUTS, OFTEN))
 def test_input(check: Callable[..., None], name: str, given: str, form: str) -> None:
     build, sample, own_form = MODELS[name]
 

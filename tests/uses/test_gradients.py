@@ -11,22 +11,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from .compare import Log
-from .layers import KINDS
-from .networks import NETWORKS
+from .models import MODELS, cases
+from .registers import into
 
-MODELS: dict[str, tuple[Callable[[], Any], Callable[[], torch.Tensor], str]] = {
-    **{name: (kind.build, kind.sample, kind.form) for name, kind in KINDS.items()},
-    **{name: (*pair, "default") for name, pair in NETWORKS.items()},
-}
 FLOATING = [name for name in MODELS if name not in ("tied", "bag")]
 Kind = Callable[[Any, torch.Tensor, Log], None]
 KINDS_OF_GRADIENT: dict[str, Kind] = {}
 
-
-def kind(function: Kind) -> Kind:
-    """Register one way of asking for derivatives."""
-    KINDS_OF_GRADIENT[function.__name__.strip("_")] = function
-    return function
+kind = into(KINDS_OF_GRADIENT)
+"""Registers one way of asking for derivatives."""
 
 
 def _out(model: Any, x: torch.Tensor) -> torch.Tensor:
@@ -357,17 +350,9 @@ def _batched_gradients(model: Any, x: torch.Tensor, log: Log) -> None:
 SMALL = ("linear", "conv2d_norm", "lstm", "gated", "encoder", "images")
 
 
-def _cases() -> list[Any]:
-    return [
-        pytest.param(name, way, id=f"{name}-{way}", marks=() if name in SMALL else pytest.mark.slow)
-        for way in KINDS_OF_GRADIENT
-        for name in FLOATING
-    ]
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("form", ["default", pytest.param("sample", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "way"), _cases())
+@pytest.mark.parametrize(("name", "way"), cases(FLOATING, KINDS_OF_GRADIENT, SMALL))
 def test_gradient(check: Callable[..., None], name: str, way: str, form: str) -> None:
     build, sample, own_form = MODELS[name]
 

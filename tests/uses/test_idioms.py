@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from .compare import Log
 from .layers import KINDS
 from .networks import NETWORKS
+from .registers import into_of
 
 Idiom = Callable[[Any, torch.Tensor, Log], None]
 IDIOMS: dict[str, tuple[str, Idiom]] = {}
@@ -27,16 +28,8 @@ NAMED: dict[str, tuple[Callable[[], Any], Callable[[], torch.Tensor]]] = {
     **{name: (kind.build, kind.sample) for name, kind in KINDS.items()},
 }
 
-
-def idiom(*networks: str) -> Callable[[Idiom], Idiom]:
-    """Register something that users do with these networks."""
-
-    def register(function: Idiom) -> Idiom:
-        for network in networks:
-            IDIOMS[f"{function.__name__.strip('_')}-{network}"] = network, function
-        return function
-
-    return register
+idiom = into_of(IDIOMS)
+"""Registers something that users do with these networks, whose names it is given."""
 
 
 def _see(model: Any, x: torch.Tensor, log: Log) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 import oxytorch
+from threads import errors_in_threads
 
 from .compare import Verdict
 from .networks import NETWORKS, encoder, images
@@ -38,23 +38,9 @@ def branching() -> nn.Module:
 
 
 def _in_threads(works: list[Callable[[], None]]) -> list[str]:
-    """Run all at once and return what they raised, and who did not come back in a minute."""
-    errors: list[str] = []
-    start = threading.Barrier(len(works))
-
-    def run(work: Callable[[], None]) -> None:
-        start.wait()
-        try:
-            work()
-        except Exception as error:
-            errors.append(f"{type(error).__name__}: {error}")
-
-    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return errors + ["a thread hangs"] * sum(thread.is_alive() for thread in threads)
+    """Run all at once and return what they raised."""
+    errors = errors_in_threads(lambda work: work(), works)
+    return [f"{type(error).__name__}: {error}" for error in errors]
 
 
 def _close(ours: torch.Tensor, stock: torch.Tensor) -> None:

@@ -12,7 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from tiny import tiny
+
 from .compare import Log
+from .registers import into_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -24,82 +27,50 @@ def _ids(rows: int = 2, columns: int = 7) -> torch.Tensor:
     return torch.randint(5, 90, (rows, columns), generator=torch.Generator().manual_seed(3))
 
 
+_SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+_TEXT = {"vocab_size": 99, "max_position_embeddings": 64}
+_LABELS = {"num_labels": 3}
+
+
 def bert() -> Any:
-    config = transformers.BertConfig(
-        vocab_size=99,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=64,
-        num_labels=3,
-    )
-    return transformers.BertForSequenceClassification(config).eval()
+    return tiny("BertForSequenceClassification", **_SIZES, **_TEXT, **_LABELS)
 
 
 def gpt2() -> Any:
-    config = transformers.GPT2Config(
-        vocab_size=99,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=64,
-        eos_token_id=1,
-        bos_token_id=2,
-    )
-    return transformers.GPT2LMHeadModel(config).eval()
+    return tiny(
+        "GPT2LMHeadModel", vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=64,
+        eos_token_id=1, bos_token_id=2,
+    )  # fmt: skip
 
 
 def llama() -> Any:
-    config = transformers.LlamaConfig(
-        vocab_size=99,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-        eos_token_id=1,
-        bos_token_id=2,
-        pad_token_id=0,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
+    return tiny(
+        "LlamaForCausalLM", **_SIZES, **_TEXT, num_key_value_heads=2, tie_word_embeddings=False,
+        eos_token_id=1, bos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
 
 
 def t5() -> Any:
-    config = transformers.T5Config(
-        vocab_size=99,
-        d_model=32,
-        d_kv=8,
-        d_ff=48,
-        num_layers=2,
-        num_heads=4,
-        decoder_start_token_id=0,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    return transformers.T5ForConditionalGeneration(config).eval()
+    return tiny(
+        "T5ForConditionalGeneration", vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=2,
+        num_heads=4, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
 
 
 def vit() -> Any:
-    config = transformers.ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        image_size=16,
-        patch_size=4,
-        num_labels=3,
-    )
-    return transformers.ViTForImageClassification(config).eval()
+    return tiny("ViTForImageClassification", **_SIZES, **_LABELS, image_size=16, patch_size=4)
 
 
 def resnet() -> Any:
-    config = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3
-    )
-    model = transformers.ResNetForImageClassification(config).eval()
+    model = tiny(
+        "ResNetForImageClassification", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1],
+        layer_type="basic", **_LABELS,
+    )  # fmt: skip
     with torch.no_grad():
         for m in model.modules():
             if isinstance(m, nn.BatchNorm2d):
@@ -128,16 +99,8 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, torch.Tensor]]
 }
 EVERY = (*MODELS,)
 
-
-def idiom(*names: str) -> Callable[[Idiom], Idiom]:
-    """Register something that users do with these models."""
-
-    def register(function: Idiom) -> Idiom:
-        for name in names:
-            IDIOMS[f"{function.__name__.strip('_')}-{name}"] = name, function
-        return function
-
-    return register
+idiom = into_of(IDIOMS)
+"""Registers something that users do with these models, whose names it is given."""
 
 
 def _see(model: Any, inputs: dict[str, Any], log: Log) -> None:

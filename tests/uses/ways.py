@@ -15,28 +15,19 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
+from .registers import into
+
 Way = Callable[[nn.Module, str], Any]
 PARAMETER: dict[str, Way] = {}
 ANY: dict[str, Way] = {}
 MATRIX: dict[str, Way] = {}
 
-
-def parameter(way: Way) -> Way:
-    """Register a way of writing that only parameters know."""
-    PARAMETER[way.__name__.strip("_")] = way
-    return way
-
-
-def anything(way: Way) -> Way:
-    """Register a way of writing for parameters and buffers."""
-    ANY[way.__name__.strip("_")] = way
-    return way
-
-
-def matrix(way: Way) -> Way:
-    """Register a way of writing for parameters of two dimensions or more."""
-    MATRIX[way.__name__.strip("_")] = way
-    return way
+parameter = into(PARAMETER)
+"""Registers a way of writing that only parameters know."""
+anything = into(ANY)
+"""Registers a way of writing for parameters and buffers."""
+matrix = into(MATRIX)
+"""Registers a way of writing for parameters of two dimensions or more."""
 
 
 def ways_for(tensor: torch.Tensor) -> dict[str, Way]:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,8 +25,6 @@ from oxytorch.benchmark.report.drawing import draw_if_possible
 from oxytorch.benchmark.report.pages import fill_page, report
 from oxytorch.benchmark.report.terminal import show_run
 from oxytorch.benchmark.subjects import SUBJECTS
-
-SUMMARY = "measure ops, optimizers and whole models next to their peers"
 
 DESCRIPTION = """\
 Measure oxytorch next to its peers, in the same run, and next to this machine's own limits.
@@ -59,13 +56,6 @@ examples:
   oxytorch bench report benchmarks/results    tables from the files of earlier runs
   oxytorch bench report benchmarks/results --into README.md
 """
-
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add `bench` to the subparsers of the `oxytorch` command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser("bench", help=SUMMARY)
-    configure(parser)
-    return parser
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 //
 // Autocast, tracing, functional transforms and tensor modes all show in the thread's local sets of
 // dispatch keys. Torch's stable ABI has no way to those; where the names below are not found, or
-// torch is newer than those looked at (NEWEST_TORCH in core/modes.py), Python asks torch instead.
+// torch is newer than those looked at (NEWEST_TORCH in _library.py), Python asks torch instead.
 #include <dlfcn.h>
 
 #include <cstdint>

@@ -6,7 +6,6 @@ compiling, exporting, functional transforms and tensor modes, the module's own c
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -20,11 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import _library
-
-NEWEST_TORCH = (2, 13)
-"""The newest torch in which the names that core/modes.cpp and core/sources.cpp look up were looked
-at. They are no part of its stable ABI: a newer one may have changed them under the same names."""
+from .._library import functions_in_known_torch
 
 PLAIN, GRADIENTS, OTHER, LAYERS = range(4)
 """What `_mode` returns: plain inference, plain with gradients enabled, anything else, or plain
@@ -55,12 +50,12 @@ class OwnFunctionMode(TorchFunctionMode):
     """A function mode of ours, under which derived values stand in as without it."""
 
     def __enter__(self) -> Any:
-        _count_own(1)
+        _count(_MODES, 1)
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        _count_own(-1)
+        _count(_MODES, -1)
 
 
 @contextmanager
@@ -68,39 +63,31 @@ def recording() -> Iterator[None]:
     """While a run is recorded that is to use derived values, under modes that only look on."""
     _learn_dispatch_mode()
     _own.runs = runs_recorded() + 1
-    _count_recordings(1)
+    _count(_RECORDINGS, 1)
     try:
         yield
     finally:
-        _count_recordings(-1)
+        _count(_RECORDINGS, -1)
 
 
 @contextmanager
 def own_code() -> Iterator[None]:
     """While all but single layers are to run their own code, so that it can be looked at."""
-    _ask_for_own_code(1)
+    _count(_CODE, 1)
     try:
         yield
     finally:
-        _ask_for_own_code(-1)
-
-
-def _ask_for_own_code(count: int) -> None:
-    library = functions()
-    if library is not None:
-        library.oxytorch_ask_for_own_code(count)
-    _own.code = getattr(_own, "code", 0) + count
+        _count(_CODE, -1)
 
 
 def runs_recorded() -> int:
     """How many runs were recorded on this thread: what one left must not serve the next."""
-    found: int = getattr(_own, "runs", 0)
-    return found
+    return _counted("runs")
 
 
 @functools.cache
 def _learn_dispatch_mode() -> None:
-    library = functions()
+    library = functions_in_known_torch()
     if library is not None:
         library.oxytorch_learn_dispatch_mode(0)
         with OwnDispatchMode():
@@ -118,28 +105,44 @@ class OwnDispatchMode(TorchDispatchMode):
         return False  # else torch imports its compiler
 
 
-def _count_recordings(count: int) -> None:
-    library = functions()
-    if library is not None:
-        library.oxytorch_record(count)
-    _own.recordings = getattr(_own, "recordings", 0) + count
+class FunctionsTo(TorchFunctionMode):
+    """A function mode that hands each call to `call(function, args, kwargs)`."""
+
+    def __init__(self, call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self._call(func, args, kwargs or {})
 
 
 _own = threading.local()
 
+_MODES = "oxytorch_enter_own_mode"
+_CODE = "oxytorch_ask_for_own_code"
+_RECORDINGS = "oxytorch_record"
 
-def _count_own(count: int) -> None:
-    library = functions()
+
+def _count(what: str, by: int) -> None:
+    """Add to one of this thread's three counts, of which the library has one too."""
+    library = functions_in_known_torch()
     if library is not None:
-        library.oxytorch_enter_own_mode(count)
-    _own.count = getattr(_own, "count", 0) + count
+        getattr(library, what)(by)
+    setattr(_own, what, _counted(what) + by)
+
+
+def _counted(what: str) -> int:
+    found: int = getattr(_own, what, 0)
+    return found
 
 
 def _asked() -> int:
     """The mode, by asking torch in Python."""
-    is_looked_on = getattr(_own, "recordings", 0) or not (
+    is_looked_on = _counted(_RECORDINGS) or not (
         torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack() != getattr(_own, "count", 0)
+        or torch._C._len_torch_function_stack() != _counted(_MODES)
     )
     if (
         not is_looked_on
@@ -151,20 +154,12 @@ def _asked() -> int:
         return OTHER
     if torch.is_grad_enabled():
         return GRADIENTS
-    return LAYERS if getattr(_own, "code", 0) else PLAIN
-
-
-@functools.cache
-def functions() -> ctypes.PyDLL | None:
-    """The library's plain C functions, if this torch is one that they know; they keep the GIL."""
-    if not _library.loaded or _library.torch_version() > NEWEST_TORCH:
-        return None
-    return ctypes.PyDLL(str(_library.PATH))
+    return LAYERS if _counted(_CODE) else PLAIN
 
 
 def _chosen() -> Callable[[], int]:
-    library = functions()
-    if library is None or not hasattr(library, "oxytorch_mode"):
+    library = functions_in_known_torch()
+    if library is None:
         return _asked
     with torch.inference_mode():
         known = library.oxytorch_learn_inference_mode()

@@ -12,14 +12,13 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
+from .no_modes import DYNAMO, no_modes
 from .operators import Uses, uses_of
 
 _Self = TypeVar("_Self", bound="PackedTensor")
 _aten = torch.ops.aten
-_torch: Any = torch._C  # its stubs lack functions
 
 _ALIASES = (_aten.detach.default, _aten.alias.default)
 
@@ -159,7 +158,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         return plain
 
     def _restored(self) -> Tensor:
-        with torch.inference_mode(False), torch.no_grad(), _no_modes():
+        with torch.inference_mode(False), torch.no_grad(), no_modes():
             return self.restore()
 
     def _taken_out(self) -> Tensor:
@@ -187,7 +186,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
                 return False
             if _is_aliased(cell.plain):
                 return False
-            with torch.inference_mode(False), torch.no_grad(), _no_modes():
+            with torch.inference_mode(False), torch.no_grad(), no_modes():
                 self.repack(cell.plain)
             if not cell.keeps_plain:
                 cell.plain = None
@@ -237,7 +236,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         """Bring the packed form up to date, for those that read it while the values are out."""
         with self.cell.lock:
             if self.cell.is_out:
-                with torch.inference_mode(False), torch.no_grad(), _no_modes():
+                with torch.inference_mode(False), torch.no_grad(), no_modes():
                     self.repack(self.cell.plain)  # type: ignore[arg-type]
 
     def copy(self: _Self) -> _Self:
@@ -373,7 +372,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if _DYNAMO in sys.modules:
+        if DYNAMO in sys.modules:
             _leave_alone()
         if func in _ALIASES and isinstance(args[0], PackedTensor):
             return args[0].share()
@@ -426,44 +425,11 @@ def _is_aliased(plain: Tensor) -> bool:
     return torch._C._storage_Use_Count(storage._cdata) > 2
 
 
-class _no_modes:
-    """Leaves tensor modes for the time of a restoration, which is nobody else's operator."""
-
-    def __enter__(self) -> None:
-        self._tracing: Any = torch._C._get_tracing_state()
-        if self._tracing is not None and torch._C._dispatch_tls_is_dispatch_key_excluded("Tracer"):
-            self._tracing = None  # within an operator, which is traced as a whole
-        if self._tracing is not None:
-            _torch._set_tracing_state(None)
-        self._compiler: Any = _set_compiler(None) if _DYNAMO in sys.modules else None
-        self._guard = torch._C._DisableTorchDispatch()
-        self._functions = torch._C.DisableTorchFunction()
-        self._functions.__enter__()
-        self._transforms: Any = None
-        if torch._C._functorch.maybe_current_level() is not None:
-            self._transforms = temporarily_clear_interpreter_stack()
-            self._transforms.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self._transforms is not None:
-            self._transforms.__exit__(*error)
-        self._functions.__exit__(*error)
-        del self._guard
-        if self._compiler is not None:
-            _set_compiler(self._compiler)
-        if self._tracing is not None:
-            _torch._set_tracing_state(self._tracing)
-
-
-_set_compiler: Any = _torch._dynamo.eval_frame.set_eval_frame
-_DYNAMO = "torch._dynamo.trace_rules"
-
-
 @functools.cache
 def _leave_alone() -> None:
     """Tell the compiler not to compile these files: it would, of a layer not compiled whole."""
-    for name in (__name__, f"{__package__}.reordered"):
-        sys.modules[_DYNAMO].add(name)
+    for name in (__name__, no_modes.__module__, f"{__package__}.reordered"):
+        sys.modules[DYNAMO].add(name)
 
 
 def packed_around(cls: type[_Self], values: Tensor, fields: dict[str, Any]) -> _Self:

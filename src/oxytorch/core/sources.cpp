@@ -18,68 +18,38 @@ namespace {
 
 struct PyObject;
 
+// A function of the process, by its name.
+template <class Function>
+Function named(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+
 // Python's stable ABI, found in the process: the library itself is of no Python.
-using DictGet = PyObject* (*)(PyObject*, PyObject*);
-using DictSize = std::intptr_t (*)(PyObject*);
+struct Python {
+  using Count = std::intptr_t (*)(PyObject*);
+  using Get = PyObject* (*)(PyObject*, PyObject*);
 
-DictGet dict_get() {
-  static const auto found =
-      reinterpret_cast<DictGet>(dlsym(RTLD_DEFAULT, "PyDict_GetItemWithError"));
-  return found;
-}
+  Get dict_get = named<Get>("PyDict_GetItemWithError");
+  Count dict_size = named<Count>("PyDict_Size");
+  Count list_size = named<Count>("PyList_Size");
+  PyObject* (*list_get)(PyObject*, std::intptr_t) =
+      named<PyObject* (*)(PyObject*, std::intptr_t)>("PyList_GetItem");
+  Count set_size = named<Count>("PySet_Size");
+  int (*set_contains)(PyObject*,
+                      PyObject*) = named<int (*)(PyObject*, PyObject*)>("PySet_Contains");
+  PyObject* (*type_of)(PyObject*) = named<PyObject* (*)(PyObject*)>("PyObject_Type");
+  Get get_attribute = named<Get>("PyObject_GetAttr");
+  void (*clear_error)() = named<void (*)()>("PyErr_Clear");
+  void (*release)(PyObject*) = named<void (*)(PyObject*)>("Py_DecRef");
 
-DictSize dict_size() {
-  static const auto found = reinterpret_cast<DictSize>(dlsym(RTLD_DEFAULT, "PyDict_Size"));
-  return found;
-}
+  bool is_whole() const {
+    return dict_get && dict_size && list_size && list_get && set_size && set_contains && type_of &&
+           get_attribute && clear_error && release;
+  }
+};
 
-using ListSize = std::intptr_t (*)(PyObject*);
-using ListGet = PyObject* (*)(PyObject*, std::intptr_t);
-using SetSize = std::intptr_t (*)(PyObject*);
-using SetContains = int (*)(PyObject*, PyObject*);
-
-ListSize list_size() {
-  static const auto found = reinterpret_cast<ListSize>(dlsym(RTLD_DEFAULT, "PyList_Size"));
-  return found;
-}
-
-ListGet list_get() {
-  static const auto found = reinterpret_cast<ListGet>(dlsym(RTLD_DEFAULT, "PyList_GetItem"));
-  return found;
-}
-
-SetSize set_size() {
-  static const auto found = reinterpret_cast<SetSize>(dlsym(RTLD_DEFAULT, "PySet_Size"));
-  return found;
-}
-
-SetContains set_contains() {
-  static const auto found = reinterpret_cast<SetContains>(dlsym(RTLD_DEFAULT, "PySet_Contains"));
-  return found;
-}
-
-using TypeOf = PyObject* (*)(PyObject*);
-using GetAttribute = PyObject* (*)(PyObject*, PyObject*);
-using Clear = void (*)();
-using Release = void (*)(PyObject*);
-
-TypeOf type_of() {
-  static const auto found = reinterpret_cast<TypeOf>(dlsym(RTLD_DEFAULT, "PyObject_Type"));
-  return found;
-}
-
-GetAttribute get_attribute() {
-  static const auto found = reinterpret_cast<GetAttribute>(dlsym(RTLD_DEFAULT, "PyObject_GetAttr"));
-  return found;
-}
-
-Clear clear_error() {
-  static const auto found = reinterpret_cast<Clear>(dlsym(RTLD_DEFAULT, "PyErr_Clear"));
-  return found;
-}
-
-Release release() {
-  static const auto found = reinterpret_cast<Release>(dlsym(RTLD_DEFAULT, "Py_DecRef"));
+const Python& python() {
+  static const Python found;
   return found;
 }
 
@@ -87,8 +57,7 @@ Release release() {
 using VersionOf = std::int64_t (*)(const void*);
 
 VersionOf version_function() {
-  static const auto found =
-      reinterpret_cast<VersionOf>(dlsym(RTLD_DEFAULT, "_ZNK2at10TensorBase8_versionEv"));
+  static const auto found = named<VersionOf>("_ZNK2at10TensorBase8_versionEv");
   return found;
 }
 
@@ -189,46 +158,59 @@ struct Sources {
 
   bool are_current() const {
     for (const char* line : lines) __builtin_prefetch(line);
+    return are_objects_same(python()) && are_containers_same(python()) && are_tensors_same();
+  }
+
+ private:
+  bool are_objects_same(const Python& api) const {
     for (const Size& own : sizes) {
-      if (dict_size()(own.dict) != own.count) return false;
+      if (api.dict_size(own.dict) != own.count) return false;
     }
     for (const Entry& own : entries) {
-      if (dict_get()(own.dict, own.key) != own.value) return false;
+      if (api.dict_get(own.dict, own.key) != own.value) return false;
     }
     for (const Entry& own : present) {
-      PyObject* found = dict_get()(own.dict, own.key);
+      PyObject* found = api.dict_get(own.dict, own.key);
       if (!found || found == own.value) return false;
     }
     for (const Type& own : types) {
-      PyObject* found = type_of()(own.object);
-      release()(found);
+      PyObject* found = api.type_of(own.object);
+      api.release(found);
       if (found != own.type) return false;
     }
     for (const Entry& own : attributes) {
-      PyObject* found = get_attribute()(own.dict, own.key);
+      PyObject* found = api.get_attribute(own.dict, own.key);
       if (!found) {
-        clear_error()();
+        api.clear_error();
         return false;
       }
-      release()(found);
+      api.release(found);
       if (found != own.value) return false;
     }
+    return true;
+  }
+
+  bool are_containers_same(const Python& api) const {
     for (const Container& own : lists) {
       const auto count = static_cast<std::intptr_t>(own.items.size());
-      if (list_size()(own.object) != count) return false;
+      if (api.list_size(own.object) != count) return false;
       for (std::intptr_t i = 0; i < count; ++i) {
-        if (list_get()(own.object, i) != own.items[i]) return false;
+        if (api.list_get(own.object, i) != own.items[i]) return false;
       }
     }
     for (const Container& own : sets) {
-      if (set_size()(own.object) != static_cast<std::intptr_t>(own.items.size())) return false;
+      if (api.set_size(own.object) != static_cast<std::intptr_t>(own.items.size())) return false;
       for (PyObject* item : own.items) {
-        if (set_contains()(own.object, item) != 1) {
-          clear_error()();
+        if (api.set_contains(own.object, item) != 1) {
+          api.clear_error();
           return false;
         }
       }
     }
+    return true;
+  }
+
+  bool are_tensors_same() const {
     for (const Version& own : versions) {
       if (version_function()(own.tensor.handle()) != own.number) return false;
       if (own.tensor.data() != own.address) return false;
@@ -277,29 +259,32 @@ STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
 
 OXY_EXPORT int oxytorch_can_compare_sources() {
   using namespace oxytorch;
-  return dict_get() && dict_size() && type_of() && get_attribute() && clear_error() && release() &&
-         list_size() && list_get() && set_size() && set_contains() && version_function();
+  return python().is_whole() && version_function();
 }
+
+namespace {
+
+// values: one for each entry, or null for `value`.
+void add_entries(std::vector<oxytorch::Entry>& to, void** dicts, void** keys, void** values,
+                 void* value, std::int64_t count) {
+  using oxytorch::PyObject;
+  for (std::int64_t i = 0; i < count; ++i) {
+    to.push_back({static_cast<PyObject*>(dicts[i]), static_cast<PyObject*>(keys[i]),
+                  static_cast<PyObject*>(values ? values[i] : value)});
+  }
+}
+
+}  // namespace
 
 // Objects belong to the caller, who keeps them alive.
 OXY_EXPORT void oxytorch_add_entries(void* made, void** dicts, void** keys, void** values,
                                      std::int64_t count) {
-  using namespace oxytorch;
-  for (std::int64_t i = 0; i < count; ++i) {
-    static_cast<Sources*>(made)->entries.push_back({static_cast<PyObject*>(dicts[i]),
-                                                    static_cast<PyObject*>(keys[i]),
-                                                    static_cast<PyObject*>(values[i])});
-  }
+  add_entries(static_cast<oxytorch::Sources*>(made)->entries, dicts, keys, values, nullptr, count);
 }
 
 OXY_EXPORT void oxytorch_add_present(void* made, void** dicts, void** keys, void* none,
                                      std::int64_t count) {
-  using namespace oxytorch;
-  for (std::int64_t i = 0; i < count; ++i) {
-    static_cast<Sources*>(made)->present.push_back({static_cast<PyObject*>(dicts[i]),
-                                                    static_cast<PyObject*>(keys[i]),
-                                                    static_cast<PyObject*>(none)});
-  }
+  add_entries(static_cast<oxytorch::Sources*>(made)->present, dicts, keys, nullptr, none, count);
 }
 
 OXY_EXPORT void oxytorch_add_sizes(void* made, void** dicts, const std::int64_t* counts,
@@ -321,12 +306,8 @@ OXY_EXPORT void oxytorch_add_types(void* made, void** objects, void** types, std
 
 OXY_EXPORT void oxytorch_add_attributes(void* made, void** objects, void** names, void** values,
                                         std::int64_t count) {
-  using namespace oxytorch;
-  for (std::int64_t i = 0; i < count; ++i) {
-    static_cast<Sources*>(made)->attributes.push_back({static_cast<PyObject*>(objects[i]),
-                                                       static_cast<PyObject*>(names[i]),
-                                                       static_cast<PyObject*>(values[i])});
-  }
+  add_entries(static_cast<oxytorch::Sources*>(made)->attributes, objects, names, values, nullptr,
+              count);
 }
 
 namespace {

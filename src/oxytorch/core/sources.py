@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .modes import functions
+from .._library import functions_in_known_torch
 from .packed import PackedTensor
 
 SMALL = 64 << 10
@@ -274,7 +274,7 @@ class Places:
 
     def close(self) -> None:
         """Note how the tensors are now."""
-        library = functions()
+        library = functions_in_known_torch()
         watchable = all(map(_is_watchable, self.versioned))
         if library is not None and watchable and library.oxytorch_can_compare_sources():
             self._native = _Native(library, self)

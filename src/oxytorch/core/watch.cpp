@@ -19,8 +19,8 @@ namespace {
 enum Answer : int { kSame, kGradientsMoved, kOther };
 
 // Torch's stable ABI has no way to a gradient and to a version. Where these functions are not found
-// under their names, or torch is newer than those looked at (NEWEST_TORCH in
-// optim/gpu/address_guard.py), Python asks the tensors instead.
+// under their names, or torch is newer than those looked at (NEWEST_TORCH in _library.py), Python
+// asks the tensors instead.
 using GradientOf = const void* (*)(const void*);
 using BumpVersion = void (*)(const void*);
 

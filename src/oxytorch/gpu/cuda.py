@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -19,7 +20,8 @@ from . import cache
 from .arguments import Arguments
 from .errors import DriverError, OutOfDeviceMemoryError
 from .images import Image
-from .kernel import Kernel, Launch, Signature
+from .kernel import Function
+from .torch_driver import LoadedFunction, TorchDriver
 
 _CUDA_ERROR_OUT_OF_MEMORY = 2
 # What a launch answers in a thread whose current context is another one, or that has none yet.
@@ -89,18 +91,7 @@ class CudaLaunch:
             self._driver.check(status, "cuLaunchKernelEx")
 
 
-class CudaFunction:
-    """A kernel in a device's memory; stays there as long as the process."""
-
-    def __init__(self, driver: CudaDriver, handle: int, image: Image) -> None:
-        self._driver, self._handle, self._image = driver, handle, image
-
-    def bind(self, *arguments: float) -> Launch:
-        """Arguments in the source's order; addresses as whole numbers."""
-        return CudaLaunch(self._driver, self._handle, self._image, arguments)
-
-
-class CudaDriver:
+class CudaDriver(TorchDriver):
     """The driver for one device, in the context that torch uses there."""
 
     fallback = "compute_80"
@@ -153,7 +144,7 @@ class CudaDriver:
             status = self.library.cuCtxPopCurrent_v2(ctypes.byref(popped))
             self.check(status, "cuCtxPopCurrent")
 
-    def load(self, code: bytes, image: Image) -> CudaFunction:
+    def load(self, code: bytes, image: Image) -> Function:
         """Loads a cubin."""
         library, module, handle = self.library, ctypes.c_void_p(), ctypes.c_void_p()
         with self.active():
@@ -167,9 +158,9 @@ class CudaDriver:
                 status = library.cuFuncSetAttribute(handle, attribute, image.shared)
                 self.check(status, "cuFuncSetAttribute", f"{image.shared} bytes of shared memory")
         assert handle.value is not None
-        return CudaFunction(self, handle.value, image)
+        return LoadedFunction(functools.partial(CudaLaunch, self, handle.value, image))
 
-    def compile(self, code: bytes, image: Image) -> tuple[CudaFunction, str]:
+    def compile(self, code: bytes, image: Image) -> tuple[Function, str]:
         """Compiles PTX and loads it, from the user's cache where it was compiled before."""
         digest = hashlib.sha256(code).hexdigest()[:32]
         key = f"{image.kernel}-{digest}-{self.device}-{self.version}.cubin"
@@ -207,19 +198,6 @@ class CudaDriver:
                 return ctypes.string_at(result.value, size.value)
             finally:
                 self.check(library.cuLinkDestroy(state), "cuLinkDestroy")
-
-    def build(self, kernel: Kernel, signature: Signature) -> tuple[CudaFunction, str]:
-        """Compiles with Triton for this very device, and loads it."""
-        from . import compilers
-
-        compiled = compilers.compile_here(kernel, signature, self.device)
-        return self.load(
-            compiled.code, compiled.image(kernel.name, signature.name)
-        ), compiled.compiler
-
-    def release_memory(self) -> None:
-        """Gives memory back that torch keeps but does not use."""
-        torch.cuda.empty_cache()
 
 
 def _declare(library: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,8 @@ import torch
 from .arguments import Arguments
 from .errors import DriverError, NoKernelError, OutOfDeviceMemoryError
 from .images import Image
-from .kernel import Function, Kernel, Launch, Signature
+from .kernel import Function
+from .torch_driver import LoadedFunction, TorchDriver
 
 _HIP_ERROR_OUT_OF_MEMORY = 2
 
@@ -45,18 +47,7 @@ class HipLaunch:
         self._driver.check(status, "hipModuleLaunchKernel")
 
 
-class HipFunction:
-    """A kernel in a device's memory; stays there as long as the process."""
-
-    def __init__(self, driver: HipDriver, handle: int, image: Image) -> None:
-        self._driver, self._handle, self._image = driver, handle, image
-
-    def bind(self, *arguments: float) -> Launch:
-        """Arguments in the source's order; addresses as whole numbers."""
-        return HipLaunch(self._driver, self._handle, self._image, arguments)
-
-
-class HipDriver:
+class HipDriver(TorchDriver):
     """The driver for one device. AMD has no code for all its devices: images, else Triton."""
 
     fallback = ""
@@ -102,24 +93,11 @@ class HipDriver:
             status = self.library.hipModuleGetFunction(ctypes.byref(handle), module, name)
             self.check(status, "hipModuleGetFunction", image.entry)
         assert handle.value is not None
-        return HipFunction(self, handle.value, image)
+        return LoadedFunction(functools.partial(HipLaunch, self, handle.value, image))
 
     def compile(self, code: bytes, image: Image) -> tuple[Function, str]:
         """Never asked for: there is no fallback to compile."""
         raise NoKernelError(f"{self.device}: no code that AMD's driver can compile")
-
-    def build(self, kernel: Kernel, signature: Signature) -> tuple[Function, str]:
-        """Compiles with Triton for this very device, and loads it."""
-        from . import compilers
-
-        compiled = compilers.compile_here(kernel, signature, self.device)
-        return self.load(
-            compiled.code, compiled.image(kernel.name, signature.name)
-        ), compiled.compiler
-
-    def release_memory(self) -> None:
-        """Gives memory back that torch keeps but does not use."""
-        torch.cuda.empty_cache()
 
 
 @lru_cache

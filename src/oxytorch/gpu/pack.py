@@ -36,10 +36,10 @@ class Entry:
     sources: dict[str, str]
 
 
-def entry(kernel: str, signature: str, compiled: Compiled, sources: Iterable[str]) -> Entry:
+def entry(compiled: Compiled, sources: Iterable[str]) -> Entry:
     """Compresses what a compiler made of source files, which are given relative to the package."""
     compressed = zlib.compress(compiled.code, _LEVEL)
-    image = compiled.image(kernel, signature)._replace(length=len(compressed))
+    image = compiled.image._replace(length=len(compressed))
     return with_sources(Entry(image, compressed, {}), sources)
 
 

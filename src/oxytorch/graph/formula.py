@@ -98,6 +98,16 @@ def expression(
     return None if refusals or (functions.reads_shapes and watch.branches) else found
 
 
+def result_of(run: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    """Return what a module's code gives for x, or None where it takes no one such tensor."""
+    try:
+        with unchanged(module), torch.no_grad():
+            result = run(x)
+    except Exception:  # any refusal by a user's module only means that it is something else
+        return None
+    return result if isinstance(result, torch.Tensor) else None
+
+
 class _Functions(TorchFunctionMode):
     """Notes whether the code looks at sizes, which may decide what it computes."""
 

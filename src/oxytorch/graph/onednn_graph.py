@@ -24,7 +24,6 @@ from .replay import input_tensors, output_tensors
 from .tape import WARM_UP, Recording, Step, Tape, Value, recorded
 
 _NARROW = (torch.bfloat16, torch.float16)
-_LAYERS_OF_WEIGHTS = (torch.ops.aten._convolution.default, torch.ops.aten.linear.default)
 _lock = threading.Lock()
 
 

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from ..ops.post_op import PostOp
+from .activations import activation_of_function
 from .boundary import Boundary
 from .fused import Folded, FusedAddNorm, FusedGate, FusedLayer
-from .recognize import BatchNorm, Norm, Recognizer, activation_of_function, convolution_of_module
+from .recognize import BatchNorm, Norm, Recognizer, convolution_of_module
 from .recommendation import FusedEmbeddingBags, FusedInteraction, alike_bags, find_interaction
 from .record import Record
 from .steps import Value

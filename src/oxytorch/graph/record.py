@@ -9,23 +9,18 @@ passed over.
 from __future__ import annotations
 
 import inspect
-import threading
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..core.modes import OwnDispatchMode
-from ..core.sources import GLOBAL_HOOKS
 from .code import CodeWatch, is_constant
-from .errors import CaptureError
 from .state import written_to
-from .steps import Call, Held, Other, Step, Value, is_same
+from .steps import Call, Held, Other, Step, Value
 
 _SHAPE_READS = frozenset(
     ["shape", "size", "dim", "ndim", "numel", "nelement", "__len__", "ndimension"]
@@ -56,7 +51,7 @@ _HOOKS = nn.Module()
 
 
 class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
-    """Steps and module calls of one run; see `recorded`."""
+    """Steps and module calls of one run; see `recording`."""
 
     def __init__(self, model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> None:
         super().__init__()
@@ -87,7 +82,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
         self._reads_strides = False
         self._perhaps_copies: set[int] = set()  # memory of which an alias might have been a copy
         kinds = {type(module) for module in model.modules()}
-        own = {kind.__call__ for kind in kinds if not _is_of_torch(kind.__call__)}
+        own = {kind.__call__ for kind in kinds if not is_of_torch(kind.__call__)}
         codes = [getattr(call, "__code__", None) for call in own]
         self.watch = CodeWatch(
             self.refuse,
@@ -214,7 +209,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
         call = self.calls[self._running[-1]]
         if isinstance(func, torch.ScriptMethod):
             self.refuse("its code calls a part that is TorchScript's")
-        if _modes() != self.modes:
+        if grad_modes() != self.modes:
             self.refuse("its code changes grad mode or autocast")
         arguments = self.named((args, kwargs))
         storages = {
@@ -296,7 +291,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
         outer: Any,
     ) -> None:
         parent = self._running[-1] if self._running else -1
-        if parent >= 0 and _modes() != self.modes:
+        if parent >= 0 and grad_modes() != self.modes:
             self.refuse("its code changes grad mode or autocast")
         call = Call(module, parent, arguments, len(self.steps), outer, given=(args, kwargs))
         given = pytree.tree_leaves((args, kwargs))
@@ -400,45 +395,7 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-class _Functions(TorchFunctionMode):
-    def __init__(self, record: Record) -> None:
-        super().__init__()
-        self._record = record
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return self._record.function(func, args, kwargs or {})
-
-
-def recorded(
-    model: nn.Module,
-    is_leaf: Callable[[nn.Module], bool],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[Record, Any]:
-    """Run a model without gradients and return the record of the run, and its output.
-
-    is_leaf: the modules that are called as a whole, however they compute.
-    """
-    if any(GLOBAL_HOOKS):
-        raise CaptureError("hooks for all modules are registered")
-    for module in model.modules():
-        if not _is_of_torch(type(module)._call_impl):
-            raise CaptureError(f"{type(module).__name__} has a _call_impl of its own")
-    record = Record(model, is_leaf)
-    attributes = _Attributes(model)
-    with torch.no_grad():
-        record.modes = _modes()
-        with _calls_noted(model, record), record.watch.watching(), _Functions(record), record:
-            output = model(*args, **kwargs)
-    for call in record.calls:
-        if call.refusal is None and attributes.changed(call.module):
-            call.refusal = "its code keeps a state in an attribute"
-    return record, output
-
-
-def _is_of_torch(function: Any) -> bool:
+def is_of_torch(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).split(".")[0] == "torch"
 
 
@@ -464,95 +421,12 @@ def _given_to(frame: types.FrameType) -> list[Any]:
     return pytree.tree_leaves(found)
 
 
-def refuse_differences(run: Record, again: Record) -> None:
-    """Refuse the calls of a run whose code did something else in a second run on the same input."""
-    same_length = len(run.steps) == len(again.steps) and len(run.calls) == len(again.calls)
-    for first, second in zip(run.steps, again.steps, strict=False):
-        if not is_same(first, second):
-            call = run.calls[first.call]
-            call.refusal = call.refusal or "its code does something else in a second run"
-    if not same_length:
-        for call in run.calls:
-            call.refusal = call.refusal or "two runs on one input differ"
-
-
-@contextmanager
-def _calls_noted(model: nn.Module, record: Record) -> Iterator[None]:
-    """Tell the record of each module's calls on this thread."""
-    thread = threading.get_ident()
-
-    def noting(note: Callable[..., None], takes_arguments: bool) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs_or_output: Any) -> None:
-            if threading.get_ident() == thread:
-                with record.watch.looking_away():
-                    given = (args, kwargs_or_output) if takes_arguments else (kwargs_or_output,)
-                    note(module, *given)
-
-        return hook
-
-    handles = []
-    try:
-        for module in model.modules():
-            if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
-                continue
-            has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
-            begin, end = noting(record.enter, True), noting(record.leave, False)
-            if has_hooks:
-                begin, end = (
-                    noting(record.enter_hooks, True),
-                    noting(record.leave_last_hooks, False),
-                )
-                last = noting(record.leave_hooks, True)
-                first = noting(record.enter_last_hooks, False)
-                handles.append(module.register_forward_pre_hook(last, with_kwargs=True))
-                handles.append(module.register_forward_hook(first, prepend=True))
-            handles.append(module.register_forward_pre_hook(begin, with_kwargs=True, prepend=True))
-            handles.append(module.register_forward_hook(end))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-class _Attributes:
-    """The attributes of all modules, to see whether a run changes one."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._before = {
-            m: {k: (v, _inside(v)) for k, v in m.__dict__.items()} for m in model.modules()
-        }
-
-    def changed(self, module: nn.Module) -> bool:
-        before, now = self._before[module], module.__dict__
-        if len(before) != len(now):
-            return True
-        for name, (value, inside) in before.items():
-            found = now.get(name)
-            if found is not value:
-                return True
-            if name[0] != "_" and inside is not None and _inside(found) != inside:
-                return True
-        return False
-
-
-def _inside(value: Any) -> Any:
-    """What a container or an object holds, by identity; None for what holds nothing."""
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [*map(id, value)]
-    if isinstance(value, dict):
-        return [(id(k), id(v)) for k, v in value.items()]
-    if is_constant(value) or isinstance(value, (Tensor, nn.Module)) or callable(value):
-        return None
-    found = getattr(value, "__dict__", None)
-    return None if found is None else [(k, id(v)) for k, v in found.items()]
-
-
 def _inside_lists(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """What the containers among arguments hold."""
     return [[*map(id, pytree.tree_leaves(value))] for value in (*args, *kwargs.values())]
 
 
-def _modes() -> tuple[Any, ...]:
+def grad_modes() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -247,15 +247,9 @@ def program(
     """
     call = record.calls[home]
     passed = [call, *(record.calls[number] for number in sorted(inlined))]
-    for own in passed:
-        if own.refusal is not None:
-            raise CaptureError(f"{type(own.module).__name__}: {own.refusal}")
     shapes = any(own.reads_shapes for own in passed)
     kinds = any(own.reads_kinds for own in passed)
-    if kinds and not converted.isdisjoint(call.module.modules()):
-        raise CaptureError("its code looks at dtypes, and its weights get another one")
-    if any(type(leaf) is Held for leaf in pytree.tree_leaves(call.arguments)):
-        raise CaptureError("it is given one of the model's own tensors")
+    _refuse_calls(passed, kinds, converted)
     positional = tuple(Slot.of(a, shapes, kinds) for a in args)
     keywords = tuple((name, Slot.of(a, shapes, kinds)) for name, a in kwargs.items())
     writer = _Writer(record)
@@ -281,6 +275,20 @@ def program(
     same = _same_tensors(args, kwargs)
     dtypes = _dtypes([call.module, *modules, *called], writer.scope) if kinds else ()
     return Program(positional, keywords, same, source, writer.scope, sources, dtypes)
+
+
+def _refuse_calls(passed: Sequence[Call], kinds: bool, converted: Set[nn.Module]) -> None:
+    """Raise CaptureError where a program cannot stand for calls, the outermost of them first.
+
+    kinds: whether their code looks at dtypes. converted: see `program`.
+    """
+    for own in passed:
+        if own.refusal is not None:
+            raise CaptureError(f"{type(own.module).__name__}: {own.refusal}")
+    if kinds and not converted.isdisjoint(passed[0].module.modules()):
+        raise CaptureError("its code looks at dtypes, and its weights get another one")
+    if any(type(leaf) is Held for leaf in pytree.tree_leaves(passed[0].arguments)):
+        raise CaptureError("it is given one of the model's own tensors")
 
 
 def _dtypes(

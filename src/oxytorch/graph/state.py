@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..core.modes import OwnDispatchMode
+from ..core.modes import FunctionsTo, OwnDispatchMode
 from ..core.operators import uses_of
 
 Path = tuple[Any, ...]
@@ -157,8 +156,14 @@ class State:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """While a run of this thread is to have what it writes to kept."""
-        with _Shown(self), _Writes(self):
+        with FunctionsTo(self._shown), _Writes(self):
             yield
+
+    def _shown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Keep a tensor before a function shows its memory to somebody."""
+        if getattr(func, "__name__", "") in _SHOWN and args and isinstance(args[0], Tensor):
+            self.keep(args[0])
+        return func(*args, **kwargs)
 
     def restore(self) -> None:
         """Put back what was changed since."""
@@ -333,16 +338,3 @@ class _Writes(OwnDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(leaf, Tensor):
                     self._state.keep(leaf)
         return func(*args, **kwargs)
-
-
-class _Shown(TorchFunctionMode):
-    def __init__(self, state: State) -> None:
-        super().__init__()
-        self._state = state
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if getattr(func, "__name__", "") in _SHOWN and args and isinstance(args[0], Tensor):
-            self._state.keep(args[0])
-        return func(*args, **(kwargs or {}))

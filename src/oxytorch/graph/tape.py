@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from ..core.modes import OwnDispatchMode, recording
+from ..core.modes import FunctionsTo, OwnDispatchMode, recording
 from .errors import CaptureError
 
 _aten = torch.ops.aten
@@ -72,15 +71,11 @@ class Step:
     read: Any = None
 
 
-class _NoEscape(TorchFunctionMode):
-    """Refuses what would show a tensor's values to Python unseen."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func in _ESCAPES:
-            raise CaptureError(f"its code calls Tensor.{func.__name__}")
-        return func(*args, **(kwargs or {}))
+def _without_escape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Refuse what would show a tensor's values to Python unseen."""
+    if func in _ESCAPES:
+        raise CaptureError(f"its code calls Tensor.{func.__name__}")
+    return func(*args, **kwargs)
 
 
 class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
@@ -198,7 +193,7 @@ def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tenso
     recordings = []
     for _ in range(2):
         recorder = Recorder(inputs)
-        with recording(), _NoEscape(), recorder:
+        with recording(), FunctionsTo(_without_escape), recorder:
             output, found = run()
         tensors = [*found]
         outputs = [recorder.value(t) for t in tensors]

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..graph.recognize import activation_of_callable, linear_of_module, norm_of_module
+from ..graph.activations import activation_of_callable
+from ..graph.recognize import linear_of_module, norm_of_module
 from ..ops.cached_attention import MOST_DIM
 from ..ops.post_op import PostOp
 from . import recipes

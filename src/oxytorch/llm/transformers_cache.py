@@ -81,6 +81,14 @@ def is_dynamic(cache: Any) -> bool:
     )
 
 
+def _part(index: int, name: str) -> Any:
+    """One of the two plain tensors of a layer; who assigns it makes the layer a plain one."""
+    return property(
+        lambda layer: layer._plain()[index],
+        lambda layer, value: layer._assign(name, value),
+    )
+
+
 class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """A layer of transformers' caches whose keys and values stay in place.
 
@@ -106,22 +114,9 @@ class PreallocatedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.beams: Tensor | None = None
         self._shown: tuple[Tensor, Tensor] | None = None
 
-    # transformers' code reads `keys` and `values` of a layer as plain tensors.
-    @property
-    def keys(self) -> Tensor | None:
-        return self._plain()[0]
-
-    @keys.setter
-    def keys(self, value: Tensor | None) -> None:
-        self._assign("keys", value)
-
-    @property
-    def values(self) -> Tensor | None:
-        return self._plain()[1]
-
-    @values.setter
-    def values(self, value: Tensor | None) -> None:
-        self._assign("values", value)
+    # transformers' code reads these of a layer as plain tensors.
+    keys = _part(0, "keys")
+    values = _part(1, "values")
 
     def _assign(self, name: str, value: Tensor | None) -> None:
         if self.__dict__.get("stored") is None and value is None:

@@ -7,7 +7,6 @@ import importlib
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 CLOSED_PIPE = 141
 """The status of a program whose reader went away, as shells give it: 128 and SIGPIPE."""
@@ -47,15 +46,10 @@ VERBS = (
 )
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the subcommand with its verbs."""
-    parser = subparsers.add_parser(
-        "llm",
-        help="large language models on the CPU: generate, bench, perplexity",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Gives the parser its verbs."""
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS:
         importlib.import_module(verb.module).add_parser(verbs, verb.name, verb.summary)

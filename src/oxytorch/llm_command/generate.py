@@ -23,6 +23,7 @@ from .folder import is_quantized, load_tokenizer, read_config
 from .model import PreparedModel
 from .options import (
     PRECISIONS,
+    add_count,
     add_model_options,
     add_verb,
     output_file,
@@ -63,9 +64,7 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
         "has them, bf16 where they are plain)",
     )
     add_model_options(parser)
-    parser.add_argument(
-        "--tokens", type=positive, default=128, metavar="N", help="most new tokens (default: 128)"
-    )
+    add_count(parser, "--tokens", 128, "most new tokens")
     parser.add_argument(
         "--context", type=positive, metavar="N", help="positions of the cache (default: as needed)"
     )

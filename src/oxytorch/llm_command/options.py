@@ -91,14 +91,18 @@ def add_verb(
     return parser
 
 
+def add_count(
+    parser: argparse.ArgumentParser, name: str, default: int, help: str, unit: str = "N"
+) -> None:
+    """An option that is a positive whole number; its help tells the default."""
+    text = f"{help} (default: {default})"
+    parser.add_argument(name, type=positive, default=default, metavar=unit, help=text)
+
+
 def add_group_size(parser: argparse.ArgumentParser) -> None:
     """How many weights share a scale."""
-    parser.add_argument(
-        "--group-size",
-        type=positive,
-        default=128,
-        metavar="N",
-        help="neighbouring weights that share a scale, in int4 and nf4 (default: 128)",
+    add_count(
+        parser, "--group-size", 128, "neighbouring weights that share a scale, in int4 and nf4"
     )
 
 

@@ -13,8 +13,8 @@ from ..ops.mean_squares import mean_squares
 from . import sharding
 from .batch import SCALES, Batch, Scaling
 from .executor import Update
-from .groups import Group
-from .optimizer import FusedOptimizer, rate
+from .groups import Group, rate
+from .optimizer import FusedOptimizer
 from .states import State, is_split
 
 ROW, COLUMN, VARIANCE = "row_var", "col_var", "variance"

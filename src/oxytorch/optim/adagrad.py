@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .groups import Group
-from .optimizer import FusedOptimizer, rate
+from .groups import Group, rate
+from .optimizer import FusedOptimizer
 
 
 class Adagrad(FusedOptimizer, torch.optim.Adagrad):

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .groups import Group
-from .optimizer import FusedOptimizer, rate
+from .groups import Group, rate
+from .optimizer import FusedOptimizer
 
 
 class Adam(FusedOptimizer, torch.optim.Adam):

@@ -1,4 +1,4 @@
-"""Parameter groups, and how their tensors are kept."""
+"""Parameter groups: how their tensors are kept, and their hyper-parameters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+
+from .gpu import step_cache
 
 OPTIONS = ("master_weights", "state_dtype", "seed")
 """What a group knows beyond the keys that torch's class gives it."""
@@ -43,3 +45,22 @@ def hold_list(group: dict[str, Any]) -> None:
     """Puts a list in the place of parameters that may be read only once, as torch does later."""
     if "params" in group and not isinstance(group["params"], Tensor | set):
         group["params"] = list(group["params"])
+
+
+def rate(group: Group) -> float | Tensor:
+    """The group's learning rate: a tensor on a device with kernels stays there."""
+    value: float | Tensor = group["lr"]
+    if isinstance(value, Tensor) and step_cache.is_planned(value):
+        return value
+    return float(value)
+
+
+def check_at_least_zero(name: str, **values: float | Tensor) -> None:
+    """Refuses negative hyper-parameters and NaN, and tensors of several elements."""
+    for argument, value in values.items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(
+                f"{name}: expected {argument} with one element, got {list(value.shape)}"
+            )
+        if not value >= 0.0:
+            raise ValueError(f"{name}: expected {argument} >= 0, got {value}")

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .groups import Group
-from .optimizer import FusedOptimizer, check_at_least_zero, rate
+from .groups import Group, check_at_least_zero, rate
+from .optimizer import FusedOptimizer
 
 
 def _check_betas(name: str, betas: tuple[float, float]) -> None:

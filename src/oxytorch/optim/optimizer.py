@@ -486,22 +486,3 @@ class FusedOptimizer(Optimizer):
             self._store.set_low_bits(parameter, own)
         if state.get("_releases"):
             self._release_gradients()
-
-
-def rate(group: Group) -> float | Tensor:
-    """The group's learning rate: a tensor on a device with kernels stays there."""
-    value: float | Tensor = group["lr"]
-    if isinstance(value, Tensor) and step_cache.is_planned(value):
-        return value
-    return float(value)
-
-
-def check_at_least_zero(name: str, **values: float | Tensor) -> None:
-    """Refuses negative hyper-parameters and NaN, and tensors of several elements."""
-    for argument, value in values.items():
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(
-                f"{name}: expected {argument} with one element, got {list(value.shape)}"
-            )
-        if not value >= 0.0:
-            raise ValueError(f"{name}: expected {argument} >= 0, got {value}")

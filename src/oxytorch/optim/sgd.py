@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .batch import Batch
 from .executor import Update
-from .groups import Group
-from .optimizer import FusedOptimizer, check_at_least_zero, rate
+from .groups import Group, check_at_least_zero, rate
+from .optimizer import FusedOptimizer
 from .states import State
 
 BUFFER = "momentum_buffer"

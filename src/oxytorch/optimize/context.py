@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from ..graph.boundary import Boundary
 from ..graph.fused import Folded
 from ..graph.recognize import Recognizer
-from ..graph.record import Record, recorded, refuse_differences
+from ..graph.record import Record
+from ..graph.recording import recorded, refuse_differences
 from ..graph.steps import Value
 from ..rewriting.changes import BufferSet, ChangeLog, ParameterSet
 from .sample import Sample

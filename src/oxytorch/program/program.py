@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _library, isa
+from .. import _library
 
 Argument = Any
 """A `Value`, a word (str), `Some`, or a list of arguments."""
@@ -165,7 +165,7 @@ class Program:
             raise RuntimeError(f"a program needs the compiled library: {_library.why_missing}")
         self.text, self.constants = text, [*constants]
         self._address: int = torch.ops.oxytorch.load_program(text, self.constants)
-        forget = isa.functions().oxytorch_forget_program
+        forget = _library.functions().oxytorch_forget_program
         weakref.finalize(self, forget, ctypes.c_void_p(self._address))
 
     def __call__(

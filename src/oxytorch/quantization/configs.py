@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..ops.panels.formats import FORMATS, GROUP_SIZES
 
@@ -24,15 +25,11 @@ class WeightConfig:
     symmetric: bool = True
     search: bool = True
 
-    @property
-    def format(self) -> str:
-        """The format of the codes: "int8", "int4" or "nf4"."""
-        raise NotImplementedError(f"{type(self).__name__} does not say its format")
+    format: ClassVar[str]
+    """The format of the codes: "int8", "int4" or "nf4"."""
 
-    @property
-    def activation_dtype(self) -> str | None:
-        """ "int8" if activations are rounded to 8 bits, row by row; else None."""
-        return None
+    activation_dtype: ClassVar[str | None] = None
+    """"int8" if activations are rounded to 8 bits, row by row."""
 
     @property
     def bits(self) -> int:
@@ -41,6 +38,8 @@ class WeightConfig:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        if not hasattr(self, "format"):
+            raise NotImplementedError(f"{name} does not say its format")
         size = self.group_size
         if size is not None and (isinstance(size, bool) or size not in GROUP_SIZES):
             sizes = ", ".join(map(str, GROUP_SIZES))
@@ -80,9 +79,7 @@ class WeightConfig:
 class Int8Weight(WeightConfig):
     """Weights of 8 bits; activations unchanged."""
 
-    @property
-    def format(self) -> str:
-        return "int8"
+    format = "int8"
 
 
 @dataclass(frozen=True)
@@ -91,9 +88,7 @@ class Int4Weight(WeightConfig):
 
     group_size: int | None = 128
 
-    @property
-    def format(self) -> str:
-        return "int4"
+    format = "int4"
 
 
 @dataclass(frozen=True)
@@ -105,27 +100,21 @@ class NF4Weight(WeightConfig):
 
     group_size: int | None = 64
 
-    @property
-    def format(self) -> str:
-        return "nf4"
+    format = "nf4"
 
 
 @dataclass(frozen=True)
 class Int8DynamicActivationInt8Weight(Int8Weight):
     """Weights of 8 bits; activations are rounded to 8 bits, row by row."""
 
-    @property
-    def activation_dtype(self) -> str | None:
-        return "int8"
+    activation_dtype = "int8"
 
 
 @dataclass(frozen=True)
 class Int8DynamicActivationInt4Weight(Int4Weight):
     """Weights of 4 bits; activations are rounded to 8 bits, row by row."""
 
-    @property
-    def activation_dtype(self) -> str | None:
-        return "int8"
+    activation_dtype = "int8"
 
 
 CONFIGS: dict[tuple[str, str | None], type[WeightConfig]] = {

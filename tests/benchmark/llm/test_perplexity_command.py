@@ -12,6 +12,7 @@ import oxytorch
 from oxytorch.__main__ import main
 from oxytorch.benchmark.core.results import read_run
 from oxytorch.benchmark.report.pages import report
+from tiny import tiny_llama
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -30,17 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    config = transformers.LlamaConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
+    model = tiny_llama(
+        vocab_size=256, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64,
         initializer_range=0.1,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    )  # fmt: skip
+    model.save_pretrained(folder)
     (folder / "text.txt").write_text("What stands in a file is text. " * 20)
     return folder
 

@@ -7,18 +7,13 @@ from collections.abc import Sequence
 from oxytorch.benchmark.core.results import Record, Result, is_measured
 from oxytorch.benchmark.report.tables import (
     Table,
-    by,
     fastest,
     fraction_cell,
     milliseconds,
     reasons,
     spread_cell,
+    tables_by,
 )
-
-
-def gpu_optim_tables(results: Sequence[Result]) -> list[Table]:
-    """Steps on each set of tensors."""
-    return [_steps(found) for found in by(results, "case").values()]
 
 
 def _steps(results: Sequence[Result]) -> Table:
@@ -66,11 +61,6 @@ def _step_cells(record: Record, is_best: bool) -> list[str]:
     ]
 
 
-def cold_start_tables(results: Sequence[Result]) -> list[Table]:
-    """Cold starts with each set of tensors."""
-    return [_cold_starts(found) for found in by(results, "case").values()]
-
-
 def _cold_starts(results: Sequence[Result]) -> Table:
     """From the start of a process to the first step, a row per way."""
     first = results[0]
@@ -97,3 +87,11 @@ def _cold_starts(results: Sequence[Result]) -> Table:
             ]
         )
     return table
+
+
+gpu_optim_tables = tables_by("case", _steps)
+"""Steps on each set of tensors."""
+
+
+cold_start_tables = tables_by("case", _cold_starts)
+"""Cold starts with each set of tensors."""

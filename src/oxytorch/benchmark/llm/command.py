@@ -12,10 +12,10 @@ from typing import Any
 from oxytorch.llm_command.folder import is_quantized, read_config
 from oxytorch.llm_command.options import (
     PRECISIONS,
+    add_count,
     add_model_options,
     add_verb,
     output_file,
-    positive,
     precisions,
 )
 
@@ -57,15 +57,9 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
         "--peers", default="", metavar="A,B,...", help="who else takes part, or all (default: none)"
     )
     add_model_options(parser)
-    parser.add_argument(
-        "--prompt", type=positive, default=256, metavar="N", help="tokens of prompt (default: 256)"
-    )
-    parser.add_argument(
-        "--tokens", type=positive, default=32, metavar="N", help="new tokens (default: 32)"
-    )
-    parser.add_argument(
-        "--rounds", type=positive, default=5, metavar="N", help="turns of each (default: 5)"
-    )
+    add_count(parser, "--prompt", 256, "tokens of prompt")
+    add_count(parser, "--tokens", 32, "new tokens")
+    add_count(parser, "--rounds", 5, "turns of each")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="file for the results")
     parser.add_argument(
         "--plot", type=output_file, metavar="FILE", help="file for the plot (.svg, .png)"
@@ -73,13 +67,8 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--work", type=Path, metavar="DIR", help="keep files in peers' formats here for later runs"
     )
-    parser.add_argument(
-        "--timeout",
-        type=positive,
-        default=600,
-        metavar="SECONDS",
-        help="without a sign of life after which a contestant is given up (default: 600)",
-    )
+    patience = "without a sign of life after which a contestant is given up"
+    add_count(parser, "--timeout", 600, patience, "SECONDS")
 
 
 def run(arguments: argparse.Namespace) -> int:

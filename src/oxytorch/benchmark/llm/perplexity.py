@@ -18,6 +18,7 @@ from oxytorch.llm_command.folder import is_quantized, load_model, load_tokenizer
 from oxytorch.llm_command.options import (
     PRECISIONS,
     Precision,
+    add_count,
     add_group_size,
     add_verb,
     output_file,
@@ -82,9 +83,7 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "--stride", type=positive, metavar="N", help="tokens between windows (default: the window)"
     )
-    parser.add_argument(
-        "--tokens", type=positive, default=32_768, metavar="N", help="most tokens (default: 32768)"
-    )
+    add_count(parser, "--tokens", 32_768, "most tokens")
     parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: torch's)")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="file for the results")
 

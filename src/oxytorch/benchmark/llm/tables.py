@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oxytorch.benchmark.core.results import Record, Result, is_measured
-from oxytorch.benchmark.report.tables import Table, by, fraction_cell, reasons, spread_cell
-
-
-def llm_tables(results: Sequence[Result]) -> list[Table]:
-    """Times of the prompt and of a token, for each model."""
-    return [_speed(found) for found in by(results, "model").values()]
+from oxytorch.benchmark.report.tables import Table, fraction_cell, reasons, spread_cell, tables_by
 
 
 def _speed(results: Sequence[Result]) -> Table:
@@ -67,11 +62,6 @@ def _ratio_cell(ratio: dict[str, Any] | None, ours: bool) -> str:
     return "-" if ratio is None or ours else f"{ratio['median']:.2f}x"
 
 
-def perplexity_tables(results: Sequence[Result]) -> list[Table]:
-    """Perplexities of each model."""
-    return [_perplexities(found) for found in by(results, "folder").values()]
-
-
 def _perplexities(results: Sequence[Result]) -> Table:
     """A row for every format: perplexity, and its change from the first with the standard error."""
     first = results[0]
@@ -87,3 +77,11 @@ def _perplexities(results: Sequence[Result]) -> Table:
     if any(result["weights"].startswith(("int4", "nf4")) for result in results):
         table.notes.append(f"Scales of 4-bit weights are for groups of {first['group_size']}.")
     return table
+
+
+llm_tables = tables_by("model", _speed)
+"""Times of the prompt and of a token, for each model."""
+
+
+perplexity_tables = tables_by("folder", _perplexities)
+"""Perplexities of each model."""

@@ -47,16 +47,17 @@ def prepare_oxytorch(task: Task) -> Runner:
     return optimized(task, dtype=task.dtype, sample_input=task.inputs, tune=True)
 
 
-PEERS: dict[str, Peer] = {
-    peer.name: peer
-    for peer in (
-        Peer("eager", "torch eager", prepare_eager),
-        Peer("eager_cast", "torch eager, cast", prepare_eager_cast),
-        Peer("compile", "torch.compile", prepare_compile),
-        Peer("onnxruntime", "ONNX Runtime", prepare_onnxruntime),
-        Peer("openvino", "OpenVINO", prepare_openvino),
-        Peer("predecessor", "predecessor", prepare_predecessor),
-        Peer("oxytorch", "oxytorch", prepare_oxytorch),
-    )
-}
+def by_name(*peers: Peer) -> dict[str, Peer]:
+    return {peer.name: peer for peer in peers}
+
+
+PEERS = by_name(
+    Peer("eager", "torch eager", prepare_eager),
+    Peer("eager_cast", "torch eager, cast", prepare_eager_cast),
+    Peer("compile", "torch.compile", prepare_compile),
+    Peer("onnxruntime", "ONNX Runtime", prepare_onnxruntime),
+    Peer("openvino", "OpenVINO", prepare_openvino),
+    Peer("predecessor", "predecessor", prepare_predecessor),
+    Peer("oxytorch", "oxytorch", prepare_oxytorch),
+)
 """Every contestant by name, in the order of the tables; `eager` is the base of all ratios."""

@@ -7,20 +7,15 @@ from collections.abc import Sequence
 from oxytorch.benchmark.core.results import Record, Result, is_measured
 from oxytorch.benchmark.report.tables import (
     Table,
-    by,
     fraction_cell,
     label_of,
     peer_names,
     peer_record,
     reasons,
     spread_cell,
+    tables_by,
     time_cell,
 )
-
-
-def optim_tables(results: Sequence[Result]) -> list[Table]:
-    """Times of one step, for each set of tensors."""
-    return [_steps(found) for found in by(results, "case").values()]
 
 
 def _steps(results: Sequence[Result]) -> Table:
@@ -71,3 +66,7 @@ def _over_base_cell(result: Result, record: Record) -> str:
     if base is None or base == record["peer"]:
         return "-"
     return f"{spread_cell(record['time_over_base'], digits=2)} {label_of([result], base)}"
+
+
+optim_tables = tables_by("case", _steps)
+"""Times of one step, for each set of tensors."""

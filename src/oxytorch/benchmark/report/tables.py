@@ -167,6 +167,13 @@ def peers_table(
     return table
 
 
+def tables_by(
+    field: str, table: Callable[[Sequence[Result]], Table]
+) -> Callable[[Sequence[Result]], list[Table]]:
+    """A function of results that makes a table of those that a field says the same of."""
+    return lambda results: [table(found) for found in by(results, field).values()]
+
+
 def by(results: Sequence[Result], field: str) -> dict[Any, list[Result]]:
     """The results by what a field of theirs says, in the order in which that first comes."""
     found: dict[Any, list[Result]] = {}

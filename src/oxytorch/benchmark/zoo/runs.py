@@ -10,7 +10,7 @@ from oxytorch import isa
 from oxytorch.benchmark.core.contest import Progress
 from oxytorch.benchmark.core.jobs import Settings
 from oxytorch.benchmark.core.results import Result
-from oxytorch.benchmark.models.contestants import Peer, optimized
+from oxytorch.benchmark.models.contestants import Peer, by_name, optimized
 from oxytorch.benchmark.models.runs import run_model
 from oxytorch.benchmark.models.task import Runner, Task
 from oxytorch.benchmark.peers.stock import prepare_eager, prepare_eager_cast, prepare_float32
@@ -23,20 +23,17 @@ def prepare_optimized(task: Task, with_sample: bool) -> Runner:
     return optimized(task, dtype=None if task.dtype == torch.float32 else task.dtype, **given)
 
 
-CONTESTANTS: dict[str, Peer] = {
-    peer.name: peer
-    for peer in (
-        Peer("eager", "torch", prepare_eager),
-        Peer("eager_cast", "torch, cast", prepare_eager_cast),
-        Peer("float32", "torch, float32", prepare_float32),
-        Peer("oxytorch", "oxytorch", partial(prepare_optimized, with_sample=False)),
-        Peer(
-            "oxytorch_sample",
-            "oxytorch, sample_input",
-            partial(prepare_optimized, with_sample=True),
-        ),
-    )
-}
+CONTESTANTS = by_name(
+    Peer("eager", "torch", prepare_eager),
+    Peer("eager_cast", "torch, cast", prepare_eager_cast),
+    Peer("float32", "torch, float32", prepare_float32),
+    Peer("oxytorch", "oxytorch", partial(prepare_optimized, with_sample=False)),
+    Peer(
+        "oxytorch_sample",
+        "oxytorch, sample_input",
+        partial(prepare_optimized, with_sample=True),
+    ),
+)
 """Stock ways and ours by name. In bfloat16 `eager` runs under autocast."""
 
 OURS = ("oxytorch", "oxytorch_sample")

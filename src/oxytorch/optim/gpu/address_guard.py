@@ -17,10 +17,6 @@ from ... import _library
 from .. import sharding
 from ..master_weight import MasterWeight
 
-NEWEST_TORCH = (2, 13)
-"""The newest torch in which the functions behind the native guard were looked at. They are no part
-of its stable ABI: a newer one may have changed them under the same names."""
-
 _GRADIENT = attrgetter("grad")
 
 
@@ -164,15 +160,6 @@ def _layout(gradient: Tensor | None) -> tuple[object, ...] | None:
 
 @functools.cache
 def _functions() -> ctypes.PyDLL | None:
-    """The library's plain C functions, if it can reach gradients; they keep Python's lock."""
-    if not _library.loaded or _library.torch_version() > NEWEST_TORCH:
-        return None
-    library = ctypes.PyDLL(str(_library.PATH))
-    if not hasattr(library, "oxytorch_can_watch") or not library.oxytorch_can_watch():
-        return None
-    library.oxytorch_moved.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    library.oxytorch_bump_versions.argtypes = [ctypes.c_void_p]
-    library.oxytorch_bump_versions.restype = None
-    library.oxytorch_unwatch.argtypes = [ctypes.c_void_p]
-    library.oxytorch_unwatch.restype = None
-    return library
+    """The library's plain C functions, if they can reach gradients."""
+    library = _library.functions_in_known_torch()
+    return library if library is not None and library.oxytorch_can_watch() else None
