@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import oxytorch
-from oxytorch.optimize import measure, tune
+from oxytorch.optimize import tune
 from oxytorch.optimize.passes import kernels
+from oxytorch.rewriting import measure
 
 
 @pytest.fixture(autouse=True)

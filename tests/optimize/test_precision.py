@@ -16,8 +16,9 @@ import oxytorch
 from oxytorch.core.packed import PackedTensor
 from oxytorch.graph.recognize import convolution_of_module
 from oxytorch.ops.convolution import Geometry
-from oxytorch.optimize import measure, tune
+from oxytorch.optimize import tune
 from oxytorch.optimize.passes import cast, precision
+from oxytorch.rewriting import measure
 
 BF16 = torch.bfloat16
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import oxytorch
 from oxytorch.ops.linear import PackedLinearWeight, linear
-from oxytorch.optimize import measure
 from oxytorch.optimize.passes import pack
+from oxytorch.rewriting import measure
 
 
 @pytest.fixture

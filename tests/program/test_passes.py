@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oxytorch.ops.attention import is_fast
-from oxytorch.optimize import measure
 from oxytorch.program.backend import compile_graph
 from oxytorch.program.derived import MOST_IN_A_ROW
 from oxytorch.program.passes import linear
 from oxytorch.program.passes.editor import Editor
 from oxytorch.program.passes.simplify import simplify
 from oxytorch.program.program import Step, Steps, Value
+from oxytorch.rewriting import measure
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

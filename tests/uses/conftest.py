@@ -23,8 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _small_layers_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from oxytorch.optimize import measure
     from oxytorch.optimize.passes import pack
+    from oxytorch.rewriting import measure
 
     monkeypatch.setattr(pack, "SMALLEST_LINEAR", 0)
     monkeypatch.setattr(measure, "TIMED", False)

@@ -21,7 +21,7 @@ _SETTINGS = (
     # Layers of any size are packed.
     ("oxytorch.optimize.passes.pack", "SMALLEST_LINEAR", 0),
     # Whether that pays or not.
-    ("oxytorch.optimize.measure", "TIMED", False),
+    ("oxytorch.rewriting.measure", "TIMED", False),
     # Layers that keep their dtype amid converted ones, by chance and not by time.
     ("oxytorch.optimize.passes.precision", "choose", _leave_a_third),
     # Which pass wins is chance with models this small: one round decides as well as nine.

@@ -14,11 +14,11 @@ from ..graph.state import random_unmoved
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied
 from ..rewriting.driver import run_passes
+from ..rewriting.measure import steady_heap
 from ..rewriting.memory import nbytes
 from ..rewriting.refusals import check_evaluation, check_module, check_not_optimized
 from ..rewriting.report import Entry, Report
 from .context import Context, observe
-from .measure import steady_heap
 from .passes import DEFAULT, PASSES, boundaries, replay
 from .passes.cast import dtypes, made_for
 from .sample import Sample

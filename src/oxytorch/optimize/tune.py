@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import measure
+from ..rewriting import measure
 from .passes import DEFAULT
 from .sample import Sample
 

@@ -19,8 +19,8 @@ from ... import isa
 from ...core.modes import OwnFunctionMode, is_plain_inference
 from ...graph.forward import Forward
 from ...ops.attention import is_fast, scaled_dot_product_attention
+from ...rewriting.measure import first_win
 from ..context import AttentionCall, Context
-from ..measure import first_win
 
 
 class _OurAttention(OwnFunctionMode):

@@ -17,8 +17,8 @@ from ...graph.fused import is_computed
 from ...graph.recognize import BATCH_NORMS, BatchNorm, Norm, batch_norm_of_module
 from ...graph.recommendation import is_plain_bag
 from ...ops.post_op import PostOp
+from ...rewriting.measure import USUAL_ROWS, Calls, first_win, input_of, may_stay_beside, rows_of
 from ..context import Context
-from ..measure import USUAL_ROWS, Calls, first_win, input_of, may_stay_beside, rows_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -13,8 +13,8 @@ from ...core.packed import PackedTensor
 from ...graph.forward import Forward, with_parameters
 from ...graph.recognize import holds_its_parameters
 from ...ops.lstm import PackedLstmWeight, lstm, why_not_packed
+from ...rewriting.measure import Calls, first_win
 from ..context import Context
-from ..measure import Calls, first_win
 from .pack import cast_plain
 
 _USUAL_SIZES = ((1, 1), (16, 1), (16, 8))

@@ -24,8 +24,16 @@ from ...graph.patterns import is_packable_convolution
 from ...graph.recognize import convolution_of_module
 from ...ops.convolution import PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, linear, supports
+from ...rewriting.measure import (
+    Calls,
+    about,
+    fewer_rows,
+    first_win,
+    input_of,
+    may_stay_beside,
+    rows_of,
+)
 from ..context import Context
-from ..measure import Calls, about, fewer_rows, first_win, input_of, may_stay_beside, rows_of
 from .cast import cast_input, short_name
 
 SMALLEST_LINEAR = 32 << 10

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from ...core.packed import why_not_plain
 from ...graph.boundary import Boundary, BoundaryForward
 from ...graph.patterns import is_packable_convolution
-from .. import measure
+from ...rewriting import measure
+from ...rewriting.measure import about
 from ..context import Context
-from ..measure import about
 from . import cast, pack
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

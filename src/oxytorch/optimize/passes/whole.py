@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from ...graph.boundary import Boundary, BoundaryForward, taken
 from ...graph.forward import Forward
+from ...rewriting.measure import Calls, first_win
 from ..context import Context
-from ..measure import Calls, first_win
 from ..sample import before_each
 from . import cast, lstm
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...ops.attention import MOST_DIM, is_fast
-from ...optimize.measure import first_win
+from ...rewriting.measure import first_win
 from ..program import Argument, Some, Step, Value
 from .editor import Editor, known
 

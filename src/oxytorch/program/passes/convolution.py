@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...ops.linear import supports
-from ...optimize.measure import about, first_win
+from ...rewriting.measure import about, first_win
 from ..program import Argument, Some, Step, Value
 from .editor import VIEWS, Editor, known
 from .linear import fuse_after

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...ops.linear import supports
-from ...optimize.measure import Calls, about, first_win, input_of, rows_of
+from ...rewriting.measure import Calls, about, first_win, input_of, rows_of
 from ..program import Some, Step, Value
 from .editor import VIEWS, Editor, are_same, is_contiguous, is_same, known
 from .post_ops import activation, other_of_sum, words
