@@ -25,7 +25,17 @@ from . import conditions
 from .backend import _WITH_NUMBERS
 from .capture import RESAMPLING, Given, Outputs, program_of
 from .conditions import Condition
-from .model import FixedInput, Input, Interface, Output, ProgramModel, SizeInput, TensorInput, Write
+from .model import (
+    FixedInput,
+    Input,
+    Interface,
+    Output,
+    ProgramModel,
+    SizeInput,
+    TensorInput,
+    Write,
+    identity,
+)
 from .program import Value
 from .structure import Structure
 
@@ -118,10 +128,10 @@ class _Import:
                 self._state[spec.target] = self._stored(spec.target)
             else:
                 tensor = self._stored(spec.target)
-                if _identity(tensor) not in same:
+                if identity(tensor) not in same:
                     with graph.inserting_before(node):
-                        same[_identity(tensor)] = self._constant(node, spec.target, tensor)
-                node.replace_all_uses_with(same[_identity(tensor)])
+                        same[identity(tensor)] = self._constant(node, spec.target, tensor)
+                node.replace_all_uses_with(same[identity(tensor)])
                 graph.erase_node(node)
 
     def _user_input(self, node: fx.Node, meta: Any, argument: Any, name: str) -> None:
@@ -224,13 +234,6 @@ class _Import:
         nodes = self._graph.graph.find_nodes(op="placeholder")
         pairs = zip(nodes, self._kept, strict=True)
         return [(node, place) for node, (kind, place) in pairs if kind == "input"]
-
-
-def _identity(tensor: Tensor) -> Any:
-    """Equal for tensors that are the same memory seen in the same way."""
-    if tensor.numel() == 0:
-        return id(tensor)
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def _argument_names(exported: ExportedProgram, arguments: Structure) -> list[str]:

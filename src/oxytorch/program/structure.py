@@ -6,7 +6,7 @@ torch, or from a file, which names no class: what had one comes back as `Fields`
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -171,7 +171,7 @@ class Structure:
 
 def _class(spec: _pytree.TreeSpec) -> type:
     """The class of the values that torch describes."""
-    found: type = spec.context if spec.type is _pytree.namedtuple else spec.type
+    found: type = spec.context if spec.type is namedtuple else spec.type
     return found
 
 
