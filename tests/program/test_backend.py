@@ -10,46 +10,19 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from seen import Seen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from oxytorch.program import backend
 from oxytorch.program.backend import compile_graph
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-class Seen:
-    """How many graphs became programs, and why others did not."""
-
-    def __init__(self) -> None:
-        self.programs: list[Any] = []
-        self.reasons: list[str] = []
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
-    found, own = Seen(), backend.program_of
-
-    def program_of(graph: Any) -> Any:
-        try:
-            made = own(graph)
-        except backend.CaptureError as error:
-            found.reasons.append(str(error))
-            raise
-        found.programs.append(made[0])
-        return made
-
-    monkeypatch.setattr(backend, "program_of", program_of)
-    torch._dynamo.reset()
-    yield found
-    torch._dynamo.reset()
 
 
 def _compiled(function: Any, **options: Any) -> Any:
@@ -184,7 +157,7 @@ def test_one_program_serves_all_sizes(seen: Seen) -> None:
         for batch, length in ((2, 5), (3, 7), (4, 16), (9, 3)):
             _same(compiled(_ids(batch, length)), model(_ids(batch, length)), 1e-5)
     assert not seen.reasons and len(seen.programs) == 1
-    assert "$" in str(seen.programs[0])
+    assert "$" in seen.text
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

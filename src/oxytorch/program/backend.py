@@ -9,16 +9,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
+from torch._guards import TracingContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
-from .capture import RESAMPLING, Given, Outputs, program_of
-from .program import Program, Value
+from .capture import RESAMPLING, Given, Outputs, steps_of
+from .derived import Derived
+from .passes import improve, split
+from .program import Program, Steps, Value
 
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten
@@ -50,7 +55,11 @@ def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Calla
     """The backend: a function that computes what Dynamo's graph computes."""
     from torch._dynamo.backends.common import aot_autograd
 
-    backend = aot_autograd(fw_compiler=_compiled, decompositions=get_decompositions(_WITH_NUMBERS))
+    backend = aot_autograd(
+        fw_compiler=partial(_compiled, is_inference=False),
+        inference_compiler=partial(_compiled, is_inference=True),
+        decompositions=get_decompositions(_WITH_NUMBERS),
+    )
     with _own_resampling():
         found: Callable[..., Any] = backend(graph, example_inputs)
     return found
@@ -76,7 +85,9 @@ def _own_resampling() -> Iterator[None]:
             operator._dispatch_cache.clear()
 
 
-def _compiled(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _compiled(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], is_inference: bool
+) -> Callable[..., Any]:
     """A graph of operators as a program, or itself."""
     from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 
@@ -84,41 +95,71 @@ def _compiled(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[
     try:
         if is_elsewhere:
             raise CaptureError("its tensors are not on the processor")
-        run: Callable[..., Any] = _Call(graph, *program_of(graph))
+        steps, outputs = steps_of(graph)
+        run: Callable[..., Any] = Call(graph, steps, outputs, _lasting(steps, is_inference))
     except CaptureError as error:
         _say_why(graph, error)
         run = graph.forward
     return make_boxed_func(run)  # type: ignore[no-any-return]
 
 
+def _lasting(steps: Steps, is_inference: bool) -> list[Value]:
+    """The inputs that are parameters and buffers, where these are not being trained."""
+    context = TracingContext.try_get()
+    facts = None if context is None else context.fw_metadata
+    if not is_inference or facts is None:
+        return []
+    places = {*(facts.static_input_indices or ())}
+    values = [v for place, v in enumerate(steps.inputs) if place in places]
+    return [value for value in values if not value.is_size]
+
+
 def _say_why(graph: fx.GraphModule, why: Exception) -> None:
     _log.info("a graph of %d nodes stays Python: %s", len(graph.graph.nodes), why)
 
 
-class _Call:
+class Call:
     """Calls a program with tensors and sizes in any order, and returns its outputs in theirs.
+
+    lasting: the inputs that seldom change; what is made of these alone is made once.
 
     What fails runs again as torch's own operators, which say what is wrong in their own words. If
     they do not fail, the library's way into torch is to blame, and they run from then on.
     """
 
     def __init__(
-        self, graph: fx.GraphModule, program: Program, outputs: Outputs, has_effect: bool
+        self, graph: fx.GraphModule, steps: Steps, outputs: Outputs, lasting: Sequence[Value]
     ) -> None:
-        self.program: Program | None = program
         self._graph = graph
         self._outputs = outputs
-        self._has_effect = has_effect
+        self._has_effect = steps.has_effect
         self._is_plain = all(isinstance(v, Value) and not v.is_size for v in outputs)
+        places = {value: place for place, value in enumerate(steps.inputs)}
+        with _disable_current_modes():  # under which constants would be tensors without values
+            steps = steps.copy()
+            improve(steps, lasting)
+            before, derived = split(steps, lasting)
+            self.program: Program | None = steps.program()
+            self._takes = [places[value] for value in steps.inputs if value in places]
+            self._derived: Derived | None = None
+            if derived:
+                self._derived = Derived(before.program(), [places[v] for v in before.inputs])
 
     def __call__(self, *args: Any) -> Any:
-        if self.program is None:
+        program = self.program
+        if program is None:
             return self._graph(*args)
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        sizes = [int(a) for a in args if not isinstance(a, Tensor)]
+        given = [args[place] for place in self._takes]
+        tensors = [a for a in given if isinstance(a, Tensor)]
+        sizes = [int(a) for a in given if not isinstance(a, Tensor)]
         try:
             with torch.no_grad():
-                found, found_sizes = self.program(tensors, sizes)
+                if self._derived is not None:
+                    made = self._derived(args)
+                    if made is None:
+                        return self._graph(*args)
+                    tensors += made
+                found, found_sizes = program(tensors, sizes)
         except RuntimeError as error:
             if self._has_effect:  # which must not happen twice
                 raise
@@ -126,8 +167,11 @@ class _Call:
             self.program = None
             _say_why(self._graph, error)
             return found
-        if self._is_plain:
-            return found
+        return found if self._is_plain else self._ordered(found, found_sizes, args)
+
+    def _ordered(
+        self, found: Sequence[Tensor], found_sizes: Sequence[int], args: Sequence[Any]
+    ) -> list[Any]:
         values: Iterator[Any] = iter(found)
         numbers: Iterator[Any] = iter(found_sizes)
         result: list[Any] = []

@@ -95,6 +95,16 @@ def program_of(graph: fx.GraphModule) -> tuple[Program, Outputs, bool]:
 
     Raises CaptureError, which names the operator, where a program cannot hold the graph.
     """
+    with _disable_current_modes():
+        steps, outputs = steps_of(graph)
+        return steps.program(), outputs, steps.has_effect
+
+
+def steps_of(graph: fx.GraphModule) -> tuple[Steps, Outputs]:
+    """The steps of a graph, with an input for each of its placeholders, and its outputs.
+
+    Raises CaptureError, which names the operator, where a program cannot hold the graph.
+    """
     with _disable_current_modes():  # under which constants would be tensors without values
         capture = _Capture(graph)
         for node in graph.graph.nodes:
@@ -103,8 +113,7 @@ def program_of(graph: fx.GraphModule) -> tuple[Program, Outputs, bool]:
         outputs: Outputs = [places.get(v, v) for v in capture.outputs]  # type: ignore[arg-type]
         capture.steps.outputs = [v for v in outputs if isinstance(v, Value)]
         capture.steps.drop_unused()
-        has_effect = any(step.has_effect for step in capture.steps.steps)
-        return capture.steps.program(), outputs, has_effect
+        return capture.steps, outputs
 
 
 class _Capture:
@@ -140,7 +149,8 @@ class _Capture:
         is_nested = isinstance(kind, Tensor) and kind.is_nested
         if is_nested or (isinstance(kind, torch.SymInt) and kind.node.is_nested_int()):
             raise CaptureError("an input is a nested tensor")
-        value = Value(is_size=not isinstance(kind, Tensor))
+        meta = kind if isinstance(kind, Tensor) else None
+        value = Value(meta is None, meta)
         self.steps.inputs.append(value)
         return value
 
@@ -203,7 +213,9 @@ class _Capture:
             found = self._sum(node, func, *arguments)
         if found is None and func in _OF_TENSORS:
             found = self._of_tensors(node, _OF_TENSORS[func], arguments)
-        self._values[node] = self._call(node, func, arguments) if found is None else found
+        made = self._call(node, func, arguments) if found is None else found
+        self._values[node] = made
+        _note(made, node.meta.get("val"))
 
     def _call(self, node: fx.Node, func: Any, arguments: Sequence[Any]) -> Any:
         """One step for one operator; its results."""
@@ -216,14 +228,18 @@ class _Capture:
         target = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
         if kinds == ["ListType"]:
             results = [Value() for _ in node.meta["val"]]
-            self.steps.steps.append(Step(target, words, results, returns_list=True))
+            is_view = schema.returns[0].alias_info is not None
+            step = Step(target, words, results, returns_list=True, is_view=is_view)
+            self.steps.steps.append(step)
             return results
         if any(kind != "TensorType" for kind in kinds):
             raise CaptureError(f"{func} returns what is no tensor")
         taken = _taken(node) if len(kinds) != 1 else {0}
         results = [Value() if place in taken else None for place in range(len(kinds))]  # type: ignore[misc]
-        has_effect = schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags
-        self.steps.steps.append(Step(target, words, results, has_effect=has_effect))
+        has_effect = schema.is_mutable or _is_random(func, arguments)
+        is_view = any(returned.alias_info is not None for returned in schema.returns)
+        step = Step(target, words, results, has_effect=has_effect, is_view=is_view)
+        self.steps.steps.append(step)
         return results[0] if len(kinds) == 1 else results
 
     def _argument(self, value: Any, kind: Any, func: Any, all_given: Sequence[Any]) -> Argument:
@@ -303,7 +319,9 @@ class _Capture:
         if factors != (1, 1) or len(_meta(bias).shape) != 1:
             raise CaptureError("addmm with factors or a bias of two dimensions")
         matrix = self._values[weight]
-        own = self._transposed.get(matrix) or self._emit("aten::t", [matrix], Value())
+        own = self._transposed.get(matrix)
+        if own is None:
+            own = self._emit("aten::t", [matrix], Value(meta=_meta(weight).t()))
         words = [self._values[x], own, Some(self._values[bias])]
         return self._emit("aten::linear", words, Value())
 
@@ -468,10 +486,28 @@ def _word(value: Any, kind: str) -> str | None:
     return None
 
 
+def _note(made: Any, meta: Any) -> None:
+    """Note what is known of the tensors that a node makes."""
+    if isinstance(made, Value):
+        made.meta = meta if isinstance(meta, Tensor) else made.meta
+    elif isinstance(made, list):
+        for value, each in zip(made, meta, strict=True):
+            _note(value, each)
+
+
 def _in_order(func: Any, node: fx.Node) -> list[Any]:
     """All arguments of a call in the order of the schema, defaults filled in."""
     rest = func._schema.arguments[len(node.args) :]
     return [*node.args, *(node.kwargs.get(a.name, a.default_value) for a in rest)]
+
+
+def _is_random(func: Any, arguments: Sequence[Any]) -> bool:
+    """Whether a call draws random numbers."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    named = zip(func._schema.arguments, arguments, strict=True)
+    chances = [value for argument, value in named if argument.name == "dropout_p"]
+    return chances != [0.0]
 
 
 def _taken(node: fx.Node) -> set[int]:

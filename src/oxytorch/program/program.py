@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,9 +31,13 @@ Argument = Any
 
 @dataclass(eq=False)
 class Value:
-    """A tensor, or a size, of a program."""
+    """A tensor, or a size, of a program.
+
+    meta: a tensor without values that tells the shape, strides and dtype, where they are known.
+    """
 
     is_size: bool = False
+    meta: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,14 @@ class Some:
     item: Argument
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """One call.
 
     target: the operator, with its overload after a dot. results: None where nobody takes one.
     returns_list: whether the operator returns one list of tensors, which are the results.
-    has_effect: whether it writes to a tensor or draws random numbers.
+    has_effect: whether it writes to a tensor or draws random numbers. is_view: whether a result
+    may share memory with an argument.
     """
 
     target: str
@@ -57,6 +62,11 @@ class Step:
     results: Sequence[Value | None]
     returns_list: bool = False
     has_effect: bool = False
+    is_view: bool = False
+
+    def with_arguments(self, arguments: Sequence[Argument]) -> Step:
+        """The same call with other arguments."""
+        return replace(self, arguments=arguments)
 
 
 @dataclass
@@ -68,13 +78,22 @@ class Steps:
     steps: list[Step] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
 
+    @property
+    def has_effect(self) -> bool:
+        """Whether a step does more than to make results."""
+        return any(step.has_effect for step in self.steps)
+
+    def copy(self) -> Steps:
+        """The same steps in lists of their own."""
+        return Steps([*self.inputs], {**self.constants}, [*self.steps], [*self.outputs])
+
     def drop_unused(self) -> None:
         """Drop the steps and constants that nobody takes a result of."""
         used, kept = {*self.outputs}, []
         for step in reversed(self.steps):
             if step.has_effect or used & {v for v in step.results if v is not None}:
                 kept.append(step)
-                used |= {*_values(step.arguments)}
+                used |= {*values_of(step.arguments)}
         self.steps = kept[::-1]
         self.constants = {v: tensor for v, tensor in self.constants.items() if v in used}
 
@@ -83,14 +102,15 @@ class Steps:
         return Program(_Writer(self).text(), [*self.constants.values()])
 
 
-def _values(argument: Argument) -> Iterator[Value]:
+def values_of(argument: Argument) -> Iterator[Value]:
+    """The values in an argument, or in a list of arguments."""
     if isinstance(argument, Value):
         yield argument
     elif isinstance(argument, Some):
-        yield from _values(argument.item)
+        yield from values_of(argument.item)
     elif isinstance(argument, list | tuple):
         for item in argument:
-            yield from _values(item)
+            yield from values_of(item)
 
 
 class _Writer:

@@ -1,0 +1,72 @@
+"""What makes a program faster: a list of passes over its steps.
+
+Weights are packed and normalizations folded by steps that depend on lasting values alone; `split`
+takes these out into a program of their own, which runs once and again after a write to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..program import Steps, Value, values_of
+from . import convolution, linear, norms
+from .editor import Editor, Pass
+from .simplify import escaping, simplify
+
+ALWAYS: tuple[Pass, ...] = (
+    linear.as_linear,
+    simplify,
+    norms.layer_norms,
+    norms.rms_norms,
+    norms.gates,
+    norms.sums_before_norms,
+    simplify,
+)
+"""Passes that hold for all weights."""
+CONVOLUTIONS: tuple[Pass, ...] = (
+    convolution.fold_pads,
+    convolution.fold_norms,
+    convolution.pack,
+    convolution.fuse,
+)
+WITH_LASTING: tuple[Pass, ...] = (linear.pack, linear.fuse)
+
+
+def improve(steps: Steps, lasting: Iterable[Value]) -> None:
+    """Change the steps of a program so that it runs faster.
+
+    lasting: inputs that are the same tensors at each call, and seldom written to.
+    """
+    editor = Editor(steps, lasting)
+    passes = ALWAYS
+    if steps.has_effect:
+        return
+    if convolution.can_follow_order(editor):
+        passes += CONVOLUTIONS
+    for each in (*passes, *WITH_LASTING):
+        each(editor)
+
+
+def split(steps: Steps, lasting: Iterable[Value]) -> tuple[Steps, list[Value]]:
+    """Take out what depends on lasting values alone.
+
+    Returns a program of these inputs and constants, and the values that it makes; they become
+    further inputs of `steps`, whose inputs that nobody takes are dropped.
+    """
+    lasting = [*lasting]
+    editor = Editor(steps, lasting)
+    returned = escaping(editor)  # which users may write to
+    stays = {step for step in steps.steps if not editor.lasts(step) or returned & {*step.results}}
+    taken_out = [step for step in steps.steps if step not in stays]
+    rest = [step for step in steps.steps if step in stays]
+    made = {value for step in taken_out for value in step.results if value is not None}
+    needed = {value for step in rest for value in values_of(step.arguments)} | {*steps.outputs}
+    derived = [value for value in editor.maker if value in made and value in needed]
+    before = Steps(lasting, {**steps.constants}, taken_out, derived)
+    before.drop_unused()
+    used = {value for step in before.steps for value in values_of(step.arguments)}
+    before.inputs = [value for value in lasting if value in used]
+    steps.inputs = [v for v in steps.inputs if v.is_size or v in needed] + derived
+    steps.steps = rest
+    steps.drop_unused()
+    return before, derived

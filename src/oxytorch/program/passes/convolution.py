@@ -1,0 +1,242 @@
+"""Passes over convolutions: folded normalization, packed weights, and what follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...ops.linear import supports
+from ...optimize.measure import about, first_win
+from ..program import Argument, Some, Step, Value
+from .editor import VIEWS, Editor, known
+from .linear import fuse_after
+from .post_ops import words
+
+CONVOLUTION, NORM = "aten::convolution", "aten::_native_batch_norm_legit_no_training"
+PACK = "mkldnn::_reorder_convolution_weight"
+PACKED = "mkldnn::_convolution_pointwise"
+_FOLDED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def fold_pads(editor: Editor) -> None:
+    """Have convolutions add the zeros that a step before them adds on both sides alike."""
+    for step in editor.steps.steps:
+        if step.target != CONVOLUTION:
+            continue
+        before = editor.made_by(step.arguments[0], "aten::pad")
+        if before is None:
+            continue
+        x, sizes, mode, value = before.arguments
+        padding, is_transposed = step.arguments[4], step.arguments[6] != "false"
+        own = _on_both_sides(sizes, len(padding))
+        if own is None or mode != '"constant"' or value != Some("0.0") or is_transposed:
+            continue
+        total = [str(int(a) + b) for a, b in zip(padding, own, strict=True)]
+        arguments = [x, *step.arguments[1:4], total, *step.arguments[5:]]
+        editor.replace(step, step.with_arguments(arguments))
+    editor.apply()
+
+
+def _on_both_sides(sizes: list[Any], dims: int) -> list[int] | None:
+    """The zeros on each side of each of the last dimensions, None where the sides differ."""
+    if not all(isinstance(size, str) for size in sizes):
+        return None
+    pairs = [(int(a), int(b)) for a, b in zip(sizes[::2], sizes[1::2], strict=True)][::-1]
+    others, last = pairs[:-dims], pairs[-dims:]
+    if any(pair != (0, 0) for pair in others) or any(a != b or a < 0 for a, b in last):
+        return None
+    return [0] * (dims - len(last)) + [a for a, _ in last]
+
+
+def fold_norms(editor: Editor) -> None:
+    """Fold batch normalization into the weights of the convolution before it.
+
+    With s = weight / sqrt(variance + eps) of the normalization, the convolution's weight becomes
+    s w and its bias s (b - mean) + bias.
+    """
+    for step in editor.steps.steps:
+        if step.target != NORM or any(step.results[1:]):
+            continue
+        x, weight, bias, mean, variance, *_ = step.arguments
+        before = editor.made_by(x, CONVOLUTION)
+        if before is None or editor.only_taker(x) is not step:
+            continue
+        lasting = [before.arguments[1], mean, variance, *_given(before.arguments[2], weight, bias)]
+        is_transposed = before.arguments[6] != "false"
+        if is_transposed or not all(value in editor.lasting for value in lasting):
+            continue
+        if any(value.meta is None or value.meta.dtype not in _FOLDED for value in lasting):
+            continue
+        folded, shift, makes = _folded(editor, before, step.arguments)
+        arguments = [before.arguments[0], folded, Some(shift), *before.arguments[3:]]
+        editor.replace(step, *makes, Step(CONVOLUTION, arguments, step.results[:1]))
+    editor.apply()
+
+
+def _given(*optional: Argument) -> list[Value]:
+    return [each.item for each in optional if isinstance(each, Some)]
+
+
+def _folded(editor: Editor, convolution: Step, norm: Any) -> tuple[Value, Value, list[Step]]:
+    """The weight and bias of a convolution with a normalization folded in, and what makes them."""
+    _, weight, bias, mean, variance, _, eps = norm
+    own: Any = convolution.arguments[1]
+    steps: list[Step] = []
+
+    def make(target: str, *arguments: Argument) -> Value:
+        result = Value()
+        steps.append(Step(target, [*arguments], [result]))
+        return result
+
+    def cast(value: Value, dtype: torch.dtype) -> Value:
+        if value.meta is not None and value.meta.dtype == dtype:
+            return value
+        name = f"={dtype}".replace("torch.", "")
+        return make("aten::_to_copy", value, Some(name), *["none"] * 3, "false", "none")
+
+    def wide(value: Value) -> Value:
+        return cast(value, torch.float32)
+
+    small = Value()
+    editor.steps.constants[small] = torch.tensor(float(eps))
+    scale = make("aten::rsqrt", make("add", wide(variance), small, "1.0"))
+    for each in _given(weight):
+        scale = make("aten::mul.Tensor", scale, wide(each))
+    sizes = ["-1", *["1"] * (own.meta.dim() - 1)]
+    folded = make("aten::mul.Tensor", wide(own), make("aten::reshape", scale, sizes))
+    shift = make("aten::neg", wide(mean))
+    for each in _given(convolution.arguments[2]):
+        shift = make("add", shift, wide(each), "1.0")
+    shift = make("aten::mul.Tensor", shift, scale)
+    for each in _given(bias):
+        shift = make("add", shift, wide(each), "1.0")
+    folded, shift = cast(folded, own.meta.dtype), cast(shift, own.meta.dtype)
+    folded.meta, shift.meta = own.meta, own.meta.new_empty(own.meta.shape[:1])
+    return folded, shift, steps
+
+
+def pack(editor: Editor) -> None:
+    """Have convolutions of known sizes take packed weights, where that is faster."""
+    found = False
+    for step in editor.steps.steps:
+        if step.target != CONVOLUTION or not _can_be_packed(editor, step):
+            continue
+        x, weight, bias, stride, padding, dilation, _, _, groups = step.arguments
+        if not _pays(x.meta, weight.meta, [stride, padding, dilation, groups]):
+            continue
+        packed, geometry = Value(), [padding, stride, dilation, groups]
+        size = [str(each) for each in x.meta.shape]
+        make = Step(PACK, [weight, *geometry, Some(size)], [packed])
+        call = Step(PACKED, [x, packed, bias, *geometry, *words("none", "")], step.results)
+        editor.replace(step, make, call)
+        found = True
+    editor.apply()
+    if found:
+        _follow_order(editor)
+
+
+def _can_be_packed(editor: Editor, step: Step) -> bool:
+    x, weight, bias, *_, transposed, _, _ = step.arguments
+    metas = [value.meta for value in (x, weight, *_given(bias))]
+    if weight not in editor.lasting or any(meta is None for meta in metas):
+        return False
+    if transposed != "false" or any(meta.dtype != metas[0].dtype for meta in metas):
+        return False
+    if known(metas[0].shape) is None or known(metas[1].shape) is None or 0 in metas[0].shape:
+        return False
+    return metas[0].dim() == metas[1].dim() in (4, 5) and supports(metas[0].dtype) is None
+
+
+def _pays(x: Any, weight: Any, words_: list[Any]) -> bool:
+    """Whether the packed convolution is faster than torch's own on such an input."""
+    stride, padding, dilation = ([int(each) for each in word] for word in words_[:3])
+    groups = int(words_[3])
+    size, channels = tuple(x.shape), tuple(map(about, weight.shape[:2]))
+    geometry = (*map(tuple, (stride, padding, dilation)), groups)
+    key = ("program", channels, tuple(weight.shape[2:]), weight.dtype, geometry, size)
+    given = torch.rand(size).to(x.dtype)
+    order = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    last = given.contiguous(memory_format=order)
+    values = torch.rand(tuple(weight.shape)).to(x.dtype)
+    pack_, run = (getattr(torch.ops.mkldnn, word.split("::")[1]) for word in (PACK, PACKED))
+    packed = pack_.default(values, padding, stride, dilation, groups, size)
+    none = [0] * len(stride)
+    own = torch.convolution
+    both = (
+        lambda: own(given, values, None, stride, padding, dilation, False, none, groups),
+        lambda: run.default(last, packed, None, padding, stride, dilation, groups, "none", [], ""),
+    )
+    return first_win(key, [both]) is not None
+
+
+def _follow_order(editor: Editor) -> None:
+    """Take care of what expects tensors in torch's order: packed convolutions return them in
+    channels-last order, which is not what the graph was captured with."""
+    for step in editor.steps.steps:
+        if step.target in VIEWS[:2]:
+            editor.replace(step, replace(step, target=VIEWS[2]))
+    editor.apply()
+    for base in dict.fromkeys(_base(editor, value) for value in editor.steps.outputs):
+        maker, order = editor.maker.get(base), _order(base)
+        if maker is None or order is None:
+            continue
+        raw = Value(meta=base.meta)
+        results = [raw if value is base else value for value in maker.results]
+        own = Step("aten::contiguous", [raw, order], [base], is_view=True)
+        editor.replace(maker, replace(maker, results=results), own)
+        editor.apply()
+
+
+def _base(editor: Editor, value: Value) -> Value:
+    """The tensor that an output is a view of."""
+    maker = editor.maker.get(value)
+    while maker is not None and maker.is_view and isinstance(maker.arguments[0], Value):
+        value = maker.arguments[0]
+        maker = editor.maker.get(value)
+    return value
+
+
+def _order(value: Value) -> str | None:
+    """The order in which a tensor lies, of those that a program knows."""
+    meta = value.meta
+    if meta is None or meta.dim() not in (4, 5):
+        return None
+    last = torch.channels_last if meta.dim() == 4 else torch.channels_last_3d
+    orders = {"contiguous_format": torch.contiguous_format, str(last).split(".")[1]: last}
+    found = (name for name, own in orders.items() if meta.is_contiguous(memory_format=own))
+    name = next(found, None)
+    return None if name is None else f"={name}"
+
+
+def can_follow_order(editor: Editor) -> bool:
+    """Whether no step depends on how its input lies in memory."""
+    return not any(
+        step.target.startswith(_OF_ORDER)
+        or ("::" in step.target and not step.target.startswith(_KNOWN))
+        for step in editor.steps.steps
+    )
+
+
+_OF_ORDER = ("aten::as_strided", "aten::view.dtype", "aten::view_as_", "aten::set_")
+_KNOWN = ("aten::", "oxytorch::", "mkldnn::")
+"""Operators of others may want their inputs as they were when the graph was captured."""
+
+
+def fuse(editor: Editor) -> None:
+    """Compute activations and sums in the sweep of the packed convolution before them, and ReLU in
+    place."""
+    fuse_after(editor, PACKED, 7, _with_other)
+    for step in editor.steps.steps:
+        if step.target in ("aten::relu", "aten::relu6"):
+            before = editor.made_by(step.arguments[0], PACKED, f"{PACKED}.binary")
+            if before is not None and editor.only_taker(step.arguments[0]) is step:
+                editor.replace(step, replace(step, target=f"{step.target}_"))
+    editor.apply()
+
+
+def _with_other(step: Step, other: Value, result: Value | None) -> Step | None:
+    x, packed, bias, *geometry = step.arguments[:7]
+    arguments = [x, other, packed, bias, *geometry, '"add"', "none", "none", [], "none"]
+    return Step(f"{PACKED}.binary", arguments, [result])

@@ -1,0 +1,119 @@
+"""The steps of a program while passes change them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..program import Argument, Some, Step, Steps, Value, values_of
+
+VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape")
+"""Steps that give a tensor another shape."""
+
+
+class Editor:
+    """Who makes and who takes each value of a program, and a list of changes to its steps.
+
+    lasting: the values that are the same at each call until the user writes to them: constants,
+    parameters, buffers, and what is computed from these alone.
+    """
+
+    def __init__(self, steps: Steps, lasting: Iterable[Value]) -> None:
+        self.steps = steps
+        self.lasting = {*lasting}
+        self._changes: dict[Step, list[Step]] = {}
+        self._redirected: dict[Value, Value] = {}
+        self._look()
+
+    def _look(self) -> None:
+        self.maker: dict[Value, Step] = {}
+        self.takers: dict[Value, list[Step]] = {}
+        self.lasting |= self.steps.constants.keys()
+        for step in self.steps.steps:
+            for value in {*values_of(step.arguments)}:
+                self.takers.setdefault(value, []).append(step)
+            self.maker.update({value: step for value in step.results if value is not None})
+            if self.lasts(step):
+                self.lasting.update(value for value in step.results if value is not None)
+        self.outputs = {*self.steps.outputs}
+
+    def lasts(self, step: Step) -> bool:
+        """Whether a step computes the same at each call."""
+        taken = [*values_of(step.arguments)]
+        is_lasting = bool(taken) and all(value in self.lasting for value in taken)
+        return is_lasting and not step.has_effect and not any(v and v.is_size for v in step.results)
+
+    def only_taker(self, value: Value) -> Step | None:
+        """The step that takes a value, if it is the only one and the value is no output."""
+        takers = self.takers.get(value, [])
+        return takers[0] if len(takers) == 1 and value not in self.outputs else None
+
+    def made_by(self, value: Argument, *targets: str) -> Step | None:
+        """The step that makes a value, if it is of one of these kinds."""
+        step = self.maker.get(value) if isinstance(value, Value) else None
+        return step if step is not None and step.target in targets else None
+
+    def replace(self, step: Step, *others: Step) -> None:
+        """Put steps in the place of one; they make the results that others take."""
+        self._changes[step] = [*others]
+
+    def redirect(self, value: Value, other: Value) -> None:
+        """Have `other`, which is made earlier, taken in place of a value."""
+        self._redirected[value] = other
+
+    def is_changed(self, *steps: Step) -> bool:
+        """Whether a step was replaced since the last `apply`."""
+        return any(step in self._changes for step in steps)
+
+    def apply(self) -> None:
+        """Change the steps as was asked for, and drop those whose results nobody takes now."""
+        found: list[Step] = []
+        for step in self.steps.steps:
+            found += self._changes.get(step, [step])
+        steps = self.steps
+        steps.steps = [self._with_others(step) for step in found] if self._redirected else found
+        steps.outputs = [self._final(value) for value in steps.outputs]
+        self._changes, self._redirected = {}, {}
+        steps.drop_unused()
+        self._look()
+
+    def _with_others(self, step: Step) -> Step:
+        if not any(value in self._redirected for value in values_of(step.arguments)):
+            return step
+        return step.with_arguments([self._replaced(each) for each in step.arguments])
+
+    def _replaced(self, argument: Argument) -> Argument:
+        if isinstance(argument, Value):
+            return self._final(argument)
+        if isinstance(argument, Some):
+            return Some(self._replaced(argument.item))
+        if isinstance(argument, list | tuple):
+            return [self._replaced(item) for item in argument]
+        return argument
+
+    def _final(self, value: Value) -> Value:
+        while value in self._redirected:
+            value = self._redirected[value]
+        return value
+
+
+Pass = Callable[[Editor], None]
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal."""
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return bool(a.node.expr == b.node.expr)
+    return type(a) is int and type(b) is int and a == b
+
+
+def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes, or strides, are known to be equal."""
+    return len(a) == len(b) and all(map(is_same, a, b))
+
+
+def known(shape: Sequence[Any]) -> tuple[int, ...] | None:
+    """A shape whose sizes are all known, else None."""
+    return tuple(shape) if all(type(size) is int for size in shape) else None

@@ -1,0 +1,167 @@
+"""Passes over linear layers: one spelling, packed weights, and what follows in the same sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ...ops.linear import supports
+from ...optimize.measure import Calls, about, first_win, input_of, rows_of
+from ..program import Some, Step, Value
+from .editor import VIEWS, Editor, are_same, is_same, known
+from .post_ops import activation, other_of_sum, words
+
+LINEAR, PACK, PACKED = "aten::linear", "mkldnn::_reorder_linear_weight", "mkldnn::_linear_pointwise"
+SMALLEST = 32 << 10
+"""Elements of a float32 weight below which a call of oneDNN costs more than it saves."""
+
+
+def as_linear(editor: Editor) -> None:
+    """Write x @ weight.t() as a linear layer, and take it past views before and after it."""
+    for step in editor.steps.steps:
+        if step.target != "aten::mm":
+            continue
+        x, second = step.arguments
+        turned = editor.made_by(second, "aten::t", "aten::transpose.int", "aten::permute")
+        if turned is not None:
+            editor.replace(step, Step(LINEAR, [x, turned.arguments[0], "none"], step.results))
+    editor.apply()
+    for step in editor.steps.steps:
+        if step.target == LINEAR:
+            _take_past_views(editor, step)
+    editor.apply()
+
+
+def _take_past_views(editor: Editor, step: Step) -> None:
+    """linear(x.view(rows, n)).view(..., m) is linear(x)."""
+    (result,) = step.results
+    before = editor.made_by(step.arguments[0], *VIEWS)
+    if before is None or result is None or result in editor.outputs:
+        return
+    x = before.arguments[0]
+    after = editor.takers.get(result, [])
+    is_known = isinstance(x, Value) and x.meta is not None and result.meta is not None
+    if not is_known or not after or any(taker.target not in VIEWS for taker in after):
+        return
+    meta: Any = x.meta
+    flat = before.results[0].meta if before.results[0] is not None else None
+    if flat is None or meta.dim() < 3 or not is_same(meta.shape[-1], flat.shape[-1]):
+        return
+    width = result.meta.shape[-1]  # type: ignore[union-attr]
+    full = Value(meta=result.meta.new_empty((*meta.shape[:-1], width)))  # type: ignore[union-attr]
+    editor.replace(step, Step(LINEAR, [x, *step.arguments[1:]], [full]))
+    for taker in after:
+        made = taker.results[0]
+        if made is not None and made not in editor.outputs and _is_shaped_as(made, full):
+            editor.redirect(made, full)
+        else:
+            editor.replace(taker, taker.with_arguments([full, *taker.arguments[1:]]))
+
+
+def _is_shaped_as(a: Value, b: Value) -> bool:
+    return a.meta is not None and b.meta is not None and are_same(a.meta.shape, b.meta.shape)
+
+
+def pack(editor: Editor) -> None:
+    """Have linear layers whose weights last take packed ones, where that is faster."""
+    packed_of: dict[Value, Value] = {}
+    for step in editor.steps.steps:
+        if step.target != LINEAR:
+            continue
+        x, weight, bias = step.arguments
+        if not _can_be_packed(editor, x, weight, bias) or not _pays(x.meta, weight.meta):
+            continue
+        makes: list[Step] = []
+        if weight not in packed_of:
+            packed_of[weight] = Value()
+            makes = _packing(weight, packed_of[weight])
+        call = Step(PACKED, [x, packed_of[weight], bias, *words("none", "")], step.results)
+        editor.replace(step, *makes, call)
+    editor.apply()
+
+
+def _packing(weight: Value, packed: Value) -> list[Step]:
+    meta = weight.meta
+    assert meta is not None
+    if meta.is_contiguous():
+        return [Step(PACK, [weight, "none"], [packed])]
+    lies = Value()
+    copy = Step("aten::clone", [weight, Some("=contiguous_format")], [lies])
+    return [copy, Step(PACK, [lies, "none"], [packed])]
+
+
+def _can_be_packed(editor: Editor, x: Value, weight: Value, bias: Any) -> bool:
+    meta, inner = weight.meta, x.meta
+    if weight not in editor.lasting or meta is None or inner is None:
+        return False
+    if meta.dim() != 2 or known(meta.shape) is None or inner.dtype != meta.dtype or not inner.dim():
+        return False
+    if isinstance(bias, Some) and (bias.item.meta is None or bias.item.meta.dtype != meta.dtype):
+        return False
+    is_small = meta.dtype == torch.float32 and meta.numel() < SMALLEST
+    return not is_small and 0 not in inner.shape and supports(meta.dtype) is None
+
+
+def _pays(x: Any, weight: Any) -> bool:
+    """Whether the packed layer is faster than torch's own on inputs like this one, or of any size
+    where that is not known."""
+    size = known(x.shape)
+    outputs, width = weight.shape
+    rows = rows_of(size, outputs * width)
+    key = ("program", about(outputs), about(width), weight.dtype, x.dim(), rows)
+    values = torch.rand(outputs, width, dtype=weight.dtype)
+    packed = torch.ops.mkldnn._reorder_linear_weight.default(values, None)
+    run = torch.ops.mkldnn._linear_pointwise.default
+
+    def calls(count: int) -> Calls:
+        given = input_of(count, width, [1] * x.dim()).to(weight.dtype)
+        return (
+            lambda: functional.linear(given, values),
+            lambda: run(given, packed, None, "none", [], ""),
+        )
+
+    return first_win(key, [calls(count) for count in rows]) == 0
+
+
+def fuse(editor: Editor) -> None:
+    """Compute activations and sums in the sweep of the packed layer before them."""
+    fuse_after(editor, PACKED, 3, _with_other)
+
+
+def fuse_after(
+    editor: Editor,
+    target: str,
+    place: int,
+    with_other: Callable[[Step, Value, Value | None], Step | None],
+) -> None:
+    """Join steps of one kind with the activation, or the sum, that alone takes their result.
+
+    place: of the first of the three arguments that tell the activation.
+    with_other: the step that adds a value, and makes a result; None if it cannot.
+    """
+    for step in editor.steps.steps:
+        if step.target != target or editor.is_changed(step):
+            continue
+        (result,) = step.results
+        taker = None if result is None else editor.only_taker(result)
+        if taker is None or result is None or editor.is_changed(taker):
+            continue
+        found, other = activation(taker), other_of_sum(taker, result)
+        joined = None
+        if found is not None:
+            arguments = [*step.arguments[:place], *words(*found), *step.arguments[place + 3 :]]
+            joined = Step(target, arguments, taker.results)
+        elif other is not None:
+            joined = with_other(step, other, taker.results[0])
+        if joined is not None:
+            editor.replace(step)
+            editor.replace(taker, joined)
+    editor.apply()
+
+
+def _with_other(step: Step, other: Value, result: Value | None) -> Step | None:
+    x, packed, bias = step.arguments[:3]
+    return Step(f"{PACKED}.binary", [x, other, packed, bias, '"add"'], [result])

@@ -1,0 +1,43 @@
+"""What is computed from the result of a linear layer or a convolution in the same sweep."""
+
+from __future__ import annotations
+
+from ..program import Some, Step, Value
+from .editor import are_same
+
+UNARY = {
+    "aten::sigmoid": "sigmoid",
+    "aten::tanh": "tanh",
+    "aten::silu": "swish",
+    "aten::hardswish": "hardswish",
+}
+"""Activations without numbers that oneDNN computes as torch does, and its names for them. It has
+more, but turns NaN to 0 in some of them."""
+GELU = "aten::gelu"
+
+
+def activation(step: Step | None) -> tuple[str, str] | None:
+    """oneDNN's name and algorithm of an activation, None if it has none that is torch's."""
+    if step is None:
+        return None
+    if step.target == GELU:
+        return "gelu", str(step.arguments[1]).strip('"')
+    name = UNARY.get(step.target)
+    return None if name is None else (name, "")
+
+
+def other_of_sum(step: Step | None, value: Value) -> Value | None:
+    """What a step adds to a value, if it is of the same shape and dtype."""
+    if step is None or step.target != "add" or step.arguments[2] != "1.0":
+        return None
+    first, second, _ = step.arguments
+    other = second if first is value else first
+    if other is value or not isinstance(other, Value) or other.meta is None or value.meta is None:
+        return None
+    alike = are_same(other.meta.shape, value.meta.shape) and other.meta.dtype == value.meta.dtype
+    return other if alike else None
+
+
+def words(name: str, algorithm: str) -> list[object]:
+    """The arguments of torch's operators for oneDNN that tell the activation."""
+    return [f'"{name}"', [], Some(f'"{algorithm}"')]

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    from seen import Seen
+
+    from oxytorch.program import backend
+
+    found, own = Seen(), backend.Call
+
+    class Call(own):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            found.programs.append(self)
+
+    monkeypatch.setattr(backend, "Call", Call)
+    say = backend._say_why
+
+    def say_why(graph: Any, why: Exception) -> None:
+        found.reasons.append(str(why))
+        say(graph, why)
+
+    monkeypatch.setattr(backend, "_say_why", say_why)
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()

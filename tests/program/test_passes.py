@@ -1,0 +1,482 @@
+"""Passes on programs: what they join is what they are meant to join, and nothing changes by it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from seen import Seen
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from oxytorch.optimize import measure
+from oxytorch.program.backend import compile_graph
+from oxytorch.program.derived import MOST_IN_A_ROW
+from oxytorch.program.passes import linear
+from oxytorch.program.passes.editor import Editor
+from oxytorch.program.passes.simplify import simplify
+from oxytorch.program.program import Step, Steps, Value
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+LINEAR, CONVOLUTION = "mkldnn::_linear_pointwise", "mkldnn::_convolution_pointwise"
+
+
+@pytest.fixture(autouse=True)
+def everything_is_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(measure, "TIMED", False)
+    monkeypatch.setattr(linear, "SMALLEST", 0)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    return torch.compile(model, backend=compile_graph, fullgraph=True, **options)
+
+
+def same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+class Run(nn.Module):
+    """A function of layers and an input as a module."""
+
+    def __init__(self, function: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+class RMSNorm(nn.Module):
+    """As the models of transformers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
+def _lively(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.copy_(torch.randn(module.num_features))  # type: ignore[union-attr]
+            module.running_var.copy_(torch.rand(module.num_features) + 0.5)  # type: ignore[union-attr]
+        if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)) and module.weight is not None:
+            module.weight.copy_(torch.rand_like(module.weight) + 0.5)
+            module.bias.copy_(torch.randn_like(module.bias))
+    return model.eval()
+
+
+def _layer() -> nn.Module:
+    return nn.Linear(16, 16)
+
+
+JOINED: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
+    "linear": (lambda: Run(lambda m, x: m.a(x), a=_layer()), [LINEAR], ["aten::linear"]),
+    "without bias": (
+        lambda: Run(lambda m, x: m.a(x), a=nn.Linear(16, 8, bias=False)),
+        [LINEAR],
+        ["aten::mm", "aten::t"],
+    ),
+    "gelu": (
+        lambda: Run(lambda m, x: F.gelu(m.a(x)), a=_layer()),
+        ['"gelu" [ ] some "none"'],
+        ["aten::gelu"],
+    ),
+    "tanh gelu": (
+        lambda: Run(lambda m, x: F.gelu(m.a(x), approximate="tanh"), a=_layer()),
+        ['"gelu" [ ] some "tanh"'],
+        ["aten::gelu"],
+    ),
+    "silu": (lambda: Run(lambda m, x: F.silu(m.a(x)), a=_layer()), ['"swish"'], ["aten::silu"]),
+    "relu is apart": (
+        lambda: Run(lambda m, x: m.a(x).relu(), a=_layer()),
+        [LINEAR, "aten::relu"],
+        [],
+    ),
+    "sum": (lambda: Run(lambda m, x: m.a(x) + x, a=_layer()), [f"{LINEAR}.binary"], [" add "]),
+    "sum of two layers": (
+        lambda: Run(lambda m, x: m.a(x) + m.b(x), a=_layer(), b=_layer()),
+        [f"{LINEAR}.binary"],
+        [" add "],
+    ),
+    "a sum that is broadcast": (
+        lambda: Run(lambda m, x: m.a(x) + x[:, :1], a=_layer()),
+        [LINEAR, " add "],
+        [".binary"],
+    ),
+    "a result that is taken twice": (
+        lambda: Run(lambda m, x: (lambda y: F.gelu(y) * y)(m.a(x)), a=_layer()),
+        ["oxytorch::gelu_mul"],
+        [],
+    ),
+    "norm": (
+        lambda: Run(lambda m, x: m.n(x), n=nn.LayerNorm(16)),
+        ["oxytorch::layer_norm"],
+        ["aten::native_layer_norm"],
+    ),
+    "sum and norm": (
+        lambda: Run(lambda m, x: m.n(x + m.a(x)), n=nn.LayerNorm(16), a=_layer()),
+        ["oxytorch::add_layer_norm", "false"],
+        [" add ", ".binary"],
+    ),
+    "sum and norm, the sum is taken": (
+        lambda: Run(
+            lambda m, x: (lambda y: y + m.n(y))(x + m.a(x)), n=nn.LayerNorm(16), a=_layer()
+        ),
+        ["oxytorch::add_layer_norm", "true"],
+        [],
+    ),
+    "norm of two dimensions": (
+        lambda: Run(lambda m, x: m.n(x), n=nn.LayerNorm((5, 16))),
+        ["aten::native_layer_norm"],
+        ["oxytorch::"],
+    ),
+    "RMS norm": (
+        lambda: Run(lambda m, x: m.n(x), n=RMSNorm()),
+        ["oxytorch::rms_norm"],
+        ["aten::rsqrt", "aten::mean.dim"],
+    ),
+    "sum and RMS norm": (
+        lambda: Run(lambda m, x: m.n(x + m.a(x)), n=RMSNorm(), a=_layer()),
+        ["oxytorch::add_rms_norm"],
+        ["aten::rsqrt", " add "],
+    ),
+    "a mean over other rows": (
+        lambda: Run(lambda m, x: x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6)),
+        ["aten::rsqrt"],
+        ["oxytorch::"],
+    ),
+    "gate": (
+        lambda: Run(lambda m, x: F.silu(m.a(x)) * m.b(x), a=_layer(), b=_layer()),
+        ["oxytorch::silu_mul"],
+        ["aten::silu", '"swish"'],
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", JOINED)
+def test_layers_are_joined(name: str, dtype: torch.dtype, seen: Seen) -> None:
+    make, wanted, gone = JOINED[name]
+    model = _lively(make()).to(dtype)
+    run = compiled(model)
+    for _ in range(2):
+        x = torch.randn(3, 5, 16, dtype=dtype)
+        same(run(x), model(x), TOLERANCE[dtype])
+    assert not seen.reasons
+    text = seen.text
+    assert all(part in text for part in wanted), text
+    assert not any(part in text for part in gone), text
+
+
+def _convolution(**options: Any) -> nn.Module:
+    return nn.Conv2d(8, 8, 3, padding=1, **options)
+
+
+IMAGES: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
+    "convolution": (lambda: Run(lambda m, x: m.c(x), c=_convolution()), [CONVOLUTION], []),
+    "grouped and strided": (
+        lambda: Run(lambda m, x: m.c(x), c=nn.Conv2d(8, 16, 3, stride=2, groups=4, dilation=2)),
+        [CONVOLUTION],
+        [],
+    ),
+    "norm": (
+        lambda: Run(lambda m, x: m.n(m.c(x)), c=_convolution(), n=nn.BatchNorm2d(8)),
+        [CONVOLUTION],
+        ["batch_norm"],
+    ),
+    "norm without bias": (
+        lambda: Run(lambda m, x: m.n(m.c(x)), c=_convolution(bias=False), n=nn.BatchNorm2d(8)),
+        [CONVOLUTION],
+        ["batch_norm"],
+    ),
+    "norm without weights": (
+        lambda: Run(lambda m, x: m.n(m.c(x)), c=_convolution(), n=nn.BatchNorm2d(8, affine=False)),
+        [CONVOLUTION],
+        ["batch_norm"],
+    ),
+    "norm of a result that is taken": (
+        lambda: Run(
+            lambda m, x: (lambda y: y + m.n(y))(m.c(x)), c=_convolution(), n=nn.BatchNorm2d(8)
+        ),
+        [CONVOLUTION, "batch_norm"],
+        [],
+    ),
+    "residual block": (
+        lambda: Run(lambda m, x: (m.n(m.c(x)) + x).relu(), c=_convolution(), n=nn.BatchNorm2d(8)),
+        [f"{CONVOLUTION}.binary", "aten::relu_"],
+        ["batch_norm", " add ", "aten::relu "],
+    ),
+    "silu": (lambda: Run(lambda m, x: F.silu(m.c(x)), c=_convolution()), ['"swish"'], []),
+    "zeros around": (
+        lambda: Run(lambda m, x: m.c(F.pad(x, (2, 2, 1, 1))), c=_convolution()),
+        [f"{CONVOLUTION} %0", "[ 2 3 ]"],
+        ["aten::pad"],
+    ),
+    "other zeros on each side": (
+        lambda: Run(lambda m, x: m.c(F.pad(x, (0, 1, 0, 1))), c=_convolution()),
+        [CONVOLUTION, "aten::pad"],
+        [],
+    ),
+    "transposed": (
+        lambda: Run(lambda m, x: m.n(m.c(x)), c=nn.ConvTranspose2d(8, 8, 3), n=nn.BatchNorm2d(8)),
+        ["aten::convolution", "batch_norm"],
+        ["mkldnn"],
+    ),
+    "flattened": (
+        lambda: Run(lambda m, x: m.a(m.c(x).flatten(1)), c=_convolution(), a=nn.Linear(8 * 63, 4)),
+        [CONVOLUTION, LINEAR, "aten::reshape"],
+        ["aten::view"],
+    ),
+    "rows of positions": (
+        lambda: Run(
+            lambda m, x: m.n(m.c(x).flatten(2).transpose(1, 2)), c=_convolution(), n=nn.LayerNorm(8)
+        ),
+        [CONVOLUTION, "oxytorch::layer_norm"],
+        [],
+    ),
+    "permuted": (
+        lambda: Run(lambda m, x: m.c(x).permute(0, 2, 3, 1), c=_convolution()),
+        [CONVOLUTION],
+        [],
+    ),
+    "several outputs": (
+        lambda: Run(
+            lambda m, x: (lambda y: (y, y.relu(), y[:, 1:], m.c(y)))(m.c(x)), c=_convolution()
+        ),
+        [CONVOLUTION],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", IMAGES)
+def test_convolutions_are_joined(
+    name: str, order: torch.memory_format, dtype: torch.dtype, seen: Seen
+) -> None:
+    make, wanted, gone = IMAGES[name]
+    model = _lively(make()).to(dtype)
+    run = compiled(model)
+    for _ in range(2):
+        x = torch.randn(2, 8, 7, 9, dtype=dtype).to(memory_format=order)
+        found, expected = run(x), model(x)
+        same(found, expected, 2 * TOLERANCE[dtype])
+        pairs = zip(found, expected, strict=True) if type(found) is tuple else [(found, expected)]
+        for ours, theirs in pairs:
+            assert ours.stride() == theirs.stride()
+    assert not seen.reasons
+    text = seen.text
+    assert all(part in text for part in wanted), text
+    assert not any(part in text for part in gone), text
+
+
+class Network(nn.Module):
+    """Layers of all kinds that are derived from weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.wide, self.out = nn.Linear(8 * 36, 128), nn.Linear(128, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.convolution(x)).relu()
+        return self.out(F.gelu(self.wide(y.flatten(1))))
+
+
+def _set_data(model: Network) -> None:
+    model.out.weight.data = torch.randn(4, 128)
+
+
+def _new_parameter(model: Network) -> None:
+    model.wide.weight = nn.Parameter(torch.randn(128, 288))
+
+
+WRITES: dict[str, Callable[[Network], Any]] = {
+    "in place": lambda m: m.wide.weight.mul_(2),
+    "a bias": lambda m: m.out.bias.add_(1),
+    "a buffer": lambda m: m.norm.running_var.mul_(3),  # type: ignore[union-attr, operator]
+    "a small tensor behind its version": lambda m: m.norm.weight.data.mul_(2),
+    "other memory": _set_data,
+    "another parameter": _new_parameter,
+    "a state": lambda m: m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()}),
+    "a view": lambda m: m.wide.weight[3].zero_(),
+    "an optimizer": lambda m: torch._foreach_mul_([*m.parameters()], 1.5),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_are_followed(name: str, seen: Seen) -> None:
+    model = _lively(Network())
+    run = compiled(model)
+    x = torch.randn(2, 3, 8, 8)
+    for _ in range(2):
+        same(run(x), model(x))
+    for _ in range(2):
+        WRITES[name](model)  # type: ignore[arg-type]
+        for _ in range(2):
+            same(run(x), model(x))
+    assert not seen.reasons
+
+
+def test_values_are_made_once_and_not_at_every_step_of_a_training(seen: Seen) -> None:
+    model = _lively(Network())
+    run = compiled(model)
+    x = torch.randn(2, 3, 8, 8)
+    run(x)
+    (call,) = seen.programs
+    own, count = call._derived.program, 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        return own(*args)
+
+    call._derived.program = counted
+    run(x), run(x)
+    assert count == 0
+    for _ in range(9):
+        model.wide.weight.mul_(1.1)
+        same(run(x), model(x))
+    assert count <= MOST_IN_A_ROW
+    run(x)
+    made = count
+    assert made > 0 and call._derived(_arguments(call, model, x)) is not None
+    run(x), run(x)
+    assert count == made
+
+
+def _arguments(call: Any, model: Network, x: Tensor) -> list[Any]:
+    noted = iter(call._derived._noted[0])
+    places = {*call._derived.places}
+    return [next(noted) if i in places else x for i in range(max(places) + 1)]
+
+
+def test_weights_made_in_inference_mode(seen: Seen) -> None:
+    """They do not count the writes to them."""
+    with torch.inference_mode():
+        model = _lively(Network())
+        run = compiled(model)
+        x = torch.randn(2, 3, 8, 8)
+        same(run(x), model(x))
+        model.wide.weight.mul_(2)
+        same(run(x), model(x))
+    assert not seen.reasons
+
+
+def test_what_is_made_of_weights_and_returned_may_be_written(seen: Seen) -> None:
+    model = Run(lambda m, x: (m.a(x), m.a.weight * 2, m.a.weight.t()), a=_layer()).eval()
+    run = compiled(model)
+    x = torch.randn(3, 16)
+    for _ in range(3):
+        found = run(x)
+        same(found, model(x))
+        found[1].zero_()
+    assert not seen.reasons
+
+
+def test_sizes_that_are_not_known(seen: Seen) -> None:
+    model = _lively(nn.Sequential(_layer(), nn.GELU(), _layer(), nn.LayerNorm(16)))
+    run = compiled(model, dynamic=True)
+    for shape in ((2, 5, 16), (3, 4, 16), (7, 9, 16)):
+        x = torch.randn(shape)
+        same(run(x), model(x))
+    text = seen.text
+    assert "oxytorch::layer_norm" in text and '"gelu"' in text and "aten::gelu" not in text
+
+
+def test_training_takes_plain_weights(seen: Seen) -> None:
+    model, x = nn.Sequential(_layer(), nn.GELU(), _layer()), torch.randn(3, 16)
+    run = compiled(model)
+    with torch.enable_grad():
+        run(x).sum().backward()
+        gradients = [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
+        model.zero_grad()
+        model(x).sum().backward()
+    same(gradients, [p.grad for p in model.parameters()])
+    assert len(seen.programs) == 2
+    assert not any("mkldnn" in str(call.program) for call in seen.programs)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["gelu", "silu", "relu is apart", "RMS norm", "gate"])
+def test_nan_and_infinity_come_out(name: str, value: float, seen: Seen) -> None:
+    model = _lively(JOINED[name][0]())
+    x = torch.randn(2, 5, 16)
+    x[0, 1, 3] = value
+    torch.testing.assert_close(compiled(model)(x), model(x), equal_nan=True)
+
+
+def test_threads_while_weights_are_written(seen: Seen) -> None:
+    model = _lively(Network())
+    run = compiled(model)
+    x = torch.randn(2, 3, 8, 8)
+    first = model(x)
+    run(x)
+    model.out.bias.add_(1)  # what each thread finds to be out of date
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad():
+                for _ in range(20):
+                    same(run(x), first + 1)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and not seen.reasons
+
+
+def _step(target: str, *arguments: Any, **options: Any) -> Step:
+    return Step(target, [*arguments], [Value(meta=torch.empty(2, 3))], **options)
+
+
+def test_what_is_done_twice_is_done_once() -> None:
+    x = Value(meta=torch.empty(2, 3))
+    first, second = _step("aten::sin", x), _step("aten::sin", x)
+    both = _step("aten::mul.Tensor", first.results[0], second.results[0])
+    steps = Steps([x], {}, [first, second, both], [*both.results])  # type: ignore[list-item]
+    simplify(Editor(steps, []))
+    assert [step.target for step in steps.steps] == ["aten::sin", "aten::mul.Tensor"]
+    assert steps.steps[1].arguments == [first.results[0], first.results[0]]
+
+
+def test_outputs_stay_apart() -> None:
+    """Whoever writes to one of them does not write to the other."""
+    x = Value(meta=torch.empty(2, 3))
+    first, second = _step("aten::sin", x), _step("aten::sin", x)
+    viewed = _step("aten::view", second.results[0], ["3", "2"], is_view=True)
+    copied = _step("aten::clone", x, "none")
+    outputs: list[Any] = [*first.results, *viewed.results, *copied.results]
+    steps = Steps([x], {}, [first, second, viewed, copied], outputs)
+    simplify(Editor(steps, []))
+    assert len(steps.steps) == 4
+
+
+def test_steps_with_an_effect_stop_sharing() -> None:
+    x = Value(meta=torch.empty(2, 3))
+    first, copied = _step("aten::sin", x), _step("aten::clone", x, "none")
+    written = Step("aten::copy_", [copied.results[0], x], [None], has_effect=True)
+    last = _step("aten::mul.Tensor", first.results[0], copied.results[0])
+    steps = Steps([x], {}, [first, copied, written, last], [*last.results])  # type: ignore[list-item]
+    simplify(Editor(steps, []))
+    assert len(steps.steps) == 4
