@@ -23,7 +23,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from ..graph.errors import CaptureError
 from . import conditions
 from .backend import _WITH_NUMBERS
-from .capture import RESAMPLING, Given, Outputs, program_of
+from .capture import RESAMPLING, Given, Outputs, steps_of
 from .conditions import Condition
 from .model import (
     FixedInput,
@@ -36,6 +36,7 @@ from .model import (
     Write,
     identity,
 )
+from .passes import improve
 from .program import Value
 from .structure import Structure
 
@@ -66,7 +67,7 @@ def from_exported(exported: ExportedProgram) -> ProgramModel:
     reasons: list[CaptureError] = []
     for table in tables:  # the second one has smaller operators, which are slower
         try:
-            return _Import(exported, exported.run_decompositions(table)).model()
+            return _Import(exported, _decomposed(exported, table)).model()
         except CaptureError as error:
             reasons.append(error)
     raise ValueError(
@@ -74,6 +75,17 @@ def from_exported(exported: ExportedProgram) -> ProgramModel:
         'with other operators, or use torch.compile(model, backend="oxytorch"), which leaves such '
         "parts to Python"
     ) from reasons[0]
+
+
+def _decomposed(exported: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
+    """The same program without operators of the table, and without writes to tensors."""
+    try:
+        return exported.run_decompositions(table)
+    except AssertionError as error:  # torch 2.13 of a loaded file with sizes such as 2 * s0
+        raise CaptureError(
+            f"torch {torch.__version__} cannot decompose its operators ({error}); optimize what "
+            "torch.export.export returns, not what torch.export.load does"
+        ) from error
 
 
 class _Import:
@@ -97,7 +109,9 @@ class _Import:
                 self._graph.graph.erase_node(node)
         kinds, given = self._replace_outputs()
         self._graph.graph.eliminate_dead_code()
-        program, outputs, _ = program_of(self._graph)
+        steps, outputs = steps_of(self._graph)
+        improve(steps, ())
+        program = steps.program()
         found = self._outputs(outputs, given)
         interface = Interface(
             arguments,
