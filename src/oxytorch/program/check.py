@@ -248,9 +248,7 @@ def _check_word(word: str, kind: str) -> None:
     else:
         is_right = word in _WORDS[kind]
     if not is_right:
-        raise ValueError(
-            f"expected a constant of kind {kind.removesuffix('Type')}, got {word[:50]}"
-        )
+        raise ValueError(f"expected a {kind.removesuffix('Type')}, got {word[:50]}")
 
 
 @dataclass(frozen=True)

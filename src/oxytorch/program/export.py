@@ -80,7 +80,7 @@ def from_exported(exported: ExportedProgram) -> ProgramModel:
 def _decomposed(exported: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
     """The same program without operators of the table, and without writes to tensors."""
     try:
-        return exported.run_decompositions(table)
+        return exported.run_decompositions(table)  # type: ignore[no-any-return]
     except AssertionError as error:  # torch 2.13 of a loaded file with sizes such as 2 * s0
         raise CaptureError(
             f"torch {torch.__version__} cannot decompose its operators ({error}); optimize what "

@@ -123,14 +123,23 @@ def _version() -> str:
 
 def _check_state(model: ProgramModel) -> None:
     """Raise ValueError if a tensor that is written shares memory with others."""
-    places = [tensor.untyped_storage().data_ptr() for tensor in model.state]
-    others = [tensor.untyped_storage().data_ptr() for tensor in model.program.constants]
-    for name, place in zip(model.names[len(others) :], places, strict=True):
-        if place and (places + others).count(place) > 1:
+    count = len(model.program.constants)
+    spans = [_span(tensor) for tensor in (*model.program.constants, *model.state)]
+    for place, own in enumerate(spans[count:], count):
+        others = [span for at, span in enumerate(spans) if at != place]
+        if any(own[0] < other[1] and other[0] < own[1] for other in others):
             raise ValueError(
-                f"the model writes to {name!r}, which shares its memory with another tensor; give "
-                "it a copy before the export"
+                f"the model writes to {model.names[place]!r}, which shares its memory with another "
+                "tensor; give it a copy before the export"
             )
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Where the bytes of a tensor begin and end."""
+    if tensor.numel() == 0:
+        return 0, 0
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
 
 
 def _entry(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -139,7 +140,7 @@ class ProgramModel:
 
     def _root(self, place: int) -> str:
         """The name of the argument that an input is in."""
-        return self.interface.inputs[place].name.partition("[")[0]
+        return re.split(r"[.\[]", self.interface.inputs[place].name)[0]
 
     def _checked(self, leaves: Sequence[Any]) -> tuple[list[Tensor], list[int]]:
         """Tensors and sizes of a call. Raises TypeError or ValueError if they do not fit."""
