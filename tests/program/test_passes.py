@@ -103,8 +103,59 @@ JOINED: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
     "silu": (lambda: Run(lambda m, x: F.silu(m.a(x)), a=_layer()), ['"swish"'], ["aten::silu"]),
     "relu is apart": (
         lambda: Run(lambda m, x: m.a(x).relu(), a=_layer()),
-        [LINEAR, "aten::relu"],
-        [],
+        [LINEAR, "aten::relu_"],
+        ["aten::relu "],
+    ),
+    "GELU, written out": (
+        lambda: Run(
+            lambda m, x: (lambda y: y * 0.5 * (1 + (y / 2**0.5).erf()))(m.a(x)), a=_layer()
+        ),
+        ['"gelu" [ ] some "none"'],
+        ["aten::erf"],
+    ),
+    "GELU, halved at the end": (
+        lambda: Run(
+            lambda m, x: (lambda y: (y * (1 + (y * 0.5**0.5).erf())) * 0.5)(m.a(x)), a=_layer()
+        ),
+        ['"gelu" [ ] some "none"'],
+        ["aten::erf"],
+    ),
+    "GELU by tanh, written out": (
+        lambda: Run(
+            lambda m, x: (
+                lambda y: 0.5 * y * (1 + torch.tanh(0.7978845608 * (y + 0.044715 * y.pow(3))))
+            )(m.a(x)),
+            a=_layer(),
+        ),
+        ['"gelu" [ ] some "tanh"'],
+        ["aten::tanh"],
+    ),
+    "with another constant": (
+        lambda: Run(
+            lambda m, x: (lambda y: 0.5 * y * (1 + torch.tanh(0.797 * (y + 0.044715 * y.pow(3)))))(
+                m.a(x)
+            ),
+            a=_layer(),
+        ),
+        ["aten::tanh"],
+        ["gelu"],
+    ),
+    "of another tensor": (
+        lambda: Run(
+            lambda m, x: m.a(x) * 0.5 * (1 + (m.b(x) / 2**0.5).erf()), a=_layer(), b=_layer()
+        ),
+        ["aten::erf"],
+        ["gelu"],
+    ),
+    "SiLU, written out": (
+        lambda: Run(lambda m, x: (lambda y: y * y.sigmoid())(m.a(x)), a=_layer()),
+        ['"swish"'],
+        ["aten::sigmoid"],
+    ),
+    "a sigmoid of another tensor": (
+        lambda: Run(lambda m, x: m.a(x) * m.b(x).sigmoid(), a=_layer(), b=_layer()),
+        ['"sigmoid"'],
+        ["swish"],
     ),
     "sum": (lambda: Run(lambda m, x: m.a(x) + x, a=_layer()), [f"{LINEAR}.binary"], [" add "]),
     "sum of two layers": (
@@ -397,6 +448,15 @@ def test_sizes_that_are_not_known(seen: Seen) -> None:
         same(run(x), model(x))
     text = seen.text
     assert "oxytorch::layer_norm" in text and '"gelu"' in text and "aten::gelu" not in text
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_of_embeddings(mode: str, seen: Seen) -> None:
+    model = nn.EmbeddingBag(50, 16, mode=mode).eval()
+    run = compiled(Run(lambda m, x: m.a(x), a=model))
+    x = torch.randint(0, 50, (4, 6))
+    same(run(x), model(x))
+    assert "oxytorch::embedding_bag" in seen.text and f'"{mode}"' in seen.text
 
 
 def test_training_takes_plain_weights(seen: Seen) -> None:

@@ -11,11 +11,16 @@ from collections.abc import Iterable
 from ..program import Steps, Value, values_of
 from . import convolution, linear, norms
 from .editor import Editor, Pass
+from .embeddings import embedding_bags
+from .formulas import activations
+from .post_ops import in_place
 from .simplify import escaping, simplify
 
 ALWAYS: tuple[Pass, ...] = (
     linear.as_linear,
     simplify,
+    activations,
+    embedding_bags,
     norms.layer_norms,
     norms.rms_norms,
     norms.gates,
@@ -29,7 +34,7 @@ CONVOLUTIONS: tuple[Pass, ...] = (
     convolution.pack,
     convolution.fuse,
 )
-WITH_LASTING: tuple[Pass, ...] = (linear.pack, linear.fuse)
+WITH_LASTING: tuple[Pass, ...] = (linear.pack, linear.fuse, in_place)
 
 
 def improve(steps: Steps, lasting: Iterable[Value]) -> None:

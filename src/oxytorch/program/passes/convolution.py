@@ -225,15 +225,8 @@ _KNOWN = ("aten::", "oxytorch::", "mkldnn::")
 
 
 def fuse(editor: Editor) -> None:
-    """Compute activations and sums in the sweep of the packed convolution before them, and ReLU in
-    place."""
+    """Compute activations and sums in the sweep of the packed convolution before them."""
     fuse_after(editor, PACKED, 7, _with_other)
-    for step in editor.steps.steps:
-        if step.target in ("aten::relu", "aten::relu6"):
-            before = editor.made_by(step.arguments[0], PACKED, f"{PACKED}.binary")
-            if before is not None and editor.only_taker(step.arguments[0]) is step:
-                editor.replace(step, replace(step, target=f"{step.target}_"))
-    editor.apply()
 
 
 def _with_other(step: Step, other: Value, result: Value | None) -> Step | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..program import Some, Step, Value
-from .editor import are_same
+from .editor import Editor, are_same
 
 UNARY = {
     "aten::sigmoid": "sigmoid",
@@ -36,6 +38,22 @@ def other_of_sum(step: Step | None, value: Value) -> Value | None:
         return None
     alike = are_same(other.meta.shape, value.meta.shape) and other.meta.dtype == value.meta.dtype
     return other if alike else None
+
+
+def in_place(editor: Editor) -> None:
+    """Compute ReLU in the memory of the layer's result before it, which nobody else takes."""
+    for step in editor.steps.steps:
+        if step.target in ("aten::relu", "aten::relu6"):
+            (x,) = step.arguments
+            before = editor.maker.get(x)
+            is_layer = before is not None and before.target.startswith(_LAYERS)
+            if is_layer and editor.only_taker(x) is step:
+                editor.replace(step, replace(step, target=f"{step.target}_"))
+    editor.apply()
+
+
+_LAYERS = ("aten::linear", "aten::convolution", "mkldnn::")
+"""Steps whose results are new tensors."""
 
 
 def words(name: str, algorithm: str) -> list[object]:

@@ -1,0 +1,123 @@
+"""Pass over activations that are written as formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..program import Argument, Step, Value
+from .editor import Editor
+
+_TANH = (math.sqrt(2 / math.pi), 0.044715)
+"""GELU's approximation is x / 2 * (1 + tanh(a (x + b x^3))): a and b."""
+
+
+def activations(editor: Editor) -> None:
+    """Write x * sigmoid(x), x / 2 * (1 + erf(x / sqrt(2))) and the like as one step."""
+    for step in editor.steps.steps:
+        if step.target != "aten::mul.Tensor":
+            continue
+        found = _silu(editor, step) or _gelu(editor, step)
+        if found is not None:
+            editor.replace(step, Step(*found, step.results))
+    editor.apply()
+
+
+_Call = tuple[str, list[Argument]]
+
+
+def _silu(editor: Editor, step: Step) -> _Call | None:
+    for x, other in _orders(step):
+        gate = editor.made_by(other, "aten::sigmoid")
+        if gate is not None and gate.arguments[0] is x:
+            return "aten::silu", [x]
+    return None
+
+
+def _gelu(editor: Editor, step: Step) -> _Call | None:
+    """x / 2 * (1 + inner), or x * ((1 + inner) / 2), in any order."""
+    for half, other in _orders(step):
+        x = _scaled(editor, half, 0.5)
+        inner = None if x is None else _plus_one(editor, other)
+        if x is None:
+            x, sum_ = half, _scaled(editor, other, 0.5)
+            inner = None if sum_ is None else _plus_one(editor, sum_)
+        if inner is not None:
+            algorithm = _algorithm(editor, inner, x)
+            if algorithm is not None:
+                return "aten::gelu", [x, f'"{algorithm}"']
+    for first, second in _orders(step):  # (x (1 + inner)) / 2
+        product = editor.made_by(first, "aten::mul.Tensor")
+        if product is None or _number(editor, second) != 0.5:
+            continue
+        for x, sum_ in _orders(product):
+            inner = _plus_one(editor, sum_)
+            algorithm = None if inner is None else _algorithm(editor, inner, x)
+            if algorithm is not None:
+                return "aten::gelu", [x, f'"{algorithm}"']
+    return None
+
+
+def _algorithm(editor: Editor, inner: Value, x: Argument) -> str | None:
+    """Which of GELU's forms has this function of x."""
+    erf = editor.made_by(inner, "aten::erf")
+    if erf is not None:
+        return "none" if _scaled(editor, erf.arguments[0], math.sqrt(0.5)) is x else None
+    tanh = editor.made_by(inner, "aten::tanh")
+    if tanh is None:
+        return None
+    sum_ = editor.made_by(_scaled(editor, tanh.arguments[0], _TANH[0]), "add")
+    if sum_ is None or sum_.arguments[2] != "1.0":
+        return None
+    for first, second in _orders(sum_):
+        if first is x and _is_cube(editor, _scaled(editor, second, _TANH[1]), x):
+            return "tanh"
+    return None
+
+
+def _is_cube(editor: Editor, value: Value | None, x: Argument) -> bool:
+    cube = editor.made_by(value, "aten::mul.Tensor")
+    if cube is None:
+        return False
+    squares = (editor.made_by(a, "aten::mul.Tensor") for a, b in _orders(cube) if b is x)
+    return any(s is not None and all(a is x for a in s.arguments) for s in squares)
+
+
+def _plus_one(editor: Editor, value: Argument) -> Value | None:
+    """What one is added to."""
+    sum_ = editor.made_by(value, "add")
+    if sum_ is None or sum_.arguments[2] != "1.0":
+        return None
+    return next((a for a, b in _orders(sum_) if _number(editor, b) == 1), None)
+
+
+def _scaled(editor: Editor, value: Argument, factor: float) -> Value | None:
+    """What is multiplied with a number, or divided by its inverse."""
+    product = editor.made_by(value, "aten::mul.Tensor", "aten::div.Tensor")
+    if product is None:
+        return None
+    if product.target == "aten::div.Tensor":
+        number = _number(editor, product.arguments[1])
+        is_it = number is not None and math.isclose(number * factor, 1, rel_tol=_CLOSE)
+        return product.arguments[0] if is_it else None
+    pairs = ((a, _number(editor, b)) for a, b in _orders(product))
+    near = (a for a, n in pairs if n is not None and math.isclose(n, factor, rel_tol=_CLOSE))
+    return next(near, None)
+
+
+_CLOSE = 1e-6
+"""Relative difference of constants that are written out to some digits."""
+
+
+def _orders(step: Step) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    first, second = step.arguments[:2]
+    return (first, second), (second, first)
+
+
+def _number(editor: Editor, value: Argument) -> float | None:
+    """A constant number, None for other values."""
+    tensor = editor.steps.constants.get(value) if isinstance(value, Value) else None
+    is_number = tensor is not None and not tensor.dim() and tensor.dtype != torch.bool
+    return float(tensor) if is_number and not tensor.is_complex() else None  # type: ignore[arg-type, union-attr]
