@@ -419,6 +419,18 @@ def test_a_class_is_passed_in_memory_and_refused_in_a_file(tmp_path: Path) -> No
         oxytorch.save(program, tmp_path / "x.oxy")
 
 
+def test_named_tuples_of_torch_are_tuples_in_a_file(tmp_path: Path) -> None:
+    class Largest(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return torch.max(x, 0)
+
+    program = oxytorch.optimize(torch.export.export(Largest(), (torch.ones(2, 3),)))
+    assert type(program(torch.ones(2, 3))) is torch.return_types.max
+    oxytorch.save(program, tmp_path / "x.oxy")
+    found = oxytorch.load(tmp_path / "x.oxy")(torch.ones(2, 3))
+    assert type(found) is tuple and found[1].tolist() == [0, 0, 0]
+
+
 def test_tensors_that_no_file_holds_are_refused(tmp_path: Path) -> None:
     class Strange(nn.Module):
         def __init__(self) -> None:

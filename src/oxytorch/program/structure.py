@@ -65,6 +65,8 @@ class Structure:
         if spec.type in (dict, OrderedDict):
             return cls("dict", parts, tuple(context), None if spec.type is dict else spec)
         names = _field_names(spec)
+        if names is None and issubclass(spec.type, tuple):  # torch.return_types
+            return cls("tuple", parts, spec=spec)
         if names is None or len(names) != len(parts):
             return cls("class", parts, spec=spec)
         return cls("fields", parts, names, spec)
@@ -93,7 +95,7 @@ class Structure:
             yield from part.take_apart(inner, f"{where}[{key!r}]")
 
     def _children(self, value: Any, where: str) -> Sequence[Any]:
-        if self.kind in ("tuple", "list"):
+        if self.kind in ("tuple", "list") and self.spec is None:
             kind = tuple if self.kind == "tuple" else list
             if type(value) is not kind or len(value) != len(self.parts):
                 raise TypeError(
