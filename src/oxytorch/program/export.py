@@ -36,8 +36,8 @@ from .model import (
     Write,
     identity,
 )
-from .passes import improve
-from .program import Value
+from .passes import improve, split
+from .program import Program, Steps, Value
 from .structure import Structure
 
 _aten = torch.ops.aten
@@ -88,6 +88,24 @@ def _decomposed(exported: ExportedProgram, table: dict[Any, Any]) -> ExportedPro
         ) from error
 
 
+def _packed(steps: Steps) -> Program | None:
+    """The program with packed weights, which only this process can have; None if it has none."""
+    inputs, weights = steps.inputs, steps.constants
+    if steps.has_effect:
+        return None
+    with torch.no_grad():
+        steps.inputs, steps.constants = [*inputs, *weights], {}
+        improve(steps, [*weights])
+        before, derived = split(steps, [*weights])
+        if not derived:
+            return None
+        made, _ = before.program()([weights[value] for value in before.inputs])
+        kept = {value: weights[value] for value in steps.inputs if value in weights}
+        steps.inputs = inputs
+        steps.constants |= kept | dict(zip(derived, made, strict=True))
+        return steps.program()
+
+
 class _Import:
     """Writes one exported program. original: as it was before operators were decomposed."""
 
@@ -110,6 +128,9 @@ class _Import:
         kinds, given = self._replace_outputs()
         self._graph.graph.eliminate_dead_code()
         steps, outputs = steps_of(self._graph)
+        for value, tensor in steps.constants.items():
+            value.meta = tensor
+        packed = _packed(steps.copy())
         improve(steps, ())
         program = steps.program()
         found = self._outputs(outputs, given)
@@ -121,7 +142,9 @@ class _Import:
             tuple(_Sizes(self._original, self._inputs).conditions()),
         )
         names = [self._names.get(id(each), "constant") for each in program.constants]
-        return ProgramModel(program, interface, [*self._state.values()], (*names, *self._state))
+        return ProgramModel(
+            program, interface, [*self._state.values()], (*names, *self._state), packed
+        )
 
     def _replace_inputs(self, names: Sequence[str]) -> None:
         """Keep the placeholders of tensors and sizes that change; the others are constants."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -90,13 +91,15 @@ class ProgramModel:
     Call it as the module that was exported. It computes no gradients. str() gives the program.
 
     state: buffers that a call writes to, the program's first inputs. names: of the program's
-    constants and then of the state.
+    constants and then of the state. packed: the same program with packed weights, which runs in its
+    place where it is there; copies share it, files and pickles go without.
     """
 
     program: Program
     interface: Interface
     state: list[Tensor] = field(default_factory=list)
     names: tuple[str, ...] = ()
+    packed: Program | None = None
     _seen: set[tuple[Any, ...]] = field(default_factory=set)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +108,8 @@ class ProgramModel:
         tensors, sizes = self._checked(leaves)
         is_cast = torch.is_autocast_enabled("cpu")
         with torch.no_grad(), torch.autocast("cpu", enabled=False) if is_cast else nullcontext():
-            made, numbers = self.program([*self.state, *tensors], sizes)
+            run = self.program if self.packed is None else self.packed
+            made, numbers = run([*self.state, *tensors], sizes)
             places = {"input": leaves, "state": self.state, "tensor": made, "size": numbers}
             for write in self.interface.writes:
                 places[write.kind][write.place].copy_(made[write.tensor])
@@ -216,6 +220,13 @@ class ProgramModel:
                 )
         if len(self._seen) < _MOST_SIZES:
             self._seen.add(shapes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "packed": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProgramModel:
+        program, state = copy.deepcopy((self.program, self.state), memo)
+        return ProgramModel(program, self.interface, state, self.names, self.packed)
 
     def __str__(self) -> str:
         return self.program.text
