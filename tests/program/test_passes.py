@@ -12,6 +12,7 @@ from seen import Seen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from oxytorch.ops.attention import is_fast
 from oxytorch.optimize import measure
 from oxytorch.program.backend import compile_graph
 from oxytorch.program.derived import MOST_IN_A_ROW
@@ -448,6 +449,39 @@ def test_sizes_that_are_not_known(seen: Seen) -> None:
         same(run(x), model(x))
     text = seen.text
     assert "oxytorch::layer_norm" in text and '"gelu"' in text and "aten::gelu" not in text
+
+
+class Attention(nn.Module):
+    """Self-attention with the mask of padding that models of transformers make."""
+
+    def __init__(self, masked: bool, is_causal: bool) -> None:
+        super().__init__()
+        self.parts, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.masked, self.is_causal = masked, is_causal
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        query, key, value = self.parts(x).view(*x.shape[:2], 3, 4, 4).permute(2, 0, 3, 1, 4)
+        mask = None
+        if self.masked:
+            mask = torch.where(seen[:, None, None], 0.0, float("-inf")).to(x.dtype)
+            mask = mask.expand(-1, 1, x.shape[1], -1)
+        found = F.scaled_dot_product_attention(query, key, value, mask, is_causal=self.is_causal)
+        return self.out(found.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.skipif(not is_fast(), reason="torch's own attention is as fast at this level")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("masked", "is_causal"), [(False, False), (True, False), (False, True)])
+def test_attention(masked: bool, is_causal: bool, dtype: torch.dtype, seen: Seen) -> None:
+    model = Attention(masked, is_causal).eval().to(dtype)
+    run = compiled(model)
+    x, shown = torch.randn(2, 5, 16, dtype=dtype), torch.ones(2, 5, dtype=torch.bool)
+    shown[1, 3:] = False
+    shown[0, 0] = False
+    same(run(x, shown), model(x, shown), TOLERANCE[dtype])
+    assert not seen.reasons and "oxytorch::attention" in seen.text
+    shown[:] = False  # rows that see nothing
+    same(run(x, shown), model(x, shown), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])

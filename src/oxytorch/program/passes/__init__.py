@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from ..program import Steps, Value, values_of
 from . import convolution, linear, norms
+from .attention import attention
 from .editor import Editor, Pass
 from .embeddings import embedding_bags
 from .formulas import activations
@@ -21,6 +22,7 @@ ALWAYS: tuple[Pass, ...] = (
     simplify,
     activations,
     embedding_bags,
+    attention,
     norms.layer_norms,
     norms.rms_norms,
     norms.gates,

@@ -1,0 +1,85 @@
+"""Pass over scaled dot-product attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops.attention import MOST_DIM, is_fast
+from ...optimize.measure import first_win
+from ..program import Argument, Some, Step, Value
+from .editor import Editor, known
+
+TORCHS, OURS = "aten::_scaled_dot_product_flash_attention_for_cpu", "oxytorch::attention"
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def attention(editor: Editor) -> None:
+    """Have attention of known sizes computed by the kernel of this package, where it is faster."""
+    if not is_fast():
+        return
+    for step in editor.steps.steps:
+        if step.target != TORCHS or any(step.results[1:]):
+            continue
+        query, key, value, dropout, is_causal, mask, scale = step.arguments
+        metas = [_meta(each) for each in (query, key, value)]
+        if dropout != "0.0" or not all(map(_is_known, metas)):
+            continue
+        if mask != "none" and not _is_known(_meta(mask.item)):
+            continue
+        if _pays(metas, None if mask == "none" else _meta(mask.item), is_causal == "true"):
+            arguments = [query, key, value, _own(editor, mask), scale, is_causal]
+            editor.replace(step, Step(OURS, arguments, step.results[:1]))
+    editor.apply()
+
+
+def _meta(value: Any) -> Any:
+    return value.meta if isinstance(value, Value) else None
+
+
+def _is_known(meta: Any) -> bool:
+    if meta is None or meta.dim() != 4 or meta.dtype not in (*DTYPES, torch.bool):
+        return False
+    shape = known(meta.shape)
+    return shape is not None and 0 not in shape and shape[-1] <= max(MOST_DIM, meta.shape[-2])
+
+
+def _own(editor: Editor, mask: Argument) -> Argument:
+    """A mask of numbers that was made of one of truth values, as that one."""
+    made = editor.made_by(mask.item, "aten::where.self") if isinstance(mask, Some) else None
+    if made is None:
+        return mask
+    chosen, yes, no = made.arguments
+    values = [_constant(editor, each) for each in (yes, no)]
+    return Some(chosen) if values == [0.0, -torch.inf] else mask
+
+
+def _constant(editor: Editor, value: Argument) -> float | None:
+    """A constant number, or a copy of one."""
+    copied = editor.made_by(value, "aten::clone")
+    tensor = editor.steps.constants.get(value if copied is None else copied.arguments[0])
+    return None if tensor is None or tensor.dim() else float(tensor)
+
+
+def _pays(metas: list[Tensor], mask: Tensor | None, is_causal: bool) -> bool:
+    query, key, _ = metas
+    if query.shape[-1] > MOST_DIM or query.shape[1] % key.shape[1]:
+        return False
+    given = [_drawn(meta) for meta in metas]
+    own_mask = None if mask is None else torch.zeros(tuple(mask.shape), dtype=mask.dtype)
+    form = tuple((tuple(t.shape), t.stride(), t.dtype) for t in given)
+    masked = None if own_mask is None else (tuple(own_mask.shape), own_mask.dtype)
+    plain = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    ours = torch.ops.oxytorch.attention.default
+    both = (
+        lambda: plain(*given, 0.0, is_causal, attn_mask=own_mask)[0],
+        lambda: ours(*given, own_mask, None, is_causal),
+    )
+    return first_win(("program attention", form, masked, is_causal), [both]) is not None
+
+
+def _drawn(meta: Tensor) -> Tensor:
+    made = torch.empty_strided(tuple(meta.shape), meta.stride(), dtype=meta.dtype)
+    return made.uniform_()
