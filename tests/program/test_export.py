@@ -377,6 +377,21 @@ def test_many_threads_call_one_program() -> None:
     assert not wrong
 
 
+def test_weights_are_packed_in_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oxytorch.program.passes.linear._pays", lambda x, weight: True)
+    model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 200)).eval()
+    exported = _export(model, torch.ones(4, 256), sizes=({0: BATCH},))
+    program = oxytorch.optimize(exported)
+    assert program.packed is not None and "mkldnn::" in str(program.packed)
+    assert "mkldnn::" not in str(program)
+    copied, pickled = copy.deepcopy(program), pickle.loads(pickle.dumps(program))
+    assert copied.packed is program.packed and pickled.packed is None
+    with torch.no_grad():
+        for x in (torch.randn(1, 256), torch.randn(7, 256)):
+            for each in (program, copied, pickled):
+                _same(each(x), model(x))
+
+
 def test_it_prints_its_steps() -> None:
     program = oxytorch.optimize(_mixed())
     assert isinstance(program, ProgramModel)

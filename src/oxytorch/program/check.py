@@ -4,7 +4,7 @@ Every step is compared with the schema of its operator, so that what runs is wha
 if it was called from Python with these arguments. What an operator may be is a rule:
 
 - it is torch's own (`aten`) or this package's, and takes and returns what a program passes,
-- it returns tensors, and writes to none,
+- it returns tensors, and writes to none; only ReLU may write to what a step has made,
 - it takes text beside a tensor only, where text names a mode (`from_file` takes a path),
 - it makes dense tensors on the CPU: none of other layouts, of other devices, or resized,
 - it is public, or one of the few with an underscore into which models are exported.
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 _NAMESPACES = ("aten", "oxytorch")
+_IN_PLACE = ("relu_", "relu6_")
 _OTHER_TENSORS = re.compile(
     "sparse|mkldnn|quant|nested|jagged|cudnn|miopen|mps|cuda|fbgemm|pin_memory|resize|csr|csc|coo|"
     "bsr|bsc|padded_tensor|^set$|^data$|^values|^indices|^q_per|^int_repr"
@@ -125,6 +126,7 @@ class _Checker:
     def __init__(self, tensors: int, sizes: int) -> None:
         self._known = {"%": tensors, "$": sizes}
         self._extents: set[str] = set()
+        self._first_made = tensors
 
     def outputs(self, words: Sequence[str], number: int) -> tuple[int, int]:
         """Check the last line; return how many tensors and sizes it names."""
@@ -144,6 +146,8 @@ class _Checker:
         target = words.next()
         if "::" in target:
             operator = _operator(target)
+            if operator.writes and not self._is_made(all_words[-1]):
+                raise ValueError(f"expected {target} of a tensor that a step has made")
             for name, kind in operator.arguments:
                 try:
                     self._argument(words.next(), words, kind)
@@ -218,6 +222,10 @@ class _Checker:
     def _is_known(self, word: str) -> bool:
         return int(word[1:]) < self._known[word[0]]
 
+    def _is_made(self, word: str) -> bool:
+        is_tensor = word.startswith("%") and _VALUE.fullmatch(word) is not None
+        return is_tensor and int(word[1:]) >= self._first_made
+
     def _tensor(self, word: str) -> None:
         if not word.startswith("%") or _VALUE.fullmatch(word) is None or not self._is_known(word):
             raise ValueError(f"expected a tensor that exists, got {word[:50]}")
@@ -257,6 +265,7 @@ class _Operator:
     arguments: tuple[tuple[str, Any], ...]
     results: int
     returns_list: bool
+    writes: bool
 
 
 @cache
@@ -279,7 +288,7 @@ def _operator(target: str) -> _Operator:
     if why:
         raise ValueError(f"a file may not call {target}: {why}")
     kinds = [each.type.kind() for each in schema.returns]
-    return _Operator(target, arguments, len(kinds), kinds == ["ListType"])
+    return _Operator(target, arguments, len(kinds), kinds == ["ListType"], schema.is_mutable)
 
 
 def _why_refused(own: str, schema: Any, kinds: Sequence[str]) -> str:
@@ -287,7 +296,8 @@ def _why_refused(own: str, schema: Any, kinds: Sequence[str]) -> str:
     lists = sum(each.type.kind() != "TensorType" for each in schema.returns)
     if {*returned} != {"TensorType"} or (lists and len(returned) > 1):
         return "it does not return tensors"
-    if schema.is_mutable or any(each.is_write for each in schema.arguments):
+    is_written = schema.is_mutable or any(each.is_write for each in schema.arguments)
+    if is_written and own not in _IN_PLACE:
         return "it writes to a tensor"
     strange = {*kinds} - _KINDS
     if strange:

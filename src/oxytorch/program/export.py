@@ -88,22 +88,38 @@ def _decomposed(exported: ExportedProgram, table: dict[Any, Any]) -> ExportedPro
         ) from error
 
 
-def _packed(steps: Steps) -> Program | None:
+def _plain(steps: Steps, weights: dict[Value, Tensor]) -> Program:
+    """The program that takes its weights as they are, for any process."""
+    _improve(steps, weights, ())
+    return steps.program()
+
+
+def _packed(steps: Steps, weights: dict[Value, Tensor]) -> Program | None:
     """The program with packed weights, which only this process can have; None if it has none."""
-    inputs, weights = steps.inputs, steps.constants
     if steps.has_effect:
         return None
     with torch.no_grad():
-        steps.inputs, steps.constants = [*inputs, *weights], {}
-        improve(steps, [*weights])
-        before, derived = split(steps, [*weights])
+        before, derived = _improve(steps, weights, [*weights])
         if not derived:
             return None
         made, _ = before.program()([weights[value] for value in before.inputs])
-        kept = {value: weights[value] for value in steps.inputs if value in weights}
-        steps.inputs = inputs
-        steps.constants |= kept | dict(zip(derived, made, strict=True))
+        steps.constants |= dict(zip(derived, made, strict=True))
         return steps.program()
+
+
+def _improve(
+    steps: Steps, weights: dict[Value, Tensor], lasting: Sequence[Value]
+) -> tuple[Steps, list[Value]]:
+    """Run the passes with weights that are not constants; return what depends on lasting ones."""
+    inputs = steps.inputs
+    steps.inputs = [*inputs, *weights]
+    steps.constants = {v: tensor for v, tensor in steps.constants.items() if v not in weights}
+    improve(steps, lasting)
+    found = split(steps, lasting) if lasting else (Steps(), [])
+    steps.inputs = inputs
+    steps.constants |= weights
+    steps.drop_unused()
+    return found
 
 
 class _Import:
@@ -128,11 +144,11 @@ class _Import:
         kinds, given = self._replace_outputs()
         self._graph.graph.eliminate_dead_code()
         steps, outputs = steps_of(self._graph)
-        for value, tensor in steps.constants.items():
+        weights = {v: t for v, t in steps.constants.items() if id(t) in self._names}
+        for value, tensor in weights.items():
             value.meta = tensor
-        packed = _packed(steps.copy())
-        improve(steps, ())
-        program = steps.program()
+        packed = _packed(steps.copy(), weights)
+        program = _plain(steps, weights)
         found = self._outputs(outputs, given)
         interface = Interface(
             arguments,
