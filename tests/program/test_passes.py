@@ -234,6 +234,17 @@ def test_layers_are_joined(name: str, dtype: torch.dtype, seen: Seen) -> None:
     assert not any(part in text for part in gone), text
 
 
+@pytest.mark.parametrize("name", JOINED)
+def test_strides_are_those_of_torch(name: str, seen: Seen) -> None:
+    model = _lively(JOINED[name][0]())
+    run = compiled(model)
+    for x in (torch.randn(5, 3, 16).transpose(0, 1), torch.randn(3, 16, 5).transpose(1, 2)):
+        found, expected = run(x), model(x)
+        same(found, expected)
+        assert found.stride() == expected.stride()
+    assert not seen.reasons
+
+
 def _convolution(**options: Any) -> nn.Module:
     return nn.Conv2d(8, 8, 3, padding=1, **options)
 
@@ -482,6 +493,32 @@ def test_attention(masked: bool, is_causal: bool, dtype: torch.dtype, seen: Seen
     assert not seen.reasons and "oxytorch::attention" in seen.text
     shown[:] = False  # rows that see nothing
     same(run(x, shown), model(x, shown), TOLERANCE[dtype])
+
+
+@pytest.mark.skipif(not is_fast(), reason="torch's own attention is as fast at this level")
+def test_attention_whose_keys_share_memory(seen: Seen) -> None:
+    def attend(m: Any, x: Tensor) -> Tensor:
+        query = m.a(x).view(2, 5, 4, 4).transpose(1, 2)
+        key = query[:, :1].expand(2, 4, 5, 4)
+        return F.scaled_dot_product_attention(query, key, key)
+
+    model, x = Run(attend, a=_layer()).eval(), torch.randn(2, 5, 16)
+    same(compiled(model)(x), model(x))
+    assert not seen.reasons and "oxytorch::attention" in seen.text
+
+
+def test_a_pass_that_fails_is_left_out(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> bool:
+        raise RuntimeError("no kernel for it")
+
+    monkeypatch.setattr(linear, "_pays", fail)
+    model, x = Run(lambda m, x: m.a(x), a=_layer()).eval(), torch.randn(3, 16)
+    with caplog.at_level("INFO", "oxytorch.program"):
+        same(compiled(model)(x), model(x))
+    assert "not improved: no kernel for it" in caplog.text
+    assert "aten::linear" in seen.text
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])

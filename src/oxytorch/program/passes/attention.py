@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ def attention(editor: Editor) -> None:
             continue
         query, key, value, dropout, is_causal, mask, scale = step.arguments
         metas = [_meta(each) for each in (query, key, value)]
-        if dropout != "0.0" or not all(map(_is_known, metas)):
+        if dropout != "0.0" or not all(map(_is_known, metas)) or not _lies_by_rows(step):
             continue
         if mask != "none" and not _is_known(_meta(mask.item)):
             continue
@@ -44,6 +45,17 @@ def _is_known(meta: Any) -> bool:
         return False
     shape = known(meta.shape)
     return shape is not None and 0 not in shape and shape[-1] <= max(MOST_DIM, meta.shape[-2])
+
+
+def _lies_by_rows(step: Step) -> bool:
+    """Whether torch's result lies in memory as ours does: as [batch, length, heads, dim]."""
+    meta = _meta(step.results[0])
+    if not _is_known(meta):
+        return False
+    _, heads, length, dim = meta.shape
+    ours = (heads * length * dim, dim, heads * dim, 1)
+    found = zip(meta.shape, meta.stride(), ours, strict=True)
+    return all(size == 1 or stride == own for size, stride, own in found)
 
 
 def _own(editor: Editor, mask: Argument) -> Argument:
@@ -67,19 +79,32 @@ def _pays(metas: list[Tensor], mask: Tensor | None, is_causal: bool) -> bool:
     query, key, _ = metas
     if query.shape[-1] > MOST_DIM or query.shape[1] % key.shape[1]:
         return False
-    given = [_drawn(meta) for meta in metas]
-    own_mask = None if mask is None else torch.zeros(tuple(mask.shape), dtype=mask.dtype)
-    form = tuple((tuple(t.shape), t.stride(), t.dtype) for t in given)
-    masked = None if own_mask is None else (tuple(own_mask.shape), own_mask.dtype)
+    form = tuple((tuple(t.shape), t.stride(), t.dtype) for t in metas)
+    masked = None if mask is None else (tuple(mask.shape), mask.dtype)
     plain = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     ours = torch.ops.oxytorch.attention.default
-    both = (
-        lambda: plain(*given, 0.0, is_causal, attn_mask=own_mask)[0],
-        lambda: ours(*given, own_mask, None, is_causal),
-    )
-    return first_win(("program attention", form, masked, is_causal), [both]) is not None
+
+    @cache
+    def given() -> tuple[list[Tensor], Tensor | None]:
+        own_mask = None if mask is None else torch.zeros(tuple(mask.shape), dtype=mask.dtype)
+        return [_alike(meta) for meta in metas], own_mask
+
+    def run_plain() -> Tensor:
+        tensors, own_mask = given()
+        found: Tensor = plain(*tensors, 0.0, is_causal, attn_mask=own_mask)[0]
+        return found
+
+    def run_ours() -> Tensor:
+        tensors, own_mask = given()
+        found: Tensor = ours(*tensors, own_mask, None, is_causal)
+        return found
+
+    what = ("program attention", form, masked, is_causal)
+    return first_win(what, [(run_plain, run_ours)]) is not None
 
 
-def _drawn(meta: Tensor) -> Tensor:
-    made = torch.empty_strided(tuple(meta.shape), meta.stride(), dtype=meta.dtype)
-    return made.uniform_()
+def _alike(meta: Tensor) -> Tensor:
+    """A tensor of the same shape and strides, also where places share memory."""
+    shape, strides = tuple(meta.shape), meta.stride()
+    count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return torch.rand(count).to(meta.dtype).as_strided(shape, strides)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...ops.linear import supports
 from ...optimize.measure import about, first_win
@@ -156,19 +158,30 @@ def _pays(x: Any, weight: Any, words_: list[Any]) -> bool:
     size, channels = tuple(x.shape), tuple(map(about, weight.shape[:2]))
     geometry = (*map(tuple, (stride, padding, dilation)), groups)
     key = ("program", channels, tuple(weight.shape[2:]), weight.dtype, geometry, size)
-    given = torch.rand(size).to(x.dtype)
     order = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-    last = given.contiguous(memory_format=order)
-    values = torch.rand(tuple(weight.shape)).to(x.dtype)
     pack_, run = (getattr(torch.ops.mkldnn, word.split("::")[1]) for word in (PACK, PACKED))
-    packed = pack_.default(values, padding, stride, dilation, groups, size)
+    geometry_ = padding, stride, dilation, groups
     none = [0] * len(stride)
-    own = torch.convolution
-    both = (
-        lambda: own(given, values, None, stride, padding, dilation, False, none, groups),
-        lambda: run.default(last, packed, None, padding, stride, dilation, groups, "none", [], ""),
-    )
-    return first_win(key, [both]) is not None
+
+    @cache  # made where times are not known yet
+    def made() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        given = torch.rand(size).to(x.dtype)
+        values = torch.rand(tuple(weight.shape)).to(x.dtype)
+        packed = pack_.default(values, *geometry_, size)
+        return given, given.contiguous(memory_format=order), values, packed
+
+    def plain() -> Tensor:
+        given, _, values, _ = made()
+        return torch.convolution(
+            given, values, None, stride, padding, dilation, False, none, groups
+        )
+
+    def ours() -> Tensor:
+        _, last, _, packed = made()
+        found: Tensor = run.default(last, packed, None, *geometry_, "none", [], "")
+        return found
+
+    return first_win(key, [(plain, ours)]) is not None
 
 
 def _follow_order(editor: Editor) -> None:
@@ -226,7 +239,7 @@ _KNOWN = ("aten::", "oxytorch::", "mkldnn::")
 
 def fuse(editor: Editor) -> None:
     """Compute activations and sums in the sweep of the packed convolution before them."""
-    fuse_after(editor, PACKED, 7, _with_other)
+    fuse_after(editor, PACKED, 7, _with_other, lambda _: True)  # `pack` has seen to the order
 
 
 def _with_other(step: Step, other: Value, result: Value | None) -> Step | None:

@@ -114,6 +114,11 @@ def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(map(is_same, a, b))
 
 
+def is_contiguous(value: Value | None) -> bool:
+    """Whether a tensor is known to lie in torch's order, as results of our kernels do."""
+    return value is not None and value.meta is not None and value.meta.is_contiguous()
+
+
 def known(shape: Sequence[Any]) -> tuple[int, ...] | None:
     """A shape whose sizes are all known, else None."""
     return tuple(shape) if all(type(size) is int for size in shape) else None

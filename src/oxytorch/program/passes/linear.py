@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from ...ops.linear import supports
 from ...optimize.measure import Calls, about, first_win, input_of, rows_of
 from ..program import Some, Step, Value
-from .editor import VIEWS, Editor, are_same, is_same, known
+from .editor import VIEWS, Editor, are_same, is_contiguous, is_same, known
 from .post_ops import activation, other_of_sum, words
 
 LINEAR, PACK, PACKED = "aten::linear", "mkldnn::_reorder_linear_weight", "mkldnn::_linear_pointwise"
@@ -72,7 +74,9 @@ def pack(editor: Editor) -> None:
         if step.target != LINEAR:
             continue
         x, weight, bias = step.arguments
-        if not _can_be_packed(editor, x, weight, bias) or not _pays(x.meta, weight.meta):
+        if not is_contiguous(step.results[0]) or not _can_be_packed(editor, x, weight, bias):
+            continue
+        if not _pays(x.meta, weight.meta):
             continue
         makes: list[Step] = []
         if weight not in packed_of:
@@ -112,15 +116,18 @@ def _pays(x: Any, weight: Any) -> bool:
     outputs, width = weight.shape
     rows = rows_of(size, outputs * width)
     key = ("program", about(outputs), about(width), weight.dtype, x.dim(), rows)
-    values = torch.rand(outputs, width, dtype=weight.dtype)
-    packed = torch.ops.mkldnn._reorder_linear_weight.default(values, None)
     run = torch.ops.mkldnn._linear_pointwise.default
 
+    @cache  # made where times are not known yet
+    def weights() -> tuple[Tensor, Tensor]:
+        values = torch.rand(outputs, width, dtype=weight.dtype)
+        return values, torch.ops.mkldnn._reorder_linear_weight.default(values, None)
+
     def calls(count: int) -> Calls:
-        given = input_of(count, width, [1] * x.dim()).to(weight.dtype)
+        given = cache(lambda: input_of(count, width, [1] * x.dim()).to(weight.dtype))
         return (
-            lambda: functional.linear(given, values),
-            lambda: run(given, packed, None, "none", [], ""),
+            lambda: functional.linear(given(), weights()[0]),
+            lambda: run(given(), weights()[1], None, "none", [], ""),
         )
 
     return first_win(key, [calls(count) for count in rows]) == 0
@@ -128,7 +135,7 @@ def _pays(x: Any, weight: Any) -> bool:
 
 def fuse(editor: Editor) -> None:
     """Compute activations and sums in the sweep of the packed layer before them."""
-    fuse_after(editor, PACKED, 3, _with_other)
+    fuse_after(editor, PACKED, 3, _with_other, is_contiguous)
 
 
 def fuse_after(
@@ -136,11 +143,13 @@ def fuse_after(
     target: str,
     place: int,
     with_other: Callable[[Step, Value, Value | None], Step | None],
+    fits: Callable[[Value | None], bool],
 ) -> None:
     """Join steps of one kind with the activation, or the sum, that alone takes their result.
 
     place: of the first of the three arguments that tell the activation.
     with_other: the step that adds a value, and makes a result; None if it cannot.
+    fits: whether a result may lie in memory as that of such a step.
     """
     for step in editor.steps.steps:
         if step.target != target or editor.is_changed(step):
@@ -148,6 +157,8 @@ def fuse_after(
         (result,) = step.results
         taker = None if result is None else editor.only_taker(result)
         if taker is None or result is None or editor.is_changed(taker):
+            continue
+        if not fits(taker.results[0]):
             continue
         found, other = activation(taker), other_of_sum(taker, result)
         joined = None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..program import Some, Step, Value
-from .editor import Editor, are_same
+from .editor import Editor, are_same, is_contiguous
 
 LAYER_NORM = "aten::native_layer_norm"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -21,7 +21,8 @@ def layer_norms(editor: Editor) -> None:
         x, shape, weight, bias, eps = step.arguments
         if len(shape) != 1 or x.meta is None or x.meta.dtype not in DTYPES or 0 in x.meta.shape:
             continue
-        if all(_fits(each, x.meta.dtype) for each in (weight, bias)):
+        is_ours = all(_fits(each, x.meta.dtype) for each in (weight, bias))
+        if is_ours and is_contiguous(step.results[0]):
             made = [x, weight, bias, eps]
             editor.replace(step, Step("oxytorch::layer_norm", made, step.results[:1]))
     editor.apply()
@@ -39,6 +40,8 @@ def sums_before_norms(editor: Editor) -> None:
         x, *rest = step.arguments
         total = editor.made_by(x, "add")
         if total is None or editor.is_changed(total) or not _is_plain_sum(total, x):
+            continue
+        if not is_contiguous(x):
             continue
         is_taken = editor.only_taker(x) is not step
         if is_taken and not _is_first(editor, total, step):
@@ -85,7 +88,7 @@ def _is_first(editor: Editor, total: Step, step: Step) -> bool:
 def gates(editor: Editor) -> None:
     """Have silu(gate) * up and gelu(gate) * up computed in one sweep."""
     for step in editor.steps.steps:
-        if step.target != "aten::mul.Tensor":
+        if step.target != "aten::mul.Tensor" or not is_contiguous(step.results[0]):
             continue
         for gate, up in (step.arguments, step.arguments[::-1]):
             made = editor.made_by(gate, "aten::silu", "aten::gelu")
@@ -112,7 +115,7 @@ def rms_norms(editor: Editor) -> None:
     """Have x * rsqrt(mean(x^2) + eps) * weight computed in one sweep."""
     for step in editor.steps.steps:
         found = _rms_norm(editor, step) if step.target == "aten::rsqrt" else None
-        if found is not None:
+        if found is not None and is_contiguous(found[-1].results[0]):
             *arguments, last = found
             editor.replace(last, Step("oxytorch::rms_norm", arguments, last.results))
     editor.apply()
