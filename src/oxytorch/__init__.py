@@ -16,6 +16,7 @@ from . import _lazy, _library, config, isa, ops
 if TYPE_CHECKING:
     from . import llm, optim, quantization
     from .optimize import explain, optimize, undo
+    from .program import load, save
     from .quantization import load_quantized, quantize_, save_quantized
 
 _library.warn_if_missing()
@@ -27,12 +28,14 @@ __all__ = [
     "explain",
     "isa",
     "llm",
+    "load",
     "load_quantized",
     "ops",
     "optim",
     "optimize",
     "quantization",
     "quantize_",
+    "save",
     "save_quantized",
     "undo",
 ]
@@ -40,11 +43,13 @@ __all__ = [
 _LATER = {
     "explain": "optimize",
     "llm": "llm",
+    "load": "program",
     "load_quantized": "quantization",
     "optim": "optim",
     "optimize": "optimize",
     "quantization": "quantization",
     "quantize_": "quantization",
+    "save": "program",
     "save_quantized": "quantization",
     "undo": "optimize",
 }

@@ -7,10 +7,12 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from ..graph.state import random_unmoved
+from ..program.model import ProgramModel
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied
 from ..rewriting.driver import run_passes
@@ -42,6 +44,10 @@ def optimize(
 
 
 @overload
+def optimize(model: ExportedProgram) -> ProgramModel: ...
+
+
+@overload
 def optimize(
     model: _Model,
     *,
@@ -52,7 +58,7 @@ def optimize(
 
 
 def optimize(
-    model: _Model,
+    model: _Model | ExportedProgram,
     *,
     optimizer: Optimizer | None = None,
     dtype: torch.dtype | Mapping[Any, torch.dtype] | None = None,
@@ -61,13 +67,15 @@ def optimize(
     verify: bool = False,
     tune: bool = False,
     passes: Iterable[str] | None = None,
-) -> _Model | tuple[_Model, Optimizer]:
+) -> _Model | tuple[_Model, Optimizer] | ProgramModel:
     """Return `model` rewritten for fast inference on this machine's CPU.
 
     Outputs agree with those of `model` within the tolerances of docs/numerics.md. With `optimizer`,
     both are prepared for training instead, and (model, optimizer) is returned.
 
-    model: in evaluation mode for inference. What cannot be improved is left unchanged.
+    model: in evaluation mode for inference. What cannot be improved is left unchanged. Of a
+        `torch.export.ExportedProgram`, with no other argument, the result is a program, which
+        `oxytorch.save` writes to a file (docs/export.md).
     optimizer: of torch.optim or oxytorch.optim, over parameters of `model`. It becomes oxytorch's
         class of the same name, with fused steps, and keeps its state. With dtype=torch.bfloat16
         layers hold the upper 16 bits of their float32 weights, and each step updates all 32.
@@ -90,6 +98,9 @@ def optimize(
     Raises TypeError or ValueError before anything is changed if an argument does not fit, and
     VerificationError, which names the module, if `verify` finds a difference beyond the tolerance.
     """
+    if isinstance(model, ExportedProgram):
+        others = (optimizer, dtype, sample_input, passes, inplace or verify or tune or None)
+        return _of_exported(model, others)
     if optimizer is not None:
         from .training import optimize_for_training
 
@@ -111,6 +122,14 @@ def optimize(
     sample = None if sample_input is None else Sample(sample_input)
     with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
         return _optimized(model, dtype, sample, inplace, verify, tune, passes)
+
+
+def _of_exported(model: ExportedProgram, others: Iterable[Any]) -> ProgramModel:
+    from ..program.export import from_exported
+
+    if any(each is not None for each in others):
+        raise ValueError("optimize: expected no other argument with an exported program")
+    return from_exported(model)
 
 
 def _optimized(

@@ -5,6 +5,7 @@ report = oxytorch.quantize_(model, oxytorch.quantization.Int4Weight(group_size=1
 
 from __future__ import annotations
 
+from ..core.errors import CheckpointError
 from .configs import (
     Int4Weight,
     Int8DynamicActivationInt4Weight,
@@ -13,7 +14,6 @@ from .configs import (
     NF4Weight,
     WeightConfig,
 )
-from .errors import CheckpointError
 from .load import load_quantized
 from .quantize import quantize_
 from .report import QuantizationReport, QuantizedLayer

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from ..core.errors import CheckpointError
 from ..rewriting.refusals import check_not_optimized
-from .errors import CheckpointError
 
 
 @contextmanager

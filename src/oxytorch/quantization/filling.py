@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.errors import CheckpointError
 from ..core.packed import PackedTensor
 from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
 from ..rewriting.memory import nbytes
 from ..rewriting.refusals import check_finite
-from .errors import CheckpointError
 from .layers import install_at
 from .report import QuantizationReport, QuantizedLayer
 from .weights import ReorderedPanelWeight

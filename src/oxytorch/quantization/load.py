@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.errors import CheckpointError
+from ..core.tensor_file import TensorFile, TensorFiles
 from ..ops.panels import PanelWeight
 from ..rewriting.memory import check_available
 from .building import empty_model, read_json
 from .checkpoints import Scheme, scheme_of
-from .errors import CheckpointError
 from .filling import Filling, cast, check_slot, slots
 from .store import DESCRIPTION, load_stored
-from .tensor_file import TensorFile, TensorFiles
 from .weights import ReorderedPanelWeight
 
 _INDEX = "model.safetensors.index.json"

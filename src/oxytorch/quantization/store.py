@@ -29,15 +29,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.errors import CheckpointError
 from ..core.packed import PackedTensor
+from ..core.tensor_file import Source, TensorFile, TensorFiles, bytes_of, write
 from ..ops.panels import PanelWeight
 from ..rewriting.memory import check_available
 from ..rewriting.refusals import check_finite
 from .building import empty_model, read_json
-from .errors import CheckpointError
 from .filling import Filling, cast, check_slot, slots
 from .joining import joined_groups
-from .tensor_file import Source, TensorFile, TensorFiles, bytes_of, write
 from .weights import ReorderedPanelWeight
 
 FORMAT = "oxytorch.quantized"

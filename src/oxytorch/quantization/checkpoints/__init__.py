@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import CheckpointError
+from ...core.errors import CheckpointError
 from .awq import Awq
 from .compressed_tensors import CompressedTensors
 from .gptq import Gptq

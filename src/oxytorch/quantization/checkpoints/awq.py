@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError
-from ..tensor_file import TensorFiles
+from ...core.errors import CheckpointError
+from ...core.tensor_file import TensorFiles
 from .scheme import Codes, Scheme, fields_of, groups_known, take, take_scales, unless_middle
 
 _FIELD_OF_OUTPUT = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7], device="cpu")

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError
-from ..tensor_file import TensorFiles
+from ...core.errors import CheckpointError
+from ...core.tensor_file import TensorFiles
 from .scheme import (
     Codes,
     Scheme,

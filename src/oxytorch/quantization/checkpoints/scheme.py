@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.errors import CheckpointError
+from ...core.tensor_file import TensorFiles
 from ...ops.panels.formats import FORMATS
 from ...ops.panels.layout import GROUP_SIZES
 from ...rewriting.refusals import check_finite
-from ..errors import CheckpointError
-from ..tensor_file import TensorFiles
 
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -35,6 +35,7 @@ DTYPES = {
     "F64": torch.float64,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -96,7 +97,7 @@ def _read_header(path: Path, size: int) -> tuple[dict[str, Place], dict[str, str
         text = file.read(length)
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: expected a header in JSON, got text that is none ({error}); "
             "the file was altered or is of another kind"
@@ -128,7 +129,7 @@ def _place(path: Path, name: str, entry: Any, data: int, size: int) -> Place:
     def whole(values: Any, count: int | None) -> bool:
         return (
             isinstance(values, list)
-            and all(type(value) is int and value >= 0 for value in values)
+            and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
             and (count is None or len(values) == count)
         )
 

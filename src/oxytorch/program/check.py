@@ -1,0 +1,319 @@
+"""Checks the text of a program from a file before the library reads it.
+
+Every step is compared with the schema of its operator, so that what runs is what torch would run
+if it was called from Python with these arguments. What an operator may be is a rule:
+
+- it is torch's own (`aten`) or this package's, and takes and returns what a program passes,
+- it returns tensors, and writes to none; only ReLU may write to what a step has made,
+- it takes text beside a tensor only, where text names a mode (`from_file` takes a path),
+- it makes dense tensors on the CPU: none of other layouts, of other devices, or resized,
+- it is public, or one of the few with an underscore into which models are exported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+_NAMESPACES = ("aten", "oxytorch")
+_IN_PLACE = ("relu_", "relu6_")
+_OTHER_TENSORS = re.compile(
+    "sparse|mkldnn|quant|nested|jagged|cudnn|miopen|mps|cuda|fbgemm|pin_memory|resize|csr|csc|coo|"
+    "bsr|bsc|padded_tensor|^set$|^data$|^values|^indices|^q_per|^int_repr"
+)
+_PRIVATE = frozenset(
+    (
+        "__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool3d", "_aminmax", "_cdist_forward", "_conj", "_conj_physical",
+        "_convolution", "_convolution_mode", "_embedding_bag", "_embedding_bag_forward_only",
+        "_euclidean_dist", "_fft_c2c", "_fft_c2r", "_fft_r2c", "_fused_rms_norm", "_grouped_mm",
+        "_int_mm", "_is_all_true", "_is_any_true", "_linalg_det", "_linalg_eigh",
+        "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd", "_log_softmax", "_logcumsumexp",
+        "_masked_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+        "_neg_view", "_pad_circular", "_pad_enum", "_pdist_forward", "_prelu_kernel",
+        "_reshape_alias", "_safe_softmax", "_scaled_dot_product_attention_math",
+        "_scaled_dot_product_flash_attention_for_cpu", "_softmax", "_stack", "_to_copy",
+        "_trilinear", "_unsafe_index", "_unsafe_view", "_upsample_bicubic2d_aa",
+        "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d", "_weight_norm", "_weight_norm_interface",
+    )
+)  # fmt: skip
+
+_DTYPES = (
+    "float64", "float32", "float16", "bfloat16", "complex64", "bool", "uint8", "int8", "int16",
+    "int32", "int64",
+)  # fmt: skip
+_WORDS: dict[str, frozenset[str]] = {
+    "ScalarTypeType": frozenset(f"={name}" for name in _DTYPES),
+    "LayoutType": frozenset(("=strided",)),
+    "MemoryFormatType": frozenset(
+        ("=contiguous_format", "=preserve_format", "=channels_last", "=channels_last_3d")
+    ),
+    "DeviceObjType": frozenset(("cpu",)),
+    "BoolType": frozenset(("true", "false")),
+}
+_KINDS = frozenset(
+    ("TensorType", "IntType", "SymIntType", "FloatType", "StringType", "OptionalType", "ListType")
+) | frozenset(_WORDS)
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_FLOAT = re.compile(r"-?(inf|[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?)|nan")
+_TEXT = re.compile(r'"[A-Za-z_][A-Za-z0-9_]*"')
+_VALUE = re.compile(r"[%$](0|[1-9][0-9]{0,6})")
+_DEEPEST = 8
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many tensors and sizes a program takes and returns, and its constants."""
+
+    tensors: int
+    sizes: int
+    constants: int
+    tensor_results: int
+    size_results: int
+
+
+def check(text: str) -> Counts:
+    """Check a program. Raises ValueError, which names the line, if it is none or may not run."""
+    lines = text.split("\n")
+    first = lines[0].split(" ")
+    if len(first) != 4 or first[0] != "inputs" or not all(map(_is_count, first[1:])):
+        raise ValueError(f"line 1: expected inputs and three numbers, got {_shown(lines[0])}")
+    tensors, sizes, constants = map(int, first[1:])
+    steps = _Checker(tensors + constants, sizes)
+    for number, line in enumerate(lines[1:-1], 2):
+        try:
+            steps.check(line.split(" "))
+        except ValueError as error:
+            raise ValueError(f"line {number}, {_shown(line)}: {error}") from error
+    found = steps.outputs(lines[-1].split(" "), len(lines))
+    return Counts(tensors, sizes, constants, *found)
+
+
+def _is_count(word: str) -> bool:
+    return _VALUE.fullmatch(f"%{word}") is not None
+
+
+def _shown(line: str) -> str:
+    return repr(line if len(line) <= 120 else line[:117] + "...")
+
+
+class _Words:
+    """The words of a line, one after the other."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words: Iterator[str] = iter(words)
+
+    def next(self) -> str:
+        """The next word. Raises ValueError at the end of the line."""
+        word = next(self._words, "")
+        if not word:
+            raise ValueError("it ends too early, or has two spaces in a row")
+        return word
+
+    def check_end(self) -> None:
+        """Raise ValueError if a word is left."""
+        for word in self._words:
+            raise ValueError(f"expected no more arguments, got {word}")
+
+
+class _Checker:
+    def __init__(self, tensors: int, sizes: int) -> None:
+        self._known = {"%": tensors, "$": sizes}
+        self._extents: set[str] = set()
+        self._first_made = tensors
+
+    def outputs(self, words: Sequence[str], number: int) -> tuple[int, int]:
+        """Check the last line; return how many tensors and sizes it names."""
+        if words[0] != "outputs":
+            raise ValueError(f"line {number}: expected outputs, got {_shown(' '.join(words))}")
+        for word in words[1:]:
+            if _VALUE.fullmatch(word) is None or not self._is_known(word):
+                raise ValueError(f"line {number}: expected values that exist, got {word[:50]}")
+        return tuple(sum(w[0] == sigil for w in words[1:]) for sigil in "%$")  # type: ignore[return-value]
+
+    def check(self, all_words: Sequence[str]) -> None:
+        """Check a step, and note its results."""
+        if "=" not in all_words:
+            raise ValueError("expected results = operator and arguments")
+        place = all_words.index("=")
+        results, words = all_words[:place], _Words(all_words[place + 1 :])
+        target = words.next()
+        if "::" in target:
+            operator = _operator(target)
+            if operator.writes and not self._is_made(all_words[-1]):
+                raise ValueError(f"expected {target} of a tensor that a step has made")
+            for name, kind in operator.arguments:
+                try:
+                    self._argument(words.next(), words, kind)
+                except ValueError as error:
+                    raise ValueError(f"argument {name}: {error}") from error
+            self._check_results(results, operator)
+        else:
+            self._own_step(target, words, results)
+        words.check_end()
+        for word in results:
+            if word[0] in self._known:
+                self._make(word)
+
+    def _check_results(self, results: Sequence[str], operator: _Operator) -> None:
+        if operator.returns_list:
+            if len(results) < 2 or (results[0], results[-1]) != ("[", "]"):
+                raise ValueError(f"expected the results of {operator.name} in [ ]")
+            results = results[1:-1]
+        elif len(results) != operator.results:
+            raise ValueError(
+                f"expected {operator.results} results of {operator.name}, got {len(results)}"
+            )
+        for word in results:
+            if word != "_" and (not word.startswith("%") or _VALUE.fullmatch(word) is None):
+                raise ValueError(f"expected a tensor as result, got {word[:50]}")
+
+    def _own_step(self, target: str, words: _Words, results: Sequence[str]) -> None:
+        sigil = "%" if target == "add" else "$"
+        if len(results) != 1 or _VALUE.fullmatch(results[0]) is None or results[0][0] != sigil:
+            raise ValueError(f"expected one result {sigil}, got {' '.join(results)[:50]}")
+        if target == "add":
+            self._tensor(words.next())
+            self._tensor(words.next())
+            _check_word(words.next(), "FloatType")
+        elif target == "size":
+            self._tensor(words.next())
+            _check_word(words.next(), "IntType")
+            self._extents.add(results[0])
+        elif len(target) == 1 and target in "+-*/%<>":
+            self._size(words.next())
+            second = words.next()
+            self._size(second)
+            # Others may be -1, by which the processor cannot divide the least integer.
+            if target in "/%" and second not in self._extents and not second.isdigit():
+                raise ValueError(
+                    f"expected to divide by a tensor's size or a constant above 0, got {second}"
+                )
+        else:
+            raise ValueError(f"expected an operator, got {target[:50]!r}")
+
+    def _argument(self, word: str, words: _Words, kind: Any, depth: int = 0) -> None:
+        name = kind.kind()
+        if depth > _DEEPEST:
+            raise ValueError("it is nested too deep")
+        if name == "OptionalType":
+            if word == "some":
+                self._argument(words.next(), words, kind.getElementType(), depth + 1)
+            elif word != "none":
+                raise ValueError(f"expected none or some, got {word[:50]}")
+        elif name == "ListType":
+            if word != "[":
+                raise ValueError(f"expected a list, got {word[:50]}")
+            for inner in iter(words.next, "]"):
+                self._argument(inner, words, kind.getElementType(), depth + 1)
+        elif name == "TensorType":
+            self._tensor(word)
+        elif name == "SymIntType" or (name == "IntType" and word.startswith("$")):
+            self._size(word)
+        else:
+            _check_word(word, name)
+
+    def _is_known(self, word: str) -> bool:
+        return int(word[1:]) < self._known[word[0]]
+
+    def _is_made(self, word: str) -> bool:
+        is_tensor = word.startswith("%") and _VALUE.fullmatch(word) is not None
+        return is_tensor and int(word[1:]) >= self._first_made
+
+    def _tensor(self, word: str) -> None:
+        if not word.startswith("%") or _VALUE.fullmatch(word) is None or not self._is_known(word):
+            raise ValueError(f"expected a tensor that exists, got {word[:50]}")
+
+    def _size(self, word: str) -> None:
+        is_value = word.startswith("$") and _VALUE.fullmatch(word) is not None
+        if not (self._is_known(word) if is_value else _is_integer(word)):
+            raise ValueError(f"expected a size or an integer, got {word[:50]}")
+
+    def _make(self, word: str) -> None:
+        if int(word[1:]) != self._known[word[0]]:
+            raise ValueError(f"expected {word[0]}{self._known[word[0]]} as the next, got {word}")
+        self._known[word[0]] += 1
+
+
+def _is_integer(word: str) -> bool:
+    return _INTEGER.fullmatch(word) is not None and -(1 << 63) <= int(word) < 1 << 63
+
+
+def _check_word(word: str, kind: str) -> None:
+    """Raise ValueError if a constant is not of the kind that the schema names."""
+    if kind == "IntType":
+        is_right = _is_integer(word)
+    elif kind == "FloatType":
+        is_right = _FLOAT.fullmatch(word) is not None and not _INTEGER.fullmatch(word)
+    elif kind == "StringType":
+        is_right = _TEXT.fullmatch(word) is not None
+    else:
+        is_right = word in _WORDS[kind]
+    if not is_right:
+        raise ValueError(f"expected a {kind.removesuffix('Type')}, got {word[:50]}")
+
+
+@dataclass(frozen=True)
+class _Operator:
+    name: str
+    arguments: tuple[tuple[str, Any], ...]
+    results: int
+    returns_list: bool
+    writes: bool
+
+
+@cache
+def _operator(target: str) -> _Operator:
+    """The operator of a step. Raises ValueError if there is none or a file may not call it."""
+    name, _, overload = target.partition(".")
+    namespace, _, own = name.partition("::")
+    try:
+        if namespace not in _NAMESPACES:
+            raise RuntimeError
+        torch._C._dispatch_find_schema_or_throw(name, overload)
+        schema: Any = torch._C._get_schema(name, overload)
+    except RuntimeError:
+        raise ValueError(
+            f"expected an operator of this torch ({torch.__version__}) or of oxytorch, got "
+            f"{target[:100]!r}"
+        ) from None
+    arguments = tuple((each.name, each.real_type) for each in schema.arguments)
+    why = _why_refused(own, schema, [_innermost(kind) for _, kind in arguments])
+    if why:
+        raise ValueError(f"a file may not call {target}: {why}")
+    kinds = [each.type.kind() for each in schema.returns]
+    return _Operator(target, arguments, len(kinds), kinds == ["ListType"], schema.is_mutable)
+
+
+def _why_refused(own: str, schema: Any, kinds: Sequence[str]) -> str:
+    returned = [_innermost(each.type) for each in schema.returns]
+    lists = sum(each.type.kind() != "TensorType" for each in schema.returns)
+    if {*returned} != {"TensorType"} or (lists and len(returned) > 1):
+        return "it does not return tensors"
+    is_written = schema.is_mutable or any(each.is_write for each in schema.arguments)
+    if is_written and own not in _IN_PLACE:
+        return "it writes to a tensor"
+    strange = {*kinds} - _KINDS
+    if strange:
+        return f"it takes a {min(strange).removesuffix('Type')}, which a program cannot pass"
+    if "StringType" in kinds and "TensorType" not in kinds:
+        return "it takes text and no tensor"
+    if _OTHER_TENSORS.search(own):
+        return "it makes tensors that are not dense, or are on another device"
+    if own.startswith("_") and own not in _PRIVATE:
+        return "it is internal to torch"
+    return ""
+
+
+def _innermost(kind: Any) -> str:
+    """The kind of what lists and optionals hold."""
+    while kind.kind() in ("OptionalType", "ListType"):
+        kind = kind.getElementType()
+    found: str = kind.kind()
+    return found
