@@ -28,7 +28,7 @@ from .program import Program, Steps, Value
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten
 
-_WITH_NUMBERS = (
+WITH_NUMBERS = (
     _aten.addcdiv,
     _aten.addcmul,
     _aten.celu,
@@ -58,7 +58,7 @@ def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Calla
     backend = aot_autograd(
         fw_compiler=partial(_compiled, is_inference=False),
         inference_compiler=partial(_compiled, is_inference=True),
-        decompositions=get_decompositions(_WITH_NUMBERS),
+        decompositions=get_decompositions(WITH_NUMBERS),
     )
     with _own_resampling():
         found: Callable[..., Any] = backend(graph, example_inputs)

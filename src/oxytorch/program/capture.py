@@ -108,12 +108,22 @@ def steps_of(graph: fx.GraphModule) -> tuple[Steps, Outputs]:
     with _disable_current_modes():  # under which constants would be tensors without values
         capture = _Capture(graph)
         for node in graph.graph.nodes:
-            capture.add(node)
+            _add(capture, node)
         places = {value: Given(place) for place, value in enumerate(capture.steps.inputs)}
         outputs: Outputs = [places.get(v, v) for v in capture.outputs]  # type: ignore[arg-type]
         capture.steps.outputs = [v for v in outputs if isinstance(v, Value)]
         capture.steps.drop_unused()
         return capture.steps, outputs
+
+
+def _add(capture: _Capture, node: fx.Node) -> None:
+    try:
+        capture.add(node)
+    except CaptureError as error:
+        name = str(node.target)
+        if node.op != "call_function" or name in str(error):
+            raise
+        raise CaptureError(f"{name}: {error}") from error
 
 
 class _Capture:

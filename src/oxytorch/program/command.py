@@ -49,12 +49,6 @@ _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 _OF_NARROW = 5e-2
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the subcommand with its options."""
-    parser = subparsers.add_parser("convert", help="exported programs (.pt2) as files of oxytorch")
-    configure(parser)
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
     """Gives the parser its options."""
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES

@@ -22,7 +22,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from ..graph.errors import CaptureError
 from . import conditions
-from .backend import _WITH_NUMBERS
+from .backend import WITH_NUMBERS
 from .capture import RESAMPLING, Given, Outputs, steps_of
 from .conditions import Condition
 from .model import (
@@ -61,8 +61,8 @@ def from_exported(exported: ExportedProgram) -> ProgramModel:
     Raises ValueError, which names the operator or the argument, where a program cannot hold it.
     """
     tables = (
-        get_decompositions((*_WITH_NUMBERS, *RESAMPLING)),
-        {**core_aten_decompositions(), **get_decompositions((*_WITH_NUMBERS, *RESAMPLING))},
+        get_decompositions((*WITH_NUMBERS, *RESAMPLING)),
+        {**core_aten_decompositions(), **get_decompositions((*WITH_NUMBERS, *RESAMPLING))},
     )
     reasons: list[CaptureError] = []
     for table in tables:  # the second one has smaller operators, which are slower

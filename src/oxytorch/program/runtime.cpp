@@ -466,9 +466,16 @@ class Run {
     return sizes[at < 0 ? at + dim : at];
   }
 
+  static std::int64_t negative(std::int64_t value) {
+    return static_cast<std::int64_t>(0 - static_cast<std::uint64_t>(value));
+  }
+
   std::int64_t arithmetic(const Step& step) const {
     const std::int64_t a = size(step.arguments[0]), b = size(step.arguments[1]);
-    if ((step.arithmetic == '/' || step.arithmetic == '%') && b == 0) refuse("division by zero");
+    const bool divides = step.arithmetic == '/' || step.arithmetic == '%';
+    if (divides && b == 0) refuse("division by zero");
+    // The processor traps where a quotient is out of range.
+    if (divides && b == -1) return step.arithmetic == '/' ? negative(a) : 0;
     switch (step.arithmetic) {
       case '+':
         return a + b;
