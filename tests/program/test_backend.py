@@ -340,6 +340,18 @@ def test_breaks_of_the_graph_are_no_error(seen: Seen) -> None:
     assert len(seen.programs) > 1
 
 
+def test_options_of_other_backends_are_ignored_with_a_warning(seen: Seen) -> None:
+    run = torch.compile(lambda x: x + 1, backend=compile_graph, mode="reduce-overhead")
+    with pytest.warns(UserWarning, match="takes no mode: ignored"):
+        _same(run(X), X + 1)
+
+
+def test_a_program_with_an_effect_says_what_failed(seen: Seen) -> None:
+    run = _compiled(lambda x, i: (torch.rand(3), x[i]))
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"aten::index fails: .*out of bounds"):
+        run(X, torch.tensor([99]))
+
+
 def test_an_error_of_the_model_is_its_own(seen: Seen) -> None:
     compiled = _compiled(Attention().eval(), dynamic=True)
     with torch.no_grad():

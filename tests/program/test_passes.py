@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from seen import Seen
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from oxytorch.ops.attention import is_fast
 from oxytorch.program.backend import compile_graph
@@ -316,6 +318,11 @@ IMAGES: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
         [CONVOLUTION],
         [],
     ),
+    "activated after it was permuted": (
+        lambda: Run(lambda m, x: m.c(x).permute(0, 2, 1, 3).exp(), c=_convolution()),
+        ["aten::convolution"],
+        [],
+    ),
     "several outputs": (
         lambda: Run(
             lambda m, x: (lambda y: (y, y.relu(), y[:, 1:], m.c(y)))(m.c(x)), c=_convolution()
@@ -519,6 +526,79 @@ def test_a_pass_that_fails_is_left_out(
         same(compiled(model)(x), model(x))
     assert "not improved: no kernel for it" in caplog.text
     assert "aten::linear" in seen.text
+
+
+@pytest.mark.skipif(not is_fast(), reason="torch's own attention is as fast at this level")
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_strides_of_attention(by_rows: bool, seen: Seen) -> None:
+    """Torch's result lies as the query does, ours by rows."""
+    x = torch.randn(2, 4, 13, 16)
+    x = x.transpose(1, 2).contiguous().transpose(1, 2) if by_rows else x
+    model = Run(lambda m, x: F.scaled_dot_product_attention(x, x, x))
+    found, expected = compiled(model)(x), model(x)
+    same(found, expected)
+    assert found.stride() == expected.stride()
+    assert ("oxytorch::attention" in seen.text) is by_rows
+
+
+UTILITIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "spectral_norm": torch.nn.utils.spectral_norm,
+    "parametrized spectral_norm": torch.nn.utils.parametrizations.spectral_norm,
+    "weight_norm": torch.nn.utils.parametrizations.weight_norm,
+    "old weight_norm": torch.nn.utils.weight_norm,
+    "pruning": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", UTILITIES)
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_weights_that_are_made_at_each_call(name: str, kind: str, seen: Seen) -> None:
+    """Some put what they make of weights into the module, where users see it."""
+    layer = nn.Linear(16, 16) if kind == "linear" else nn.Conv2d(8, 8, 3)
+    with torch.enable_grad():
+        model = UTILITIES[name](layer).eval()
+    x = torch.randn(3, 16) if kind == "linear" else torch.randn(2, 8, 7, 9)
+    run = torch.compile(model, backend=compile_graph)
+    for _ in range(2):
+        same(run(x), model(x), 1e-4)
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    assert not seen.reasons
+
+
+def test_a_weight_that_its_own_graph_writes(seen: Seen) -> None:
+    class Decays(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = _layer()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.a.weight.mul_(0.9)
+            return self.a(x)
+
+    model = Decays()
+    twin = copy.deepcopy(model)
+    run, x = compiled(model), torch.randn(3, 16)
+    for _ in range(5):
+        same(run(x), twin(x))
+    assert not seen.reasons
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_constants_of_a_formula_are_as_near_as_its_dtype_tells(dtype: torch.dtype) -> None:
+    model = Run(lambda m, x: 0.5 * x * (1 + torch.erf(x * 0.70710678)))
+    x = torch.randn(64, dtype=dtype)
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-15
+    same(compiled(model)(x), model(x), tolerance)
+
+
+def test_an_image_without_a_batch(seen: Seen) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()).eval()
+    x = torch.randn(8, 7, 9)
+    found, expected = compiled(model)(x), model(x)
+    same(found, expected)
+    assert found.stride() == expected.stride()
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])

@@ -7,6 +7,7 @@ Python.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -51,9 +52,18 @@ WITH_NUMBERS = (
 """Operators that take numbers of unknown type, which a program cannot pass, as several others."""
 
 
-def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The backend: a function that computes what Dynamo's graph computes."""
+def compile_graph(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], **ignored: Any
+) -> Callable[..., Any]:
+    """The backend: a function that computes what Dynamo's graph computes.
+
+    ignored: `mode` and `options` of `torch.compile`, which are for other backends.
+    """
     from torch._dynamo.backends.common import aot_autograd
+
+    if ignored:
+        named = " and ".join(ignored)
+        warnings.warn(f"backend='oxytorch' takes no {named}: ignored", stacklevel=2)
 
     backend = aot_autograd(
         fw_compiler=partial(_compiled, is_inference=False),
@@ -107,8 +117,8 @@ def _lasting(steps: Steps, is_inference: bool) -> list[Value]:
     """The inputs that are parameters and buffers, where these are not being trained."""
     context = TracingContext.try_get()
     facts = None if context is None else context.fw_metadata
-    if not is_inference or facts is None:
-        return []
+    if not is_inference or facts is None or steps.has_effect:
+        return []  # one of them may be written to
     places = {*(facts.static_input_indices or ())}
     values = [v for place, v in enumerate(steps.inputs) if place in places]
     return [value for value in values if not value.is_size]

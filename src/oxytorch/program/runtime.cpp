@@ -16,6 +16,9 @@
 
 #include "core/torch_api.h"
 
+// Newer than the oldest torch that runs this.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what();
+
 namespace oxytorch {
 
 namespace {
@@ -428,7 +431,7 @@ class Run {
     try {
       call_operator(step.name.c_str(), step.overload.c_str(), stack_.data());
     } catch (const std::exception& error) {
-      refuse(step.name + " fails: " + error.what());
+      refuse(step.name + " fails: " + reason(error));
     }
     if (step.returns_list) {
       std::vector<Tensor> parts = unboxing::Take<std::vector<Tensor>>::from(stack_[0]);
@@ -439,6 +442,14 @@ class Run {
     for (std::size_t i = 0; i < step.results.size(); ++i) {
       keep(step.results[i], reinterpret_cast<AtenTensorHandle>(stack_[i]));
     }
+  }
+
+  // What torch says of an error; of errors of some classes it says so in another place.
+  static std::string reason(const std::exception& error) {
+    const std::string text = error.what();
+    if (!text.empty() || !torch_exception_get_what) return text;
+    const std::string full = torch_exception_get_what();
+    return full.substr(0, full.find('\n'));
   }
 
   void keep(std::int32_t slot, AtenTensorHandle handle) {

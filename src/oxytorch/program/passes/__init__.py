@@ -62,13 +62,12 @@ def split(steps: Steps, lasting: Iterable[Value]) -> tuple[Steps, list[Value]]:
     """
     lasting = [*lasting]
     editor = Editor(steps, lasting)
-    returned = escaping(editor)  # which users may write to
-    stays = {step for step in steps.steps if not editor.lasts(step) or returned & {*step.results}}
-    taken_out = [step for step in steps.steps if step not in stays]
-    rest = [step for step in steps.steps if step in stays]
-    made = {value for step in taken_out for value in step.results if value is not None}
+    returned = escaping(editor)  # users may write to it, so it is made at each call as well
+    taken_out = [step for step in steps.steps if editor.lasts(step)]
+    rest = [s for s in steps.steps if not editor.lasts(s) or returned & {*s.results}]
+    made, again = ({v for s in each for v in s.results if v} for each in (taken_out, rest))
     needed = {value for step in rest for value in values_of(step.arguments)} | {*steps.outputs}
-    derived = [value for value in editor.maker if value in made and value in needed]
+    derived = [value for value in editor.maker if value in made & needed - again]
     before = Steps(lasting, {**steps.constants}, taken_out, derived)
     before.drop_unused()
     used = {value for step in before.steps for value in values_of(step.arguments)}

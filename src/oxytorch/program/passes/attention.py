@@ -26,7 +26,7 @@ def attention(editor: Editor) -> None:
             continue
         query, key, value, dropout, is_causal, mask, scale = step.arguments
         metas = [_meta(each) for each in (query, key, value)]
-        if dropout != "0.0" or not all(map(_is_known, metas)) or not _lies_by_rows(step):
+        if dropout != "0.0" or not all(map(_is_known, metas)) or not _lies_by_rows(metas[0]):
             continue
         if mask != "none" and not _is_known(_meta(mask.item)):
             continue
@@ -47,14 +47,13 @@ def _is_known(meta: Any) -> bool:
     return shape is not None and 0 not in shape and shape[-1] <= max(MOST_DIM, meta.shape[-2])
 
 
-def _lies_by_rows(step: Step) -> bool:
-    """Whether torch's result lies in memory as ours does: as [batch, length, heads, dim]."""
-    meta = _meta(step.results[0])
-    if not _is_known(meta):
-        return False
-    _, heads, length, dim = meta.shape
+def _lies_by_rows(query: Any) -> bool:
+    """Whether torch's result, which lies in memory as the query does, lies there as ours: as
+    [batch, length, heads, dim]."""
+    _, heads, length, dim = query.shape
     ours = (heads * length * dim, dim, heads * dim, 1)
-    found = zip(meta.shape, meta.stride(), ours, strict=True)
+    there = torch.empty_strided(tuple(query.shape), query.stride(), device="meta")
+    found = zip(query.shape, torch.empty_like(there).stride(), ours, strict=True)
     return all(size == 1 or stride == own for size, stride, own in found)
 
 

@@ -122,11 +122,16 @@ def _folded(editor: Editor, convolution: Step, norm: Any) -> tuple[Value, Value,
 def pack(editor: Editor) -> None:
     """Have convolutions of known sizes take packed weights, where that is faster."""
     found = False
-    for step in editor.steps.steps:
-        if step.target != CONVOLUTION or not _can_be_packed(editor, step):
-            continue
+    steps = [
+        step
+        for step in editor.steps.steps
+        if step.target == CONVOLUTION and _can_be_packed(editor, step)
+    ]
+    if not all(map(_can_be_restored, {_base(editor, value) for value in editor.steps.outputs})):
+        return
+    for step in steps:
         x, weight, bias, stride, padding, dilation, _, _, groups = step.arguments
-        if not _pays(x.meta, weight.meta, [stride, padding, dilation, groups]):
+        if not _pays(x.meta, weight.meta, [stride, padding, dilation, groups], len(steps) == 1):
             continue
         packed, geometry = Value(), [padding, stride, dilation, groups]
         size = [str(each) for each in x.meta.shape]
@@ -151,13 +156,16 @@ def _can_be_packed(editor: Editor, step: Step) -> bool:
     return metas[0].dim() == metas[1].dim() in (4, 5) and supports(metas[0].dtype) is None
 
 
-def _pays(x: Any, weight: Any, words_: list[Any]) -> bool:
-    """Whether the packed convolution is faster than torch's own on such an input."""
+def _pays(x: Any, weight: Any, words_: list[Any], is_alone: bool) -> bool:
+    """Whether the packed convolution is faster than torch's own on such an input.
+
+    is_alone: whether it is the only one, so that what it takes and returns has torch's order.
+    """
     stride, padding, dilation = ([int(each) for each in word] for word in words_[:3])
     groups = int(words_[3])
     size, channels = tuple(x.shape), tuple(map(about, weight.shape[:2]))
     geometry = (*map(tuple, (stride, padding, dilation)), groups)
-    key = ("program", channels, tuple(weight.shape[2:]), weight.dtype, geometry, size)
+    key = ("program", is_alone, channels, tuple(weight.shape[2:]), weight.dtype, geometry, size)
     order = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     pack_, run = (getattr(torch.ops.mkldnn, word.split("::")[1]) for word in (PACK, PACKED))
     geometry_ = padding, stride, dilation, groups
@@ -177,9 +185,10 @@ def _pays(x: Any, weight: Any, words_: list[Any]) -> bool:
         )
 
     def ours() -> Tensor:
-        _, last, _, packed = made()
-        found: Tensor = run.default(last, packed, None, *geometry_, "none", [], "")
-        return found
+        given, last, _, packed = made()
+        x = given if is_alone else last
+        found: Tensor = run.default(x, packed, None, *geometry_, "none", [], "")
+        return found.contiguous() if is_alone else found
 
     return first_win(key, [(plain, ours)]) is not None
 
@@ -211,16 +220,21 @@ def _base(editor: Editor, value: Value) -> Value:
     return value
 
 
+def _can_be_restored(value: Value) -> bool:
+    """Whether a program can give a tensor the order in which it lies with torch."""
+    return value.is_size or value.meta is None or _order(value) is not None
+
+
 def _order(value: Value) -> str | None:
     """The order in which a tensor lies, of those that a program knows."""
     meta = value.meta
-    if meta is None or meta.dim() not in (4, 5):
+    if meta is None:
         return None
-    last = torch.channels_last if meta.dim() == 4 else torch.channels_last_3d
-    orders = {"contiguous_format": torch.contiguous_format, str(last).split(".")[1]: last}
-    found = (name for name, own in orders.items() if meta.is_contiguous(memory_format=own))
-    name = next(found, None)
-    return None if name is None else f"={name}"
+    if meta.is_contiguous():
+        return "=contiguous_format"
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(meta.dim())
+    is_last = last is not None and meta.is_contiguous(memory_format=last)
+    return f"={last}".replace("torch.", "") if is_last else None
 
 
 def can_follow_order(editor: Editor) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from ..program import Argument, Step, Value
 from .editor import Editor
+from .norms import DTYPES
 
 _TANH = (math.sqrt(2 / math.pi), 0.044715)
 """GELU's approximation is x / 2 * (1 + tanh(a (x + b x^3))): a and b."""
@@ -100,15 +101,18 @@ def _scaled(editor: Editor, value: Argument, factor: float) -> Value | None:
         return None
     if product.target == "aten::div.Tensor":
         number = _number(editor, product.arguments[1])
-        is_it = number is not None and math.isclose(number * factor, 1, rel_tol=_CLOSE)
+        is_it = number is not None and math.isclose(number * factor, 1, rel_tol=_close(value))
         return product.arguments[0] if is_it else None
     pairs = ((a, _number(editor, b)) for a, b in _orders(product))
-    near = (a for a, n in pairs if n is not None and math.isclose(n, factor, rel_tol=_CLOSE))
+    near = (a for a, n in pairs if n is not None and math.isclose(n, factor, rel_tol=_close(value)))
     return next(near, None)
 
 
-_CLOSE = 1e-6
-"""Relative difference of constants that are written out to some digits."""
+def _close(value: Argument) -> float:
+    """By how much constants that are written out to some digits may differ, in this dtype."""
+    meta = value.meta if isinstance(value, Value) else None
+    is_narrow = meta is not None and meta.dtype in DTYPES
+    return 1e-6 if is_narrow else 1e-14
 
 
 def _orders(step: Step) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
