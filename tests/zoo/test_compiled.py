@@ -1,0 +1,66 @@
+"""Models of the zoo mean the same under `torch.compile(backend="oxytorch")`.
+
+The default run takes one model in thirty; `SLOW=1` in the environment takes all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from checks import CASES, call
+from forms import difference_in_form, relative_error, tensors_of
+
+from oxytorch.program import backend
+from oxytorch.program.passes import linear
+
+EVERY = 1 if os.environ.get("SLOW") else 30
+MOST_ERROR = 1e-4
+"""Relative to the largest value: sums are in another order, and some models are deep."""
+CHAOTIC = frozenset(["levit"])
+"""Models with random weights whose outputs differ as much between float32 and float64."""
+
+
+@pytest.fixture(autouse=True)
+def small_layers_are_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(linear, "SMALLEST", 0)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=16):
+        yield
+    torch._dynamo.reset()
+
+
+def _parameters() -> list[Any]:
+    names = [name for name in CASES if name not in CHAOTIC]
+    return [
+        pytest.param(name, marks=[] if index % EVERY == 0 else [pytest.mark.slow])
+        for index, name in enumerate(names)
+    ]
+
+
+def _called(model: Any, inputs: Any) -> Any:
+    torch.manual_seed(1)  # of models that draw random numbers
+    return call(model, inputs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", _parameters())
+def test_a_compiled_model_means_what_the_original_means(name: str) -> None:
+    case = CASES[name]()
+    model, shapes = case.model.eval(), (case.first, case.second)
+    compiled = torch.compile(model, backend=backend.compile_graph)
+    for round_ in range(2):
+        for inputs in shapes:
+            expected, found = _called(model, inputs), _called(compiled, inputs)
+            assert difference_in_form(expected, found, True) is None
+            ours, theirs = tensors_of(found), tensors_of(expected)
+            for path, tensor in theirs.items():
+                assert relative_error(ours[path], tensor) < MOST_ERROR, path
+        if round_ == 0:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.is_floating_point():
+                        parameter.mul_(1.01)
