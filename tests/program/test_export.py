@@ -18,7 +18,10 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
 import oxytorch
+from oxytorch.ops.attention import is_fast
 from oxytorch.program import ProgramModel
+from oxytorch.program.passes import linear
+from oxytorch.rewriting import measure
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -375,6 +378,40 @@ def test_many_threads_call_one_program() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+class OfAllLayers(nn.Module):
+    """Layers that `torch.export` leaves in operators of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.scale = nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16)
+        self.parts, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.norm, self.root = nn.LayerNorm(16), nn.RMSNorm(16, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.scale(self.image(x)).relu().flatten(2).transpose(1, 2)
+        query, key, value = self.parts(rows).view(2, 36, 3, 4, 4).permute(2, 0, 3, 1, 4)
+        found = F.scaled_dot_product_attention(query, key, value)
+        mixed = self.out(found.transpose(1, 2).reshape(rows.shape))
+        return self.root(self.norm(rows + mixed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operators_of_exported_graphs_are_joined_too(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "TIMED", False)
+    monkeypatch.setattr(linear, "SMALLEST", 0)
+    model, x = OfAllLayers().eval().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+    program = oxytorch.optimize(_export(model, x))
+    with torch.no_grad():
+        _same(program(x), model(x), 1e-5 if dtype == torch.float32 else 3e-2)
+    text = str(program.packed)
+    wanted = ["mkldnn::_convolution_pointwise", "mkldnn::_linear_pointwise", "relu_", "rms_norm"]
+    wanted += ["oxytorch::layer_norm"] + ["oxytorch::attention"] * is_fast()
+    assert all(part in text for part in wanted), text
+    assert "batch_norm" not in text
 
 
 def test_weights_are_packed_in_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,22 +146,14 @@ class Call:
         self._is_plain = all(isinstance(v, Value) and not v.is_size for v in outputs)
         places = {value: place for place, value in enumerate(steps.inputs)}
         with _disable_current_modes():  # under which constants would be tensors without values
-            steps, before, derived = self._improved(steps, lasting)
+            steps = steps.copy()
+            improve(steps, lasting)
+            before, derived = split(steps, lasting)
             self.program: Program | None = steps.program()
             self._takes = [places[value] for value in steps.inputs if value in places]
             self._derived: Derived | None = None
             if derived:
                 self._derived = Derived(before.program(), [places[v] for v in before.inputs])
-
-    def _improved(self, steps: Steps, lasting: Sequence[Value]) -> tuple[Steps, Steps, list[Value]]:
-        """The steps after all passes, those that are done once, and the values that these make."""
-        own = steps.copy()
-        try:
-            improve(own, lasting)
-        except RuntimeError as error:  # of a kernel that was timed
-            _log.info("a graph of %d nodes is not improved: %s", len(steps.steps), error)
-            own = steps.copy()
-        return own, *split(own, lasting)
 
     def __call__(self, *args: Any) -> Any:
         program = self.program

@@ -6,6 +6,7 @@ takes these out into a program of their own, which runs once and again after a w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from ..program import Steps, Value, values_of
@@ -16,8 +17,12 @@ from .embeddings import embedding_bags
 from .formulas import activations
 from .post_ops import in_place
 from .simplify import escaping, simplify
+from .spellings import spellings
+
+_log = logging.getLogger(__name__)
 
 ALWAYS: tuple[Pass, ...] = (
+    spellings,
     linear.as_linear,
     simplify,
     activations,
@@ -43,15 +48,22 @@ def improve(steps: Steps, lasting: Iterable[Value]) -> None:
     """Change the steps of a program so that it runs faster.
 
     lasting: inputs that are the same tensors at each call, and seldom written to.
+
+    If a kernel that is timed fails, the steps stay as they are, and the log says so.
     """
-    editor = Editor(steps, lasting)
-    passes = ALWAYS
     if steps.has_effect:
         return
+    before = steps.copy()
+    editor = Editor(steps, lasting)
+    passes = ALWAYS
     if convolution.can_follow_order(editor):
         passes += CONVOLUTIONS
-    for each in (*passes, *WITH_LASTING):
-        each(editor)
+    try:
+        for each in (*passes, *WITH_LASTING):
+            each(editor)
+    except RuntimeError as error:
+        _log.info("a program of %d steps is not improved: %s", len(before.steps), error)
+        vars(steps).update(vars(before))
 
 
 def split(steps: Steps, lasting: Iterable[Value]) -> tuple[Steps, list[Value]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ...ops.attention import MOST_DIM, is_fast
 from ...rewriting.measure import first_win
@@ -14,6 +15,8 @@ from ..program import Argument, Some, Step, Value
 from .editor import Editor, known
 
 TORCHS, OURS = "aten::_scaled_dot_product_flash_attention_for_cpu", "oxytorch::attention"
+WHOLE = "aten::scaled_dot_product_attention"
+"""As `torch.export` leaves it."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -22,9 +25,15 @@ def attention(editor: Editor) -> None:
     if not is_fast():
         return
     for step in editor.steps.steps:
-        if step.target != TORCHS or any(step.results[1:]):
+        if step.target not in (TORCHS, WHOLE) or any(step.results[1:]):
             continue
-        query, key, value, dropout, is_causal, mask, scale = step.arguments
+        query, key, value, *rest = step.arguments
+        if step.target == TORCHS:
+            dropout, is_causal, mask, scale = rest
+        else:
+            mask, dropout, is_causal, scale, _ = rest
+            if not _lies_by_rows(_meta(step.results[0])):  # whichever kernel torch would take
+                continue
         metas = [_meta(each) for each in (query, key, value)]
         if dropout != "0.0" or not all(map(_is_known, metas)) or not _lies_by_rows(metas[0]):
             continue
@@ -50,6 +59,8 @@ def _is_known(meta: Any) -> bool:
 def _lies_by_rows(query: Any) -> bool:
     """Whether torch's result, which lies in memory as the query does, lies there as ours: as
     [batch, length, heads, dim]."""
+    if not _is_known(query):
+        return False
     _, heads, length, dim = query.shape
     ours = (heads * length * dim, dim, heads * dim, 1)
     there = torch.empty_strided(tuple(query.shape), query.stride(), device="meta")
@@ -80,7 +91,6 @@ def _pays(metas: list[Tensor], mask: Tensor | None, is_causal: bool) -> bool:
         return False
     form = tuple((tuple(t.shape), t.stride(), t.dtype) for t in metas)
     masked = None if mask is None else (tuple(mask.shape), mask.dtype)
-    plain = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     ours = torch.ops.oxytorch.attention.default
 
     @cache
@@ -89,9 +99,10 @@ def _pays(metas: list[Tensor], mask: Tensor | None, is_causal: bool) -> bool:
         return [_alike(meta) for meta in metas], own_mask
 
     def run_plain() -> Tensor:
-        tensors, own_mask = given()
-        found: Tensor = plain(*tensors, 0.0, is_causal, attn_mask=own_mask)[0]
-        return found
+        (query, key, value), own_mask = given()
+        return functional.scaled_dot_product_attention(
+            query, key, value, own_mask, is_causal=is_causal
+        )
 
     def run_ours() -> Tensor:
         tensors, own_mask = given()

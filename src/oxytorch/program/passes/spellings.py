@@ -1,0 +1,60 @@
+"""Pass that writes operators as `torch.export` leaves them in the way that the others know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..program import Some, Step, Value
+from .editor import Editor, is_contiguous
+
+CONVOLUTIONS = {"aten::conv1d": 1, "aten::conv2d": 2, "aten::conv3d": 3}
+
+
+def spellings(editor: Editor) -> None:
+    """Write convolutions of so many dimensions, and normalizations, in one way."""
+    for step in editor.steps.steps:
+        dims = CONVOLUTIONS.get(step.target)
+        made = None
+        if dims is not None:
+            made = _convolution(step, dims)
+        elif step.target == "aten::layer_norm":
+            made = Step("aten::native_layer_norm", step.arguments[:5], [*step.results, None, None])
+        elif step.target == "aten::batch_norm":
+            made = _batch_norm(step)
+        elif step.target == "aten::rms_norm":
+            made = _rms_norm(step)
+        if made is not None:
+            editor.replace(step, made)
+    editor.apply()
+
+
+def _convolution(step: Step, dims: int) -> Step | None:
+    x, weight, bias, *lists, groups = step.arguments
+    if not isinstance(x, Value) or x.meta is None or x.meta.dim() != dims + 2:
+        return None
+    stride, padding, dilation = (each * dims if len(each) == 1 else each for each in lists)
+    rest = [stride, padding, dilation, "false", ["0"] * dims, groups]
+    return Step("aten::convolution", [x, weight, bias, *rest], step.results)
+
+
+def _batch_norm(step: Step) -> Step | None:
+    x, weight, bias, mean, variance, training, momentum, eps, _ = step.arguments
+    if training != "false" or not isinstance(mean, Some) or not isinstance(variance, Some):
+        return None
+    target = "aten::_native_batch_norm_legit_no_training"
+    arguments = [x, weight, bias, mean.item, variance.item, momentum, eps]
+    return Step(target, arguments, [*step.results, None, None])
+
+
+def _rms_norm(step: Step) -> Step | None:
+    x, shape, weight, eps = step.arguments
+    is_ours = len(shape) == 1 and isinstance(eps, Some) and is_contiguous(step.results[0])
+    if not is_ours or not _is_of_dtype(weight, x.meta):
+        return None
+    return Step("oxytorch::rms_norm", [x, weight, eps.item], step.results)
+
+
+def _is_of_dtype(weight: Any, meta: Any) -> bool:
+    if meta is None or not isinstance(weight, Some):
+        return meta is not None
+    return weight.item.meta is not None and weight.item.meta.dtype == meta.dtype
