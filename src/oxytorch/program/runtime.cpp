@@ -16,9 +16,6 @@
 
 #include "core/torch_api.h"
 
-// Newer than the oldest torch that runs this.
-extern "C" __attribute__((weak)) const char* torch_exception_get_what();
-
 namespace oxytorch {
 
 namespace {
@@ -444,12 +441,10 @@ class Run {
     }
   }
 
-  // What torch says of an error; of errors of some classes it says so in another place.
+  // What torch says of an error; through this way in it says nothing of some.
   static std::string reason(const std::exception& error) {
     const std::string text = error.what();
-    if (!text.empty() || !torch_exception_get_what) return text;
-    const std::string full = torch_exception_get_what();
-    return full.substr(0, full.find('\n'));
+    return text.empty() ? "the same call without torch.compile tells why" : text;
   }
 
   void keep(std::int32_t slot, AtenTensorHandle handle) {
