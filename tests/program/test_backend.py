@@ -340,6 +340,17 @@ def test_breaks_of_the_graph_are_no_error(seen: Seen) -> None:
     assert len(seen.programs) > 1
 
 
+def test_images_of_any_size_are_resized(seen: Seen) -> None:
+    def resized(x: Tensor, like: Tensor) -> Tensor:
+        return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False) + like
+
+    run = torch.compile(resized, backend=compile_graph, dynamic=True)
+    with torch.no_grad():
+        for side in (5, 8, 11):
+            x, like = torch.randn(2, 3, 4, 6), torch.randn(2, 3, side, side + 1)
+            _same(run(x, like), resized(x, like), 1e-5)
+
+
 def test_options_of_other_backends_are_ignored_with_a_warning(seen: Seen) -> None:
     run = torch.compile(lambda x: x + 1, backend=compile_graph, mode="reduce-overhead")
     with pytest.warns(UserWarning, match="takes no mode: ignored"):

@@ -20,8 +20,9 @@ from oxytorch.program.passes import linear
 EVERY = 1 if os.environ.get("SLOW") else 30
 MOST_ERROR = 1e-4
 """Relative to the largest value: sums are in another order, and some models are deep."""
-CHAOTIC = frozenset(["levit"])
-"""Models with random weights whose outputs differ as much between float32 and float64."""
+LEFT_OUT = frozenset(["levit", "nystromformer"])
+"""levit: with random weights float32 and float64 differ as much. nystromformer: Dynamo itself
+cannot capture it in two shapes."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def small_layers_are_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _parameters() -> list[Any]:
-    names = [name for name in CASES if name not in CHAOTIC]
+    names = [name for name in CASES if name not in LEFT_OUT]
     return [
         pytest.param(name, marks=[] if index % EVERY == 0 else [pytest.mark.slow])
         for index, name in enumerate(names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -70,9 +70,19 @@ def compile_graph(
         inference_compiler=partial(_compiled, is_inference=True),
         decompositions=get_decompositions(WITH_NUMBERS),
     )
-    with _own_resampling():
+    with nullcontext() if _has_symbols(graph) else _own_resampling():
         found: Callable[..., Any] = backend(graph, example_inputs)
     return found
+
+
+def _has_symbols(graph: fx.GraphModule) -> bool:
+    """Whether sizes of a graph are not known, which torch's own resampling operators do not take."""
+    known = (node.meta.get("example_value") for node in graph.graph.nodes)
+    return any(
+        isinstance(value, torch.SymInt | torch.SymFloat)
+        or (isinstance(value, Tensor) and any(type(size) is not int for size in value.shape))
+        for value in known
+    )
 
 
 @contextmanager
