@@ -76,7 +76,7 @@ def compile_graph(
 
 
 def _has_symbols(graph: fx.GraphModule) -> bool:
-    """Whether sizes of a graph are not known, which torch's own resampling operators do not take."""
+    """Whether sizes of a graph are not known: torch's resampling operators take no such sizes."""
     known = (node.meta.get("example_value") for node in graph.graph.nodes)
     return any(
         isinstance(value, torch.SymInt | torch.SymFloat)
