@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from oxytorch.program.passes.editor import Editor
 from oxytorch.program.passes.simplify import simplify
 from oxytorch.program.program import Step, Steps, Value
 from oxytorch.rewriting import measure
+from threads import errors_in_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -639,22 +639,13 @@ def test_threads_while_weights_are_written(seen: Seen) -> None:
     first = model(x)
     run(x)
     model.out.bias.add_(1)  # what each thread finds to be out of date
-    errors: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            with torch.no_grad():
-                for _ in range(20):
-                    same(run(x), first + 1)
-        except BaseException as error:
-            errors.append(error)
+    def work(_: int) -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                same(run(x), first + 1)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and not seen.reasons
+    assert not errors_in_threads(work, range(4)) and not seen.reasons
 
 
 def _step(target: str, *arguments: Any, **options: Any) -> Step:

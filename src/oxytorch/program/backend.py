@@ -160,7 +160,9 @@ class Call:
             improve(steps, lasting)
             before, derived = split(steps, lasting)
             self.program: Program | None = steps.program()
-            self._takes = [places[value] for value in steps.inputs if value in places]
+            taken = [value for value in steps.inputs if value in places]
+            self._tensors = [places[value] for value in taken if not value.is_size]
+            self._sizes = [places[value] for value in taken if value.is_size]
             self._derived: Derived | None = None
             if derived:
                 self._derived = Derived(before.program(), [places[v] for v in before.inputs])
@@ -169,9 +171,8 @@ class Call:
         program = self.program
         if program is None:
             return self._graph(*args)
-        given = [args[place] for place in self._takes]
-        tensors = [a for a in given if isinstance(a, Tensor)]
-        sizes = [int(a) for a in given if not isinstance(a, Tensor)]
+        tensors = [args[place] for place in self._tensors]
+        sizes = [int(args[place]) for place in self._sizes]
         try:
             with torch.no_grad():
                 if self._derived is not None:

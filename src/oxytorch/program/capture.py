@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
-from .program import Argument, Program, Some, Step, Steps, Value
+from .program import Argument, Some, Step, Steps, Value
 
 _aten = torch.ops.aten
 
@@ -88,16 +88,6 @@ RESAMPLING = tuple(
 
 _ASSERTIONS = (_aten._assert_scalar.default, _aten._assert_tensor_metadata.default)
 """What the guards of who captured the graph have seen to."""
-
-
-def program_of(graph: fx.GraphModule) -> tuple[Program, Outputs, bool]:
-    """The program of a graph, its outputs, and whether it has an effect besides them.
-
-    Raises CaptureError, which names the operator, where a program cannot hold the graph.
-    """
-    with _disable_current_modes():
-        steps, outputs = steps_of(graph)
-        return steps.program(), outputs, steps.has_effect
 
 
 def steps_of(graph: fx.GraphModule) -> tuple[Steps, Outputs]:

@@ -16,6 +16,9 @@ from .program import Program
 MOST_IN_A_ROW = 3
 """Calls, each after a write, upon which values are made no more until a call finds no write."""
 
+_Noted = tuple[list[Tensor], Places, list[Tensor] | None]
+"""The inputs, how they were, and the values that were made of them, if any were."""
+
 
 class Derived:
     """The results of a program of lasting inputs, which are what they would be if it ran now.
@@ -27,24 +30,31 @@ class Derived:
         self.program = program
         self.places = [*places]
         self._lock = threading.Lock()
-        self._noted: tuple[list[Tensor], Places, list[Tensor] | None] | None = None
+        self._noted: _Noted | None = None
         self._misses = 0
 
     def __call__(self, arguments: Sequence[Any]) -> list[Tensor] | None:
         """The values for a call; None where inputs are written to all the time, or do not tell."""
         given = [arguments[place] for place in self.places]
-        noted = self._noted
-        if noted is not None and all(map(is_, noted[0], given)) and noted[1].are_current():
-            if noted[2] is not None:
-                self._misses = 0
-                return noted[2]
-            return self._make(given, is_rare=True)
-        return self._make(given, is_rare=self._misses < MOST_IN_A_ROW)
+        values = self._known(given)
+        return self._make(given) if values is None else values
 
-    def _make(self, given: list[Tensor], is_rare: bool) -> list[Tensor] | None:
+    def _known(self, given: list[Tensor]) -> list[Tensor] | None:
+        """The values that were made of these inputs as they are now."""
+        noted = self._noted  # which another thread may replace
+        if noted is None or noted[2] is None or not _is_current(noted, given):
+            return None
+        self._misses = 0
+        return noted[2]
+
+    def _make(self, given: list[Tensor]) -> list[Tensor] | None:
         if any(tensor.is_inference() for tensor in given):
             return None  # which do not count the writes to them
         with self._lock, torch.no_grad():
+            values = self._known(given)
+            if values is not None:  # another thread has found the same write
+                return values
+            is_rare = self._misses < MOST_IN_A_ROW or _is_current(self._noted, given)
             self._misses += 1
             places = Places()
             for tensor in given:
@@ -53,3 +63,7 @@ class Derived:
             values = self.program(given)[0] if is_rare else None
             self._noted = given, places, values
             return values
+
+
+def _is_current(noted: _Noted | None, given: list[Tensor]) -> bool:
+    return noted is not None and all(map(is_, noted[0], given)) and noted[1].are_current()

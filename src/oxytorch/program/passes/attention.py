@@ -74,15 +74,8 @@ def _own(editor: Editor, mask: Argument) -> Argument:
     if made is None:
         return mask
     chosen, yes, no = made.arguments
-    values = [_constant(editor, each) for each in (yes, no)]
+    values = [editor.number(each) for each in (yes, no)]
     return Some(chosen) if values == [0.0, -torch.inf] else mask
-
-
-def _constant(editor: Editor, value: Argument) -> float | None:
-    """A constant number, or a copy of one."""
-    copied = editor.made_by(value, "aten::clone")
-    tensor = editor.steps.constants.get(value if copied is None else copied.arguments[0])
-    return None if tensor is None or tensor.dim() else float(tensor)
 
 
 def _pays(metas: list[Tensor], mask: Tensor | None, is_causal: bool) -> bool:

@@ -55,6 +55,16 @@ class Editor:
         step = self.maker.get(value) if isinstance(value, Value) else None
         return step if step is not None and step.target in targets else None
 
+    def number(self, value: Argument) -> int | float | None:
+        """A constant number, or a copy of one; None for other values."""
+        copied = self.made_by(value, "aten::clone")
+        source = value if copied is None else copied.arguments[0]
+        tensor = self.steps.constants.get(source) if isinstance(source, Value) else None
+        if tensor is None or tensor.dim() or tensor.dtype == torch.bool or tensor.is_complex():
+            return None
+        found: int | float = tensor.item()
+        return found
+
     def replace(self, step: Step, *others: Step) -> None:
         """Put steps in the place of one; they make the results that others take."""
         self._changes[step] = [*others]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-
 from ..program import Argument, Step, Value
 from .editor import Editor
 from .norms import DTYPES
@@ -51,7 +49,7 @@ def _gelu(editor: Editor, step: Step) -> _Call | None:
                 return "aten::gelu", [x, f'"{algorithm}"']
     for first, second in _orders(step):  # (x (1 + inner)) / 2
         product = editor.made_by(first, "aten::mul.Tensor")
-        if product is None or _number(editor, second) != 0.5:
+        if product is None or editor.number(second) != 0.5:
             continue
         for x, sum_ in _orders(product):
             inner = _plus_one(editor, sum_)
@@ -91,7 +89,7 @@ def _plus_one(editor: Editor, value: Argument) -> Value | None:
     sum_ = editor.made_by(value, "add")
     if sum_ is None or sum_.arguments[2] != "1.0":
         return None
-    return next((a for a, b in _orders(sum_) if _number(editor, b) == 1), None)
+    return next((a for a, b in _orders(sum_) if editor.number(b) == 1), None)
 
 
 def _scaled(editor: Editor, value: Argument, factor: float) -> Value | None:
@@ -100,10 +98,10 @@ def _scaled(editor: Editor, value: Argument, factor: float) -> Value | None:
     if product is None:
         return None
     if product.target == "aten::div.Tensor":
-        number = _number(editor, product.arguments[1])
+        number = editor.number(product.arguments[1])
         is_it = number is not None and math.isclose(number * factor, 1, rel_tol=_close(value))
         return product.arguments[0] if is_it else None
-    pairs = ((a, _number(editor, b)) for a, b in _orders(product))
+    pairs = ((a, editor.number(b)) for a, b in _orders(product))
     near = (a for a, n in pairs if n is not None and math.isclose(n, factor, rel_tol=_close(value)))
     return next(near, None)
 
@@ -118,10 +116,3 @@ def _close(value: Argument) -> float:
 def _orders(step: Step) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     first, second = step.arguments[:2]
     return (first, second), (second, first)
-
-
-def _number(editor: Editor, value: Argument) -> float | None:
-    """A constant number, None for other values."""
-    tensor = editor.steps.constants.get(value) if isinstance(value, Value) else None
-    is_number = tensor is not None and not tensor.dim() and tensor.dtype != torch.bool
-    return float(tensor) if is_number and not tensor.is_complex() else None  # type: ignore[arg-type, union-attr]

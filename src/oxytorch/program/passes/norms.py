@@ -126,9 +126,9 @@ def _rms_norm(editor: Editor, root: Step) -> tuple[Value, Any, str, Step] | None
     shifted = editor.made_by(root.arguments[0], "add")
     if shifted is None:
         return None
-    eps = _number(editor, shifted.arguments[1])
+    eps = editor.number(shifted.arguments[1])
     mean = editor.made_by(shifted.arguments[0], "aten::mean.dim")
-    if eps is None or mean is None or shifted.arguments[2] != "1.0":
+    if not isinstance(eps, float) or mean is None or shifted.arguments[2] != "1.0":
         return None
     square = editor.made_by(mean.arguments[0], "aten::mul.Tensor")
     if square is None or square.arguments[0] is not square.arguments[1]:
@@ -160,8 +160,8 @@ def _rms_norm(editor: Editor, root: Step) -> tuple[Value, Any, str, Step] | None
         if is_row and _fits(Some(weight), source.meta.dtype):
             is_kept = product.results[0] is not None and product.results[0].meta is not None
             if is_kept and product.results[0].meta.dtype == source.meta.dtype:  # type: ignore[union-attr]
-                return source, Some(weight), eps, product
-    return source, "none", eps, last
+                return source, Some(weight), repr(eps), product
+    return source, "none", repr(eps), last
 
 
 def _only(editor: Editor, value: Value | None, target: str) -> Step | None:
@@ -178,11 +178,3 @@ def _is_mean_of_rows(step: Step, dims: int) -> bool:
     listed = places.item if isinstance(places, Some) else places
     is_last = isinstance(listed, list) and listed in (["-1"], [str(dims - 1)])
     return is_last and keeps == "true" and dtype == "none"
-
-
-def _number(editor: Editor, value: Any) -> str | None:
-    """A constant number, as a program writes it."""
-    tensor = editor.steps.constants.get(value)
-    if tensor is None or tensor.dim() or not tensor.is_floating_point():
-        return None
-    return repr(float(tensor))
