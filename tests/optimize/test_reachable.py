@@ -332,7 +332,7 @@ class Cycle:
         table[self] = 1
 
 
-@pytest.mark.parametrize("watch", ["replay", "region", "formula"])
+@pytest.mark.parametrize("watch", ["program", "region", "formula"])
 def test_what_the_garbage_collector_runs_belongs_to_no_module(watch: str) -> None:
     class Busy(nn.Module):
         def __init__(self) -> None:
@@ -353,7 +353,7 @@ def test_what_the_garbage_collector_runs_belongs_to_no_module(watch: str) -> Non
     gc.set_threshold(2500, 1, 1)
     gc.enable()
     try:
-        if watch == "replay":
+        if watch == "program":
             codes = Codes()
             with codes.watching():
                 model(x)

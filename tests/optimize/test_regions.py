@@ -17,8 +17,8 @@ import oxytorch
 from oxytorch.optimize import DEFAULT
 
 WIDTH = 16
-PASSES = [DEFAULT, ("replay", *DEFAULT)]
-both_ways = pytest.mark.parametrize("passes", PASSES, ids=["default", "replay"])
+PASSES = [DEFAULT, ("program", *DEFAULT)]
+both_ways = pytest.mark.parametrize("passes", PASSES, ids=["default", "program"])
 
 
 class Block(nn.Module):

@@ -43,7 +43,7 @@ _PACKAGE = str(Path(oxytorch.__file__).parent)
 def optimized(model: nn.Module, form: str, sample: Any = None) -> Any:
     """Return the optimized copy of a model in one of the forms in which users ask for it.
 
-    form: "default", "sample" (with sample_input), "replay", "join", "all" (every pass) or
+    form: "default", "sample" (with sample_input), "program", "join", "all" (every pass) or
         "bfloat16".
     """
     if form == "default":

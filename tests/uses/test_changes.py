@@ -19,7 +19,7 @@ from .networks import NETWORKS
 FORMS = [
     "default",
     "sample",
-    pytest.param("replay", marks=pytest.mark.slow),
+    pytest.param("program", marks=pytest.mark.slow),
     pytest.param("join", marks=pytest.mark.slow),
 ]
 
@@ -399,7 +399,7 @@ def _hook_cases() -> Iterator[Any]:
     number = 0
     for network, path in _hook_places():
         for kind in HOOKS:
-            for form in ("default", "sample", "replay"):
+            for form in ("default", "sample", "program"):
                 number += 1
                 marks = () if number % 7 == 0 else pytest.mark.slow
                 yield pytest.param(

@@ -724,7 +724,7 @@ def test_recorded_by_torch(check: Callable[..., None], name: str, way: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", ["sample", "replay"])
+@pytest.mark.parametrize("form", ["sample", "program"])
 @pytest.mark.parametrize(("name", "way"), _cases(LONG_WAYS, ("linear", "conv2d_norm", "encoder")))
 def test_recorded_by_torch_after_sample(
     check: Callable[..., None], name: str, way: str, form: str

@@ -284,7 +284,7 @@ def _take_back() -> None:
     cached_table.cache_clear()
 
 
-@pytest.mark.parametrize("form", ["default", "sample", "replay"])
+@pytest.mark.parametrize("form", ["default", "sample", "program"])
 @pytest.mark.parametrize("whole", [False, True], ids=["alone", "inside"])
 @pytest.mark.parametrize("name", [*STATES])
 def test_hidden_state(check: Callable[..., None], name: str, whole: bool, form: str) -> None:

@@ -726,7 +726,7 @@ def _optimized_again_after_undo(model: Any, x: torch.Tensor, log: Log) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "form", ["default", "sample", pytest.param("replay", marks=pytest.mark.slow)]
+    "form", ["default", "sample", pytest.param("program", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", [*IDIOMS])
 def test_idiom(check: Callable[..., None], name: str, form: str) -> None:

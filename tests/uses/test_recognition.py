@@ -140,7 +140,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("form", ["default", "sample", "replay"])
+@pytest.mark.parametrize("form", ["default", "sample", "program"])
 @pytest.mark.parametrize("name", [*ACTIVATIONS])
 def test_special_values_through_linear(check: Callable[..., None], name: str, form: str) -> None:
     def use(model: Any, log: Log) -> None:
@@ -395,7 +395,7 @@ def test_in_place_activation_whose_input_is_used_again(
     check(lambda: Model().eval(), use)
 
 
-@pytest.mark.parametrize("form", ["default", "sample", "replay"])
+@pytest.mark.parametrize("form", ["default", "sample", "program"])
 @pytest.mark.parametrize("masked", ["none", "padding", "causal", "both"])
 def test_transformer_encoder(check: Callable[..., None], masked: str, form: str) -> None:
     def build() -> nn.Module:
@@ -421,7 +421,7 @@ def test_transformer_encoder(check: Callable[..., None], masked: str, form: str)
     check(build, use, form, sample)
 
 
-@pytest.mark.parametrize("form", ["join", "all", "replay"])
+@pytest.mark.parametrize("form", ["join", "all", "program"])
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "grad"])
 @pytest.mark.parametrize("change", ["none", "mul_", "slice", "view", "other", "same_values"])
 def test_input_changes_between_joined_layers(

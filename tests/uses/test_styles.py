@@ -15,7 +15,7 @@ from . import styles
 from .compare import Log
 from .styles import STYLES
 
-FORMS = ["default", "sample", pytest.param("replay", marks=pytest.mark.slow)]
+FORMS = ["default", "sample", pytest.param("program", marks=pytest.mark.slow)]
 SAMPLED = [pytest.param("default", marks=pytest.mark.slow), "sample"]
 
 
@@ -71,7 +71,7 @@ def test_style(
             with torch.no_grad():
                 log(model(x), x)
         log(_state(model))
-        if form != "replay":  # docs/optimize.md: what Python does beside computing is not repeated
+        if form != "program":  # docs/optimize.md: what Python does beside computing is not repeated
             log(capsys.readouterr().out)
 
     check(_fresh(name), use, form, _sample)
@@ -122,7 +122,7 @@ class Whole(nn.Module):
         return h, first, self.part(torch.tanh(h))
 
 
-@pytest.mark.parametrize("form", [*SAMPLED, "replay"])
+@pytest.mark.parametrize("form", [*SAMPLED, "program"])
 @pytest.mark.parametrize("name", [*STYLES])
 def test_style_as_a_part(check: Callable[..., None], name: str, form: str) -> None:
     def use(model: Any, log: Log) -> None:

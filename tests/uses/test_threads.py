@@ -80,7 +80,7 @@ def _optimizing(build: Callable[[], nn.Module], sample: torch.Tensor, rounds: in
     return work
 
 
-@pytest.mark.parametrize("passes", ["default", "replay"])
+@pytest.mark.parametrize("passes", ["default", "program"])
 @pytest.mark.parametrize("sampled", [True, False])
 def test_new_shapes_in_four_threads(
     settle: Callable[[Verdict], None], sampled: bool, passes: str
@@ -88,7 +88,7 @@ def test_new_shapes_in_four_threads(
     stock = branching()
     sample = torch.randn(2, 5, 12)
     options: dict[str, Any] = {"sample_input": sample} if sampled else {}
-    if passes == "replay":
+    if passes == "program":
         options = {
             "sample_input": sample,
             "passes": [*oxytorch.optimize.__globals__["DEFAULT"], passes],

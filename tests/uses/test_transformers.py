@@ -512,8 +512,8 @@ def _perplexity(model: Any, inputs: dict[str, torch.Tensor], log: Log) -> None:
 
 def _cases() -> Iterator[Any]:
     for number, (name, (_network, _)) in enumerate(IDIOMS.items()):
-        for form in ("default", "sample", "replay"):
-            late = form == "replay" or (form == "sample") == bool(number % 2)
+        for form in ("default", "sample", "program"):
+            late = form == "program" or (form == "sample") == bool(number % 2)
             yield pytest.param(
                 name, form, id=f"{name}-{form}", marks=pytest.mark.slow if late else ()
             )

@@ -71,7 +71,7 @@ def test_write(check: Callable[..., None], name: str, path: str, way: str, when:
     check(kind.build, _written(kind, path, way, when), kind.form, kind.sample)
 
 
-@pytest.mark.parametrize("form", ["sample", "replay"])
+@pytest.mark.parametrize("form", ["sample", "program"])
 @pytest.mark.parametrize(
     "way", ["copy_", "data_fill_", "data_assigned", "held_row", "new_parameter", "adamw_fused"]
 )

@@ -25,7 +25,7 @@ from oxytorch.graph.errors import DtypeError
 from oxytorch.optimize import PASSES
 
 CASES: dict[str, Build] = {**ARCHITECTURES, **NETWORKS}
-WAYS = ("default", "sample_input", "all_passes", "tune")
+WAYS = ("default", "sample_input", "all_passes", "graph", "tune")
 DTYPES = ("float32", "bfloat16")
 COMBINATIONS = tuple((way, dtype) for way in WAYS for dtype in DTYPES)
 
@@ -181,7 +181,9 @@ def options(way: str, dtype: str, case: Case) -> dict[str, Any]:
     """The arguments of `optimize` for a way and a dtype."""
     given: dict[str, Any] = {} if way == "default" else {"sample_input": case.first}
     if way == "all_passes":
-        given["passes"] = list(PASSES)
+        given["passes"] = [name for name in PASSES if name != "program"]
+    if way == "graph":
+        given["graph"] = True
     if way == "tune":
         given["tune"] = True
     if dtype == "bfloat16":

@@ -79,9 +79,10 @@ what holds for the process (random numbers, numbers of threads, defaults)."""
 _CONSTANT_FUNCTIONS = frozenset(
     ["is_tensor", "is_storage", "sym_int", "sym_float", "sym_max", "sym_min", "sym_not", "sym_sum",
      "sym_ite", "typename", "_assert", "is_compiling", "is_dynamo_compiling", "is_exporting",
-     "is_tracing", "is_scripting", "is_grad_enabled", "is_autocast_enabled",
+     "is_available", "is_current_stream_capturing", "is_tracing", "is_scripting",
+     "is_grad_enabled", "is_autocast_enabled",
      "is_autocast_cpu_enabled", "_check", "_check_index", "_check_value", "_check_type",
-     "_check_with", "_check_not_implemented"]
+     "_check_with", "_check_not_implemented", "_check_tensor_all", "_check_tensor_all_with"]
 )  # fmt: skip
 """Functions of torch elsewhere that give the same in all calls that a recording is used for."""
 

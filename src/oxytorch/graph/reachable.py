@@ -24,7 +24,7 @@ import types
 import weakref
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -64,10 +64,16 @@ _READS_OF_ENVIRONMENT = frozenset(
 
 _LOOK_UPS = frozenset(["getattr", "hasattr", "vars", "dir", "globals", "locals"])
 
+
+class _Pair(NamedTuple):
+    first: int
+
+
 _OPAQUE = (
     type(None), bool, int, float, complex, str, bytes, range, slice, torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.Size, types.BuiltinFunctionType, types.CodeType,
     logging.Logger, type(NotImplemented), type(...), property, staticmethod,
+    types.UnionType, type(_Pair.first),
 )  # fmt: skip
 """What holds nothing that a module's code reads through it, or holds it for good."""
 
@@ -175,6 +181,12 @@ def _is_theirs(frame: types.FrameType | None) -> bool:
     return not (_is_pythons(filename) or filename.startswith((_TORCH, _OURS, _REGION)))
 
 
+def _is_number(value: Any) -> bool:
+    """Whether a value is one of NumPy's numbers, which cannot change."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
+
+
 class Reachable:
     """What can be reached from a module and from the code that it ran, as it is now.
 
@@ -235,7 +247,7 @@ class Reachable:
         self._places.sizes.append((table, len(table)))
 
     def _visit(self, value: Any) -> None:
-        if isinstance(value, _OPAQUE) or id(value) in self._seen:
+        if isinstance(value, _OPAQUE) or id(value) in self._seen or _is_number(value):
             return
         self._seen[id(value)] = value  # which keeps the id valid
         kind = type(value)

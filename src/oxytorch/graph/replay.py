@@ -11,15 +11,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS, MISSING
 from .errors import CaptureError
 from .forward import OwnSignature
+from .outputs import CONSTANTS, Output, containers
 from .reachable import Codes, Reachable
-
-_CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
 
 MOST_FORMS = 16
 """Forms of call that are captured unless another number is given."""
@@ -41,6 +39,10 @@ Builder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], tuple[
 
 Raises CaptureError where the module must not be captured.
 """
+
+
+class UnreadyError(Exception):
+    """A program holds for a call, but cannot run it now."""
 
 
 class _Foreign(Exception):
@@ -67,7 +69,7 @@ class Replay(OwnSignature):
 
     def _start(self) -> None:
         self._lock = threading.Lock()
-        self._programs: dict[Hashable, list[tuple[Program, _Output]]] = {}
+        self._programs: dict[Hashable, list[tuple[Program, Output]]] = {}
         self._refused: dict[Hashable, str] = {}
         self._seen: set[Hashable] = set()
         self._state: Reachable | None = None
@@ -120,6 +122,8 @@ class Replay(OwnSignature):
         for position, (program, output) in enumerate(programs):
             try:
                 results = program(tensors)
+            except UnreadyError:
+                return self.forward(*args, **kwargs)
             except Exception as error:
                 return self._run_own(form, program, error, args, kwargs)
             if results is not None:
@@ -176,10 +180,10 @@ class Replay(OwnSignature):
                     raise CaptureError("its code writes to its input or keeps a state")
                 state = self._watched(args, kwargs)
                 program, again = self.build(self.forward, args, kwargs)
-                output = _Output(again)
-                known = {id(own) for own in _containers((args, kwargs))}
-                if any(id(own) in known or state.holds(own) for own in _containers(again)):
-                    raise CaptureError("it returns a list or dictionary of others")
+                output = Output(again)
+                known = {id(own) for own in containers((args, kwargs))}
+                if any(id(own) in known or state.holds(own) for own in containers(again)):
+                    raise CaptureError("it returns a list, dictionary or object of others")
                 if not state.is_current():
                     raise CaptureError("its code keeps a state")
             except CaptureError as error:
@@ -293,7 +297,7 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
         tensors.append(value)
         form = value.shape, value.dtype, value.stride(), value.storage_offset()
         return *form, kind, value.requires_grad
-    if kind in _CONSTANTS:
+    if kind in CONSTANTS:
         return kind, value
     if kind is tuple or kind is list:
         return kind, tuple([_described(item, tensors) for item in value])
@@ -302,61 +306,6 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     raise _Foreign(f"an input is a {kind.__name__}, which may carry state")
 
 
-class _Output:
-    """What a module's output is made of."""
-
-    def __init__(self, value: Any) -> None:
-        _check_output(value)
-        leaves, self._spec = pytree.tree_flatten(value, _is_size)
-        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self._is_tensor = isinstance(value, Tensor)
-        again = pytree.tree_unflatten(leaves, self._spec)
-        if [*map(type, _nodes(again))] != [*map(type, _nodes(value))]:
-            raise CaptureError(f"its output is a {type(value).__name__}, which torch takes apart")
-
-    def rebuilt(self, tensors: list[Tensor]) -> Any:
-        """The same structure with other tensors."""
-        if self._is_tensor:
-            return tensors[0]
-        leaves = self._leaves.copy()
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-        return pytree.tree_unflatten(leaves, self._spec)
-
-
 def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors of a call in the order in which a program takes them."""
     return _form(args, kwargs)[1]
-
-
-def output_tensors(value: Any) -> list[Tensor]:
-    """The tensors of an output in order. Raises CaptureError for what may carry state."""
-    _check_output(value)
-    leaves = pytree.tree_leaves(value, _is_size)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def _check_output(value: Any) -> None:
-    for leaf in pytree.tree_leaves(value, _is_size):
-        if type(leaf) is not Tensor and not isinstance(leaf, _CONSTANTS):
-            raise CaptureError(f"its output holds a {type(leaf).__name__}")
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is torch.Size  # which torch takes for a tuple
-
-
-def _nodes(nested: Any) -> list[Any]:
-    """A value and all that the containers in it hold."""
-    found = [nested]
-    if isinstance(nested, dict):
-        nested = [*nested.values()]
-    if isinstance(nested, (tuple, list)) and not _is_size(nested):
-        found += [inner for item in nested for inner in _nodes(item)]
-    return found
-
-
-def _containers(nested: Any) -> list[Any]:
-    """The lists and dictionaries in a value, which can be written to."""
-    return [own for own in _nodes(nested) if isinstance(own, (list, dict))]

@@ -58,6 +58,10 @@ class Value:
     number: int
 
 
+Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a tensor."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One operator call: arguments in the order of the schema, tensors as Values.
@@ -85,6 +89,8 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.steps: list[Step] = []
         self.externals: list[Tensor] = []
+        self.forms: dict[Value, Form] = {}
+        self.literals: set[int] = set()  # externals made of Python values, which make no identity
         self._values: dict[int, Value] = {}
         self._alive: list[Tensor] = []  # keeps every id above valid
         self._protected: set[int] = set()
@@ -118,10 +124,12 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if not isinstance(func, torch._ops.OpOverload):
             raise CaptureError(f"{func} is no single operator")
-        if torch.Tag.dynamic_output_shape in func.tags:
+        if torch.Tag.dynamic_output_shape in func.tags and not _by_places(func, args):
             raise CaptureError(f"the size of {func}'s result depends on values")
         if torch.Tag.data_dependent_output in func.tags and func not in _READS:
             raise CaptureError(f"{func}'s result depends on values")
+        if func is _aten.lift_fresh.default:
+            return self._literal(args[0], func(*args))
         given = _positional(func, args, kwargs or {})
         arguments = tuple(self._replaced(value) for value in given)
         for argument, value in zip(func._schema.arguments, given, strict=True):
@@ -133,6 +141,14 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             return result
         results = result if len(func._schema.returns) != 1 else (result,)
         self.steps.append(Step(func, arguments, tuple(self._result(r) for r in results or ())))
+        return result
+
+    def _literal(self, tensor: Tensor, result: Tensor) -> Tensor:
+        """Note a tensor that is made of Python values, as a copy of a constant."""
+        value = Value("external", len(self.externals))
+        self.externals.append(tensor.detach().clone())
+        self.literals.add(value.number)
+        self.steps.append(Step(_aten.clone.default, (value, None), (self._result(result),)))
         return result
 
     def _replaced(self, argument: Any) -> Any:
@@ -148,6 +164,9 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(result, Tensor):
             value = Value("result", self._results)
             self._results += 1
+            if result.layout != torch.strided:
+                raise CaptureError(f"an operator returns a {result.layout} tensor")
+            self.forms[value] = tuple(result.shape), result.stride(), result.dtype
             self._name(result, value)
             return value
         if isinstance(result, (list, tuple)):
@@ -164,6 +183,13 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
                 raise CaptureError(f"{func} writes to an input or to the model's own tensors")
 
 
+def _by_places(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator takes values at given places, whose number it knows from a shape."""
+    if func is not _aten.index.Tensor:
+        return False
+    return not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+
+
 def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """All arguments of a call in the order of the operator's schema, defaults filled in."""
     rest = func._schema.arguments[len(args) :]
@@ -175,6 +201,7 @@ class Recording:
     """What one run of a module did: its steps, the tensors from outside, its outputs.
 
     outputs: what stands for the tensors of the output; tensors: these; output: the output itself.
+    forms: the shape, strides and dtype of each result.
     """
 
     steps: list[Step]
@@ -182,6 +209,7 @@ class Recording:
     outputs: list[Value]
     tensors: list[Tensor]
     output: Any
+    forms: dict[Value, Form]
 
 
 def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]) -> Recording:
@@ -190,21 +218,30 @@ def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tenso
     inputs: the tensors of the call. Runs twice: a module whose second run differs keeps a state of
     its own. Raises CaptureError.
     """
-    recordings = []
+    recordings: list[Recording] = []
     for _ in range(2):
         recorder = Recorder(inputs)
         with recording(), FunctionsTo(_without_escape), recorder:
             output, found = run()
         tensors = [*found]
         outputs = [recorder.value(t) for t in tensors]
-        recordings.append(Recording(recorder.steps, recorder.externals, outputs, tensors, output))
+        parts = recorder.steps, recorder.externals, outputs, tensors, output, recorder.forms
+        recordings.append(Recording(*parts))
     first, second = recordings
     same = len(first.externals) == len(second.externals) and all(
-        a is b for a, b in zip(first.externals, second.externals, strict=True)
+        a is b or (number in recorder.literals and _is_same(a, b))
+        for number, (a, b) in enumerate(zip(first.externals, second.externals, strict=True))
     )
     if not same or first.steps != second.steps or first.outputs != second.outputs:
-        raise CaptureError("two runs on one input differ, or make tensors from Python values")
+        raise CaptureError("two runs on one input differ")
     return second
+
+
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have one form and equal values."""
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+    return torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
 def record(

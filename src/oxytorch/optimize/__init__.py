@@ -21,7 +21,7 @@ from ..rewriting.memory import nbytes
 from ..rewriting.refusals import check_evaluation, check_module, check_not_optimized
 from ..rewriting.report import Entry, Report
 from .context import Context, observe
-from .passes import DEFAULT, PASSES, boundaries, replay
+from .passes import DEFAULT, PASSES, boundaries
 from .passes.cast import dtypes, made_for
 from .sample import Sample
 
@@ -36,6 +36,7 @@ def optimize(
     optimizer: None = None,
     dtype: torch.dtype | Mapping[Any, torch.dtype] | None = None,
     sample_input: Any = None,
+    graph: bool = False,
     inplace: bool = False,
     verify: bool = False,
     tune: bool = False,
@@ -63,6 +64,7 @@ def optimize(
     optimizer: Optimizer | None = None,
     dtype: torch.dtype | Mapping[Any, torch.dtype] | None = None,
     sample_input: Any = None,
+    graph: bool = False,
     inplace: bool = False,
     verify: bool = False,
     tune: bool = False,
@@ -85,6 +87,8 @@ def optimize(
         specific wins: {"": torch.bfloat16, "classifier": torch.float32}. None keeps dtypes.
     sample_input: arguments of a call of the model: a tensor, a tuple of positional arguments or a
         mapping of keyword arguments. Without it nothing is fused.
+    graph: run the operators of the whole model as one program, fused further, without its Python;
+        needs `sample_input`. Where that cannot be, the other passes run, and `explain` says why.
     inplace: change `model` itself instead of a copy.
     verify: compare the outputs on `sample_input` with the original's, module by module and as a
         whole.
@@ -99,13 +103,14 @@ def optimize(
     VerificationError, which names the module, if `verify` finds a difference beyond the tolerance.
     """
     if isinstance(model, ExportedProgram):
-        others = (optimizer, dtype, sample_input, passes, inplace or verify or tune or None)
+        switches = graph or inplace or verify or tune or None
+        others = (optimizer, dtype, sample_input, passes, switches)
         return _of_exported(model, others)
     if optimizer is not None:
         from .training import optimize_for_training
 
         _check_kind(model)
-        given = {"sample_input": sample_input, "passes": passes}
+        given = {"sample_input": sample_input, "passes": passes, "graph": graph or None}
         named = [name for name, value in given.items() if value is not None]
         named += [name for name, value in (("verify", verify), ("tune", tune)) if value]
         if named:
@@ -114,14 +119,14 @@ def optimize(
             )
         return optimize_for_training(model, optimizer, dtype, inplace)  # type: ignore[return-value]
     _check(model, dtype, passes)
-    if (verify or tune) and sample_input is None:
-        wanted = "verify" if verify else "tune"
+    if (graph or verify or tune) and sample_input is None:
+        wanted = "graph" if graph else "verify" if verify else "tune"
         raise ValueError(
             f"optimize: {wanted}=True expected a sample_input to run the model on, got None"
         )
     sample = None if sample_input is None else Sample(sample_input)
     with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
-        return _optimized(model, dtype, sample, inplace, verify, tune, passes)
+        return _optimized(model, dtype, sample, graph, inplace, verify, tune, passes)
 
 
 def _of_exported(model: ExportedProgram, others: Iterable[Any]) -> ProgramModel:
@@ -136,12 +141,15 @@ def _optimized(
     model: _Model,
     dtype: Any,
     sample: Sample | None,
+    graph: bool,
     inplace: bool,
     verify: bool,
     tune: bool,
     passes: Iterable[str] | None,
 ) -> _Model:
     names = tuple(DEFAULT if passes is None else passes)
+    if graph:
+        names = tuple(dict.fromkeys(("program", *names)))
     result = model if inplace else copied(model)
     tuned = None
     if sample is not None:
@@ -286,8 +294,6 @@ def _steps(names: tuple[str, ...]) -> list[Callable[[Context], None]]:
     steps: list[Callable[[Context], None]] = [observe, boundaries.prepare]
     for run in dict.fromkeys(run for name, (_, run) in PASSES.items() if name in names):
         steps.append(Context.index)
-        if run is replay.run:  # which records what stands around all modules
-            steps.append(boundaries.settle)
         steps.append(run)
     return [*steps, boundaries.settle, Context.finish, _name_the_rest]
 

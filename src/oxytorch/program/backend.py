@@ -18,12 +18,10 @@ from torch import Tensor, fx
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch._guards import TracingContext
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
-from .capture import RESAMPLING, Given, Outputs, steps_of
-from .derived import Derived
-from .passes import improve, split
+from .capture import RESAMPLING, Outputs, steps_of
+from .placed import Placed, UnsettledError
 from .program import Program, Steps, Value
 
 _log = logging.getLogger(__name__)
@@ -139,7 +137,7 @@ def _say_why(graph: fx.GraphModule, why: Exception) -> None:
 
 
 class Call:
-    """Calls a program with tensors and sizes in any order, and returns its outputs in theirs.
+    """Calls a program in place of a graph.
 
     lasting: the inputs that seldom change; what is made of these alone is made once.
 
@@ -151,54 +149,26 @@ class Call:
         self, graph: fx.GraphModule, steps: Steps, outputs: Outputs, lasting: Sequence[Value]
     ) -> None:
         self._graph = graph
-        self._outputs = outputs
         self._has_effect = steps.has_effect
-        self._is_plain = all(isinstance(v, Value) and not v.is_size for v in outputs)
-        places = {value: place for place, value in enumerate(steps.inputs)}
-        with _disable_current_modes():  # under which constants would be tensors without values
-            steps = steps.copy()
-            improve(steps, lasting)
-            before, derived = split(steps, lasting)
-            self.program: Program | None = steps.program()
-            taken = [value for value in steps.inputs if value in places]
-            self._tensors = [places[value] for value in taken if not value.is_size]
-            self._sizes = [places[value] for value in taken if value.is_size]
-            self._derived: Derived | None = None
-            if derived:
-                self._derived = Derived(before.program(), [places[v] for v in before.inputs])
+        self._placed: Placed | None = Placed(steps, outputs, lasting)
+
+    @property
+    def program(self) -> Program | None:
+        """The program, if it has not failed."""
+        return None if self._placed is None else self._placed.program
 
     def __call__(self, *args: Any) -> Any:
-        program = self.program
-        if program is None:
+        placed = self._placed
+        if placed is None:
             return self._graph(*args)
-        tensors = [args[place] for place in self._tensors]
-        sizes = [int(args[place]) for place in self._sizes]
         try:
-            with torch.no_grad():
-                if self._derived is not None:
-                    made = self._derived(args)
-                    if made is None:
-                        return self._graph(*args)
-                    tensors += made
-                found, found_sizes = program(tensors, sizes)
+            return placed(args)
+        except UnsettledError:
+            return self._graph(*args)
         except RuntimeError as error:
             if self._has_effect:  # which must not happen twice
                 raise
             found = self._graph(*args)
-            self.program = None
+            self._placed = None
             _say_why(self._graph, error)
             return found
-        return found if self._is_plain else self._ordered(found, found_sizes, args)
-
-    def _ordered(
-        self, found: Sequence[Tensor], found_sizes: Sequence[int], args: Sequence[Any]
-    ) -> list[Any]:
-        values: Iterator[Any] = iter(found)
-        numbers: Iterator[Any] = iter(found_sizes)
-        result: list[Any] = []
-        for output in self._outputs:
-            if isinstance(output, Value):
-                result.append(next(numbers if output.is_size else values))
-            else:
-                result.append(args[output.place] if isinstance(output, Given) else output)
-        return result

@@ -60,7 +60,8 @@ class Derived:
             for tensor in given:
                 places.add_tensor(tensor)
             places.close()
-            values = self.program(given)[0] if is_rare else None
+            # Views of the parameters themselves would keep them from being swapped.
+            values = self.program([each.detach() for each in given])[0] if is_rare else None
             self._noted = given, places, values
             return values
 

@@ -9,7 +9,8 @@ The first line gives the numbers of input tensors, input sizes and constants. Te
 and so on: inputs, then constants, then results in the order in which they are made. Sizes, which
 are integers, are `$0`, `$1` and so on. Each further line is a step; the last one names the outputs.
 Steps call operators of torch or of this package by name with all arguments of their schemas, or do
-one of three things of our own: `size` of a tensor, arithmetic on sizes, and `add` with a factor.
+one of four things of our own: `size` of a tensor, arithmetic on sizes, `add` with a factor, and
+`require`, which ends the program unless a tensor holds the same bits as a constant.
 """
 
 from __future__ import annotations
@@ -152,6 +153,10 @@ class _Writer:
         return str(argument)
 
 
+class UnmetError(Exception):
+    """A value is another one than a program requires."""
+
+
 class Program:
     """A list of operator calls, checked and translated by the library.
 
@@ -171,11 +176,14 @@ class Program:
     def __call__(
         self, tensors: Sequence[Tensor], sizes: Sequence[int] = ()
     ) -> tuple[list[Tensor], list[int]]:
-        """Run on input tensors and sizes; return the output tensors and sizes."""
-        found: tuple[list[Tensor], list[int]] = torch.ops.oxytorch.run_program(
-            self._address, tensors, sizes
-        )
-        return found
+        """Run on input tensors and sizes; return the output tensors and sizes.
+
+        Raises UnmetError where a value is another one than a step requires.
+        """
+        holds, found, numbers = torch.ops.oxytorch.run_program(self._address, tensors, sizes)
+        if not holds:
+            raise UnmetError
+        return found, numbers
 
     def __str__(self) -> str:
         return self.text

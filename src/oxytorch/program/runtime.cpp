@@ -65,7 +65,7 @@ struct Argument {
   std::vector<Argument> items;
 };
 
-enum class Kind { kOperator, kAdd, kSize, kArithmetic };
+enum class Kind { kOperator, kAdd, kSize, kArithmetic, kRequire };
 
 struct Step {
   Kind kind = Kind::kOperator;
@@ -220,6 +220,8 @@ class Reader {
       step.kind = Kind::kSize;
     } else if (target == "add") {
       step.kind = Kind::kAdd;
+    } else if (target == "require") {
+      step.kind = Kind::kRequire;
     } else if (target.size() == 1) {
       step.kind = Kind::kArithmetic;
       step.arithmetic = target.front();
@@ -250,13 +252,16 @@ class Reader {
       const bool is_size = step.kind == Kind::kArithmetic && each.kind == Argument::kConstant;
       found.push_back(is_size ? Argument::kSize : each.kind);
     }
+    const bool is_required = step.kind == Kind::kRequire;
     const Kinds wanted = step.kind == Kind::kSize ? Kinds{Argument::kTensor, Argument::kConstant}
+                         : is_required            ? Kinds{Argument::kTensor, Argument::kTensor}
                          : step.kind == Kind::kAdd
                              ? Kinds{Argument::kTensor, Argument::kTensor, Argument::kConstant}
                              : Kinds{Argument::kSize, Argument::kSize};
     const char sigil = step.kind == Kind::kAdd ? '%' : '$';
-    if (found != wanted || results.size() != 1 || results[0].front() != sigil) {
-      refuse("a step of sizes or sums has other arguments or results than it takes");
+    const bool returns_one = results.size() == 1 && results[0].front() == sigil;
+    if (found != wanted || (is_required ? !results.empty() : !returns_one)) {
+      refuse("a step of our own has other arguments or results than it takes");
     }
   }
 
@@ -379,8 +384,14 @@ class Run {
     values_.resize(program.tensor_slots);
     sizes_.resize(program.size_slots);
     stack_.resize(program.largest_stack);
-    for (const Step& step : program.steps) run(step);
+    for (const Step& step : program.steps) {
+      if (!run(step)) return;
+    }
+    holds_ = true;
   }
+
+  // Whether all values were those that the program requires; there are no outputs else.
+  bool holds() const { return holds_; }
 
   std::vector<Value> outputs() {
     std::vector<Value> found;
@@ -405,8 +416,13 @@ class Run {
     return share ? value.share() : value.get();
   }
 
-  void run(const Step& step) {
+  // Returns whether the program goes on.
+  bool run(const Step& step) {
     switch (step.kind) {
+      case Kind::kRequire:
+        if (!is_same(handle(step.arguments[0].slot, false), handle(step.arguments[1].slot, false)))
+          return false;
+        break;
       case Kind::kSize:
         sizes_[step.results[0]] = extent(step);
         break;
@@ -421,6 +437,26 @@ class Run {
         break;
     }
     for (std::int32_t slot : step.dead) values_[slot].clear();
+    return true;
+  }
+
+  // Whether two tensors hold the same bits, as contiguous ones of one dtype.
+  static bool is_same(AtenTensorHandle value, AtenTensorHandle wanted) {
+    std::array<std::int64_t, 2> bytes{};
+    std::array<std::int32_t, 2> dtypes{};
+    std::array<void*, 2> data{};
+    const std::array<AtenTensorHandle, 2> both{value, wanted};
+    for (std::size_t i = 0; i < 2; ++i) {
+      bool is_contiguous = false;
+      check_call(aoti_torch_is_contiguous(both[i], &is_contiguous), "is_contiguous");
+      check_call(aoti_torch_get_numel(both[i], &bytes[i]), "get_numel");
+      check_call(aoti_torch_get_dtype(both[i], &dtypes[i]), "get_dtype");
+      check_call(aoti_torch_get_data_ptr(both[i], &data[i]), "get_data_ptr");
+      if (!is_contiguous) return false;
+      bytes[i] *= static_cast<std::int64_t>(aoti_torch_dtype_element_size(dtypes[i]));
+    }
+    return bytes[0] == bytes[1] && dtypes[0] == dtypes[1] &&
+           std::memcmp(data[0], data[1], bytes[0]) == 0;
   }
 
   void call(const Step& step) {
@@ -536,6 +572,7 @@ class Run {
   }
 
   const Program& program_;
+  bool holds_ = false;
   std::vector<Value> values_;
   std::vector<std::int64_t> sizes_;
   std::vector<StableIValue> stack_;
@@ -569,24 +606,28 @@ void run_program(StableIValue* stack, uint64_t, uint64_t) {
   Run run(*program, std::move(tensors), sizes);
   StableListHandle outputs = nullptr, size_outputs = nullptr;
   check_call(torch_new_list_reserve_size(program->outputs.size(), &outputs), "new_list");
-  for (Value& value : run.outputs()) {
-    check_call(torch_list_push_back(outputs, torch::stable::detail::from(value.release())),
-               "list_push_back");
-  }
   check_call(torch_new_list_reserve_size(program->size_outputs.size(), &size_outputs), "new_list");
-  for (std::int64_t size : run.size_outputs()) {
-    check_call(torch_list_push_back(size_outputs, torch::stable::detail::from(size)),
-               "list_push_back");
+  if (run.holds()) {
+    for (Value& value : run.outputs()) {
+      check_call(torch_list_push_back(outputs, torch::stable::detail::from(value.release())),
+                 "list_push_back");
+    }
+    for (std::int64_t size : run.size_outputs()) {
+      check_call(torch_list_push_back(size_outputs, torch::stable::detail::from(size)),
+                 "list_push_back");
+    }
   }
-  stack[0] = torch::stable::detail::from(outputs);
-  stack[1] = torch::stable::detail::from(size_outputs);
+  stack[0] = torch::stable::detail::from(run.holds());
+  stack[1] = torch::stable::detail::from(outputs);
+  stack[2] = torch::stable::detail::from(size_outputs);
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
   library.def("load_program(str text, Tensor[] constants) -> int");
-  library.def("run_program(int program, Tensor[] tensors, int[] sizes) -> (Tensor[], int[])");
+  library.def(
+      "run_program(int program, Tensor[] tensors, int[] sizes) -> (bool, Tensor[], int[])");
 }
 
 // Implicit: its results may be views of its inputs and of each other, which autograd asks of a

@@ -12,16 +12,15 @@ from . import (
     join,
     kernels,
     lstm,
-    onednn_graph,
     pack,
-    replay,
+    program,
     rewrite,
 )
 
 PASSES: dict[str, tuple[str, Callable[[Context], None]]] = {
-    "onednn_graph": (
-        "compile convolution networks as a whole in oneDNN (needs sample_input)",
-        onednn_graph.run,
+    "program": (
+        "run the operators of the whole model, fused, without its Python (needs sample_input)",
+        program.run,
     ),
     "dropout": ("remove dropout and identity layers in evaluation mode", rewrite.run),
     "fold": ("fold batch normalization into the layer before it", rewrite.run),
@@ -37,14 +36,10 @@ PASSES: dict[str, tuple[str, Callable[[Context], None]]] = {
     "pack": ("store weights in the order that the kernels want", pack.run),
     "channels_last": ("store the other convolution weights in channels-last order",
                       channels_last.run),
-    "replay": ("run the operators of the whole model without its Python (needs sample_input)",
-               replay.run),
 }  # fmt: skip
 """Name -> (what it does, function), which runs once: "dropout", "fold" and "fuse" share one."""
 
-DEFAULT = tuple(
-    name for name in PASSES if name not in ("onednn_graph", "join", "channels_last", "replay")
-)
+DEFAULT = tuple(name for name in PASSES if name not in ("program", "join", "channels_last"))
 """Those that change nothing but speed, and pay. `tune=True` also tries the others."""
 
 __all__ = ["DEFAULT", "PASSES"]

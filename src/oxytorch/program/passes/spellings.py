@@ -19,7 +19,7 @@ def spellings(editor: Editor) -> None:
             made = _convolution(step, dims)
         elif step.target == "aten::layer_norm":
             made = Step("aten::native_layer_norm", step.arguments[:5], [*step.results, None, None])
-        elif step.target == "aten::batch_norm":
+        elif step.target in ("aten::batch_norm", "aten::native_batch_norm"):
             made = _batch_norm(step)
         elif step.target == "aten::rms_norm":
             made = _rms_norm(step)
@@ -38,12 +38,15 @@ def _convolution(step: Step, dims: int) -> Step | None:
 
 
 def _batch_norm(step: Step) -> Step | None:
-    x, weight, bias, mean, variance, training, momentum, eps, _ = step.arguments
+    x, weight, bias, mean, variance, training, momentum, eps, *_ = step.arguments
     if training != "false" or not isinstance(mean, Some) or not isinstance(variance, Some):
         return None
     target = "aten::_native_batch_norm_legit_no_training"
     arguments = [x, weight, bias, mean.item, variance.item, momentum, eps]
-    return Step(target, arguments, [*step.results, None, None])
+    first, *others = step.results
+    if any(others):
+        return None  # which have other shapes there
+    return Step(target, arguments, [first, None, None])
 
 
 def _rms_norm(step: Step) -> Step | None:

@@ -1,4 +1,4 @@
-"""Pass `replay`: the recorded operators give the model's answers, and only where they hold."""
+"""Pass `program`: the recorded operators give the model's answers, and only where they hold."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import oxytorch
 from oxytorch.graph.replay import MOST_FORMS, Replay
 from oxytorch.optimize import DEFAULT
 
-PASSES = (*DEFAULT, "replay")
+PASSES = (*DEFAULT, "program")
 
 
 def _reasons(model: nn.Module) -> str:
     entries = oxytorch.explain(model).entries
-    return " | ".join(e.detail for e in entries if e.pass_name == "replay")
+    return " | ".join(e.detail for e in entries if e.pass_name == "program")
 
 
-def _replaying(model: nn.Module, sample: Any, **options: Any) -> nn.Module:
+def _as_program(model: nn.Module, sample: Any, **options: Any) -> nn.Module:
     optimized = oxytorch.optimize(model, sample_input=sample, passes=PASSES, **options)
     assert isinstance(optimized.__dict__.get("forward"), Replay), _reasons(optimized)
     return optimized
@@ -78,7 +78,7 @@ def _tensors(value: Any) -> list[Tensor]:
 def test_recorded_calls_do_not_reach_the_forward(mode: Any) -> None:
     model = _mlp()
     x = torch.randn(3, 8)
-    optimized = _replaying(model, x)
+    optimized = _as_program(model, x)
     calls = counts_original(optimized)
     with mode():
         for value in (x, -x, x * 3):
@@ -88,7 +88,7 @@ def test_recorded_calls_do_not_reach_the_forward(mode: Any) -> None:
 
 def test_other_forms_are_recorded_when_seen_again() -> None:
     model = _mlp()
-    optimized = _replaying(model, torch.randn(3, 8))
+    optimized = _as_program(model, torch.randn(3, 8))
     calls = counts_original(optimized)
     with torch.no_grad():
         for rows in (5, 5, 5, 5):
@@ -112,7 +112,7 @@ def test_other_forms_are_recorded_when_seen_again() -> None:
 def test_values_that_decide_are_checked() -> None:
     model = Mapped().eval()
     x, mask = torch.randn(2, 4), torch.ones(2, 4, dtype=torch.bool)
-    optimized = _replaying(model, ((x, mask),))
+    optimized = _as_program(model, ((x, mask),))
     other = mask.clone()
     other[0, 1] = False
     calls = counts_original(optimized)
@@ -134,7 +134,7 @@ def test_values_that_decide_are_checked() -> None:
 def test_new_weights_are_seen() -> None:
     model = _mlp()
     x = torch.randn(3, 8)
-    optimized = _replaying(model, x)
+    optimized = _as_program(model, x)
     other = _mlp()
     with torch.no_grad():
         optimized(x)
@@ -155,7 +155,7 @@ def test_new_weights_are_seen() -> None:
 def test_guards_call_the_forward() -> None:
     model = _mlp()
     x = torch.randn(3, 8)
-    optimized = _replaying(model, x)
+    optimized = _as_program(model, x)
     calls = counts_original(optimized)
     optimized(x)
     assert len(calls) == 1, "gradients"
@@ -200,7 +200,7 @@ class Embedded(nn.Module):
 
 def test_sizes_stay_sizes() -> None:
     model, tokens = Embedded().eval(), torch.arange(6).view(2, 3)
-    optimized = _replaying(model, tokens)
+    optimized = _as_program(model, tokens)
     with torch.no_grad():
         found = optimized(tokens)[1]
     assert type(found["size"]) is torch.Size
@@ -209,7 +209,7 @@ def test_sizes_stay_sizes() -> None:
 
 def test_errors_are_those_of_the_module() -> None:
     model, tokens = Embedded().eval(), torch.arange(6).view(2, 3)
-    optimized = _replaying(model, tokens)
+    optimized = _as_program(model, tokens)
     calls = counts_original(optimized)
     with torch.no_grad():
         with pytest.raises(IndexError, match="out of range"):
@@ -222,7 +222,7 @@ def test_errors_are_those_of_the_module() -> None:
 @pytest.mark.parametrize("where", ["build", "_watched"])
 def test_errors_while_a_form_is_recorded_run_the_module(where: str) -> None:
     model = _mlp()
-    optimized = _replaying(model, torch.randn(3, 8))
+    optimized = _as_program(model, torch.randn(3, 8))
     replay, failures = optimized.__dict__["forward"], []
 
     def fails(*given: Any) -> Any:
@@ -241,7 +241,7 @@ def test_errors_while_a_form_is_recorded_run_the_module(where: str) -> None:
 
 def test_a_program_that_fails_by_itself_is_not_used_again() -> None:
     model, tokens = Embedded().eval(), torch.arange(6).view(2, 3)
-    optimized = _replaying(model, tokens)
+    optimized = _as_program(model, tokens)
     calls, failures = counts_original(optimized), []
 
     def fails(tensors: list[Tensor]) -> None:
@@ -263,7 +263,7 @@ def test_swapped_tensors_are_seen(other: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).eval()
     x = torch.randn(3, 256)
-    optimized = _replaying(model, x)
+    optimized = _as_program(model, x)
     with torch.no_grad():
         optimized(x)
         for each in (model, optimized):
@@ -291,7 +291,7 @@ class Gathering(nn.Module):
 
 def test_lists_of_others_are_written_to_as_often_as_stock_does() -> None:
     model, x = Gathering().eval(), torch.randn(3, 8)
-    optimized = _replaying(model, (x, (x,)))
+    optimized = _as_program(model, (x, (x,)))
     with torch.no_grad():
         given: list[Tensor] = []
         for count in range(1, 5):
@@ -335,7 +335,7 @@ class Writing(nn.Module):
 @pytest.mark.parametrize("kind", ["input", "buffer", "attribute", "list", "dictionary"])
 def test_code_of_a_call_has_its_effects_once(kind: str, mode: Any) -> None:
     model = Writing(kind).eval()
-    optimized = _replaying(model, torch.randn(3, 8))
+    optimized = _as_program(model, torch.randn(3, 8))
     with mode():
         for _ in range(5):
             x = torch.randn(5, 8)
@@ -350,7 +350,7 @@ def test_inputs_with_attributes_run_the_module() -> None:
             return super().forward(x) * getattr(x, "factor", 1.0)
 
     model, x = Marked(8, 4).eval(), torch.randn(3, 8)
-    optimized = _replaying(model, x)
+    optimized = _as_program(model, x)
     with torch.no_grad():
         marked = x.clone()
         marked.factor = 2.0  # type: ignore[attr-defined]
@@ -364,7 +364,7 @@ def test_what_is_put_in_later_is_followed() -> None:
             return super().forward(x) * getattr(self, "factor", 1.0)
 
     model, x = Asking(8, 4).eval(), torch.randn(3, 8)
-    optimized = _replaying(model, x)
+    optimized = _as_program(model, x)
     calls = counts_original(optimized)
     with torch.no_grad():
         optimized(x)
@@ -380,7 +380,7 @@ def test_what_is_put_in_later_is_followed() -> None:
 def test_undo_copy_and_pickle() -> None:
     model = _mlp()
     x = torch.randn(3, 8)
-    optimized = _replaying(model, x)
+    optimized = _as_program(model, x)
     with torch.no_grad():
         wanted = model(x)
         for copied in (copy.deepcopy(optimized), pickle.loads(pickle.dumps(optimized))):
@@ -439,7 +439,7 @@ class Refused(nn.Module):
         ("input", "writes to"),
         ("attribute", "keeps a state"),
         ("counter", "keeps a state"),
-        ("random", "other results"),
+        ("random", "random numbers"),
         ("object", "holds a object"),
     ],
 )
@@ -456,4 +456,4 @@ def test_tune_tries_it() -> None:
     optimized = oxytorch.optimize(model, sample_input=torch.randn(3, 8), tune=True)
     report = oxytorch.explain(optimized)
     assert report.tuned is not None
-    assert any(name == "with replay" for name, _ in report.tuned["lines"])
+    assert any(name == "with program" for name, _ in report.tuned["lines"])

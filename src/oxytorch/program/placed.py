@@ -1,0 +1,96 @@
+"""A program that takes and returns values in the order of the graph that it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .capture import Given, Outputs
+from .derived import Derived
+from .passes import improve, split
+from .program import Step, Steps, Value
+
+
+class UnsettledError(Exception):
+    """Lasting inputs are written to all the time: nothing is made of them for now."""
+
+
+class Placed:
+    """Improves steps and calls them with arguments in any order.
+
+    outputs: what the outputs are, in order. lasting: the inputs that seldom change; what is made of
+    these alone is made once. required: what the last outputs of `steps`, which are not among
+    `outputs`, must be at each call.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        outputs: Outputs,
+        lasting: Sequence[Value],
+        required: Sequence[Tensor] = (),
+    ) -> None:
+        self._outputs = outputs
+        self._is_plain = all(isinstance(v, Value) and not v.is_size for v in outputs)
+        places = {value: place for place, value in enumerate(steps.inputs)}
+        with _disable_current_modes():  # under which constants would be tensors without values
+            steps = steps.copy()
+            improve(steps, lasting)
+            before, derived = split(steps, lasting)
+            _require(steps, required)
+            self.program = steps.program()
+            taken = [value for value in steps.inputs if value in places]
+            self._tensors = [places[value] for value in taken if not value.is_size]
+            self._sizes = [places[value] for value in taken if value.is_size]
+            self._derived: Derived | None = None
+            if derived:
+                self._derived = Derived(before.program(), [places[v] for v in before.inputs])
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """The outputs. Raises UnsettledError, and UnmetError where a value is another one."""
+        tensors = [arguments[place] for place in self._tensors]
+        sizes = [int(arguments[place]) for place in self._sizes]
+        with torch.no_grad():
+            if self._derived is not None:
+                made = self._derived(arguments)
+                if made is None:
+                    raise UnsettledError
+                tensors += made
+            found, found_sizes = self.program(tensors, sizes)
+        return found if self._is_plain else self._ordered(found, found_sizes, arguments)
+
+    def _ordered(
+        self, found: Sequence[Tensor], found_sizes: Sequence[int], arguments: Sequence[Any]
+    ) -> list[Any]:
+        values: Iterator[Any] = iter(found)
+        numbers: Iterator[Any] = iter(found_sizes)
+        result: list[Any] = []
+        for output in self._outputs:
+            if isinstance(output, Value):
+                result.append(next(numbers if output.is_size else values))
+            else:
+                result.append(arguments[output.place] if isinstance(output, Given) else output)
+        return result
+
+
+def _require(steps: Steps, required: Sequence[Tensor]) -> None:
+    """Let the program end where its last outputs are other ones, as soon as they are made."""
+    if not required:
+        return
+    values = steps.outputs[-len(required) :]
+    del steps.outputs[-len(required) :]
+    makers = {value: step for step in steps.steps for value in step.results if value is not None}
+    waiting: dict[Step | None, list[Step]] = {}
+    for value, tensor in zip(values, required, strict=True):
+        wanted = Value()
+        steps.constants[wanted] = tensor
+        check = Step("require", [value, wanted], [], has_effect=True)
+        waiting.setdefault(makers.get(value), []).append(check)
+    found = waiting.pop(None, [])
+    for step in steps.steps:
+        found += [step, *waiting.get(step, ())]
+    steps.steps = found
