@@ -402,15 +402,15 @@ def test_few_convolutions_and_no_sample_input() -> None:
     assert "sample_input" in _reasons(optimized)
 
 
-def test_replay_leaves_it_alone() -> None:
-    optimized = _compiled_with_replay()
+def test_program_leaves_it_alone() -> None:
+    optimized = _compiled_with_program()
     assert "oneDNN" in " ".join(
-        e.detail for e in oxytorch.explain(optimized).entries if e.pass_name == "replay"
+        e.detail for e in oxytorch.explain(optimized).entries if e.pass_name == "program"
     )
 
 
-def _compiled_with_replay() -> nn.Module:
-    passes = (*PASSES, "replay")
+def _compiled_with_program() -> nn.Module:
+    passes = (*PASSES, "program")
     optimized = oxytorch.optimize(_network(), sample_input=_image(), passes=passes)
     assert _is_compiled(optimized)
     return optimized

@@ -359,7 +359,7 @@ def test_options_of_other_backends_are_ignored_with_a_warning(seen: Seen) -> Non
 
 def test_a_program_with_an_effect_says_what_failed(seen: Seen) -> None:
     run = _compiled(lambda x, i: (torch.rand(3), x[i]))
-    with torch.no_grad(), pytest.raises(RuntimeError, match="aten::index fails: the same call"):
+    with torch.no_grad(), pytest.raises(RuntimeError, match="aten::index fails"):
         run(X, torch.tensor([99]))
 
 

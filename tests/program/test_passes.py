@@ -409,14 +409,14 @@ def test_values_are_made_once_and_not_at_every_step_of_a_training(seen: Seen) ->
     x = torch.randn(2, 3, 8, 8)
     run(x)
     (call,) = seen.programs
-    own, count = call._derived.program, 0
+    own, count = call._placed._derived.program, 0
 
     def counted(*args: Any) -> Any:
         nonlocal count
         count += 1
         return own(*args)
 
-    call._derived.program = counted
+    call._placed._derived.program = counted
     run(x), run(x)
     assert count == 0
     for _ in range(9):
@@ -425,14 +425,14 @@ def test_values_are_made_once_and_not_at_every_step_of_a_training(seen: Seen) ->
     assert count <= MOST_IN_A_ROW
     run(x)
     made = count
-    assert made > 0 and call._derived(_arguments(call, model, x)) is not None
+    assert made > 0 and call._placed._derived(_arguments(call, model, x)) is not None
     run(x), run(x)
     assert count == made
 
 
 def _arguments(call: Any, model: Network, x: Tensor) -> list[Any]:
-    noted = iter(call._derived._noted[0])
-    places = {*call._derived.places}
+    noted = iter(call._placed._derived._noted[0])
+    places = {*call._placed._derived.places}
     return [next(noted) if i in places else x for i in range(max(places) + 1)]
 
 

@@ -20,10 +20,13 @@ from torch.utils import _pytree as pytree
 from .agreement import TOLERANCE, difference
 from .errors import CaptureError
 from .onednn_steps import Rewriting
-from .replay import input_tensors, output_tensors
-from .tape import WARM_UP, Recording, Step, Tape, Value, recorded
+from .outputs import output_tensors
+from .replay import input_tensors
+from .tape import Recording, Step, Tape, Value, recorded
 
 _NARROW = (torch.bfloat16, torch.float16)
+WARM_UP = 3
+"""Runs after which TorchScript has settled how it executes a graph."""
 _lock = threading.Lock()
 
 

@@ -24,7 +24,7 @@ class _Opened:
 
 def _closed(values: Iterable[Any], context: tuple[type, tuple[str, ...]]) -> Any:
     kind, names = context
-    made = kind.__new__(kind)
+    made: Any = object.__new__(kind)
     made.__dict__.update(zip(names, values, strict=True))
     return made
 
@@ -100,7 +100,9 @@ def _is_open(value: Any) -> bool:
     slots = any(k.__dict__.get("__slots__") for k in kind.__mro__)
     own = "__getstate__" in dir(kind) and kind.__getstate__ is not _get_state
     hidden = own or "__reduce__" in _defined(kind) or "__del__" in _defined(kind)
-    return is_plain and not slots and not hidden and isinstance(vars(value), dict)
+    return (
+        is_plain and not slots and not hidden and isinstance(getattr(value, "__dict__", None), dict)
+    )
 
 
 def _defined(kind: type) -> Iterator[str]:

@@ -182,9 +182,9 @@ def _is_theirs(frame: types.FrameType | None) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is one of NumPy's numbers, which cannot change."""
+    """Whether a value is one of NumPy's numbers or types, which cannot change."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic)
+    return numpy is not None and isinstance(value, (numpy.generic, numpy.dtype))
 
 
 class Reachable:

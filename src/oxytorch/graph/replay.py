@@ -178,14 +178,11 @@ class Replay(OwnSignature):
                 if not before.holds() or _form(args, kwargs)[0] != form:
                     # Else the runs below would do again what was asked for once.
                     raise CaptureError("its code writes to its input or keeps a state")
-                state = self._watched(args, kwargs)
-                program, again = self.build(self.forward, args, kwargs)
+                state, program, again = self._built(args, kwargs)
                 output = Output(again)
                 known = {id(own) for own in containers((args, kwargs))}
                 if any(id(own) in known or state.holds(own) for own in containers(again)):
                     raise CaptureError("it returns a list, dictionary or object of others")
-                if not state.is_current():
-                    raise CaptureError("its code keeps a state")
             except CaptureError as error:
                 self._refused[form] = str(error)
                 return (value,)
@@ -198,6 +195,17 @@ class Replay(OwnSignature):
             self._state = state
             self._programs[form] = [(program, output), *self._programs.get(form, ())]
             return (value,)
+
+    def _built(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Reachable, Program, Any]:
+        """What the module's code can read, a program for such calls, and the output of this one."""
+        for _ in range(2):  # building imports parts of torch at its first time
+            state = self._watched(args, kwargs)
+            program, output = self.build(self.forward, args, kwargs)
+            if state.is_current():
+                return state, program, output
+        raise CaptureError("its code keeps a state")
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:

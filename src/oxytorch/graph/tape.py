@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +45,6 @@ _MEMORY_FORMATS = {
 }
 """The numbers that TorchScript knows them by (c10/core/MemoryFormat.h)."""
 
-WARM_UP = 3
-"""Runs after which TorchScript has settled how it executes a graph."""
-
 
 @dataclass(frozen=True)
 class Value:
@@ -58,8 +55,22 @@ class Value:
     number: int
 
 
-Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-"""Shape, strides and dtype of a tensor."""
+class Form(NamedTuple):
+    """How a tensor lies in memory, and in which."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    memory: int
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it lies in the usual order, without gaps."""
+        return self.meta().is_contiguous()
+
+    def meta(self) -> Tensor:
+        """A tensor of this form without values."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,12 @@ class Step:
     arguments: tuple[Any, ...]
     results: tuple[Any, ...]
     read: Any = None
+
+
+def form_of(tensor: Tensor) -> Form:
+    """The form of a plain tensor."""
+    memory = tensor.untyped_storage()._cdata
+    return Form(tuple(tensor.shape), tensor.stride(), tensor.dtype, memory)
 
 
 def _without_escape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -166,7 +183,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             self._results += 1
             if result.layout != torch.strided:
                 raise CaptureError(f"an operator returns a {result.layout} tensor")
-            self.forms[value] = tuple(result.shape), result.stride(), result.dtype
+            self.forms[value] = form_of(result)
             self._name(result, value)
             return value
         if isinstance(result, (list, tuple)):
@@ -242,28 +259,6 @@ def _is_same(first: Tensor, second: Tensor) -> bool:
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
     return torch.equal(first.nan_to_num(), second.nan_to_num())
-
-
-def record(
-    run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
-) -> tuple[Tape, Any]:
-    """Record `run` (see `recorded`) on a tape, which takes tensors like `inputs`.
-
-    Returns the tape and the output. Raises CaptureError.
-    """
-    recording = recorded(run, inputs)
-    try:
-        tape = Tape(recording.steps, recording.externals, recording.outputs)
-        for _ in range(WARM_UP):
-            again = tape(inputs)
-    except RuntimeError as error:  # TorchScript knows no such form of an operator
-        raise CaptureError("the recorded operators do not run by themselves") from error
-    if again is None or not all(
-        torch.equal(a.nan_to_num(), b.nan_to_num())
-        for a, b in zip(again, recording.tensors, strict=True)
-    ):
-        raise CaptureError("running the recorded operators gives other results")
-    return tape, recording.output
 
 
 @dataclass

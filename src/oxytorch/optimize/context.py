@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..graph.boundary import Boundary
@@ -66,7 +67,8 @@ class Context:
     dtype: the one asked for all modules, if one was.
     run: the record of the model's run on it; why_no_run: why there is none.
     patched: modules with a forward of their own that somebody put there; closed, but not what is
-    below. compiled: modules that run as a graph of oneDNN's, with all below; they are closed too.
+    below. compiled: modules that run as a program or a graph of oneDNN's, with all below; they are
+    closed too.
     rules: the dtypes asked for, by "", path or type. boundaries: what modules are given and give
     where some are converted. kept: modules that keep their dtype since their code needs it;
     kept_parts: these with all below. slower: layers that keep their dtype since they are faster in
@@ -183,6 +185,36 @@ class Context:
                 inner = inner.inner
             for made in getattr(inner, "programs", ()):
                 made.sources.note()
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Take back what was changed where an error is raised, with the very same parameters."""
+        before = [
+            (m, {**m._parameters}, {**m._buffers}, m.__dict__.get("forward")) for m in self.paths
+        ]
+        values: list[tuple[Tensor, Tensor, Tensor | None]] = [
+            (p, p.data, p.grad) for p in self.model.parameters() if type(p) is nn.Parameter
+        ]
+        values += [(b, b.data, b.grad) for b in self.model.buffers()]
+        changes, entries = len(self.log.changes), len(self.log.report.entries)
+        around = {**self.boundaries}
+        try:
+            yield
+        except Exception:
+            for module, parameters, buffers, forward in before:
+                module._parameters.update(parameters)
+                module._buffers.update(buffers)
+                if forward is None:
+                    module.__dict__.pop("forward", None)
+                else:
+                    module.__dict__["forward"] = forward
+            for tensor, data, gradient in values:
+                tensor.data = data
+                tensor.grad = gradient
+            del self.log.changes[changes:]
+            del self.log.report.entries[entries:]
+            self.boundaries = around
+            raise
 
     def applied(self, pass_name: str, module: nn.Module, detail: str) -> None:
         self.log.applied(pass_name, self.paths[module], detail)

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions, get_decompositions
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..core.modes import own_code
 from ..graph.errors import CaptureError
 from ..graph.outputs import output_tensors
 from ..graph.replay import UnreadyError, input_tensors
-from ..graph.tape import Recording, Step, Value, recorded
+from ..graph.tape import Recorder, Recording, Step, Value, form_of, recorded, values_in
 from .backend import WITH_NUMBERS
 from .capture import RESAMPLING, Outputs, steps_of
+from .in_place import without_writes
 from .placed import Placed, UnsettledError
 from .program import Steps, UnmetError
 
@@ -35,9 +35,9 @@ class RecordedProgram:
     """
 
     def __init__(self, recording: Recording, inputs: list[Tensor]) -> None:
-        self._externals = recording.externals
-        graph = _Graph(recording, inputs)
-        steps, outputs = _steps(graph.module, [*inputs, *recording.externals], graph.writes)
+        graph = _Graph(without_writes(recording) or recording, inputs)
+        steps, outputs, others = _steps(graph, [*inputs, *recording.externals])
+        self._externals = [*recording.externals, *others]
         if steps.has_effect:
             raise CaptureError("its code draws random numbers")
         if any(isinstance(output, int) or output is None for output in outputs):
@@ -45,7 +45,7 @@ class RecordedProgram:
         lasting = [*steps.inputs][len(inputs) :]
         count = len(outputs) - len(graph.required)
         self._placed = Placed(steps, outputs[:count], lasting, graph.required)
-        self._forms = [_form(tensor) for tensor in recording.tensors]
+        self._forms = [form_of(tensor)[:3] for tensor in recording.tensors]
 
     def __str__(self) -> str:
         return str(self._placed.program)
@@ -79,7 +79,7 @@ def build(
     found = program(inputs)
     if found is None:
         raise CaptureError("a second run of its operators gives other values")
-    if [*map(_form, found)] != [*map(_form, recording.tensors)]:
+    if [form_of(own)[:3] for own in found] != [form_of(own)[:3] for own in recording.tensors]:
         raise CaptureError("the program gives tensors of another form")
     return program, recording.output
 
@@ -97,21 +97,22 @@ class _Graph:
         self._graph = fx.Graph()
         self._nodes: dict[Value, fx.Node] = {}
         self._forms = recording.forms
+        self._taken = {v for step in recording.steps for v in values_in(step.arguments)}
+        self._taken.update(recording.outputs)
         given = [("input", inputs), ("external", recording.externals)]
         for kind, tensors in given:
             for number, tensor in enumerate(tensors):
                 value = Value(kind, number)
                 node = self._graph.placeholder(f"{kind}_{number}")
-                self._nodes[value] = self._with_meta(node, _form(tensor))
+                self._nodes[value] = self._with_meta(node, form_of(tensor).meta())
         read = [found for step in recording.steps if (found := self._add(step)) is not None]
         outputs = [self._nodes[value] for value in recording.outputs]
         self._graph.output((*outputs, *read))
         self.module = fx.GraphModule(torch.nn.Module(), self._graph)
         self.writes = any(step.operator._schema.is_mutable for step in recording.steps)
 
-    def _with_meta(self, node: fx.Node, form: tuple[Any, ...]) -> fx.Node:
-        shape, stride, dtype = form
-        node.meta["val"] = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    def _with_meta(self, node: fx.Node, meta: Tensor) -> fx.Node:
+        node.meta["val"] = meta
         return node
 
     def _add(self, step: Step) -> fx.Node | None:
@@ -125,19 +126,15 @@ class _Graph:
             self._name(step.results[0], node)
             return None
         results: Any = step.results[0] if len(returns) == 1 else step.results
-        node.meta["val"] = [None if each is None else self._meta(each) for each in results]
+        node.meta["val"] = [None if v is None else self._forms[v].meta() for v in results]
         for place, value in enumerate(results):
-            if value is not None:
+            if value in self._taken:
                 part = self._graph.call_function(getitem, (node, place))
                 self._name(value, part)
         return None
 
     def _name(self, value: Value, node: fx.Node) -> None:
-        self._nodes[value] = self._with_meta(node, self._forms[value])
-
-    def _meta(self, value: Value) -> Tensor:
-        shape, stride, dtype = self._forms[value]
-        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        self._nodes[value] = self._with_meta(node, self._forms[value].meta())
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Value):
@@ -151,50 +148,65 @@ class _Graph:
             if type(step.read) is bool and meta.dtype != torch.bool:
                 raise CaptureError("its code asks whether a number is zero")
             self.required.append(torch.full(meta.shape, step.read, dtype=meta.dtype))
-            form = tuple(meta.shape), meta.stride(), meta.dtype
-            return self._with_meta(self._graph.call_function(_aten.clone.default, (tensor,)), form)
+            copy = self._graph.call_function(_aten.clone.default, (tensor,))
+            return self._with_meta(copy, meta)
         shape = tuple(tensor.meta["val"].shape)
         if tensor is other or shape != tuple(other.meta["val"].shape):
             raise CaptureError("its code compares a tensor with itself or one of another shape")
-        stride = torch.empty(shape, device="meta").stride()
-        same = self._graph.call_function(_aten.eq.Tensor, (tensor, other))
-        self._with_meta(same, (shape, stride, torch.bool))
         self.required.append(torch.tensor(step.read))
+        same = self._graph.call_function(_aten.eq.Tensor, (tensor, other))
+        self._with_meta(same, torch.empty(shape, dtype=torch.bool, device="meta"))
         found = self._graph.call_function(_aten.all.default, (same,))
-        return self._with_meta(found, ((), (), torch.bool))
+        return self._with_meta(found, torch.empty((), dtype=torch.bool, device="meta"))
 
 
-def _steps(
-    module: fx.GraphModule, tensors: Sequence[Tensor], writes: bool
-) -> tuple[Steps, Outputs]:
-    """The steps of a graph; where it is needed of one without writes, or of smaller operators."""
+def _steps(graph: _Graph, tensors: list[Tensor]) -> tuple[Steps, Outputs, list[Tensor]]:
+    """The steps of a graph of such tensors; where it is needed of one without writes, or of smaller
+    operators. Also the tensors that these take besides, which are its last inputs."""
+    reasons: list[CaptureError] = []
+    if not graph.writes:
+        try:
+            return *steps_of(graph.module), []
+        except CaptureError as error:
+            reasons.append(error)
     known = (*WITH_NUMBERS, *RESAMPLING)
-    tables = (
-        *(() if writes else (None,)),
+    for table in (
         get_decompositions(known),
         {**core_aten_decompositions(), **get_decompositions(known)},
-    )
-    reasons: list[CaptureError] = []
-    for table in tables:
+    ):
         try:
-            return steps_of(module if table is None else _retraced(module, tensors, table))
+            recording = _rewritten(graph.module, tensors, table)
+            return *steps_of(_Graph(recording, tensors).module), recording.externals
         except CaptureError as error:
             reasons.append(error)
     raise reasons[0]
 
 
-def _retraced(module: fx.GraphModule, tensors: Sequence[Tensor], table: Any) -> fx.GraphModule:
-    """A graph whose operators write to no tensor, without those of the table."""
+class _Rewriter(Recorder):  # type: ignore[no-untyped-call]
+    """Notes smaller operators in place of those in a table."""
+
+    def __init__(self, inputs: Sequence[Tensor], table: Any) -> None:
+        super().__init__(inputs)
+        self._table = table
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        smaller = self._table.get(func)
+        if smaller is None:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        with self:
+            return smaller(*args, **(kwargs or {}))
+
+
+def _rewritten(module: fx.GraphModule, tensors: list[Tensor], table: Any) -> Recording:
+    """A run of a graph whose operators write to no tensor, without those of the table."""
     functional = torch.func.functionalize(module, remove="mutations")
-    made = make_fx(functional, decomposition_table=table, tracing_mode="fake")
-    with torch.no_grad():
-        found: fx.GraphModule = made(*(t.detach() for t in tensors))
-    found.graph.eliminate_dead_code()
-    return found
-
-
-def _form(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+    recorder = _Rewriter(tensors, table)
+    with torch.no_grad(), recorder:
+        found = [*functional(*tensors)]
+    outputs = [recorder.value(tensor) for tensor in found]
+    return Recording(recorder.steps, recorder.externals, outputs, found, found, recorder.forms)
 
 
 def _in_order(tensor: Tensor, form: tuple[Any, ...]) -> Tensor:

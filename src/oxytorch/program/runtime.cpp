@@ -626,8 +626,7 @@ void run_program(StableIValue* stack, uint64_t, uint64_t) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
   library.def("load_program(str text, Tensor[] constants) -> int");
-  library.def(
-      "run_program(int program, Tensor[] tensors, int[] sizes) -> (bool, Tensor[], int[])");
+  library.def("run_program(int program, Tensor[] tensors, int[] sizes) -> (bool, Tensor[], int[])");
 }
 
 // Implicit: its results may be views of its inputs and of each other, which autograd asks of a

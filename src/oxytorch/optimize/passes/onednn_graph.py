@@ -6,8 +6,6 @@ is compiled holds for calls of one form; it is left alone by all later passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,7 +90,7 @@ def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
         context.skipped("onednn_graph", module, "keeps its dtype among converted modules")
         return False
     try:
-        with _all_or_nothing(context):
+        with context.all_or_nothing():
             if "cast" in context.passes:
                 inner = [m for m in cast.changed(context) if m in parts]
                 cast.convert(context, inner, packs=False)
@@ -139,34 +137,3 @@ def _refusal(context: Context, module: nn.Module) -> str | None:
                 if owner not in parts:
                     return f"shares a weight with {context.paths[owner]}, which is outside of it"
     return None
-
-
-@contextmanager
-def _all_or_nothing(context: Context) -> Iterator[None]:
-    """Take back what was changed where an error is raised, with the very same parameters."""
-    before = [
-        (m, {**m._parameters}, {**m._buffers}, m.__dict__.get("forward")) for m in context.paths
-    ]
-    values: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = [
-        (p, p.data, p.grad) for p in context.model.parameters() if type(p) is nn.Parameter
-    ]
-    values += [(b, b.data, b.grad) for b in context.model.buffers()]
-    changes, entries = len(context.log.changes), len(context.log.report.entries)
-    around = {**context.boundaries}
-    try:
-        yield
-    except Exception:
-        for module, parameters, buffers, forward in before:
-            module._parameters.update(parameters)
-            module._buffers.update(buffers)
-            if forward is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = forward
-        for tensor, data, gradient in values:
-            tensor.data = data
-            tensor.grad = gradient
-        del context.log.changes[changes:]
-        del context.log.report.entries[entries:]
-        context.boundaries = around
-        raise

@@ -1,22 +1,20 @@
 """Pass `program`: the whole model as one program, or as it was.
 
 Its operators, as they run on the sample input, are fused and called one after the other without its
-Python code. Calls of other forms run the model's own code when they are seen first, and a program of
-their own from then on.
+Python code. Calls of other forms run the model's own code when they are seen first, and a program
+of their own from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
+from torch import nn
 
 from ...graph.errors import CaptureError
 from ...graph.replay import Replay
 from ...program.recorded import build
 from ..context import Context
-from . import boundaries, cast
+from . import boundaries, cast, lstm
 
 
 def run(context: Context) -> None:
@@ -24,14 +22,22 @@ def run(context: Context) -> None:
     if sample is None:
         context.skipped("program", model, "needs sample_input to see what the model's code does")
         return
+    if context.compiled:
+        context.skipped("program", model, "a part of it is a graph of oneDNN's")
+        return
     if any(isinstance(module, torch.jit.ScriptModule) for module in context.paths):
         context.skipped("program", model, "a part of it is TorchScript's")
         return
     try:
-        with _all_or_nothing(context):
+        with context.all_or_nothing():
             if "cast" in context.passes:
-                cast.convert(context, cast.changed(context), packs=False)
-                boundaries.settle(context)
+                changed = cast.changed(context)
+                recurrent: list[nn.Module] = [m for m in changed if type(m) is nn.LSTM]
+                cast.convert(context, [m for m in changed if m not in recurrent], packs=False)
+                cast.convert(context, recurrent)
+            if "lstm" in context.passes:
+                lstm.run(context)
+            boundaries.settle(context)
             context.separate(model)
             replay = Replay(model, build)
             with sample.running(model):
@@ -47,34 +53,3 @@ def run(context: Context) -> None:
     context.closed.update(parts)
     context.closed_roots = []
     context.applied("program", model, "operators fused in one program for this form of call")
-
-
-@contextmanager
-def _all_or_nothing(context: Context) -> Iterator[None]:
-    """Take back what was changed where an error is raised, with the very same parameters."""
-    before = [
-        (m, {**m._parameters}, {**m._buffers}, m.__dict__.get("forward")) for m in context.paths
-    ]
-    values: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = [
-        (p, p.data, p.grad) for p in context.model.parameters() if type(p) is torch.nn.Parameter
-    ]
-    values += [(b, b.data, b.grad) for b in context.model.buffers()]
-    changes, entries = len(context.log.changes), len(context.log.report.entries)
-    around = {**context.boundaries}
-    try:
-        yield
-    except Exception:
-        for module, parameters, buffers, forward in before:
-            module._parameters.update(parameters)
-            module._buffers.update(buffers)
-            if forward is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = forward
-        for tensor, data, gradient in values:
-            tensor.data = data
-            tensor.grad = gradient
-        del context.log.changes[changes:]
-        del context.log.report.entries[entries:]
-        context.boundaries = around
-        raise

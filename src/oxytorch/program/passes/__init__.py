@@ -13,7 +13,7 @@ from ..program import Steps, Value, values_of
 from . import convolution, linear, norms
 from .attention import attention
 from .editor import Editor, Pass
-from .embeddings import embedding_bags
+from .embeddings import embedding_bags, merged_bags
 from .formulas import activations
 from .post_ops import in_place
 from .simplify import escaping, simplify
@@ -27,6 +27,7 @@ ALWAYS: tuple[Pass, ...] = (
     simplify,
     activations,
     embedding_bags,
+    merged_bags,
     attention,
     norms.layer_norms,
     norms.rms_norms,

@@ -1,11 +1,12 @@
-"""Pass over embedding bags."""
+"""Passes over embedding bags."""
 
 from __future__ import annotations
 
-from ..program import Some, Step
-from .editor import Editor, is_contiguous
+from ..program import Some, Step, Value, values_of
+from .editor import Editor, are_same, is_contiguous
 from .norms import DTYPES
 
+BAG = "oxytorch::embedding_bag"
 _MODES = {"0": "sum", "1": "mean"}
 
 
@@ -20,5 +21,62 @@ def embedding_bags(editor: Editor) -> None:
         if padding != "-1" or mode not in _MODES or not is_known:
             continue
         arguments = [weight, indices, Some(offsets), f'"{_MODES[mode]}"', weights, includes_last]
-        editor.replace(step, Step("oxytorch::embedding_bag", arguments, step.results[:1]))
+        editor.replace(step, Step(BAG, arguments, step.results[:1]))
     editor.apply()
+
+
+def merged_bags(editor: Editor) -> None:
+    """Look up the bags of several tables in one sweep."""
+    groups: list[list[Step]] = []
+    places = {step: place for place, step in enumerate(editor.steps.steps)}
+    for step in places:
+        if step.target != BAG or step.arguments[4] != "none" or step.arguments[5] != "false":
+            continue
+        alike = (group for group in groups if _are_alike(group[0], step))
+        group = next(alike, None)
+        if group is None:
+            groups.append([step])
+        elif all(places[step] < places[each] for bag in group for each in _takers(editor, bag)):
+            group.append(step)
+    for group in groups:
+        if len(group) > 1:
+            _merge(editor, group)
+    editor.apply()
+
+
+def _takers(editor: Editor, bag: Step) -> list[Step]:
+    return editor.takers.get(_result(bag), [])
+
+
+def _result(bag: Step) -> Value:
+    (result,) = bag.results
+    assert result is not None
+    return result
+
+
+def _are_alike(a: Step, b: Step) -> bool:
+    """Whether two lookups have the same mode, number of bags and kind of rows."""
+    first, second = (_result(step).meta for step in (a, b))
+    if a.arguments[3] != b.arguments[3] or first is None or second is None:
+        return False
+    kinds = [[getattr(v.meta, "dtype", None) for v in values_of(s.arguments)] for s in (a, b)]
+    return None not in kinds[0] and kinds[0] == kinds[1] and are_same(first.shape, second.shape)
+
+
+def _merge(editor: Editor, group: list[Step]) -> None:
+    """Put one lookup where the last one of a group is; nobody takes a result before."""
+    weights, indices, offsets = ([step.arguments[i] for step in group] for i in range(3))
+    together, parted = Value(), Value()
+    lists = [weights, indices, [each.item for each in offsets]]
+    width = str(group[0].arguments[0].meta.shape[1])
+    sizes = ["-1", str(len(group)), width]
+    call = Step("oxytorch::merged_embedding_bag", [*lists, group[0].arguments[3]], [together])
+    results = [*map(_result, group)]
+    for step in group[:-1]:
+        editor.replace(step)
+    editor.replace(
+        group[-1],
+        call,
+        Step("aten::view", [together, sizes], [parted], is_view=True),
+        Step("aten::unbind.int", [parted, "1"], results, returns_list=True, is_view=True),
+    )
