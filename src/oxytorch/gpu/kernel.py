@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -66,6 +67,24 @@ class Kernel:
     signatures: Callable[[], Sequence[Signature]]
     triton: Callable[[Signature], TritonSource]
     opencl: Callable[[Signature], OpenClSource]
+
+
+def kernel_of(
+    package: str,
+    name: str,
+    signatures: Callable[[], Sequence[Signature]],
+    triton: Callable[[Signature], TritonSource],
+) -> Kernel:
+    """The record of a kernel whose OpenCL C comes from `source(name, signature)` in `opencl.py`.
+
+    package: the op's package, in which `opencl.py` is. It is imported when a source is asked for.
+    """
+
+    def opencl(signature: Signature) -> OpenClSource:
+        source: OpenClSource = importlib.import_module(".opencl", package).source(name, signature)
+        return source
+
+    return Kernel(name, signatures, triton, opencl)
 
 
 class Launch(Protocol):
