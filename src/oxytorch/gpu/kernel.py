@@ -91,7 +91,7 @@ class Launch(Protocol):
     """A loaded kernel with arguments, ready to run again and again."""
 
     def set(self, position: int, value: float) -> None:
-        """Replaces an argument: an address, a whole number or a floating-point number."""
+        """Replaces an argument: an address, an integer or a floating-point number."""
 
     def __call__(self, programs: int, stream: int) -> None:
         """Starts `programs` programs on a stream; returns before they end."""
@@ -101,4 +101,4 @@ class Function(Protocol):
     """A kernel on one device."""
 
     def bind(self, *arguments: float) -> Launch:
-        """Arguments in the source's order; addresses as whole numbers."""
+        """Arguments in the source's order; addresses as integers."""
