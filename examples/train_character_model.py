@@ -292,7 +292,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     for name in ("steps", "seeds"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
-            parser.error(f"argument --{name}: expected a whole number >= 1, got {value}")
+            parser.error(f"argument --{name}: expected an integer >= 1, got {value}")
     return arguments
 
 

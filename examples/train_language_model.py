@@ -236,7 +236,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     )
     arguments = parser.parse_args(words)
     if arguments.steps is not None and arguments.steps < 1:
-        parser.error(f"argument --steps: expected a whole number >= 1, got {arguments.steps}")
+        parser.error(f"argument --steps: expected an integer >= 1, got {arguments.steps}")
     return arguments
 
 

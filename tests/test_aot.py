@@ -147,7 +147,7 @@ def test_jobs_that_are_no_number_are_a_mistake(jobs, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["aot", "build", "--jobs", jobs])
     assert stopped.value.code == 2
-    assert f"expected a whole number above 0, got {jobs!r}" in capsys.readouterr().err
+    assert f"expected an integer above 0, got {jobs!r}" in capsys.readouterr().err
 
 
 def test_folder_that_cannot_be_written_is_told(tmp_path, capsys, monkeypatch):

@@ -67,7 +67,8 @@ def test_info_claims_what_the_package_has(facts):
 def test_info_says_which_levels_are_built(facts):
     level = {"supported": False, "implies": ()}
     levels = [{**level, "name": "avx2", "built": True}, {**level, "name": "amx", "built": False}]
-    shown = info.text({**facts, "levels": levels}).splitlines()
+    active = {"level": "generic", "why": ""}  # which has a mark in its row
+    shown = info.text({**facts, "levels": levels, "active": active}).splitlines()
     assert any(line.split() == ["avx2", "built,", "not", "supported", "here"] for line in shown)
     assert any(line.split() == ["amx", "not", "built"] for line in shown)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 _LLAMA = {
     "vocab_size": 64,
@@ -15,6 +16,23 @@ _LLAMA = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+
+
+class TiedEmbedding(nn.Module):
+    """An embedding whose weight is the output layer's too, with the names of transformers."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(rows, width)
+        self.body = nn.Linear(width, width)
+        self.head = nn.Linear(width, rows, bias=False)
+        self.head.weight = self.embed.weight
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self.head(torch.tanh(self.body(self.embed(ids))))
 
 
 def tiny(name: str, **settings: Any) -> Any:

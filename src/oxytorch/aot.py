@@ -19,7 +19,7 @@ from .gpu import build, compilers, devices, images, launch, pack
 from .gpu.devices import Device
 from .gpu.errors import DriverError, ImageError, NoKernelError
 
-# Faults that are told one by one.
+# Faults that are listed one by one.
 _SHOWN = 20
 KERNELS = "oxytorch.ops.gpu_kernels:KERNELS"
 
@@ -94,7 +94,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer above 0, got {text!r}")
     return int(text)
 
 

@@ -16,7 +16,7 @@ from torch.library import opcheck
 
 from oxytorch import _library, isa, testing
 from oxytorch.ops import cached_attention, registry
-from oxytorch.ops.cached_attention.reference import attended, prepared
+from oxytorch.ops.cached_attention.reference import attended, prepared, read
 
 pytestmark = pytest.mark.skipif(
     not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
@@ -169,7 +169,14 @@ def seen(
     query = prepared(args[0], norm, 1e-6, *turn, rest.pop("interleaved", False), wide)
     if plain:
         query = query.to(args[0].dtype).to(wide)
-    return attended(query, *args[3:], **rest)
+    caches = zip(args[3:5], ("key_scales", "value_scales"), strict=True)
+    start, beams = args[5], rest.pop("beams", None)
+    keys, values = (
+        read(cache, rest.pop(scales, None), start, query.shape[2], beams, wide)
+        for cache, scales in caches
+    )
+    given = [rest.get(name) for name in ("mask", "window", "softcap", "sinks", "scale")]
+    return attended(query, keys, values, start, *given, rest.get("causal", True))
 
 
 def at_level(level: str, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:

@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Frequencies in a vector, and positions that are made of whole numbers."""
+    """Frequencies in a vector, and positions that are made of integers."""
 
     def __init__(self, elsewhere: bool) -> None:
         super().__init__()

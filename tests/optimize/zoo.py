@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oxytorch.benchmark.models.networks import DLRM
+
 
 @dataclass(frozen=True)
 class Case:
@@ -128,27 +130,6 @@ class Classifier(nn.Module):
         return self.out(self.drop(self.act(self.norm(self.hidden(x[:, -1])))))
 
 
-class Recommender(nn.Module):
-    """A small DLRM."""
-
-    def __init__(self, tables: int = 3, dim: int = 16) -> None:
-        super().__init__()
-        self.bottom = nn.Linear(4, dim)
-        self.bags = nn.ModuleList(nn.EmbeddingBag(20, dim, mode="sum") for _ in range(tables))
-        rows, columns = torch.tril_indices(tables + 1, tables + 1, offset=-1)
-        self.register_buffer("rows", rows, persistent=False)
-        self.register_buffer("columns", columns, persistent=False)
-        self.top = nn.Linear(dim + tables * (tables + 1) // 2, 1)
-
-    def forward(self, dense: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
-        dense = torch.relu(self.bottom(dense))
-        bags = [bag(indices[i], offsets[i]) for i, bag in enumerate(self.bags)]
-        vectors = torch.stack([dense, *bags], dim=1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2))
-        pairs = products[:, self.rows, self.columns]
-        return torch.sigmoid(self.top(torch.cat([dense, pairs], dim=1)))
-
-
 class Tied(nn.Module):
     """An embedding whose weight is the output layer's, and two layers that share one weight."""
 
@@ -224,7 +205,7 @@ CASES: dict[str, Case] = {
         ("linear + folded batch norm + hardswish", "LSTM"),
     ),
     "recommender": Case(
-        Recommender,
+        lambda: DLRM(4, tables=3, rows=20, dim=16, bottom=(), top=()),
         lambda: (
             torch.randn(5, 4),
             torch.randint(0, 20, (3, 10)),

@@ -25,7 +25,7 @@ from oxytorch.quantization import (
     WeightConfig,
 )
 from oxytorch.rewriting import memory
-from tiny import tiny_llama
+from tiny import TiedEmbedding, tiny_llama
 
 CONFIGS: list[tuple[WeightConfig, float]] = [
     (Int8Weight(), 0.012),
@@ -205,46 +205,28 @@ def test_a_weight_of_two_layers_is_quantized_once() -> None:
     assert model[0].weight is model[2].weight and is_plain(model[2])
 
 
-class Tied(nn.Module):
-    """A language model's ends, as transformers names them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(96, 64)
-        self.body = nn.Linear(64, 64)
-        self.head = nn.Linear(64, 96, bias=False)
-        self.head.weight = self.table.weight
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.head
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.head(self.body(self.table(ids)))
-        return result
-
-
 def test_the_output_head_is_left_unless_it_is_named() -> None:
-    model = Tied()
+    model = TiedEmbedding(96, 64)
     report = oxytorch.quantize_(model, Int8Weight())
     assert [layer.module for layer in report.layers] == ["body"]
     assert {e.module: e.detail for e in report.left}["head"].startswith("output head")
-    assert model.head.weight is model.table.weight
+    assert model.head.weight is model.embed.weight
 
 
 def test_an_embedding_tied_to_a_quantized_head_stays_plain() -> None:
-    model = Tied()
-    plain = model.table.weight
+    model = TiedEmbedding(96, 64)
+    plain = model.embed.weight
     before = plain.detach().clone()
     report = oxytorch.quantize_(model, Int8Weight(), filter=["head", "body"])
-    assert model.table.weight is plain and torch.equal(plain, before)
+    assert model.embed.weight is plain and torch.equal(plain, before)
     assert type(model.head.weight) is PanelWeight
     detail = {e.module: e.detail for e in report.done}["head"]
-    assert "beside the plain weight of table" in detail
+    assert "beside the plain weight of embed" in detail
     with torch.no_grad():
-        wanted = F.linear(model.body(model.table.weight[:3]), model.head.weight.dense())
+        wanted = F.linear(model.body(model.embed.weight[:3]).tanh(), model.head.weight.dense())
         torch.testing.assert_close(model(torch.arange(3)), wanted, rtol=1e-3, atol=1e-3)
     oxytorch.undo(model)
-    assert model.head.weight is model.table.weight is plain
+    assert model.head.weight is model.embed.weight is plain
 
 
 def test_conv1d_of_transformers_is_a_linear_layer() -> None:

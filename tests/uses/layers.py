@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tiny import TiedEmbedding
+
 
 class Kind(NamedTuple):
     """A model, what it is called with, and the tensors in it that are written to."""
@@ -59,20 +61,6 @@ class Recurrent(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.lstm(x)
-
-
-class Tied(nn.Module):
-    """An embedding whose weight is the output layer's too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(40, 12)
-        self.body = nn.Linear(12, 12)
-        self.head = nn.Linear(12, 40, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.body(self.embed(ids))))
 
 
 class TwoNames(nn.Module):
@@ -205,7 +193,7 @@ KINDS = {
         _floats(2, 5, 6),
         ("lstm.weight_ih_l0", "lstm.weight_hh_l1_reverse", "lstm.bias_hh_l0"),
     ),
-    "tied": Kind(lambda: Tied().eval(), _ids(2, 5), ("embed.weight", "head.weight")),
+    "tied": Kind(lambda: TiedEmbedding(40, 12).eval(), _ids(2, 5), ("embed.weight", "head.weight")),
     "two_names": Kind(lambda: TwoNames().eval(), _floats(5, 12), ("first.weight", "second.weight")),
     "hf_conv1d": Kind(lambda: Conv1D().eval(), _floats(2, 5, 12), ("layer.weight", "layer.bias")),
     "joined": Kind(

@@ -484,15 +484,12 @@ def test_global_hook(check: Callable[..., None], kind: str, form: str) -> None:
             "backward": hooks.register_module_full_backward_hook,
             "backward_pre": hooks.register_module_full_backward_pre_hook,
         }[kind]
-        handle = register(say)
-        try:
+        with register(say):
             with torch.no_grad():
                 log(model(x))
             inputs = x.clone().requires_grad_()
             model(inputs).sum().backward()
             log(inputs.grad)
-        finally:
-            handle.remove()
         with torch.no_grad():
             log(model(x))
 
@@ -512,15 +509,14 @@ def test_global_hook_that_changes(check: Callable[..., None], kind: str) -> None
                 return out * 0.5 if out is not None else (args[0] * 0.5,)
             return None
 
-        if kind.startswith("forward"):
-            handle = hooks.register_module_forward_hook(halve)
-        else:
-            handle = hooks.register_module_forward_pre_hook(halve)
-        try:
-            with torch.no_grad():
-                log(model(x), model(x))
-        finally:
-            handle.remove()
+        is_after = kind.startswith("forward")
+        register = (
+            hooks.register_module_forward_hook
+            if is_after
+            else hooks.register_module_forward_pre_hook
+        )
+        with register(halve), torch.no_grad():
+            log(model(x), model(x))
         with torch.no_grad():
             log(model(x))
 

@@ -230,6 +230,12 @@ class _SqueezeExcitation(nn.Module):
         return x * torch.sigmoid(self.up(F.silu(self.down(scale), inplace=True)))
 
 
+def _normalized(
+    convolution: nn.Conv2d, act: type[nn.Module]
+) -> tuple[nn.Conv2d, nn.BatchNorm2d, nn.Module]:
+    return convolution, nn.BatchNorm2d(convolution.out_channels), act(inplace=True)
+
+
 class _InvertedResidual(nn.Module):
     def __init__(
         self, inside: int, outside: int, stride: int, gate: bool, act: type[nn.Module]
@@ -237,12 +243,8 @@ class _InvertedResidual(nn.Module):
         super().__init__()
         wide = 3 * inside
         layers: list[Any] = [
-            nn.Conv2d(inside, wide, 1, bias=False),
-            nn.BatchNorm2d(wide),
-            act(inplace=True),
-            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
-            nn.BatchNorm2d(wide),
-            act(inplace=True),
+            *_normalized(nn.Conv2d(inside, wide, 1, bias=False), act),
+            *_normalized(nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False), act),
         ]
         if gate:
             layers.append(_SqueezeExcitation(wide, inside // 2))
@@ -254,23 +256,20 @@ class _InvertedResidual(nn.Module):
         return x + self.layers(x) if self.residual else self.layers(x)
 
 
+def _classifier(channels: int, *dropout: nn.Module) -> tuple[nn.Module, ...]:
+    return nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dropout, nn.Linear(channels, 5)
+
+
 class EfficientNet(nn.Sequential):
     """Inverted residuals with SiLU and squeeze-excitation."""
 
     def __init__(self) -> None:
         super().__init__(
-            nn.Conv2d(3, 8, 3, 2, 1, bias=False),
-            nn.BatchNorm2d(8),
-            nn.SiLU(inplace=True),
+            *_normalized(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.SiLU),
             _InvertedResidual(8, 8, 1, True, nn.SiLU),
             _InvertedResidual(8, 16, 2, True, nn.SiLU),
-            nn.Conv2d(16, 32, 1, bias=False),
-            nn.BatchNorm2d(32),
-            nn.SiLU(inplace=True),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Dropout(0.2),
-            nn.Linear(32, 5),
+            *_normalized(nn.Conv2d(16, 32, 1, bias=False), nn.SiLU),
+            *_classifier(32, nn.Dropout(0.2)),
         )
 
 
@@ -279,14 +278,10 @@ class MobileNet(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(
-            nn.Conv2d(3, 8, 3, 2, 1, bias=False),
-            nn.BatchNorm2d(8),
-            nn.Hardswish(inplace=True),
+            *_normalized(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.Hardswish),
             _InvertedResidual(8, 8, 1, False, nn.ReLU6),
             _InvertedResidual(8, 16, 2, True, nn.Hardswish),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(16, 5),
+            *_classifier(16),
         )
 
 

@@ -31,7 +31,7 @@ def start(subject: Subject, command: str, settings: Settings) -> Run:
 def measure(subject: Subject, settings: Settings, run: Run, paths: Sequence[Path]) -> None:
     """Do the subject's jobs that are left; `paths` hold every result as soon as it is there.
 
-    A job that fails is told on standard error and noted in `run["failures"]`.
+    A job that fails is printed to standard error and noted in `run["failures"]`.
     """
     jobs = {job.name: job for job in subject.jobs(settings)}
     with keeping(run, list(jobs), paths) as kept, watching(len(kept.left())) as watcher:

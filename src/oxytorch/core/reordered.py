@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -100,25 +102,17 @@ _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16:
 _nbytes = torch.ops.mkldnn._nbytes.default
 
 
+@dataclass(eq=False, slots=True)
 class _Stored:
     """The stored form of a reordered weight: see `ReorderedTensor`.
 
     packed: None while the plain values are out.
     """
 
-    __slots__ = ("correction", "kept", "packed", "scale")
-
-    def __init__(
-        self,
-        packed: Tensor | None,
-        scale: Tensor | None = None,
-        correction: Tensor | None = None,
-        kept: Tensor | None = None,
-    ) -> None:
-        self.packed = packed
-        self.scale = scale
-        self.correction = correction
-        self.kept = kept
+    packed: Tensor | None
+    scale: Tensor | None = None
+    correction: Tensor | None = None
+    kept: Tensor | None = None
 
     def nbytes(self) -> int:
         beside = [t for t in (self.correction, self.kept, self.scale) if t is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -68,11 +69,29 @@ class Kernel:
     opencl: Callable[[Signature], OpenClSource]
 
 
+def kernel_of(
+    package: str,
+    name: str,
+    signatures: Callable[[], Sequence[Signature]],
+    triton: Callable[[Signature], TritonSource],
+) -> Kernel:
+    """The record of a kernel whose OpenCL C comes from `source(name, signature)` in `opencl.py`.
+
+    package: the op's package, in which `opencl.py` is. It is imported when a source is asked for.
+    """
+
+    def opencl(signature: Signature) -> OpenClSource:
+        source: OpenClSource = importlib.import_module(".opencl", package).source(name, signature)
+        return source
+
+    return Kernel(name, signatures, triton, opencl)
+
+
 class Launch(Protocol):
     """A loaded kernel with arguments, ready to run again and again."""
 
     def set(self, position: int, value: float) -> None:
-        """Replaces an argument: an address, a whole number or a floating-point number."""
+        """Replaces an argument: an address, an integer or a floating-point number."""
 
     def __call__(self, programs: int, stream: int) -> None:
         """Starts `programs` programs on a stream; returns before they end."""
@@ -82,4 +101,4 @@ class Function(Protocol):
     """A kernel on one device."""
 
     def bind(self, *arguments: float) -> Launch:
-        """Arguments in the source's order; addresses as whole numbers."""
+        """Arguments in the source's order; addresses as integers."""

@@ -90,7 +90,7 @@ class SyclFunction:
         self.arguments, self.group = tuple(arguments), group
 
     def bind(self, *arguments: float) -> SyclLaunch:
-        """Arguments in the source's order; addresses as whole numbers."""
+        """Arguments in the source's order; addresses as integers."""
         return SyclLaunch(self, arguments)
 
 

@@ -20,7 +20,7 @@ class LoadedFunction:
         self._launch = launch
 
     def bind(self, *arguments: float) -> Launch:
-        """Arguments in the source's order; addresses as whole numbers."""
+        """Arguments in the source's order; addresses as integers."""
         return self._launch(arguments)
 
 

@@ -129,10 +129,12 @@ def watched(note: Callable[[types.FrameType, str, Any], None]) -> Iterator[None]
 class CodeWatch:
     """Looks at the Python that runs on this thread, and reports what must not be passed over.
 
-    refuse: told the reason at the time. reads: told of the global variables that are read, by the
-    name of their Python module and their own. module: the one whose code is running. finds: told of
-    the names that it finds in the module's class. looks_into: told of (object, name) that it reads
-    in an attribute of the module's (a configuration).
+    refuse: called with the reason at the time.
+    reads: called with each global variable that is read: its Python module's name and its own.
+    module: returns the module whose code is running.
+    finds: called with each name that the code finds in the module's class.
+    looks_into: called with (object, name) that it reads in an attribute of the module's (a
+        configuration).
     """
 
     def __init__(

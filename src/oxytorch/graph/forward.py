@@ -21,7 +21,7 @@ _torch: Any = torch._C  # its stubs lack functions
 
 
 class OwnSignature:
-    """Looks like a module's own forward to who asks for its names, code and annotations.
+    """Looks like a module's own forward to code that asks for its names, code and annotations.
 
     module: the one in whose instance dictionary it lies.
     """
@@ -35,7 +35,7 @@ class OwnSignature:
 
     @property
     def __wrapped__(self) -> Any:
-        """The module's own method, for who asks for the signature."""
+        """The module's own method, for code that asks for the signature."""
         return types.MethodType(type(self.module).forward, self.module)
 
     @property

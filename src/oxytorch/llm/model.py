@@ -30,7 +30,7 @@ _OFFSETS = (0, 2)
 class RotaryTable:
     """Cosines and sines of all positions, made by the model's own module as far as needed.
 
-    changing: the angles depend on the longest position; then they are made anew at each call.
+    changing: the angles depend on the longest position; then they are computed at each call.
     repeat_interleave: see `plan.LayerPlan`.
     """
 

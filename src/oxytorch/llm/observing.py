@@ -133,7 +133,7 @@ def observe(model: Any, layers: list[LayerCalls], config: Any) -> Observed:
                 model(**token, use_cache=True, **cache)
             else:
                 problem = f"{kind} keeps nothing of earlier tokens"
-    except Exception as error:  # such a model wants more than tokens: it is told, and left
+    except Exception as error:  # such a model needs more than tokens: it is reported, and left
         line = (str(error).splitlines() or [""])[0]
         problem = f"{kind} does not run on tokens alone ({type(error).__name__}: {line})"
     return Observed(watch.rotations, problem)

@@ -7,6 +7,7 @@ allow it, else tensors that look them up.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class OwnForward(Forward):
         return self.own(*args, **kwargs)
 
 
+@dataclass(eq=False)
 class Packer(Products):
     """Makes products of a model's own weights and leaves in its modules what looks like before.
 
@@ -45,21 +47,13 @@ class Packer(Products):
     model can be given back as it was.
     """
 
-    def __init__(
-        self,
-        log: ChangeLog,
-        dtype: torch.dtype,
-        config: WeightConfig | None,
-        separate: bool,
-        keeps: bool,
-    ) -> None:
-        self.log = log
-        self.dtype = dtype
-        self.config = config
-        self.separate = separate
-        self.keeps = keeps
-        self._cast: dict[nn.Parameter, nn.Parameter] = {}
-        self._made: set[nn.Parameter] = set()
+    log: ChangeLog
+    dtype: torch.dtype
+    config: WeightConfig | None
+    separate: bool
+    keeps: bool
+    _cast: dict[nn.Parameter, nn.Parameter] = field(init=False, default_factory=dict)
+    _made: set[nn.Parameter] = field(init=False, default_factory=set)
 
     def of(self, layer: nn.Module, plan: ProductPlan) -> Product:
         modules = [layer.get_submodule(path) for path in plan.paths]

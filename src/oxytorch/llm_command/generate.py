@@ -221,7 +221,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prompt(arguments: argparse.Namespace) -> tuple[Any, Tensor]:
-    """The tokenizer and the prompt's tokens; mistakes are told before a model is loaded."""
+    """The tokenizer and the prompt's tokens; mistakes are reported before a model is loaded."""
     config = read_config(arguments.folder)
     if arguments.weights is not None and is_quantized(arguments.folder, config):
         raise ValueError(

@@ -51,9 +51,9 @@ def precisions(text: str) -> tuple[Precision, ...]:
 
 
 def positive(text: str) -> int:
-    """A whole number above 0; raises ArgumentTypeError for anything else."""
+    """An integer above 0; raises ArgumentTypeError for anything else."""
     if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer above 0, got {text!r}")
     return int(text)
 
 
@@ -94,7 +94,7 @@ def add_verb(
 def add_count(
     parser: argparse.ArgumentParser, name: str, default: int, help: str, unit: str = "N"
 ) -> None:
-    """An option that is a positive whole number; its help tells the default."""
+    """An option that is a positive integer; its help shows the default."""
     text = f"{help} (default: {default})"
     parser.add_argument(name, type=positive, default=default, metavar=unit, help=text)
 

@@ -36,7 +36,7 @@ class Batch:
     steps: number of steps done so far, as tensors of one element; only for rules that need it.
     rng_streams: for each tensor the number of its stream of random numbers.
     wholes: the sharded parameters, by their place, of which the lists above hold the shards.
-    has_copies: a gradient is a copy, in the parameter's strides, which the next step makes anew.
+    has_copies: a gradient is a copy, in the parameter's strides, which the next step makes again.
     """
 
     parameters: list[Tensor] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Batch:
         return copies
 
     def bump_versions(self) -> None:
-        """Tells autograd and master weights that the parameters were written to."""
+        """Notes for autograd and master weights that the parameters were written to."""
         written = [*self.parameters, *given(self.low_bits), *self.wholes.values()]
         torch.autograd.graph.increment_version(written)
 

@@ -72,7 +72,7 @@ class MasterWeight:
             self._note(shown)
 
     def begin(self) -> None:
-        """Tells that both parts are those of one weight now."""
+        """Notes that both parts now belong to one weight."""
         self.lead = self.upper._version - self.low_bits._version
 
     def is_written(self) -> bool:

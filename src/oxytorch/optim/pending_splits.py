@@ -50,7 +50,7 @@ def withdraw(parameters: Iterable[Tensor]) -> None:
 
 
 def hold(parameters: Iterable[Tensor], optimizer: Optimizer) -> None:
-    """Tells that an optimizer of ours steps the parameters."""
+    """Notes that an optimizer of oxytorch steps the parameters."""
     _optimizers.add(optimizer)
     for parameter in parameters:
         _fulfil(parameter)

@@ -1,4 +1,4 @@
-"""The memory of a split weight, to who asks for it: it can be read but not written.
+"""The memory of a split weight, for code that asks for it: it can be read but not written.
 
 It is that of the upper half, or of the float32 values that stand for both halves. torch does not
 count a write to a storage as a write to the tensor, so that it would be lost.

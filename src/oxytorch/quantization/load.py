@@ -100,7 +100,7 @@ def _settings_beside(directory: Path) -> dict[str, Any] | None:
 
 
 def _dtype(config: dict[str, Any]) -> torch.dtype:
-    """The dtype that a configuration tells, with bfloat16 in place of float16."""
+    """The dtype that a configuration names, with bfloat16 in place of float16."""
     name = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     return torch.float32 if name == "float32" else torch.bfloat16
 

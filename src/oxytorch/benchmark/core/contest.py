@@ -1,4 +1,4 @@
-"""The rules all contestants share: who takes part, what a right answer is, how reasons are told."""
+"""The rules that all contestants share: who takes part, right answers, reasons."""
 
 from __future__ import annotations
 

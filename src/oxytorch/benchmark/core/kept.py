@@ -74,7 +74,7 @@ class Kept:
         self._write()
 
     def fail(self, job: str, reason: str) -> None:
-        """Note that a job cannot be done, and why; it is told on standard error too."""
+        """Note that a job cannot be done, and why; it is printed to standard error too."""
         print(f"oxytorch bench: {job}: {reason}", file=sys.stderr)
         self.run["failures"].append({"job": job, "reason": reason})
         self.finish(job)

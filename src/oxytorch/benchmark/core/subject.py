@@ -19,7 +19,7 @@ class Option:
     Attributes:
         flag: how it is written, such as --only.
         field: of `Settings`, which takes its value.
-        keywords: what argparse is told of it.
+        keywords: for argparse.
         known: gives the names that it takes; None where its values are no names.
     """
 
@@ -68,13 +68,13 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on; raises ArgumentTypeError for anything else."""
+    """An integer from 1 on; raises ArgumentTypeError for anything else."""
     try:
         value = int(text)
     except ValueError:
         value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer >= 1, got {text!r}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""How a GPU's time is told."""
+"""How a GPU's time is measured."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and tells; 1 where somebody failed.
+    """Measures and prints; 1 where a contestant failed.
 
     Raises ValueError for a mistake in the command or the folder.
     """

@@ -103,7 +103,7 @@ def _caches(text: str) -> tuple[str, ...]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and tells; raises ValueError for a mistake in the command or the folder."""
+    """Measures and prints; raises ValueError for a mistake in the command or the folder."""
     config = read_config(arguments.folder)
     rows = _chosen(arguments, is_quantized(arguments.folder, config))
     if arguments.threads is not None:

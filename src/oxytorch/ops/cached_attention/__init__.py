@@ -10,7 +10,7 @@ from torch import Tensor
 from .._binding import with_writing_kernel
 from .._op import Cost, Sample, register
 from .._samples import MEBI, values
-from .reference import attended, check_room, prepared, write
+from .reference import attended, check_room, prepared, read, write
 
 MOST_DIM = 256
 """Largest head_dim."""
@@ -94,10 +94,9 @@ def cached_attention(
     write(key, key_cache, key_scales, start)
     write(value.to(wide), value_cache, value_scales, start)
     query = prepared(query, query_norm, eps, cos, sin, interleaved, wide)
-    result = attended(
-        query, key_cache, value_cache, start, key_scales, value_scales, mask, beams, window,
-        softcap, sinks, scale, causal,
-    )  # fmt: skip
+    keys = read(key_cache, key_scales, start, query.shape[2], beams, query.dtype)
+    values = read(value_cache, value_scales, start, query.shape[2], beams, query.dtype)
+    result = attended(query, keys, values, start, mask, window, softcap, sinks, scale, causal)
     return result.to(value.dtype)
 
 

@@ -15,23 +15,17 @@ MOST_CODE = 127
 
 def attended(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    keys: Tensor,
+    values: Tensor,
     start: int,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-    mask: Tensor | None = None,
-    beams: Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    scale: float | None = None,
-    causal: bool = True,
+    mask: Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    scale: float | None,
+    causal: bool,
 ) -> Tensor:
-    """What query, normalized and rotated, sees in a cache that its keys and values are in."""
-    end = start + query.shape[2]
-    keys = _read(key_cache, key_scales, start, end, beams, query.dtype)
-    values = _read(value_cache, value_scales, start, end, beams, query.dtype)
+    """Attention of `query`, normalized and rotated, over the keys and values of a cache."""
     group = query.shape[1] // max(keys.shape[1], 1)
     keys, values = (t.repeat_interleave(group, dim=1) for t in (keys, values))
     scores = query @ keys.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -78,15 +72,16 @@ def write(rows: Tensor, cache: Tensor, scales: Tensor | None, start: int) -> Non
     cache[:, :, start:end] = rows.to(cache.dtype)
 
 
-def _read(
+def read(
     cache: Tensor,
     scales: Tensor | None,
     start: int,
-    end: int,
+    length: int,
     beams: Tensor | None,
     wide: torch.dtype,
 ) -> Tensor:
-    """[batch, kv_heads, end, head_dim]: what each sequence sees."""
+    """What each sequence sees, in the dtype `wide`: [batch, kv_heads, start + length, head_dim]."""
+    end = start + length
 
     def chosen(tensor: Tensor) -> Tensor:
         if beams is None:

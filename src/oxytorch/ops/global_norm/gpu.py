@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
+from ...gpu.kernel import Signature, TritonSource, kernel_of
 from ..optimizer_step.gpu import arguments, float_signature, float_signatures
 
 PROGRAMS = 2048
@@ -36,21 +36,12 @@ def _norm(signature: Signature) -> TritonSource:
     return TritonSource(triton.finish, NORM_ARGUMENTS, {"LANES": LANES}, aligned, num_warps=8)
 
 
-def _opencl(kernel: str, signature: Signature) -> OpenClSource:
-    from . import opencl
-
-    return opencl.source(kernel, signature)
-
-
-SQUARES = Kernel(
-    "squares",
-    functools.partial(float_signatures, "squares"),
-    _squares,
-    functools.partial(_opencl, "squares"),
+SQUARES = kernel_of(
+    __package__, "squares", functools.partial(float_signatures, "squares"), _squares
 )
 """Sums of squares of the gradients in a table; PROGRAMS programs."""
 
-NORM = Kernel("norm", lambda: (NORM_SIGNATURE,), _norm, functools.partial(_opencl, "norm"))
+NORM = kernel_of(__package__, "norm", lambda: (NORM_SIGNATURE,), _norm)
 """The norm and the factor that clips, from the partial sums of all sweeps; one program."""
 
 KERNELS = (SQUARES, NORM)

@@ -4,14 +4,10 @@ import triton
 import triton.language as tl
 
 from ..optimizer_step import layout
-from ..optimizer_step.triton import optional
+from ..optimizer_step.triton import BLOCK, BLOCK_FIELDS, COUNT, TENSOR_FIELDS, optional
 from ..optimizer_step.triton_formats import CODE_BLOCK, read
 
-TENSOR_FIELDS = tl.constexpr(layout.TENSOR_FIELDS)
 GRADIENT = tl.constexpr(layout.GRADIENT)
-COUNT = tl.constexpr(layout.COUNT)
-BLOCK = tl.constexpr(layout.BLOCK)
-BLOCK_FIELDS = tl.constexpr(layout.BLOCK_FIELDS)
 
 
 @triton.jit

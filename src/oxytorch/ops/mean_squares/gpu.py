@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
+from ...gpu.kernel import Signature, TritonSource, kernel_of
 from ..optimizer_step.gpu import arguments, float_signature, float_signatures
 from ..optimizer_step.parsed_rules import families
 
@@ -38,23 +38,12 @@ def _factors(signature: Signature) -> TritonSource:
     return TritonSource(triton.factors, FACTORS_ARGUMENTS, constants, _ALIGNED)
 
 
-def _opencl(kernel: str, signature: Signature) -> OpenClSource:
-    from . import opencl
-
-    return opencl.source(kernel, signature)
-
-
-SUMS = Kernel(
-    "factor_sums",
-    functools.partial(float_signatures, "factor_sums"),
-    _sums,
-    functools.partial(_opencl, "factor_sums"),
+SUMS = kernel_of(
+    __package__, "factor_sums", functools.partial(float_signatures, "factor_sums"), _sums
 )
 """Means of squares of gradients; as many programs as `tiling.sum_tiles` has rows."""
 
-FACTORS = Kernel(
-    "factors", lambda: (FACTORS_SIGNATURE,), _factors, functools.partial(_opencl, "factors")
-)
+FACTORS = kernel_of(__package__, "factors", lambda: (FACTORS_SIGNATURE,), _factors)
 """What the update of a factored state reads; as many programs as `tiling.factor_tiles` has rows."""
 
 KERNELS = (SUMS, FACTORS)

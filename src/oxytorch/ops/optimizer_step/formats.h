@@ -28,7 +28,7 @@ class Plain {
   }
   void finish(std::int64_t) {}
 
- private:
+ protected:
   T* data_;
   std::int64_t ahead_;
 };
@@ -71,21 +71,11 @@ OXY_INLINE u32v noise(std::int64_t index, std::uint32_t key) {
 }
 
 // bfloat16, rounded up or down at random so that the mean is right.
-class Stochastic {
+class Stochastic : public Plain<bf16> {
  public:
-  static constexpr std::int64_t kScratch = 1;
+  Stochastic(const Operand& operand, std::int64_t offset, float* scratch)
+      : Plain(operand, offset, scratch), offset_(offset), key_(operand.key) {}
 
-  Stochastic(const Operand& operand, std::int64_t offset, float*)
-      : data_(static_cast<bf16*>(operand.data) + offset),
-        offset_(offset),
-        ahead_(operand.ahead),
-        key_(operand.key) {}
-
-  template <class Rest>
-  OXY_MEMBER f32v get(std::int64_t i, Rest rest) const {
-    __builtin_prefetch(data_ + i + ahead_);
-    return load(data_ + i, rest);
-  }
   template <class Rest>
   OXY_MEMBER void put(std::int64_t i, f32v value, Rest rest) {
     const u32v bits = bits_of(value);
@@ -93,12 +83,9 @@ class Stochastic {
     const u32v result = value == value ? noisy : bits | 0x400000;
     store_raw(reinterpret_cast<std::uint16_t*>(data_) + i, truncate(result >> 16), rest);
   }
-  void finish(std::int64_t) {}
 
  private:
-  bf16* data_;
   std::int64_t offset_;
-  std::int64_t ahead_;
   std::uint32_t key_;
 };
 

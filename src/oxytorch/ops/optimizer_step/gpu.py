@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...gpu.kernel import Kernel, OpenClSource, Signature, TritonSource
+from ...gpu.kernel import Kernel, Signature, TritonSource, kernel_of
 from . import layout
 from .layout import Format
 from .parsed_rules import families
@@ -299,12 +299,6 @@ def _trust_ratio_triton(signature: Signature) -> TritonSource:
     return TritonSource(triton.trust_ratio, TRUST_RATIO_ARGUMENTS, constants, aligned, num_warps=8)
 
 
-def _opencl(kernel: str, signature: Signature) -> OpenClSource:
-    from . import opencl
-
-    return opencl.source(kernel, signature)
-
-
 def _families(has_norms: bool) -> tuple[Signature, ...]:
     return tuple(
         family_signature(rule)
@@ -313,12 +307,7 @@ def _families(has_norms: bool) -> tuple[Signature, ...]:
     )
 
 
-def _kernel(
-    name: str,
-    signatures: Callable[[], Sequence[Signature]],
-    triton: Callable[[Signature], TritonSource],
-) -> Kernel:
-    return Kernel(name, signatures, triton, functools.partial(_opencl, name))
+_kernel = functools.partial(kernel_of, __package__)
 
 
 def _sweep(name: str) -> Kernel:

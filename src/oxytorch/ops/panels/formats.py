@@ -43,9 +43,10 @@ class Format:
         return (1 << self.bits) - 1
 
     def values(self, device: torch.device | None = None) -> Tensor:
-        """The values of the codes, float32."""
+        """The values of all codes, float32: beyond the table its last value, as in C++."""
         assert self.table is not None
-        return torch.tensor(self.table, device=device)
+        beyond = self.largest_code + 1 - len(self.table)
+        return torch.tensor([*self.table, *[self.table[-1]] * beyond], device=device)
 
     def nearest(self, units: Tensor) -> Tensor:
         """The codes whose values are nearest, int64; for formats with a table."""

@@ -121,7 +121,7 @@ def _asymmetric(kind: Format, groups: Tensor, search: bool) -> tuple[Tensor, Ten
 class _Best:
     """The scale and zero point with the least squared error, of those that were offered.
 
-    With whole numbers q = code - zero_point, the error of w ~ s q is least at s = <w, q> / <q, q>,
+    With integers q = code - zero_point, the error of w ~ s q is least at s = <w, q> / <q, q>,
     where it is <w, w> - <w, q>^2 / <q, q>: the gain that is compared is the last term.
     """
 

@@ -43,7 +43,7 @@ class AddressGuard(Protocol):
         """Whether anything moved; addresses of gradients are set to where they are now."""
 
     def bump_versions(self) -> None:
-        """Tells autograd that the parameters that have gradients are written to."""
+        """Notes for autograd that the parameters with gradients are written to."""
 
 
 class Watched(NamedTuple):

@@ -32,7 +32,7 @@ class DeviceTable:
         return bool(self._captured)
 
     def changed(self) -> None:
-        """Tells that `host` was written."""
+        """Notes that `host` was written."""
         self._is_current = False
 
     def bring(self, stream: int, beside: Sequence[Tensor]) -> Tensor:

@@ -93,7 +93,7 @@ class StepCache:
         self._rest = address_guard.guard([], rest, addresses) if rest else None
 
     def settle(self, before: int, now: int) -> None:
-        """Tells that no change of states from number `before` to `now` was one of this group's."""
+        """Notes that no change of states from number `before` to `now` belongs to this group."""
         if self._changes == before:
             self._changes = now
 

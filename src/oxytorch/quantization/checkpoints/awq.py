@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...core.errors import CheckpointError
 from ...core.tensor_file import TensorFiles
-from .scheme import Codes, Scheme, fields_of, groups_known, take, take_scales, unless_middle
+from .scheme import Codes, Scheme, fields_of, known_groups, take, take_scales
 
 _FIELD_OF_OUTPUT = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7], device="cpu")
 
@@ -53,8 +53,8 @@ class Awq(Scheme):
         zeros = None
         if self.config.get("zero_point", True) or f"{path}.qzeros" in files:
             words = take(files, f"{path}.qzeros", (torch.int32,), (groups, out // 8))
-            zeros = unless_middle(_outputs(words).t().contiguous(), 4)
-        return groups_known(Codes("int4", codes, scales, zeros), path)
+            zeros = _outputs(words).t().contiguous()
+        return known_groups(path, 4, codes, scales, zeros)
 
 
 def _outputs(words: Tensor) -> Tensor:

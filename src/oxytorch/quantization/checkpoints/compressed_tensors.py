@@ -24,16 +24,7 @@ from torch import Tensor
 
 from ...core.errors import CheckpointError
 from ...core.tensor_file import TensorFiles
-from .scheme import (
-    Codes,
-    Scheme,
-    fields_of,
-    groups_known,
-    sorted_groups,
-    take,
-    take_scales,
-    unless_middle,
-)
+from .scheme import Codes, Scheme, fields_of, in_groups, known_groups, take, take_scales
 
 _FORMATS = ("pack-quantized", "int-quantized")
 
@@ -53,9 +44,7 @@ class CompressedTensors(Scheme):
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
         super().__init__(config, source)
-        status = config.get("quantization_status", "compressed")
-        if status not in ("compressed", "frozen"):
-            raise self.refuse("quantization_status", "'compressed'", status)
+        self.one_of("quantization_status", ("compressed", "frozen"), "compressed")
         sparsity = config.get("sparsity_config") or {}
         if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
             raise self.refuse("sparsity_config", "with the format 'dense'", sparsity)
@@ -116,14 +105,9 @@ class CompressedTensors(Scheme):
         zeros = (
             None if weights.get("symmetric", True) else self._zeros(files, path, shape, count, bits)
         )
-        order = None
-        if f"{path}.weight_g_idx" in files:
-            order = sorted_groups(files, f"{path}.weight_g_idx", shape[1], count)
-        if order is not None:
-            codes = codes[:, order]
+        codes, order = in_groups(files, f"{path}.weight_g_idx", codes, count)
         activation_dtype = None if group.get("input_activations") is None else "int8"
-        form = "int8" if bits == 8 else "int4"
-        return groups_known(Codes(form, codes, scales, zeros, order, activation_dtype), path)
+        return known_groups(path, bits, codes, scales, zeros, order, activation_dtype)
 
     def _group_of(self, path: str) -> Mapping[str, Any]:
         """The group whose targets name a module; names win over kinds of modules."""
@@ -182,14 +166,14 @@ class CompressedTensors(Scheme):
 
     def _zeros(
         self, files: TensorFiles, path: str, shape: tuple[int, int], count: int, bits: int
-    ) -> Tensor | None:
+    ) -> Tensor:
         out, name = shape[0], f"{path}.weight_zero_point"
         if name in files and files.place(name).dtype == torch.int8:
             plain = take(files, name, (torch.int8,), (out, count))
-            return unless_middle(plain.view(torch.uint8) + 2 ** (bits - 1), bits)
+            zeros: Tensor = plain.view(torch.uint8) + 2 ** (bits - 1)
+            return zeros
         words = take(files, name, (torch.int32,), (-(-out * bits // 32), count))
-        zeros = fields_of(words, bits).transpose(1, 2).reshape(-1, count)[:out]
-        return unless_middle(zeros.contiguous(), bits)
+        return fields_of(words, bits).transpose(1, 2).reshape(-1, count)[:out].contiguous()
 
 
 def _names(target: str, path: str) -> bool:

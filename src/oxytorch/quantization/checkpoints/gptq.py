@@ -17,16 +17,7 @@ import torch
 
 from ...core.errors import CheckpointError
 from ...core.tensor_file import TensorFiles
-from .scheme import (
-    Codes,
-    Scheme,
-    fields_of,
-    groups_known,
-    sorted_groups,
-    take,
-    take_scales,
-    unless_middle,
-)
+from .scheme import Codes, Scheme, fields_of, in_groups, known_groups, take, take_scales
 
 
 class Gptq(Scheme):
@@ -36,12 +27,9 @@ class Gptq(Scheme):
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
         super().__init__(config, source)
-        form = config.get("checkpoint_format", "gptq")
-        if form not in ("gptq", "gptq_v2"):
-            raise self.refuse("checkpoint_format", "'gptq' or 'gptq_v2'", form)
+        form = self.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
         self.zeros_less_one = form == "gptq"
-        if config.get("bits") not in (4, 8):
-            raise self.refuse("bits", "4 or 8", config.get("bits"))
+        self.one_of("bits", (4, 8))
 
     def read(self, files: TensorFiles, path: str, shape: tuple[int, int]) -> Codes:
         out, columns = shape
@@ -60,15 +48,8 @@ class Gptq(Scheme):
         zeros = fields_of(words, bits).reshape(groups, out).t()
         if self.zeros_less_one:
             zeros = (zeros + 1) & (2**bits - 1)
-        order = None
-        if f"{path}.g_idx" in files:
-            order = sorted_groups(files, f"{path}.g_idx", columns, groups)
-        if order is not None:
-            codes = codes[:, order]
-        found = Codes(
-            "int8" if bits == 8 else "int4", codes, scales, unless_middle(zeros, bits), order
-        )
-        return groups_known(found, path)
+        codes, order = in_groups(files, f"{path}.g_idx", codes, groups)
+        return known_groups(path, bits, codes, scales, zeros, order)
 
     def _groups(self, files: TensorFiles, path: str, columns: int) -> int:
         name = f"{path}.scales"

@@ -59,6 +59,13 @@ class Scheme:
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how to read weights")
 
+    def one_of(self, setting: str, choices: Sequence[Any], default: Any = None) -> Any:
+        """Return a setting of quantization_config, or `default` where it is not set."""
+        given = self.config.get(setting, default)
+        if given not in choices:
+            raise self.refuse(setting, " or ".join(map(repr, choices)), given)
+        return given
+
     def refuse(self, setting: str, wanted: str, given: object) -> CheckpointError:
         """An error about a setting of quantization_config."""
         return CheckpointError(
@@ -98,35 +105,57 @@ def fields_of(words: Tensor, bits: int) -> Tensor:
     return torch.stack((parts & 15, parts >> 4), -1).flatten(-2)
 
 
-def unless_middle(zero_points: Tensor, bits: int) -> Tensor | None:
+def _unless_middle(zero_points: Tensor, bits: int) -> Tensor | None:
     """Return zero points, or None where all are that of symmetric codes."""
     middle = FORMATS[f"int{bits}"].middle
     assert middle is not None
     return None if bool((zero_points == middle).all()) else zero_points
 
 
-def groups_known(codes: Codes, path: str) -> Codes:
-    """Return codes whose groups have a size that kernels know.
+def in_groups(
+    files: TensorFiles, name: str, codes: Tensor, groups: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return codes with the columns of each group together, and the order of the columns.
 
-    Groups larger than that are cut: their parts have the same scale.
+    name: of the tensor that gives the group of each column; without it codes stay as they are.
     """
-    columns, groups = codes.codes.shape[1], codes.scales.shape[1]
+    order = _sorted_groups(files, name, codes.shape[1], groups) if name in files else None
+    return (codes, None) if order is None else (codes[:, order], order)
+
+
+def known_groups(
+    path: str,
+    bits: int,
+    codes: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    order: Tensor | None = None,
+    activation_dtype: str | None = None,
+) -> Codes:
+    """Return the weight of the module at `path`, in groups of a size that kernels know.
+
+    Groups larger than that are cut: their parts have the same scale. Zero points that all are those
+    of symmetric codes are left out. The other arguments are the fields of `Codes`.
+    """
+    if zero_points is not None:
+        zero_points = _unless_middle(zero_points, bits)
+    found = Codes(f"int{bits}", codes, scales, zero_points, order, activation_dtype)
     largest = GROUP_SIZES[-1]
-    size = columns // groups
-    if groups == 1 or size in GROUP_SIZES:
-        return codes
+    size = codes.shape[1] // scales.shape[1]
+    if scales.shape[1] == 1 or size in GROUP_SIZES:
+        return found
     if size % largest:
         raise CheckpointError(
             f"checkpoint: expected {path} to have groups of {', '.join(map(str, GROUP_SIZES))}, "
             f"multiples of {largest} or whole rows, got {size}"
         )
-    codes.scales = codes.scales.repeat_interleave(size // largest, 1)
-    if codes.zero_points is not None:
-        codes.zero_points = codes.zero_points.repeat_interleave(size // largest, 1)
-    return codes
+    found.scales = scales.repeat_interleave(size // largest, 1)
+    if zero_points is not None:
+        found.zero_points = zero_points.repeat_interleave(size // largest, 1)
+    return found
 
 
-def sorted_groups(files: TensorFiles, name: str, columns: int, groups: int) -> Tensor | None:
+def _sorted_groups(files: TensorFiles, name: str, columns: int, groups: int) -> Tensor | None:
     """Return the order of columns that brings each group together, or None if they stand so.
 
     name: of a tensor int32 [columns] with the group of each column ("act-order").
