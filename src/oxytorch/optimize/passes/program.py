@@ -16,6 +16,9 @@ from ...program.recorded import build
 from ..context import Context
 from . import boundaries, cast, lstm
 
+MOST_FORMS = 5
+"""Forms of call that become programs, since each holds packed weights of its own."""
+
 
 def run(context: Context) -> None:
     sample, model = context.sample, context.model
@@ -39,7 +42,7 @@ def run(context: Context) -> None:
                 lstm.run(context)
             boundaries.settle(context)
             context.separate(model)
-            replay = Replay(model, build)
+            replay = Replay(model, build, MOST_FORMS)
             with sample.running(model):
                 replay.prepare(*sample.call)
     except CaptureError as error:
