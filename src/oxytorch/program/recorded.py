@@ -75,6 +75,8 @@ def build(
         recording = recorded(run_once, inputs)
     if not recording.tensors:
         raise CaptureError("it returns no tensor")
+    if any(tensor.requires_grad for tensor in recording.tensors):
+        raise CaptureError("its code enables gradients")
     program = RecordedProgram(recording, inputs)
     found = program(inputs)
     if found is None:
