@@ -102,6 +102,9 @@ def optimize(
     Raises TypeError or ValueError before anything is changed if an argument does not fit, and
     VerificationError, which names the module, if `verify` finds a difference beyond the tolerance.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        others = (optimizer, dtype, passes, inplace or verify or tune or None)
+        return _of_scripted(model, sample_input, others)  # type: ignore[return-value]
     if isinstance(model, ExportedProgram):
         switches = graph or inplace or verify or tune or None
         others = (optimizer, dtype, sample_input, passes, switches)
@@ -135,6 +138,19 @@ def _of_exported(model: ExportedProgram, others: Iterable[Any]) -> ProgramModel:
     if any(each is not None for each in others):
         raise ValueError("optimize: expected no other argument with an exported program")
     return from_exported(model)
+
+
+def _of_scripted(
+    model: torch.jit.ScriptModule, sample_input: Any, others: Iterable[Any]
+) -> torch.jit.ScriptModule:
+    from .scripted import optimize_scripted
+
+    if any(each is not None for each in others):
+        raise ValueError(
+            "optimize: expected no other argument than sample_input with a module of TorchScript"
+        )
+    with random_unmoved(), torch.autocast("cpu", enabled=False):
+        return optimize_scripted(model, sample_input)
 
 
 def _optimized(
@@ -202,6 +218,8 @@ def explain(model: nn.Module) -> Report:
     str() of the report gives text, as_dict() data. For a model that was only quantized, it is the
     report of `quantize_`. Raises ValueError if the model was neither optimized nor quantized.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        return _report_of_scripted(model)
     return _last_log(model, "explain")[1].report
 
 
@@ -213,6 +231,11 @@ def undo(model: _Model) -> _Model:
     call undoes the optimization and the second the quantization. Raises ValueError if there is
     nothing to undo.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            "undo: expected a model that optimize changed, got a module of TorchScript, of which "
+            "optimize makes a frozen copy; use the module that it was given"
+        )
     attribute, log = _last_log(model, "undo")
     log.undo()
     delattr(model, attribute)
@@ -230,6 +253,18 @@ def _last_log(model: nn.Module, caller: str) -> tuple[str, ChangeLog]:
         f"{caller}: expected a model returned by oxytorch.optimize, got a "
         f"{type(model).__name__} that was not optimized"
     )
+
+
+def _report_of_scripted(model: torch.jit.ScriptModule) -> Report:
+    from .scripted import report_of
+
+    report = report_of(model)
+    if report is None:
+        raise ValueError(
+            "explain: expected a module that oxytorch.optimize returned, got a module of "
+            "TorchScript that was not optimized, or was frozen since"
+        )
+    return report
 
 
 def _check_kind(model: nn.Module) -> None:
