@@ -77,7 +77,8 @@ def optimize(
 
     model: in evaluation mode for inference. What cannot be improved is left unchanged. Of a
         `torch.export.ExportedProgram`, with no other argument, the result is a program, which
-        `oxytorch.save` writes to a file (docs/export.md).
+        `oxytorch.save` writes to a file (docs/export.md). Of a `torch.jit.ScriptModule`, with no
+        other argument than sample_input, it is a frozen one (docs/torchscript.md).
     optimizer: of torch.optim or oxytorch.optim, over parameters of `model`. It becomes oxytorch's
         class of the same name, with fused steps, and keeps its state. With dtype=torch.bfloat16
         layers hold the upper 16 bits of their float32 weights, and each step updates all 32.
@@ -103,8 +104,8 @@ def optimize(
     VerificationError, which names the module, if `verify` finds a difference beyond the tolerance.
     """
     if isinstance(model, torch.jit.ScriptModule):
-        others = (optimizer, dtype, passes, inplace or verify or tune or None)
-        return _of_scripted(model, sample_input, others)  # type: ignore[return-value]
+        given = (optimizer, dtype, passes, graph or inplace or verify or tune or None)
+        return _of_scripted(model, sample_input, given)  # type: ignore[return-value]
     if isinstance(model, ExportedProgram):
         switches = graph or inplace or verify or tune or None
         others = (optimizer, dtype, sample_input, passes, switches)
@@ -112,9 +113,9 @@ def optimize(
     if optimizer is not None:
         from .training import optimize_for_training
 
-        _check_kind(model)
-        given = {"sample_input": sample_input, "passes": passes, "graph": graph or None}
-        named = [name for name, value in given.items() if value is not None]
+        check_module("optimize", model)
+        refused = {"sample_input": sample_input, "passes": passes, "graph": graph or None}
+        named = [name for name, value in refused.items() if value is not None]
         named += [name for name, value in (("verify", verify), ("tune", tune)) if value]
         if named:
             raise ValueError(
@@ -267,17 +268,8 @@ def _report_of_scripted(model: torch.jit.ScriptModule) -> Report:
     return report
 
 
-def _check_kind(model: nn.Module) -> None:
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            "optimize: expected model to be a torch.nn.Module before scripting, got a "
-            f"{type(model).__name__}; optimize first, then trace or script"
-        )
-    check_module("optimize", model)
-
-
 def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
-    _check_kind(model)
+    check_module("optimize", model)
     check_not_optimized("optimize", model)
     check_evaluation("optimize", model, ", or give its optimizer to train faster")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterator
+import statistics
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
-from torch.jit import RecursiveScriptModule, ScriptModule
+from torch.jit import ScriptModule
+from torch.jit._freeze import run_frozen_optimizations
+from torch.jit._recursive import wrap_cpp_module
 
 from ..graph.errors import CaptureError
 from ..program.script import Outcome, fuse
 from ..rewriting import measure
 from ..rewriting.report import Entry, Report
-from . import tune
 from .sample import Sample
 
 REPORT = "oxytorch_report"
 """An attribute of the result, which files keep."""
 _PASS = "script"
+WARM_UP = 3
+"""Calls after which TorchScript has settled how it runs a graph."""
+GAIN = 0.98
+"""The part of the frozen module's time that the fused one may take."""
+ROUNDS, FEWEST = 15, 5
+"""Turns of both."""
+TURN, LONGEST = 2e-3, 3.0
+"""Seconds of both in a turn, at least, and of all turns."""
 
 
 def optimize_scripted(module: ScriptModule, sample_input: Any) -> ScriptModule:
@@ -42,7 +55,7 @@ def optimize_scripted(module: ScriptModule, sample_input: Any) -> ScriptModule:
         if name != "forward" and frozen._c._has_method(name):
             report.entries.append(Entry(_PASS, name, False, "only forward is looked at"))
     result._c._register_attribute(REPORT, torch._C.StringType.get(), json.dumps(asdict(report)))
-    return result
+    return _wrapped(result._c)  # which reads its attributes again
 
 
 def report_of(module: ScriptModule) -> Report | None:
@@ -58,7 +71,8 @@ def _check(module: ScriptModule) -> None:
         raise ValueError(
             "optimize: expected a module with a forward, got one of TorchScript without"
         )
-    if any(each._c.hasattr("training") and each.training for each in module.modules()):
+    parts: list[Any] = [*module.modules()]
+    if any(each._c.hasattr("training") and each.training for each in parts):
         raise ValueError(
             "optimize: expected model in evaluation mode, got a module of TorchScript in training "
             "mode; call eval() on it first, or script or trace it in evaluation mode"
@@ -86,12 +100,12 @@ def _frozen(module: ScriptModule) -> ScriptModule:
     is_frozen = not module._c.hasattr("training")
     kept = [name for name in module._c._method_names() if name != "forward"]
     if is_frozen:
-        kind = torch._C.ConcreteModuleType.from_jit_type(module._c._type())
+        kind: Any = torch._C.ConcreteModuleType.from_jit_type(module._c._type())
         kept += [*kind.get_attributes()]
     try:
         found = _wrapped(torch._C._freeze_module(module._c, kept))
         if not is_frozen:
-            torch.jit.run_frozen_optimizations(found)
+            run_frozen_optimizations(found)
     except RuntimeError as error:
         raise ValueError(f"optimize: torch.jit.freeze cannot freeze the module: {error}") from error
     return found
@@ -99,8 +113,7 @@ def _frozen(module: ScriptModule) -> ScriptModule:
 
 def _wrapped(module: Any) -> ScriptModule:
     """A module of C++ as one of Python."""
-    found = RecursiveScriptModule(module)
-    RecursiveScriptModule._finalize_scriptmodule(found)
+    found: ScriptModule = wrap_cpp_module(module)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -122,8 +135,8 @@ def _fastest(frozen: ScriptModule, sample: Sample, report: Report) -> ScriptModu
     for candidate, outcome in found:
         if not outcome.done:
             continue
-        ratio = tune.ratio_of(frozen, candidate, sample) if measure.TIMED else 0.0
-        if ratio <= 1:
+        ratio = _ratio(frozen, candidate, sample)
+        if ratio <= GAIN:
             for name, count in outcome.done.items():
                 report.entries += [Entry(_PASS, "forward", True, name)] * count
             return candidate
@@ -133,12 +146,39 @@ def _fastest(frozen: ScriptModule, sample: Sample, report: Report) -> ScriptModu
     return frozen
 
 
+def _ratio(frozen: ScriptModule, candidate: ScriptModule, sample: Sample) -> float:
+    """The candidate's time divided by that of the frozen module: the median of turns."""
+    args, kwargs = sample.call
+    copies = [copy.deepcopy(each) for each in (frozen, candidate)]  # whose state may change
+    runs = [partial(each, *args, **kwargs) for each in copies]
+    measure.hold_heap()
+    with sample.running(), torch.no_grad():
+        for _ in range(WARM_UP):
+            for run in runs:
+                run()
+        if not measure.TIMED:
+            return 0.0
+        once = sum(_seconds(run, 1) for run in runs)
+        calls = max(1, round(TURN / once))
+        rounds = max(FEWEST, min(ROUNDS, int(LONGEST / (once * calls))))
+        pairs = [[_seconds(run, calls) for run in runs] for _ in range(rounds)]
+    return statistics.median(after / before for before, after in pairs)
+
+
+def _seconds(run: Callable[[], Any], calls: int) -> float:
+    began = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return time.perf_counter() - began
+
+
 def _arguments(module: ScriptModule, sample: Sample) -> list[Any]:
     """The sample's value for each input of forward.
 
     Raises ValueError where they do not fit.
     """
-    _, *wanted = module.forward.schema.arguments
+    forward: Any = module.forward
+    _, *wanted = forward.schema.arguments
     names = [each.name for each in wanted]
     surplus = [name for name in sample.kwargs if name not in names]
     if surplus or len(sample.args) > len(names):

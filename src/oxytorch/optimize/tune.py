@@ -89,16 +89,13 @@ def loses(model: nn.Module, optimized: nn.Module, dtype: Any, sample: Sample) ->
         return False
     if dtype is not None:
         model = _built(model, dtype, sample, ("cast",))
-    return ratio_of(model, optimized, sample) > LOSS
-
-
-def ratio_of(model: nn.Module, optimized: nn.Module, sample: Sample) -> float:
-    """The optimized model's time divided by the model's, more exact where that is above 1."""
     ratio, before, after = _paired(model, optimized, sample, FIRST_ROUNDS)
+    if ratio <= 1.0:
+        return False
     rounds = min(ROUNDS, int(LONGEST / (before + after)))
-    if ratio > 1.0 and rounds > FIRST_ROUNDS:
+    if rounds > FIRST_ROUNDS:
         ratio, *_ = _paired(model, optimized, sample, rounds)
-    return ratio
+    return ratio > LOSS
 
 
 def _built(model: nn.Module, dtype: Any, sample: Sample, chosen: tuple[str, ...]) -> nn.Module:

@@ -272,8 +272,9 @@ def can_follow_order(editor: Editor) -> bool:
 
 
 _OF_ORDER = ("aten::as_strided", "aten::view.dtype", "aten::view_as_", "aten::set_")
-_KNOWN = ("aten::", "oxytorch::", "mkldnn::")
-"""Operators of others may want their inputs as they were when the graph was captured."""
+_KNOWN = ("aten::", "oxytorch::", "mkldnn::", "script::")
+"""Operators of others may want their inputs as they were when the graph was captured. Who writes
+steps of TorchScript has looked at those that no pass knows."""
 
 
 def fuse(editor: Editor) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...graph.errors import CaptureError
 from .guard import branch, condition
@@ -56,6 +55,8 @@ def _known(graph: Any, samples: Sequence[Any]) -> Metas:
 
 def _check(block: Any) -> None:
     for node in block.nodes():
+        if "mkldnn" in node.kind().lower():
+            raise CaptureError("torch.jit.optimize_for_inference was here before")
         func = operator_of(node)
         if func is not None and torch.Tag.inplace_view in func.tags:
             raise CaptureError(f"{node.kind()} changes the form of a tensor in place")

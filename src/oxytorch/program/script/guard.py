@@ -14,12 +14,6 @@ from ...graph.errors import CaptureError
 from .metas import Metas, order_of
 from .types import number_of
 
-_ORDERS = {
-    torch.contiguous_format: "is_contiguous()",
-    torch.channels_last: "is_contiguous(memory_format=torch.channels_last)",
-    torch.channels_last_3d: "is_contiguous(memory_format=torch.channels_last_3d)",
-}
-
 
 def condition(inputs: Sequence[Any], samples: Sequence[Any], metas: Metas) -> Any:
     """The graph of a function of the inputs which tells whether the changed graph may run.
@@ -31,11 +25,13 @@ def condition(inputs: Sequence[Any], samples: Sequence[Any], metas: Metas) -> An
     """
     names = [f"x{place}" for place in range(len(inputs))]
     pairs = zip(names, inputs, strict=True)
-    lines = [f"def holds({', '.join(f'{n}: {v.type().annotation_str}' for n, v in pairs)}) -> bool:"]
-    lines.append("    if torch.is_autocast_cpu_enabled():")
-    lines.append("        return False")
+    lines = [
+        f"def holds({', '.join(f'{n}: {v.type().annotation_str}' for n, v in pairs)}) -> bool:"
+    ]
+    if not any(isinstance(sample, Tensor) and order_of(sample) is not None for sample in samples):
+        raise CaptureError("nothing is known of its inputs, which are no tensors")
     for place, (name, value, sample) in enumerate(zip(names, inputs, samples, strict=True)):
-        lines += _of_input(name, value, sample, [*_fixed(metas, value, place)])
+        lines += _of_input(name, value, sample, _fixed(metas, value, place))
     sizes = {str(s): f"t{place}.size({dim})" for s, place, dim in metas.symbols}
     asked = [each.expr for each in metas.shapes.guards]
     used = {str(symbol) for each in asked for symbol in each.free_symbols}
@@ -51,16 +47,16 @@ def condition(inputs: Sequence[Any], samples: Sequence[Any], metas: Metas) -> An
     return unit.holds.graph
 
 
-def _fixed(metas: Metas, value: Any, place: int) -> list[tuple[int, int]]:
-    """The sizes of an input that may not vary: dimension and size."""
+def _fixed(metas: Metas, value: Any, place: int) -> dict[int, int]:
+    """The sizes of an input that may not vary, by dimension."""
     meta = metas.of(value)
     if not isinstance(meta, Tensor):
-        return []
+        return {}
     varying = {dim for _, other, dim in metas.symbols if other == place}
-    return [(d, int(size)) for d, size in enumerate(meta.shape) if d not in varying]
+    return {d: int(size) for d, size in enumerate(meta.shape) if d not in varying}
 
 
-def _of_input(name: str, value: Any, sample: Any, fixed: Sequence[tuple[int, int]]) -> list[str]:
+def _of_input(name: str, value: Any, sample: Any, fixed: dict[int, int]) -> list[str]:
     """The lines that look at one input."""
     if sample is None:
         return [f"    if {name} is not None:", "        return False"]
@@ -74,17 +70,10 @@ def _of_input(name: str, value: Any, sample: Any, fixed: Sequence[tuple[int, int
     if value.type().kind() == "OptionalType":
         lines = [f"    if {name} is None:", "        return False"]
         lines.append(f"    {own} = torch.jit._unwrap_optional({name})")
-    wanted = [
-        f"{own}.dim() == {sample.dim()}",
-        f"{own}.dtype == {number_of(sample.dtype)}",
-        f"{own}.layout == 0",
-        f"{own}.is_cpu",
-        f"not {own}.requires_grad",
-        f"{own}.numel() > 0",
-        f"{own}.{_ORDERS[order]}",
-        *(f"{own}.size({dim}) == {size}" for dim, size in fixed),
-    ]
-    return [*lines, f"    if not ({' and '.join(wanted)}):", "        return False"]
+    sizes = [fixed.get(dim, -1) for dim in range(sample.dim())]
+    form = f"{own}, {number_of(sample.dtype)}, {sizes or 'torch.jit.annotate(List[int], [])'}"
+    call = f"torch.ops.oxytorch.fits({form}, {number_of(order)})"
+    return [*lines, f"    if not {call} or {own}.requires_grad:", "        return False"]
 
 
 def branch(graph: Any, changed: Any, holds: Any) -> None:

@@ -70,7 +70,7 @@ class Metas:
     def __init__(self, dynamic: bool, varied: bool) -> None:
         self._dynamic = dynamic
         self._varied = varied
-        self.shapes = ShapeEnv(duck_shape=False)  # type: ignore[no-untyped-call]
+        self.shapes = ShapeEnv(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.shapes, allow_non_fake_inputs=False)
         self.symbols: list[tuple[Any, int, int]] = []
         self.reasons: dict[int, str] = {}
@@ -93,7 +93,7 @@ class Metas:
         if self._varied and shape and shape[0] == 1:
             shape[0] = 5
         kind = DimDynamic.DYNAMIC if self._dynamic else DimDynamic.STATIC
-        context = StatelessSymbolicContext(  # type: ignore[no-untyped-call]
+        context: Any = StatelessSymbolicContext(
             dynamic_sizes=[kind] * len(shape), constraint_sizes=[None] * len(shape)
         )
         order = order_of(sample)
@@ -246,7 +246,7 @@ def _joined(a: Any, b: Any) -> Any:
 
 def _simple(text: str, given: Sequence[Any]) -> Any:
     """The results of what computes with numbers and sizes; None of anything else."""
-    first = given[0] if given else UNKNOWN
+    first: Any = given[0] if given else UNKNOWN
     if text in _INTEGERS:
         is_known = all(isinstance(each, int | torch.SymInt) for each in given)
         return (_INTEGERS[text](*given),) if is_known else UNKNOWN

@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
-from ...graph.errors import CaptureError
 from ..passes import convolution, improve, panels, split
 from ..program import Step
 from .metas import Metas
-from .stretch import KEPT, Stretch
-from .types import operator_of
+from .stretch import Stretch
 from .types import operator_of
 from .writer import Writer
 
@@ -63,9 +61,7 @@ def _blocks(
         _one(graph, nodes, end, metas, layouts, outcome)
 
 
-def _stretches(
-    block: Any, aliases: Any, outcome: Outcome
-) -> Iterator[tuple[list[Any], Any]]:
+def _stretches(block: Any, aliases: Any, outcome: Outcome) -> Iterator[tuple[list[Any], Any]]:
     """The longest runs of nodes that a pass may change, each with the node after it."""
     run: list[Any] = []
     for node in [*block.nodes(), block.returnNode()]:
@@ -75,9 +71,13 @@ def _stretches(
             continue
         if node.kind() != "prim::Return":
             outcome.left.setdefault(node.kind(), why)
-        if sum(each.kind() != "prim::Constant" for each in run) > 1:
+        if any(each.kind() != "prim::Constant" for each in run):
             yield run, node
         run = []
+
+
+_OF_ORDER = ("aten::view", "aten::_unsafe_view", "aten::as_strided", "aten::set_", "oxytorch::")
+"""Begins the operators that ask how their input lies in memory."""
 
 
 def _why_not(node: Any, aliases: Any) -> str | None:
@@ -126,6 +126,7 @@ def _one(
     for kind, why in stretch.why_kept.items():
         outcome.left.setdefault(kind, why)
     before = [*stretch.steps.steps]
+    layouts = layouts and not any(node.kind().startswith(_OF_ORDER) for node in stretch.kept)
     improve(stretch.steps, (), storable=True, layouts=layouts)
     gained = _gained(before, stretch.steps.steps)
     if not gained:

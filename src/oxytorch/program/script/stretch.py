@@ -52,7 +52,7 @@ class Stretch(Capture):
         self.sources: dict[Value, Any] = {}
         self.why_kept: dict[str, str] = {}
         self._metas = metas
-        self._own: dict[int, Value] = {}
+        self._standing: dict[int, Value] = {}
         self._nodes: dict[int, fx.Node] = {}
         self._lists: dict[int, Any] = {}
         self._fx = fx.Graph()
@@ -83,8 +83,8 @@ class Stretch(Capture):
         """Forget the steps from a number on, and the lists that were made for them."""
         made = {value for step in self.steps.steps[count:] for value in step.results}
         del self.steps.steps[count:]
-        for place in [p for p, value in self._own.items() if value in made]:
-            del self._own[place]
+        for place in [p for p, value in self._standing.items() if value in made]:
+            del self._standing[place]
             self._nodes.pop(place, None)
 
     def _has_tensor(self, node: Any) -> bool:
@@ -145,7 +145,9 @@ class Stretch(Capture):
     def _check_unpacked(self, value: Any) -> None:
         """A list of tensors has to be taken apart here, and only that."""
         users = [use.user for use in value.uses()]
-        if not users or any(u.kind() != "prim::ListUnpack" or id(u) not in self._inside for u in users):
+        if not users or any(
+            u.kind() != "prim::ListUnpack" or id(u) not in self._inside for u in users
+        ):
             raise CaptureError("its list is taken as a whole")
 
     def _unpacked(self, node: Any) -> bool:
@@ -161,7 +163,7 @@ class Stretch(Capture):
         return True
 
     def _name(self, output: Any, node: fx.Node, value: Value) -> None:
-        self._own[output.unique()] = value
+        self._standing[output.unique()] = value
         self._nodes[output.unique()] = node
         self.sources.setdefault(value, output)
 
@@ -189,20 +191,20 @@ class Stretch(Capture):
         if found is None:
             found = self._fx.create_node("placeholder", f"v{value.unique()}")
             found.meta["val"] = meta
-            own = self._own.get(value.unique())
+            own = self._standing.get(value.unique())
             self._values[found] = self._value(value) if own is None else own
             self._nodes[value.unique()] = found
         return found
 
     def _value(self, value: Any) -> Value:
         """What stands for a value of the graph, which may be made before the stretch."""
-        found = self._own.get(value.unique())
+        found = self._standing.get(value.unique())
         if found is not None:
             return found
         pending = self._lists.get(value.unique())
         if pending is not None:
             self._keep(pending)
-            return self._own[value.unique()]
+            return self._standing[value.unique()]
         if value.node().kind() == "prim::Constant" and value.type().kind() == "TensorType":
             tensor = value.toIValue()
             if isinstance(self._metas.of(value), Tensor):
@@ -219,7 +221,7 @@ class Stretch(Capture):
         return Value(is_size, known if isinstance(known, Tensor) else None)
 
     def _named(self, value: Any, own: Value) -> Value:
-        self._own[value.unique()] = own
+        self._standing[value.unique()] = own
         self.sources[own] = value
         return own
 
@@ -246,7 +248,7 @@ class Stretch(Capture):
 
 
 def _is_plain_constant(value: Any) -> bool:
-    return value.node().kind() == "prim::Constant"
+    return bool(value.node().kind() == "prim::Constant")
 
 
 def _is_of_tensors(meta: Any) -> bool:
