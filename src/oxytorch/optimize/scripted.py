@@ -164,7 +164,7 @@ def _ratio(frozen: ScriptModule, candidate: ScriptModule, sample: Sample) -> flo
         rounds = max(FEWEST, min(ROUNDS, int(LONGEST / (once * calls))))
         pairs = [[_seconds(run, calls) for run in runs] for _ in range(rounds)]
     least = [min(each) for each in zip(*pairs, strict=True)]
-    usual = statistics.median(after / before for before, after in pairs)
+    usual: float = statistics.median(after / before for before, after in pairs)
     return max(usual, least[1] / least[0])
 
 
