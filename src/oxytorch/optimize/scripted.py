@@ -163,9 +163,10 @@ def _ratio(frozen: ScriptModule, candidate: ScriptModule, sample: Sample) -> flo
         calls = max(1, round(TURN / once))
         rounds = max(FEWEST, min(ROUNDS, int(LONGEST / (once * calls))))
         pairs = [[_seconds(run, calls) for run in runs] for _ in range(rounds)]
-    least = [min(each) for each in zip(*pairs, strict=True)]
+    least: list[float] = [min(each) for each in zip(*pairs, strict=True)]
     usual: float = statistics.median(after / before for before, after in pairs)
-    return max(usual, least[1] / least[0])
+    worst: float = max(usual, least[1] / least[0])
+    return worst
 
 
 def _seconds(run: Callable[[], Any], calls: int) -> float:
