@@ -77,7 +77,8 @@ def optimize(
 
     model: in evaluation mode for inference. What cannot be improved is left unchanged. Of a
         `torch.export.ExportedProgram`, with no other argument, the result is a program, which
-        `oxytorch.save` writes to a file (docs/export.md).
+        `oxytorch.save` writes to a file (docs/export.md). Of a `torch.jit.ScriptModule`, with no
+        other argument than sample_input, it is a frozen one (docs/torchscript.md).
     optimizer: of torch.optim or oxytorch.optim, over parameters of `model`. It becomes oxytorch's
         class of the same name, with fused steps, and keeps its state. With dtype=torch.bfloat16
         layers hold the upper 16 bits of their float32 weights, and each step updates all 32.
@@ -102,6 +103,9 @@ def optimize(
     Raises TypeError or ValueError before anything is changed if an argument does not fit, and
     VerificationError, which names the module, if `verify` finds a difference beyond the tolerance.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        given = (optimizer, dtype, passes, graph or inplace or verify or tune or None)
+        return _of_scripted(model, sample_input, given)  # type: ignore[return-value]
     if isinstance(model, ExportedProgram):
         switches = graph or inplace or verify or tune or None
         others = (optimizer, dtype, sample_input, passes, switches)
@@ -109,9 +113,9 @@ def optimize(
     if optimizer is not None:
         from .training import optimize_for_training
 
-        _check_kind(model)
-        given = {"sample_input": sample_input, "passes": passes, "graph": graph or None}
-        named = [name for name, value in given.items() if value is not None]
+        check_module("optimize", model)
+        refused = {"sample_input": sample_input, "passes": passes, "graph": graph or None}
+        named = [name for name, value in refused.items() if value is not None]
         named += [name for name, value in (("verify", verify), ("tune", tune)) if value]
         if named:
             raise ValueError(
@@ -135,6 +139,19 @@ def _of_exported(model: ExportedProgram, others: Iterable[Any]) -> ProgramModel:
     if any(each is not None for each in others):
         raise ValueError("optimize: expected no other argument with an exported program")
     return from_exported(model)
+
+
+def _of_scripted(
+    model: torch.jit.ScriptModule, sample_input: Any, others: Iterable[Any]
+) -> torch.jit.ScriptModule:
+    from .scripted import optimize_scripted
+
+    if any(each is not None for each in others):
+        raise ValueError(
+            "optimize: expected no other argument than sample_input with a module of TorchScript"
+        )
+    with random_unmoved(), torch.autocast("cpu", enabled=False):
+        return optimize_scripted(model, sample_input)
 
 
 def _optimized(
@@ -202,6 +219,8 @@ def explain(model: nn.Module) -> Report:
     str() of the report gives text, as_dict() data. For a model that was only quantized, it is the
     report of `quantize_`. Raises ValueError if the model was neither optimized nor quantized.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        return _report_of_scripted(model)
     return _last_log(model, "explain")[1].report
 
 
@@ -213,6 +232,11 @@ def undo(model: _Model) -> _Model:
     call undoes the optimization and the second the quantization. Raises ValueError if there is
     nothing to undo.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            "undo: expected a model that optimize changed, got a module of TorchScript, of which "
+            "optimize makes a frozen copy; use the module that it was given"
+        )
     attribute, log = _last_log(model, "undo")
     log.undo()
     delattr(model, attribute)
@@ -232,17 +256,20 @@ def _last_log(model: nn.Module, caller: str) -> tuple[str, ChangeLog]:
     )
 
 
-def _check_kind(model: nn.Module) -> None:
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            "optimize: expected model to be a torch.nn.Module before scripting, got a "
-            f"{type(model).__name__}; optimize first, then trace or script"
+def _report_of_scripted(model: torch.jit.ScriptModule) -> Report:
+    from .scripted import report_of
+
+    report = report_of(model)
+    if report is None:
+        raise ValueError(
+            "explain: expected a module that oxytorch.optimize returned, got a module of "
+            "TorchScript that was not optimized, or was frozen since"
         )
-    check_module("optimize", model)
+    return report
 
 
 def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
-    _check_kind(model)
+    check_module("optimize", model)
     check_not_optimized("optimize", model)
     check_evaluation("optimize", model, ", or give its optimizer to train faster")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

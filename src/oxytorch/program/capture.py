@@ -96,7 +96,7 @@ def steps_of(graph: fx.GraphModule) -> tuple[Steps, Outputs]:
     Raises CaptureError, which names the operator, where a program cannot hold the graph.
     """
     with _disable_current_modes():  # under which constants would be tensors without values
-        capture = _Capture(graph)
+        capture = Capture(graph)
         for node in graph.graph.nodes:
             _add(capture, node)
         places = {value: Given(place) for place, value in enumerate(capture.steps.inputs)}
@@ -106,7 +106,7 @@ def steps_of(graph: fx.GraphModule) -> tuple[Steps, Outputs]:
         return capture.steps, outputs
 
 
-def _add(capture: _Capture, node: fx.Node) -> None:
+def _add(capture: Capture, node: fx.Node) -> None:
     try:
         capture.add(node)
     except CaptureError as error:
@@ -116,8 +116,10 @@ def _add(capture: _Capture, node: fx.Node) -> None:
         raise CaptureError(f"{name}: {error}") from error
 
 
-class _Capture:
-    def __init__(self, graph: fx.GraphModule) -> None:
+class Capture:
+    """Writes nodes as steps. graph: that they are of, if they look for its attributes."""
+
+    def __init__(self, graph: fx.GraphModule | None = None) -> None:
         self._graph = graph
         self._values: dict[fx.Node, Any] = {}
         self._transposed: dict[Value, Value] = {}
@@ -413,25 +415,25 @@ class _Capture:
 
 
 _SPECIAL: dict[Any, Callable[..., Any]] = {
-    _aten.addmm.default: _Capture._linear,
-    _aten.baddbmm.default: _Capture._batched,
-    _aten.constant_pad_nd.default: _Capture._padded,
-    _aten.pow.Tensor_Scalar: _Capture._power,
-    _aten.clamp.default: _Capture._clamped,
-    _aten.clamp_min.default: _Capture._clamped,
-    _aten.clamp_max.default: _Capture._clamped_above,
-    _aten.hardtanh.default: _Capture._clamped,
-    _aten.t.default: _Capture._transpose,
-    _aten.permute.default: _Capture._transpose,
-    _aten.transpose.int: _Capture._transpose,
-    _aten.full.default: _Capture._full,
-    _aten.full_like.default: _Capture._full,
-    **dict.fromkeys(RESAMPLING, _Capture._refused),
-    _aten.sym_size.int: _Capture._size_of,
-    _aten.scalar_tensor.default: _Capture._scalar,
-    _aten.arange.default: _Capture._arange,
-    _aten.arange.start: _Capture._arange,
-    _aten.arange.start_step: _Capture._arange,
+    _aten.addmm.default: Capture._linear,
+    _aten.baddbmm.default: Capture._batched,
+    _aten.constant_pad_nd.default: Capture._padded,
+    _aten.pow.Tensor_Scalar: Capture._power,
+    _aten.clamp.default: Capture._clamped,
+    _aten.clamp_min.default: Capture._clamped,
+    _aten.clamp_max.default: Capture._clamped_above,
+    _aten.hardtanh.default: Capture._clamped,
+    _aten.t.default: Capture._transpose,
+    _aten.permute.default: Capture._transpose,
+    _aten.transpose.int: Capture._transpose,
+    _aten.full.default: Capture._full,
+    _aten.full_like.default: Capture._full,
+    **dict.fromkeys(RESAMPLING, Capture._refused),
+    _aten.sym_size.int: Capture._size_of,
+    _aten.scalar_tensor.default: Capture._scalar,
+    _aten.arange.default: Capture._arange,
+    _aten.arange.start: Capture._arange,
+    _aten.arange.start_step: Capture._arange,
 }
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from ..program import Steps, Value, values_of
-from . import convolution, linear, norms
+from . import convolution, linear, norms, panels
 from .attention import attention
 from .editor import Editor, Pass
 from .embeddings import embedding_bags, merged_bags
@@ -43,12 +43,23 @@ CONVOLUTIONS: tuple[Pass, ...] = (
     convolution.fuse,
 )
 WITH_LASTING: tuple[Pass, ...] = (linear.pack, linear.fuse, in_place)
+STORABLE_CONVOLUTIONS: tuple[Pass, ...] = (
+    convolution.fold_pads,
+    convolution.fold_norms,
+    convolution.channels_last,
+)
+STORABLE: tuple[Pass, ...] = (panels.to_panels, panels.fuse, in_place)
+"""The same where packed weights have to be plain tensors, which files can hold."""
 
 
-def improve(steps: Steps, lasting: Iterable[Value]) -> None:
+def improve(
+    steps: Steps, lasting: Iterable[Value], storable: bool = False, layouts: bool = True
+) -> None:
     """Change the steps of a program so that it runs faster.
 
     lasting: inputs that are the same tensors at each call, and seldom written to.
+    storable: whether packed weights have to be plain tensors.
+    layouts: whether convolutions may be given another order in memory.
 
     If a kernel that is timed fails, the steps stay as they are, and the log says so.
     """
@@ -57,10 +68,10 @@ def improve(steps: Steps, lasting: Iterable[Value]) -> None:
     before = steps.copy()
     editor = Editor(steps, lasting)
     passes = ALWAYS
-    if convolution.can_follow_order(editor):
-        passes += CONVOLUTIONS
+    if layouts and convolution.can_follow_order(editor):
+        passes += STORABLE_CONVOLUTIONS if storable else CONVOLUTIONS
     try:
-        for each in (*passes, *WITH_LASTING):
+        for each in (*passes, *(STORABLE if storable else WITH_LASTING)):
             each(editor)
     except RuntimeError as error:
         _log.info("a program of %d steps is not improved: %s", len(before.steps), error)

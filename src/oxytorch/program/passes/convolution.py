@@ -19,6 +19,8 @@ from .post_ops import words
 CONVOLUTION, NORM = "aten::convolution", "aten::_native_batch_norm_legit_no_training"
 PACK = "mkldnn::_reorder_convolution_weight"
 PACKED = "mkldnn::_convolution_pointwise"
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The orders with channels last, by numbers of dimensions."""
 _FOLDED = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -144,14 +146,16 @@ def pack(editor: Editor) -> None:
         _follow_order(editor)
 
 
-def _can_be_packed(editor: Editor, step: Step) -> bool:
+def _can_be_packed(editor: Editor, step: Step, any_size: bool = False) -> bool:
     x, weight, bias, *_, transposed, _, _ = step.arguments
     metas = [value.meta for value in (x, weight, *_given(bias))]
     if weight not in editor.lasting or any(meta is None for meta in metas):
         return False
     if transposed != "false" or any(meta.dtype != metas[0].dtype for meta in metas):
         return False
-    if known(metas[0].shape) is None or known(metas[1].shape) is None or 0 in metas[0].shape:
+    if known(metas[1].shape) is None:
+        return False
+    if not any_size and (known(metas[0].shape) is None or 0 in metas[0].shape):
         return False
     return metas[0].dim() == metas[1].dim() in (4, 5) and supports(metas[0].dtype) is None
 
@@ -166,7 +170,7 @@ def _pays(x: Any, weight: Any, words_: list[Any], is_alone: bool) -> bool:
     size, channels = tuple(x.shape), tuple(map(about, weight.shape[:2]))
     geometry = (*map(tuple, (stride, padding, dilation)), groups)
     key = ("program", is_alone, channels, tuple(weight.shape[2:]), weight.dtype, geometry, size)
-    order = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    order = _LAST[x.dim()]
     pack_, run = (getattr(torch.ops.mkldnn, word.split("::")[1]) for word in (PACK, PACKED))
     geometry_ = padding, stride, dilation, groups
     none = [0] * len(stride)
@@ -191,6 +195,27 @@ def _pays(x: Any, weight: Any, words_: list[Any], is_alone: bool) -> bool:
         return found.contiguous() if is_alone else found
 
     return first_win(key, [(plain, ours)]) is not None
+
+
+def channels_last(editor: Editor) -> None:
+    """Have convolutions take their weights, and with them their inputs, in channels-last order:
+    in torch's order oneDNN orders what each takes and returns anew."""
+    if not all(map(_can_be_restored, {_base(editor, value) for value in editor.steps.outputs})):
+        return
+    found = False
+    for step in editor.steps.steps:
+        if step.target != CONVOLUTION or not _can_be_packed(editor, step, any_size=True):
+            continue
+        x, weight, *rest = step.arguments
+        order = _LAST[weight.meta.dim()]
+        own = Value(meta=weight.meta.to(memory_format=order))
+        word = Some(f"={order}".replace("torch.", ""))
+        make = Step("aten::clone", [weight, word], [own])
+        editor.replace(step, make, step.with_arguments([x, own, *rest]))
+        found = True
+    editor.apply()
+    if found:
+        _follow_order(editor)
 
 
 def _follow_order(editor: Editor) -> None:
@@ -232,7 +257,7 @@ def _order(value: Value) -> str | None:
         return None
     if meta.is_contiguous():
         return "=contiguous_format"
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(meta.dim())
+    last = _LAST.get(meta.dim())
     is_last = last is not None and meta.is_contiguous(memory_format=last)
     return f"={last}".replace("torch.", "") if is_last else None
 
@@ -247,8 +272,9 @@ def can_follow_order(editor: Editor) -> bool:
 
 
 _OF_ORDER = ("aten::as_strided", "aten::view.dtype", "aten::view_as_", "aten::set_")
-_KNOWN = ("aten::", "oxytorch::", "mkldnn::")
-"""Operators of others may want their inputs as they were when the graph was captured."""
+_KNOWN = ("aten::", "oxytorch::", "mkldnn::", "script::")
+"""Operators of others may want their inputs as they were when the graph was captured. Who writes
+steps of TorchScript has looked at those that no pass knows."""
 
 
 def fuse(editor: Editor) -> None:

@@ -114,9 +114,12 @@ Pass = Callable[[Editor], None]
 
 def is_same(a: Any, b: Any) -> bool:
     """Whether two sizes are known to be equal."""
-    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
-        return bool(a.node.expr == b.node.expr)
-    return type(a) is int and type(b) is int and a == b
+    return bool(_formula(a) == _formula(b))
+
+
+def _formula(size: Any) -> Any:
+    """A size as a number, or as a formula of symbols, which may have become a number."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -19,9 +19,15 @@ def activations(editor: Editor) -> None:
         if step.target != "aten::mul.Tensor":
             continue
         found = _silu(editor, step) or _gelu(editor, step)
-        if found is not None:
+        if found is not None and _is_floating(found[1][0]):
             editor.replace(step, Step(*found, step.results))
     editor.apply()
+
+
+def _is_floating(value: Argument) -> bool:
+    """Whether a tensor is known to have a dtype that these functions are defined for."""
+    meta = value.meta if isinstance(value, Value) else None
+    return meta is not None and meta.is_floating_point()
 
 
 _Call = tuple[str, list[Argument]]

@@ -41,18 +41,34 @@ def other_of_sum(step: Step | None, value: Value) -> Value | None:
 
 
 def in_place(editor: Editor) -> None:
-    """Compute ReLU in the memory of the layer's result before it, which nobody else takes."""
+    """Compute an activation in the memory of the layer's result before it, which nobody else
+    takes."""
     for step in editor.steps.steps:
-        if step.target in ("aten::relu", "aten::relu6"):
-            (x,) = step.arguments
+        if step.target in _IN_PLACE:
+            x = step.arguments[0]
             before = editor.maker.get(x)
             is_layer = before is not None and before.target.startswith(_LAYERS)
-            if is_layer and editor.only_taker(x) is step:
+            if is_layer and editor.only_taker(x) is step and _keeps_dtype(x, step.results[0]):
                 editor.replace(step, replace(step, target=f"{step.target}_"))
     editor.apply()
 
 
-_LAYERS = ("aten::linear", "aten::convolution", "mkldnn::")
+def _keeps_dtype(x: Value, result: Value | None) -> bool:
+    metas = [None if value is None else value.meta for value in (x, result)]
+    return all(m is not None and m.is_floating_point() for m in metas) and (
+        metas[0].dtype == metas[1].dtype  # type: ignore[union-attr]
+    )
+
+
+_IN_PLACE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "abs", "exp", "gelu", "hardsigmoid", "hardswish", "log", "mish", "relu", "relu6", "round",
+        "sigmoid", "silu", "sqrt", "square", "tanh",
+    )
+)  # fmt: skip
+"""Activations of which torch has a form that writes to what it takes."""
+_LAYERS = ("aten::linear", "aten::convolution", "mkldnn::", "oxytorch::linear_panels")
 """Steps whose results are new tensors."""
 
 

@@ -1,0 +1,111 @@
+"""Passes over linear layers whose weights lie in panels: plain tensors, which files can hold."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...ops.panels.formats import FORMATS
+from ...rewriting.measure import Calls, about, first_win, input_of, rows_of
+from ..program import Some, Step, Value
+from .editor import Editor, is_contiguous, known
+from .linear import LINEAR, SMALLEST
+from .post_ops import activation, other_of_sum
+
+PACK, PANELS = "oxytorch::pack_panels", "oxytorch::linear_panels"
+_FORMATS = {
+    dtype: name
+    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
+    if name in FORMATS
+}
+_EPILOGUES = {("gelu", "none"): "gelu", ("gelu", "tanh"): "gelu_tanh", ("swish", ""): "silu"}
+_OTHER, EPILOGUE = 8, 9
+"""Places of arguments of the operator."""
+
+
+def to_panels(editor: Editor) -> None:
+    """Have linear layers whose weights last take them in panels, where that is faster."""
+    packed_of: dict[Value, Value] = {}
+    for step in editor.steps.steps:
+        if step.target != LINEAR:
+            continue
+        x, weight, bias = step.arguments
+        if not is_contiguous(step.results[0]) or not _can_be_panels(editor, x, weight, bias):
+            continue
+        if not _pays(x.meta, weight.meta):
+            continue
+        format = f'"{_FORMATS[weight.meta.dtype]}"'
+        makes: list[Step] = []
+        if weight not in packed_of:
+            packed_of[weight] = Value()
+            makes = [Step(PACK, [weight, format, "false"], [packed_of[weight]])]
+        width = str(weight.meta.shape[0])
+        nothing = ["none"] * 3
+        arguments = [x, format, packed_of[weight], *nothing, width, bias, "none"]
+        call = Step(PANELS, [*arguments, '"none"', '"none"'], step.results)
+        editor.replace(step, *makes, call)
+    editor.apply()
+
+
+def _can_be_panels(editor: Editor, x: Any, weight: Any, bias: Any) -> bool:
+    meta, inner = weight.meta, x.meta
+    if weight not in editor.lasting or meta is None or inner is None:
+        return False
+    if meta.dim() != 2 or known(meta.shape) is None or inner.dtype != meta.dtype or not inner.dim():
+        return False
+    if isinstance(bias, Some) and (bias.item.meta is None or bias.item.meta.dtype != meta.dtype):
+        return False
+    is_small = meta.dtype == torch.float32 and meta.numel() < SMALLEST
+    return meta.dtype in _FORMATS and not is_small and meta.numel() > 0
+
+
+def _pays(x: Any, weight: Any) -> bool:
+    """Whether panels are faster than torch's own layer on inputs like this one, or of any size
+    where that is not known."""
+    outputs, width = weight.shape
+    rows = rows_of(known(x.shape), outputs * width)
+    key = ("program panels", about(outputs), about(width), weight.dtype, x.dim(), rows)
+    format = _FORMATS[weight.dtype]
+    pack, run = torch.ops.oxytorch.pack_panels.default, torch.ops.oxytorch.linear_panels.default
+
+    @cache  # made where times are not known yet
+    def weights() -> tuple[Tensor, Tensor]:
+        values = torch.rand(outputs, width, dtype=weight.dtype)
+        return values, pack(values, format)
+
+    def calls(count: int) -> Calls:
+        given = cache(lambda: input_of(count, width, [1] * x.dim()).to(weight.dtype))
+        return (
+            lambda: functional.linear(given(), weights()[0]),
+            lambda: run(given(), format, weights()[1], None, None, None, outputs),
+        )
+
+    return first_win(key, [calls(count) for count in rows]) == 0
+
+
+def fuse(editor: Editor) -> None:
+    """Compute activations and sums in the sweep of the layer before them."""
+    for step in editor.steps.steps:
+        if step.target != PANELS or editor.is_changed(step):
+            continue
+        (result,) = step.results
+        taker = None if result is None else editor.only_taker(result)
+        if taker is None or result is None or editor.is_changed(taker):
+            continue
+        arguments = [*step.arguments]
+        epilogue, other = _EPILOGUES.get(activation(taker) or ("", "")), other_of_sum(taker, result)
+        if arguments[EPILOGUE] != '"none"' or not is_contiguous(taker.results[0]):
+            continue
+        if epilogue is not None:
+            arguments[EPILOGUE] = f'"{epilogue}"'
+        elif other is not None:
+            arguments[_OTHER], arguments[EPILOGUE] = Some(other), '"add"'
+        else:
+            continue
+        editor.replace(step)
+        editor.replace(taker, Step(PANELS, arguments, taker.results))
+    editor.apply()

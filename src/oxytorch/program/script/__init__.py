@@ -1,0 +1,9 @@
+"""Graphs of TorchScript: the passes over programs, for the stretches of operators between their
+loops, branches and writes."""
+
+from __future__ import annotations
+
+from .fusing import fuse
+from .rewrite import Outcome
+
+__all__ = ["Outcome", "fuse"]
