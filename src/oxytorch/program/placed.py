@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .capture import Given, Outputs
 from .derived import Derived
 from .passes import improve, split
-from .program import Step, Steps, Value
+from .program import Step, Steps, Value, values_of
 
 
 class UnsettledError(Exception):
@@ -41,6 +41,7 @@ class Placed:
             steps = steps.copy()
             improve(steps, lasting)
             before, derived = split(steps, lasting)
+            self._is_below = not steps.has_effect and not _shows_inputs(steps)
             _require(steps, required)
             self.program = steps.program()
             taken = [value for value in steps.inputs if value in places]
@@ -54,13 +55,17 @@ class Placed:
         """The outputs. Raises UnsettledError, and UnmetError where a value is another one."""
         tensors = [arguments[place] for place in self._tensors]
         sizes = [int(arguments[place]) for place in self._sizes]
-        with torch.no_grad():
-            if self._derived is not None:
-                made = self._derived(arguments)
-                if made is None:
-                    raise UnsettledError
-                tensors += made
-            found, found_sizes = self.program(tensors, sizes)
+        if self._derived is not None:
+            made = self._derived(arguments)
+            if made is None:
+                raise UnsettledError
+            tensors += made
+        if self._is_below:  # operators skip what autograd does around them, which takes a third
+            with torch._C._AutoDispatchBelowAutograd():
+                found, found_sizes = self.program(tensors, sizes)
+        else:
+            with torch.no_grad():
+                found, found_sizes = self.program(tensors, sizes)
         return found if self._is_plain else self._ordered(found, found_sizes, arguments)
 
     def _ordered(
@@ -75,6 +80,18 @@ class Placed:
             else:
                 result.append(arguments[output.place] if isinstance(output, Given) else output)
         return result
+
+
+def _shows_inputs(steps: Steps) -> bool:
+    """Whether an output may share memory with an input or a constant.
+
+    Then a write to one has to count as one to the other, which autograd's view tracking sees to.
+    """
+    shown = {*steps.inputs, *steps.constants}
+    for step in steps.steps:
+        if step.is_view and not shown.isdisjoint(values_of(step.arguments)):
+            shown.update(value for value in step.results if value is not None)
+    return not shown.isdisjoint(steps.outputs)
 
 
 def _require(steps: Steps, required: Sequence[Tensor]) -> None:
