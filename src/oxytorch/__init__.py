@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from . import _lazy, _library, config, isa, ops
 
 if TYPE_CHECKING:
-    from . import llm, optim, quantization
+    from . import graph, llm, optim, quantization
     from .math_mode import fp32_math_mode, get_fp32_math_mode, set_fp32_math_mode
     from .optimize import explain, optimize, undo
     from .program import load, save
@@ -30,6 +30,7 @@ __all__ = [
     "explain",
     "fp32_math_mode",
     "get_fp32_math_mode",
+    "graph",
     "isa",
     "llm",
     "load",
@@ -50,6 +51,7 @@ _LATER = {
     "explain": "optimize",
     "fp32_math_mode": "math_mode",
     "get_fp32_math_mode": "math_mode",
+    "graph": "graph",
     "llm": "llm",
     "load": "program",
     "load_quantized": "quantization",

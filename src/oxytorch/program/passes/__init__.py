@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ..program import Steps, Value, values_of
 from . import convolution, linear, norms
 from .attention import attention
-from .editor import Editor, Pass
+from .editor import Editor, Note, Pass
 from .embeddings import embedding_bags, merged_bags
 from .formulas import activations
 from .post_ops import in_place
@@ -45,26 +45,36 @@ CONVOLUTIONS: tuple[Pass, ...] = (
 WITH_LASTING: tuple[Pass, ...] = (linear.pack, linear.fuse, in_place)
 
 
-def improve(steps: Steps, lasting: Iterable[Value]) -> None:
-    """Change the steps of a program so that it runs faster.
+def improve(steps: Steps, lasting: Iterable[Value]) -> list[Note]:
+    """Change the steps of a program so that it runs faster; return what was done and left.
 
     lasting: inputs that are the same tensors at each call, and seldom written to.
 
     If a kernel that is timed fails, the steps stay as they are, and the log says so.
     """
     if steps.has_effect:
-        return
+        return []
     before = steps.copy()
     editor = Editor(steps, lasting)
     passes = ALWAYS
     if convolution.can_follow_order(editor):
         passes += CONVOLUTIONS
+    else:
+        convolution.leave_all(editor)
     try:
         for each in (*passes, *WITH_LASTING):
+            editor.by = name_of(each)
             each(editor)
     except RuntimeError as error:
         _log.info("a program of %d steps is not improved: %s", len(before.steps), error)
         vars(steps).update(vars(before))
+        return [Note(editor.by, step, why=f"a kernel fails: {error}") for step in steps.steps]
+    return editor.notes
+
+
+def name_of(each: Pass) -> str:
+    """A pass as it is called in reports: linear.pack."""
+    return f"{each.__module__.rpartition('.')[2]}.{each.__name__}"
 
 
 def split(steps: Steps, lasting: Iterable[Value]) -> tuple[Steps, list[Value]]:
