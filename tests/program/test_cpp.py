@@ -180,7 +180,7 @@ def _opened(program: Path, files: list[Path], how: str = "open") -> list[str]:
     found: list[str] = []
     for begin in range(0, len(files), 200):
         done = _run(program, how, *map(str, files[begin : begin + 200]))
-        found += [line.split("\t")[1] for line in done.stdout.splitlines()]
+        found += [line.split("\t")[1] for line in done.stdout.strip("\n").split("\n")]
     assert len(found) == len(files)
     return found
 

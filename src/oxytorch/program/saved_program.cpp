@@ -1,7 +1,7 @@
 // Opens a file that `oxytorch.save` wrote and runs its program, without Python: what
 // include/oxytorch/program.h calls. files.py and model.py do the same; files.py tells the format.
 #include <algorithm>
-#include <cstring>
+#include <set>
 
 #include "oxytorch/program_abi.h"
 #include "program/conditions.h"
@@ -60,16 +60,41 @@ std::int64_t below(const Value& value, std::int64_t limit, const char* what) {
   return found;
 }
 
+// Keys of a structure, as texts; those of fields are texts, and none is there twice.
+void check_keys(const Value& keys, bool are_fields, std::size_t count) {
+  std::set<std::string> seen;
+  for (const Value& key : keys.expect(Kind::list, "the keys of a structure").items) {
+    const bool is_number = key.kind == Kind::integer && !are_fields;
+    if (!is_number && key.kind != Kind::text) fail("expected keys that are texts or integers");
+    seen.insert(is_number ? std::to_string(key.integer) : '"' + key.text);
+  }
+  if (keys.items.size() != count || seen.size() != count) fail("expected different keys");
+}
+
 // The leaves of a structure.
 std::int64_t leaves(const Value& structure, int depth = 0) {
   if (structure.kind == Kind::text && structure.text == "leaf") return 1;
   const std::vector<Value>& items = list_in(structure, 3, "a structure");
-  if (items.size() != 3 || depth > 50) fail("expected a structure");
-  std::int64_t count = 0;
-  for (const Value& part : items[2].expect(Kind::list, "the parts of a structure").items) {
-    count += leaves(part, depth + 1);
+  const std::string kind = items[0].kind == Kind::text ? items[0].text : "";
+  const bool has_keys = kind == "dict" || kind == "fields";
+  if (items.size() != 3 || depth > 50 || !(has_keys || kind == "tuple" || kind == "list")) {
+    fail("expected a structure: a tuple, list, dict or fields");
   }
+  const std::vector<Value>& parts = items[2].expect(Kind::list, "parts of a structure").items;
+  check_keys(items[1], kind == "fields", has_keys ? parts.size() : 0);
+  std::int64_t count = 0;
+  for (const Value& part : parts) count += leaves(part, depth + 1);
   return count;
+}
+
+// Whether a structure is that of a call: positional arguments and named ones.
+bool is_call(const Value& structure) {
+  const auto is = [](const Value& each, const char* kind) {
+    return each.kind == Kind::list && each.items[0].text == kind;
+  };
+  if (!is(structure, "tuple")) return false;
+  const std::vector<Value>& parts = structure.items[2].items;
+  return parts.size() == 2 && is(parts[0], "tuple") && is(parts[1], "dict");
 }
 
 StableIValue list_of(std::vector<TensorOwner>&& tensors) {
@@ -246,7 +271,9 @@ class SavedProgram {
     const auto inputs = static_cast<std::int64_t>(inputs_.size());
     const Value* arguments = description.find("arguments");
     const Value* results = description.find("results");
-    if (!arguments || leaves(*arguments) != inputs) fail("expected arguments for each input");
+    if (!arguments || leaves(*arguments) != inputs || !is_call(*arguments)) {
+      fail("expected arguments with a leaf for each input");
+    }
     const std::int64_t limits[] = {counts.tensor_results, counts.size_results, inputs,
                                    static_cast<std::int64_t>(state_.size())};
     for (const Value& entry : description.at("outputs", Kind::list).items) {

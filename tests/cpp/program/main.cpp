@@ -63,7 +63,7 @@ int main(int count, char** words) {
       std::cout << "ok" << std::endl;
     } catch (const std::exception& error) {
       std::string text = error.what();
-      for (char& each : text) each = each == '\n' ? ' ' : each;
+      for (char& each : text) each = static_cast<unsigned char>(each) < ' ' ? ' ' : each;
       std::cout << text << std::endl;
     }
   }
