@@ -157,9 +157,10 @@ class SavedProgram {
     for (AtenTensorHandle each : given) tensors.push_back(share(each));
     StableIValue stack[3] = {static_cast<StableIValue>(address_), list_of(std::move(tensors)),
                              list_of(sizes)};
-    run_program(stack, 3, 2);
-    const auto numbers = unboxing::Take<std::vector<std::int64_t>>::from(stack[1]);
-    std::vector<Tensor> made = unboxing::Take<std::vector<Tensor>>::from(stack[0]);
+    run_program(stack, 3, 3);
+    if (!torch::stable::detail::to<bool>(stack[0])) fail("a value is not the one that it requires");
+    const auto numbers = unboxing::Take<std::vector<std::int64_t>>::from(stack[2]);
+    std::vector<Tensor> made = unboxing::Take<std::vector<Tensor>>::from(stack[1]);
     for (const Write& each : writes_) {
       StableIValue copy[3] = {
           torch::stable::detail::from(
