@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from . import _lazy, _library, config, isa, ops
 
 if TYPE_CHECKING:
-    from . import llm, optim, quantization
+    from . import graph, llm, optim, quantization
+    from .math_mode import fp32_math_mode, get_fp32_math_mode, set_fp32_math_mode
     from .optimize import explain, optimize, undo
     from .program import load, save
     from .quantization import load_quantized, quantize_, save_quantized
+    from .verbose import verbose
 
 _library.warn_if_missing()
 isa.apply_environment()
@@ -26,6 +28,9 @@ __all__ = [
     "__version__",
     "config",
     "explain",
+    "fp32_math_mode",
+    "get_fp32_math_mode",
+    "graph",
     "isa",
     "llm",
     "load",
@@ -37,11 +42,16 @@ __all__ = [
     "quantize_",
     "save",
     "save_quantized",
+    "set_fp32_math_mode",
     "undo",
+    "verbose",
 ]
 
 _LATER = {
     "explain": "optimize",
+    "fp32_math_mode": "math_mode",
+    "get_fp32_math_mode": "math_mode",
+    "graph": "graph",
     "llm": "llm",
     "load": "program",
     "load_quantized": "quantization",
@@ -51,6 +61,8 @@ _LATER = {
     "quantize_": "quantization",
     "save": "program",
     "save_quantized": "quantization",
+    "set_fp32_math_mode": "math_mode",
     "undo": "optimize",
+    "verbose": "verbose",
 }
 sys.modules[__name__].__class__ = _lazy.Package

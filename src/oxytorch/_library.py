@@ -72,6 +72,10 @@ _RESULTS = {
     "oxytorch_set_tuning": None,
     "oxytorch_bump_versions": None,
     "oxytorch_unwatch": None,
+    "oxytorch_round_products": None,
+    "oxytorch_verbose_begin": None,
+    "oxytorch_verbose_end": None,
+    "oxytorch_verbose_lines": ctypes.c_char_p,
 }
 """What functions return that return no int."""
 

@@ -1,6 +1,7 @@
 #include "core/check.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -74,6 +75,27 @@ std::string dtype_name(std::int32_t code) {
   if (code == aoti_torch_dtype_complex128()) return "complex128";
   return "dtype number " + std::to_string(code);
 }
+
+namespace unboxing {
+
+std::string shown(const Tensor& value) {
+  std::string text = dtype_name(value.dtype_code());
+  for (std::int64_t i = 0; i < value.dim(); ++i) {
+    text += (i == 0 ? ':' : 'x') + std::to_string(value.size(i));
+  }
+  return text;
+}
+
+std::string shown(const std::string& value) { return value; }
+std::string shown(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
+}
+std::string shown(std::int64_t value) { return std::to_string(value); }
+std::string shown(bool value) { return value ? "true" : "false"; }
+
+}  // namespace unboxing
 
 void fail(const char* op, const char* argument, const std::string& wanted,
           const std::string& given) {

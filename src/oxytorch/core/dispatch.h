@@ -39,6 +39,17 @@ extern int last_level;
 // Not above: kernels are not compiled again where another level is built too.
 #include "oxytorch_levels.h"
 
+namespace oxytorch {
+
+// A kernel's name, and what was compiled of it for each level.
+template <class Args>
+struct Copies {
+  const char* name;
+  Kernel<Args> at_level[OXY_LEVEL_COUNT];
+};
+
+}  // namespace oxytorch
+
 #define OXY_DECLARE_COPY(level, op, name, Args)                  \
   namespace oxytorch::level::op {                                \
   void name##_at_level(const Args&, std::int64_t, std::int64_t); \
@@ -46,13 +57,13 @@ extern int last_level;
 #define OXY_LIST_COPY(level, op, name, Args) level::op::name##_at_level,
 #define OXY_LIST_NONE(level, op, name, Args) nullptr,
 
-// Elsewhere: declares the copies and the table `name_copies` that is indexed by level; a level that
-// is not built is never the active one.
-#define OXY_KERNEL_OF(op, name, Args)                                  \
-  OXY_FOR_EACH_LEVEL(OXY_DECLARE_COPY, op, name, Args)                 \
-  namespace oxytorch {                                                 \
-  inline constexpr Kernel<Args> name##_copies[] = {                    \
-      OXY_FOR_EACH_ROW(OXY_LIST_COPY, OXY_LIST_NONE, op, name, Args)}; \
+// Elsewhere: declares the copies and `name_copies`, which has them by level; a level that is not
+// built is never the active one.
+#define OXY_KERNEL_OF(op, name, Args)                                           \
+  OXY_FOR_EACH_LEVEL(OXY_DECLARE_COPY, op, name, Args)                          \
+  namespace oxytorch {                                                          \
+  inline constexpr Copies<Args> name##_copies{                                  \
+      #name, {OXY_FOR_EACH_ROW(OXY_LIST_COPY, OXY_LIST_NONE, op, name, Args)}}; \
   }
 
 #endif

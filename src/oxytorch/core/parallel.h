@@ -1,23 +1,24 @@
 // Runs a kernel at the active level over all items of a call, on torch's own threads.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "core/dispatch.h"
 #include "core/levels.h"
 #include "core/torch_api.h"
 #include "core/tuning.h"
+#include "core/verbose.h"
 
 namespace oxytorch {
 
 // `bytes_per_item`: memory traffic of one item, or its arithmetic counted in such bytes.
-template <class Args, std::size_t count>
-void run(const Kernel<Args> (&copies)[count], const Args& args, std::int64_t items,
+template <class Args>
+void run(const Copies<Args>& copies, const Args& args, std::int64_t items,
          std::int64_t bytes_per_item) {
-  static_assert(count == OXY_LEVEL_COUNT);
   if (items <= 0) return;
-  const Kernel<Args> kernel = copies[active_level()];
+  const int level = active_level();
+  const Kernel<Args> kernel = copies.at_level[level];
+  if (verbose::on()) verbose::note_kernel(copies.name, level);
   const std::int64_t least = tuning.bytes_per_thread / (bytes_per_item > 0 ? bytes_per_item : 1);
   const std::int64_t grain = least > 1 ? least : 1;
   if (items <= grain) {

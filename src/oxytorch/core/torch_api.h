@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/tuning.h"
+#include "core/verbose.h"
 
 // Exists in torch 2.13 and later.
 extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
@@ -243,11 +244,39 @@ inline std::int32_t first_dtype(const StableIValue* stack, bool list) {
   return dtype;
 }
 
+// Shapes, and the values of what is no tensor, for `oxytorch.verbose`.
+std::string shown(const Tensor& value);
+std::string shown(const std::string& value);
+std::string shown(double value);
+std::string shown(std::int64_t value);
+std::string shown(bool value);
+
+template <class T>
+std::string shown(const std::optional<T>& value) {
+  return value ? shown(*value) : "-";
+}
+
+template <class T>
+std::string shown(const std::vector<T>& values) {
+  std::string text;
+  for (const T& value : values) {
+    text.push_back(text.empty() ? '[' : ' ');
+    text.append(shown(value));
+  }
+  if (text.empty()) text.push_back('[');
+  text.push_back(']');
+  return text;
+}
+
 template <class Result, class... Arguments, std::size_t... I>
-void call(Result (*function)(Arguments...), StableIValue* stack, std::index_sequence<I...>) {
+void call(Result (*function)(Arguments...), StableIValue* stack, verbose::Call& noted,
+          std::index_sequence<I...>) {
   // Braces fix the order; every argument is taken before the results overwrite the stack.
   std::tuple<std::decay_t<Arguments>...> arguments{
       Take<std::decay_t<Arguments>>::from(stack[I])...};
+  if (noted.is_noted()) [[unlikely]] {
+    (noted.takes(shown(std::get<I>(arguments))), ...);
+  }
   if constexpr (std::is_void_v<Result>) {
     function(std::get<I>(arguments)...);
   } else if constexpr (std::is_same_v<Result, Tensor>) {
@@ -275,11 +304,13 @@ template <auto function, const char* const& name>
 void boxed(StableIValue* stack, uint64_t, uint64_t) {
   using Signature = unboxing::Signature<decltype(function)>;
   static const std::int32_t float64 = aoti_torch_dtype_float64();
+  verbose::Call noted(name + sizeof "oxytorch::" - 1);
   if (unboxing::first_dtype(stack, Signature::first_is_list) == float64) {
+    if (noted.is_noted()) noted.ran("reference", "-");
     call_operator(name, "reference", stack);
     return;
   }
-  unboxing::call(function, stack, typename Signature::Indices{});
+  unboxing::call(function, stack, noted, typename Signature::Indices{});
 }
 
 }  // namespace oxytorch

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from .. import _library
+from . import _autocast
+from ._autocast import AS_GIVEN, Autocast
 
 Function = Callable[..., Any]
 P = ParamSpec("P")
@@ -93,19 +95,26 @@ class _Behaviour:
     reference: Function
     has_gradient: bool
     fake: Function | None
+    autocast: Autocast
 
 
 _behaviours: dict[str, _Behaviour] = {}
 _connected: set[str] = set()
 
 
-def bind(name: str, reference: Function, has_gradient: bool, fake: Function | None) -> None:
+def bind(
+    name: str,
+    reference: Function,
+    has_gradient: bool,
+    fake: Function | None,
+    autocast: Autocast = AS_GIVEN,
+) -> None:
     """Registers `reference` for every other device, for tracing, and for gradients.
 
     fake: for an op that writes into its arguments: returns empty tensors like the results, reading
     no data and writing none.
     """
-    _behaviours[name] = _Behaviour(reference, has_gradient, fake)
+    _behaviours[name] = _Behaviour(reference, has_gradient, fake, autocast)
     _connect(name)
 
 
@@ -127,6 +136,7 @@ def _connect(name: str) -> None:
     library.impl(name, functools.partial(_run_reference, name), "CompositeExplicitAutograd")
     reference = functools.partial(_run_reference, name)
     library.impl(f"{name}.reference", reference, "CompositeImplicitAutograd")
+    library.impl(name, functools.partial(_run_under_autocast, name), "AutocastCPU")
     if getattr(torch.ops.oxytorch, name).default._schema.is_mutable:
         torch.library.register_fake(
             f"oxytorch::{name}", functools.partial(_run_fake, name), lib=library
@@ -144,6 +154,11 @@ def _behaviour_of(name: str) -> _Behaviour:
 
 def _run_reference(name: str, *args: Any, **named: Any) -> Any:
     return _behaviour_of(name).reference(*args, **named)
+
+
+def _run_under_autocast(name: str, *args: Any, **named: Any) -> Any:
+    overload = getattr(torch.ops.oxytorch, name).default
+    return _autocast.run(overload, _behaviour_of(name).autocast, args, named)
 
 
 def _run_fake(name: str, *args: Any, **named: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _binding
+from ._autocast import AS_GIVEN, Autocast
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Op:
     has_gradient: whether autograd follows the op, by the gradient of its reference.
     writes: the names of the arguments that the op writes into; no gradient flows through those.
     computed_by: "oxytorch", whose kernels exist at every level, or "onednn" inside torch.
+    autocast: what becomes of the arguments under `torch.autocast`.
     """
 
     function: Callable[..., Any]
@@ -63,6 +65,7 @@ class Op:
     has_gradient: bool = True
     writes: tuple[str, ...] = ()
     computed_by: str = "oxytorch"
+    autocast: Autocast = AS_GIVEN
 
     @property
     def name(self) -> str:
@@ -96,16 +99,20 @@ def register(
     has_gradient: bool = True,
     writes: tuple[str, ...] = (),
     fake: Callable[..., Any] | None = None,
+    autocast: Autocast = AS_GIVEN,
 ) -> Op:
     """Adds an op that `with_kernel` made, connects it with the dispatcher, and returns its record.
 
     writes: the arguments that an op writes into, which `with_writing_kernel` made; it has no
     gradient. fake: for such an op: returns empty tensors like its results, reading no data and
-    writing none.
+    writing none. autocast: what torch does with the arguments of operators like this one.
     """
     has_gradient = has_gradient and not writes
-    op = _added(Op(function, inspect.unwrap(function), samples, cost, has_gradient, writes))
-    _binding.bind(op.name, op.reference, has_gradient, fake)
+    op = Op(
+        function, inspect.unwrap(function), samples, cost, has_gradient, writes, autocast=autocast
+    )
+    _added(op)
+    _binding.bind(op.name, op.reference, has_gradient, fake, autocast)
     return op
 
 

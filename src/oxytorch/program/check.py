@@ -20,40 +20,22 @@ from typing import Any
 
 import torch
 
-_NAMESPACES = ("aten", "oxytorch")
-_IN_PLACE = ("relu_", "relu6_")
-_OTHER_TENSORS = re.compile(
-    "sparse|mkldnn|quant|nested|jagged|cudnn|miopen|mps|cuda|fbgemm|pin_memory|resize|csr|csc|coo|"
-    "bsr|bsc|padded_tensor|^set$|^data$|^values|^indices|^q_per|^int_repr"
-)
-_PRIVATE = frozenset(
-    (
-        "__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "_adaptive_avg_pool2d",
-        "_adaptive_avg_pool3d", "_aminmax", "_cdist_forward", "_conj", "_conj_physical",
-        "_convolution", "_convolution_mode", "_embedding_bag", "_embedding_bag_forward_only",
-        "_euclidean_dist", "_fft_c2c", "_fft_c2r", "_fft_r2c", "_fused_rms_norm", "_grouped_mm",
-        "_int_mm", "_is_all_true", "_is_any_true", "_linalg_det", "_linalg_eigh",
-        "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd", "_log_softmax", "_logcumsumexp",
-        "_masked_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
-        "_neg_view", "_pad_circular", "_pad_enum", "_pdist_forward", "_prelu_kernel",
-        "_reshape_alias", "_safe_softmax", "_scaled_dot_product_attention_math",
-        "_scaled_dot_product_flash_attention_for_cpu", "_softmax", "_stack", "_to_copy",
-        "_trilinear", "_unsafe_index", "_unsafe_view", "_upsample_bicubic2d_aa",
-        "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-        "_upsample_nearest_exact3d", "_weight_norm", "_weight_norm_interface",
-    )
-)  # fmt: skip
+from . import allowed
 
-_DTYPES = (
-    "float64", "float32", "float16", "bfloat16", "complex64", "bool", "uint8", "int8", "int16",
-    "int32", "int64",
-)  # fmt: skip
+_OTHER_TENSORS = re.compile(
+    "|".join(
+        (
+            *allowed.OTHER_PARTS,
+            *(f"^{begin}" for begin in allowed.OTHER_BEGINS),
+            *(f"^{name}$" for name in allowed.OTHER_NAMES),
+        )
+    )
+)
+
 _WORDS: dict[str, frozenset[str]] = {
-    "ScalarTypeType": frozenset(f"={name}" for name in _DTYPES),
+    "ScalarTypeType": frozenset(f"={name}" for name in allowed.DTYPES),
     "LayoutType": frozenset(("=strided",)),
-    "MemoryFormatType": frozenset(
-        ("=contiguous_format", "=preserve_format", "=channels_last", "=channels_last_3d")
-    ),
+    "MemoryFormatType": frozenset(f"={name}" for name in allowed.FORMATS),
     "DeviceObjType": frozenset(("cpu",)),
     "BoolType": frozenset(("true", "false")),
 }
@@ -274,7 +256,7 @@ def _operator(target: str) -> _Operator:
     name, _, overload = target.partition(".")
     namespace, _, own = name.partition("::")
     try:
-        if namespace not in _NAMESPACES:
+        if namespace not in allowed.NAMESPACES:
             raise RuntimeError
         torch._C._dispatch_find_schema_or_throw(name, overload)
         schema: Any = torch._C._get_schema(name, overload)
@@ -297,7 +279,7 @@ def _why_refused(own: str, schema: Any, kinds: Sequence[str]) -> str:
     if {*returned} != {"TensorType"} or (lists and len(returned) > 1):
         return "it does not return tensors"
     is_written = schema.is_mutable or any(each.is_write for each in schema.arguments)
-    if is_written and own not in _IN_PLACE:
+    if is_written and own not in allowed.IN_PLACE:
         return "it writes to a tensor"
     strange = {*kinds} - _KINDS
     if strange:
@@ -306,7 +288,7 @@ def _why_refused(own: str, schema: Any, kinds: Sequence[str]) -> str:
         return "it takes text and no tensor"
     if _OTHER_TENSORS.search(own):
         return "it makes tensors that are not dense, or are on another device"
-    if own.startswith("_") and own not in _PRIVATE:
+    if own.startswith("_") and own not in allowed.PRIVATE:
         return "it is internal to torch"
     return ""
 

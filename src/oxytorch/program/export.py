@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -37,6 +38,7 @@ from .model import (
     identity,
 )
 from .passes import improve, split
+from .passes.editor import Note
 from .program import Program, Steps, Value
 from .structure import Structure
 
@@ -55,11 +57,42 @@ _ASSERTED = (
 )
 
 
+_Found = TypeVar("_Found")
+
+
 def from_exported(exported: ExportedProgram) -> ProgramModel:
     """The model of an exported program, as a program.
 
     Raises ValueError, which names the operator or the argument, where a program cannot hold it.
     """
+    return _imported(exported, _Import.model)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The steps of an exported program as they were captured, before any pass.
+
+    weights: its parameters and buffers, by the values that stand for them; names: theirs.
+    """
+
+    steps: Steps
+    weights: dict[Value, Tensor]
+    names: dict[Value, str]
+
+    def improved(self) -> tuple[Steps, Steps, list[Note]]:
+        """The steps after all passes, those that are done once, and what the passes did."""
+        steps = self.steps.copy()
+        before, derived, notes = _improve(steps, self.weights, [*self.weights])
+        steps.inputs = [*steps.inputs, *derived]
+        return steps, before, notes
+
+
+def captured(exported: ExportedProgram) -> Captured:
+    """The steps of an exported program. Raises ValueError as `from_exported` does."""
+    return _imported(exported, _Import.captured)
+
+
+def _imported(exported: ExportedProgram, read: Callable[[_Import], _Found]) -> _Found:
     tables = (
         get_decompositions((*WITH_NUMBERS, *RESAMPLING)),
         {**core_aten_decompositions(), **get_decompositions((*WITH_NUMBERS, *RESAMPLING))},
@@ -67,7 +100,7 @@ def from_exported(exported: ExportedProgram) -> ProgramModel:
     reasons: list[CaptureError] = []
     for table in tables:  # the second one has smaller operators, which are slower
         try:
-            return _Import(exported, _decomposed(exported, table)).model()
+            return read(_Import(exported, _decomposed(exported, table)))
         except CaptureError as error:
             reasons.append(error)
     raise ValueError(
@@ -99,7 +132,7 @@ def _packed(steps: Steps, weights: dict[Value, Tensor]) -> Program | None:
     if steps.has_effect:
         return None
     with torch.no_grad():
-        before, derived = _improve(steps, weights, [*weights])
+        before, derived, _ = _improve(steps, weights, [*weights])
         if not derived:
             return None
         made, _ = before.program()([weights[value] for value in before.inputs])
@@ -109,17 +142,18 @@ def _packed(steps: Steps, weights: dict[Value, Tensor]) -> Program | None:
 
 def _improve(
     steps: Steps, weights: dict[Value, Tensor], lasting: Sequence[Value]
-) -> tuple[Steps, list[Value]]:
-    """Run the passes with weights that are not constants; return what depends on lasting ones."""
+) -> tuple[Steps, list[Value], list[Note]]:
+    """Run the passes with weights that are not constants; return what depends on lasting ones, the
+    values that it makes, and what the passes did."""
     inputs = steps.inputs
     steps.inputs = [*inputs, *weights]
     steps.constants = {v: tensor for v, tensor in steps.constants.items() if v not in weights}
-    improve(steps, lasting)
+    notes = improve(steps, lasting)
     found = split(steps, lasting) if lasting else (Steps(), [])
     steps.inputs = inputs
     steps.constants |= weights
     steps.drop_unused()
-    return found
+    return *found, notes
 
 
 class _Import:
@@ -134,19 +168,33 @@ class _Import:
         self._names: dict[int, str] = {}
         self._kept: list[tuple[str, int]] = []
 
-    def model(self) -> ProgramModel:
-        """The program and how it is called."""
-        arguments = Structure.of(self._original.call_spec.in_spec)
-        self._replace_inputs(_argument_names(self._original, arguments))
+    def captured(self) -> Captured:
+        """The steps, with nothing done to them."""
+        self._replace_inputs(_argument_names(self._original, self._arguments()))
+        steps, weights, _, _ = self._steps()
+        return Captured(steps, weights, {v: self._names[id(t)] for v, t in weights.items()})
+
+    def _arguments(self) -> Structure:
+        return Structure.of(self._original.call_spec.in_spec)
+
+    def _steps(self) -> tuple[Steps, dict[Value, Tensor], Outputs, Any]:
+        """The steps, their weights, what they return, and the outputs that the graph computes."""
         for node in self._graph.graph.nodes:
             if node.target in _ASSERTED and not node.users:
                 self._graph.graph.erase_node(node)
-        kinds, given = self._replace_outputs()
+        computed = self._replace_outputs()
         self._graph.graph.eliminate_dead_code()
         steps, outputs = steps_of(self._graph)
         weights = {v: t for v, t in steps.constants.items() if id(t) in self._names}
         for value, tensor in weights.items():
             value.meta = tensor
+        return steps, weights, outputs, computed
+
+    def model(self) -> ProgramModel:
+        """The program and how it is called."""
+        arguments = self._arguments()
+        self._replace_inputs(_argument_names(self._original, arguments))
+        steps, weights, outputs, (kinds, given) = self._steps()
         packed = _packed(steps.copy(), weights)
         program = _plain(steps, weights)
         found = self._outputs(outputs, given)

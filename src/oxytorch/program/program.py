@@ -98,9 +98,13 @@ class Steps:
         self.steps = kept[::-1]
         self.constants = {v: tensor for v, tensor in self.constants.items() if v in used}
 
+    def text(self) -> str:
+        """The program as text."""
+        return _Writer(self).text()
+
     def program(self) -> Program:
         """The program as text, loaded."""
-        return Program(_Writer(self).text(), [*self.constants.values()])
+        return Program(self.text(), [*self.constants.values()])
 
 
 def values_of(argument: Argument) -> Iterator[Value]:

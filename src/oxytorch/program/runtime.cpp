@@ -593,6 +593,9 @@ void load_program(StableIValue* stack, uint64_t, uint64_t) {
       static_cast<StableIValue>(reinterpret_cast<std::uintptr_t>(reader.program().release()));
 }
 
+}  // namespace
+
+// Declared in saved_program.cpp too.
 void run_program(StableIValue* stack, uint64_t, uint64_t) {
   const auto* program = reinterpret_cast<const Program*>(static_cast<std::uintptr_t>(stack[0]));
   std::vector<Value> tensors = values_of(stack[1]);
@@ -621,8 +624,6 @@ void run_program(StableIValue* stack, uint64_t, uint64_t) {
   stack[1] = torch::stable::detail::from(outputs);
   stack[2] = torch::stable::detail::from(size_outputs);
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
   library.def("load_program(str text, Tensor[] constants) -> int");

@@ -18,7 +18,7 @@ static Tensor faulty(const Tensor& x, double factor, std::int64_t fault) {
       .fault = static_cast<Fault>(fault),
   };
   if (args.fault == Fault::level_ignored) {
-    faulty_copies[0](args, 0, 1);
+    faulty_copies.at_level[0](args, 0, 1);
   } else {
     run(faulty_copies, args, 1, x.numel());
   }

@@ -8,9 +8,8 @@
 namespace oxytorch {
 
 // `weight_of_arithmetic`: how many bytes one thread moves while it computes on one byte.
-template <std::size_t count>
-Tensor gated_entry(const char* op, const Kernel<GatedArgs> (&copies)[count], const Tensor& gate,
-                   const Tensor& up, bool tanh_form, std::int64_t weight_of_arithmetic) {
+inline Tensor gated_entry(const char* op, const Copies<GatedArgs>& copies, const Tensor& gate,
+                          const Tensor& up, bool tanh_form, std::int64_t weight_of_arithmetic) {
   constexpr std::int64_t kBlock = 2048;
   const DType dtype = check_dtype(op, "gate", gate);
   check_minimum_dim(op, "gate", gate, 1);

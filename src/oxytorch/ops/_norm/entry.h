@@ -20,10 +20,9 @@ struct NormResult {
 };
 
 // `residual` may be null. Without `with_total` the total is an empty tensor.
-template <std::size_t count>
-NormResult norm_entry(const char* op, const Kernel<NormArgs> (&copies)[count], const Tensor& x,
-                      const Tensor* residual, const std::optional<Tensor>& weight,
-                      const Tensor* bias, double eps, bool with_total) {
+inline NormResult norm_entry(const char* op, const Copies<NormArgs>& copies, const Tensor& x,
+                             const Tensor* residual, const std::optional<Tensor>& weight,
+                             const Tensor* bias, double eps, bool with_total) {
   const DType dtype = check_dtype(op, "x", x);
   check_minimum_dim(op, "x", x, 1);
   NormArgs args{};

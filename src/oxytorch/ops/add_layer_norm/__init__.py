@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _norm
+from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
@@ -64,4 +65,6 @@ def cost(x: Tensor, return_total: bool, **rest: object) -> Cost:
     return Cost(moved, 8 * x.numel())
 
 
-op = register(_norm.with_total(add_layer_norm), samples, cost)
+op = register(
+    _norm.with_total(add_layer_norm), samples, cost, autocast=Autocast("widest", ("x", "residual"))
+)

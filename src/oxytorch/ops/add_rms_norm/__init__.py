@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _norm
+from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
@@ -58,4 +59,6 @@ def cost(x: Tensor, return_total: bool, **rest: object) -> Cost:
     return Cost(moved, 5 * x.numel())
 
 
-op = register(_norm.with_total(add_rms_norm), samples, cost)
+op = register(
+    _norm.with_total(add_rms_norm), samples, cost, autocast=Autocast("widest", ("x", "residual"))
+)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import isa
+from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
@@ -111,7 +112,9 @@ def cost(query: Tensor, key: Tensor, **rest: object) -> Cost:
     return Cost(moved, 4 * query.numel() * key.shape[2])
 
 
-op = register(attention, samples, cost)
+op = register(
+    attention, samples, cost, autocast=Autocast("lower", ("query", "key", "value", "mask"))
+)
 
 
 def is_fast() -> bool:

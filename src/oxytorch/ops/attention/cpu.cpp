@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "core/math_mode.h"
 #include "core/parallel.h"
 #include "ops/_attention/entry.h"
 #include "ops/attention/kernel.h"
@@ -80,6 +81,7 @@ static Tensor attention(const Tensor& query, const Tensor& key, const Tensor& va
   args.blocks = (length + args.rows - 1) / args.rows;
   args.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(dim)));
   args.causal = is_causal;
+  args.rounds_products = args.dtype == DType::float32 && rounds_products();
   run(attention_copies, args, batch * heads * args.blocks, args.rows * keys * dim / 4 + 1);
   return out;
 }

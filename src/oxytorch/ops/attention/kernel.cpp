@@ -184,6 +184,42 @@ static void take_values(Bf16Pair, const bf16* from, std::int64_t stride, std::in
   }
 }
 
+#if OXY_HAS_FAST_BF16_DOT
+
+// Rows of float32 are rounded first, and then taken as those of bfloat16 are.
+
+static void round_rows(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t dim,
+                       bf16* to) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    sweep(0, dim, [&](std::int64_t i, auto count) {
+      store(to + r * dim + i, load(from + r * stride + i, count), count);
+    });
+  }
+}
+
+static void take_rows(Bf16Pair dot, const float* from, std::int64_t stride, std::int64_t rows,
+                      std::int64_t dim, std::uint32_t* to, std::int64_t to_stride) {
+  alignas(64) bf16 rounded[kRows * kDim];
+  round_rows(from, stride, rows, dim, rounded);
+  take_rows(dot, rounded, dim, rows, dim, to, to_stride);
+}
+
+static void take_turned(Bf16Pair dot, const float* from, std::int64_t stride, std::int64_t keys,
+                        std::int64_t dim, std::uint32_t* to) {
+  alignas(64) bf16 rounded[kKeys * kDim];
+  round_rows(from, stride, keys, dim, rounded);
+  take_turned(dot, rounded, dim, keys, dim, to);
+}
+
+static void take_values(Bf16Pair dot, const float* from, std::int64_t stride, std::int64_t keys,
+                        std::int64_t dim, std::uint32_t* to, std::int64_t to_stride) {
+  alignas(64) bf16 rounded[kKeys * kDim];
+  round_rows(from, stride, keys, dim, rounded);
+  take_values(dot, rounded, dim, keys, dim, to, to_stride);
+}
+
+#endif
+
 OXY_INLINE void put_exponentials(Bf16Pair, std::uint32_t* to, std::int64_t i, f32v v) {
   store(reinterpret_cast<bf16*>(to) + i, v);
 }
@@ -245,9 +281,8 @@ static float exponentials(Dot dot, float* scores, typename Dot::Unit* to, std::i
   return factor;
 }
 
-template <class T>
+template <class T, class Dot>
 static void attend(const AttentionArgs& args, std::int64_t item) {
-  using Dot = typename DotOf<T>::Dot;
   using Unit = typename Dot::Unit;
   constexpr std::int64_t kDepth = Dot::kDepth;
   alignas(64) Unit queries[kRows * kDim];
@@ -329,8 +364,17 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
 }
 
 static void attention(const AttentionArgs& args, std::int64_t begin, std::int64_t end) {
+#if OXY_HAS_FAST_BF16_DOT
+  if (args.rounds_products) {
+    for (std::int64_t item = begin; item < end; ++item) attend<float, Bf16Pair>(args, item);
+    return;
+  }
+#endif
   with_type(args.dtype, [&](auto element) {
-    for (std::int64_t item = begin; item < end; ++item) attend<decltype(element)>(args, item);
+    using T = decltype(element);
+    for (std::int64_t item = begin; item < end; ++item) {
+      attend<T, typename DotOf<T>::Dot>(args, item);
+    }
   });
 }
 

@@ -26,6 +26,7 @@ struct AttentionArgs {
   std::int64_t blocks;  // items of one head
   float scale;
   bool causal;
+  bool rounds_products;  // float32 is rounded to bfloat16 before it is multiplied
   DType dtype;
 };
 

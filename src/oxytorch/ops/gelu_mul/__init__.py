@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import _gated
+from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 
@@ -43,4 +44,4 @@ def cost(gate: Tensor, **rest: object) -> Cost:
     return Cost(2 * gate.nbytes + nbytes(rest), 35 * gate.numel())
 
 
-op = register(gelu_mul, samples, cost)
+op = register(gelu_mul, samples, cost, autocast=Autocast("widest", ("gate", "up")))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, register
 from .._samples import MEBI, values
@@ -58,4 +59,4 @@ def cost(dense: Tensor, sparse: Sequence[Tensor]) -> Cost:
     return Cost(moved, 2 * batch * pairs * dim)
 
 
-op = register(interaction, samples, cost)
+op = register(interaction, samples, cost, autocast=Autocast("widest", ("dense", "sparse")))

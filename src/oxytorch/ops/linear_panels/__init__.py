@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from ..panels import PanelWeight, layout
@@ -109,4 +110,4 @@ def cost(x: Tensor, out_features: int, epilogue: str, **rest: object) -> Cost:
     return Cost(moved, 2 * rows * outputs * x.shape[-1])
 
 
-op = register(linear_panels, samples, cost)
+op = register(linear_panels, samples, cost, autocast=Autocast("lower", ("x", "bias", "other")))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, register
 from .._samples import MEBI, values
@@ -70,4 +71,4 @@ def cost(
     return Cost(sum(each.bytes for each in tables), sum(each.operations for each in tables))
 
 
-op = register(merged_embedding_bag, samples, cost)
+op = register(merged_embedding_bag, samples, cost, autocast=Autocast("widest", ("weights",)))

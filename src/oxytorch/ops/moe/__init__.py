@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from .._samples import values
@@ -226,4 +227,4 @@ def _sample(
     )
 
 
-op = register(moe, samples, cost)
+op = register(moe, samples, cost, autocast=Autocast("lower", ("x", "router_weights")))

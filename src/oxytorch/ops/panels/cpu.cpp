@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/math_mode.h"
 #include "core/parallel.h"
 #include "ops/panels/entry.h"
 #include "ops/panels/kernel.h"
@@ -161,6 +162,9 @@ struct RowBuffers {
 
 RowType row_type(DType dtype, bool rounds_to_int8) {
   if (rounds_to_int8) return RowType::int8;
+  // A level without fast products of bfloat16 would lose time by it.
+  const bool gains = level_has(Capability::tiles) || level_has(Capability::fast_bf16_dot);
+  if (dtype == DType::float32 && gains && rounds_products()) return RowType::bfloat16;
   return dtype == DType::bfloat16 ? RowType::bfloat16 : RowType::float32;
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ..program import Steps, Value, values_of
 from . import convolution, linear, norms, panels
 from .attention import attention
-from .editor import Editor, Pass
+from .editor import Editor, Note, Pass
 from .embeddings import embedding_bags, merged_bags
 from .formulas import activations
 from .post_ops import in_place
@@ -54,8 +54,8 @@ STORABLE: tuple[Pass, ...] = (panels.to_panels, panels.fuse, in_place)
 
 def improve(
     steps: Steps, lasting: Iterable[Value], storable: bool = False, layouts: bool = True
-) -> None:
-    """Change the steps of a program so that it runs faster.
+) -> list[Note]:
+    """Change the steps of a program so that it runs faster; return what was done and left.
 
     lasting: inputs that are the same tensors at each call, and seldom written to.
     storable: whether packed weights have to be plain tensors.
@@ -64,18 +64,30 @@ def improve(
     If a kernel that is timed fails, the steps stay as they are, and the log says so.
     """
     if steps.has_effect:
-        return
+        return []
     before = steps.copy()
     editor = Editor(steps, lasting)
     passes = ALWAYS
-    if layouts and convolution.can_follow_order(editor):
+    if not layouts:
+        pass
+    elif convolution.can_follow_order(editor):
         passes += STORABLE_CONVOLUTIONS if storable else CONVOLUTIONS
+    else:
+        convolution.leave_all(editor)
     try:
         for each in (*passes, *(STORABLE if storable else WITH_LASTING)):
+            editor.by = name_of(each)
             each(editor)
     except RuntimeError as error:
         _log.info("a program of %d steps is not improved: %s", len(before.steps), error)
         vars(steps).update(vars(before))
+        return [Note(editor.by, step, why=f"a kernel fails: {error}") for step in steps.steps]
+    return editor.notes
+
+
+def name_of(each: Pass) -> str:
+    """A pass as it is called in reports: linear.pack."""
+    return f"{each.__module__.rpartition('.')[2]}.{each.__name__}"
 
 
 def split(steps: Steps, lasting: Iterable[Value]) -> tuple[Steps, list[Value]]:

@@ -18,14 +18,20 @@ TORCHS, OURS = "aten::_scaled_dot_product_flash_attention_for_cpu", "oxytorch::a
 WHOLE = "aten::scaled_dot_product_attention"
 """As `torch.export` leaves it."""
 DTYPES = (torch.float32, torch.bfloat16)
+_ELSEWHERE = (
+    "the kernel takes known sizes in float32 or bfloat16 without dropout, with the heads of a row "
+    "side by side"
+)
 
 
 def attention(editor: Editor) -> None:
     """Have attention of known sizes computed by the kernel of this package, where it is faster."""
-    if not is_fast():
-        return
     for step in editor.steps.steps:
-        if step.target not in (TORCHS, WHOLE) or any(step.results[1:]):
+        if step.target not in (TORCHS, WHOLE):
+            continue
+        if not is_fast() or any(step.results[1:]):
+            why = "a gradient is asked for" if is_fast() else "the kernel needs vectors of 512 bits"
+            editor.leave(step, why)
             continue
         query, key, value, *rest = step.arguments
         if step.target == TORCHS:
@@ -33,13 +39,18 @@ def attention(editor: Editor) -> None:
         else:
             mask, dropout, is_causal, scale, _ = rest
             if not _lies_by_rows(_meta(step.results[0])):  # whichever kernel torch would take
+                editor.leave(step, _ELSEWHERE)
                 continue
         metas = [_meta(each) for each in (query, key, value)]
         if dropout != "0.0" or not all(map(_is_known, metas)) or not _lies_by_rows(metas[0]):
+            editor.leave(step, _ELSEWHERE)
             continue
         if mask != "none" and not _is_known(_meta(mask.item)):
+            editor.leave(step, "the size of its mask is not known")
             continue
-        if _pays(metas, None if mask == "none" else _meta(mask.item), is_causal == "true"):
+        if not _pays(metas, None if mask == "none" else _meta(mask.item), is_causal == "true"):
+            editor.leave(step, "the kernel was timed and is not faster than torch's")
+        else:
             arguments = [query, key, value, _own(editor, mask), scale, is_causal]
             editor.replace(step, Step(OURS, arguments, step.results[:1]))
     editor.apply()

@@ -66,10 +66,12 @@ def fold_norms(editor: Editor) -> None:
         x, weight, bias, mean, variance, *_ = step.arguments
         before = editor.made_by(x, CONVOLUTION)
         if before is None or editor.only_taker(x) is not step:
+            editor.leave(step, "no convolution before it, or others take what that makes")
             continue
         lasting = [before.arguments[1], mean, variance, *_given(before.arguments[2], weight, bias)]
         is_transposed = before.arguments[6] != "false"
         if is_transposed or not all(value in editor.lasting for value in lasting):
+            editor.leave(step, "the convolution is transposed, or its weight changes")
             continue
         if any(value.meta is None or value.meta.dtype not in _FOLDED for value in lasting):
             continue
@@ -124,16 +126,24 @@ def _folded(editor: Editor, convolution: Step, norm: Any) -> tuple[Value, Value,
 def pack(editor: Editor) -> None:
     """Have convolutions of known sizes take packed weights, where that is faster."""
     found = False
-    steps = [
-        step
-        for step in editor.steps.steps
-        if step.target == CONVOLUTION and _can_be_packed(editor, step)
-    ]
-    if not all(map(_can_be_restored, {_base(editor, value) for value in editor.steps.outputs})):
-        return
+    steps = []
+    are_restored = all(
+        map(_can_be_restored, {_base(editor, value) for value in editor.steps.outputs})
+    )
+    for step in editor.steps.steps:
+        if step.target != CONVOLUTION:
+            continue
+        why = _why_plain(editor, step)
+        if not why and not are_restored:
+            why = "an output of the program lies in an order that a program cannot make"
+        if why:
+            editor.leave(step, why)
+        else:
+            steps.append(step)
     for step in steps:
         x, weight, bias, stride, padding, dilation, _, _, groups = step.arguments
         if not _pays(x.meta, weight.meta, [stride, padding, dilation, groups], len(steps) == 1):
+            editor.leave(step, "a packed weight was timed and is not faster")
             continue
         packed, geometry = Value(), [padding, stride, dilation, groups]
         size = [str(each) for each in x.meta.shape]
@@ -146,18 +156,21 @@ def pack(editor: Editor) -> None:
         _follow_order(editor)
 
 
-def _can_be_packed(editor: Editor, step: Step, any_size: bool = False) -> bool:
+def _why_plain(editor: Editor, step: Step, any_size: bool = False) -> str:
+    """Why a convolution cannot take a packed weight; empty if it can."""
     x, weight, bias, *_, transposed, _, _ = step.arguments
     metas = [value.meta for value in (x, weight, *_given(bias))]
-    if weight not in editor.lasting or any(meta is None for meta in metas):
-        return False
-    if transposed != "false" or any(meta.dtype != metas[0].dtype for meta in metas):
-        return False
+    if weight not in editor.lasting:
+        return "its weight is computed at each call"
+    if any(meta is None or meta.dtype != metas[0].dtype for meta in metas):
+        return "input, weight and bias differ in dtype"
+    if transposed != "false" or not metas[0].dim() == metas[1].dim() in (4, 5):
+        return "it is transposed, or of one dimension, or of a single image without a batch"
     if known(metas[1].shape) is None:
-        return False
+        return "the size of its weight is not known"
     if not any_size and (known(metas[0].shape) is None or 0 in metas[0].shape):
-        return False
-    return metas[0].dim() == metas[1].dim() in (4, 5) and supports(metas[0].dtype) is None
+        return "the size of its input is not known, or it is empty"
+    return supports(metas[0].dtype) or ""
 
 
 def _pays(x: Any, weight: Any, words_: list[Any], is_alone: bool) -> bool:
@@ -204,7 +217,7 @@ def channels_last(editor: Editor) -> None:
         return
     found = False
     for step in editor.steps.steps:
-        if step.target != CONVOLUTION or not _can_be_packed(editor, step, any_size=True):
+        if step.target != CONVOLUTION or _why_plain(editor, step, any_size=True):
             continue
         x, weight, *rest = step.arguments
         order = _LAST[weight.meta.dim()]
@@ -269,6 +282,14 @@ def can_follow_order(editor: Editor) -> bool:
         or ("::" in step.target and not step.target.startswith(_KNOWN))
         for step in editor.steps.steps
     )
+
+
+def leave_all(editor: Editor) -> None:
+    """Say why no convolution is changed, where one is there and a step depends on the order."""
+    editor.by = "convolution.pack"
+    for step in editor.steps.steps:
+        if step.target == CONVOLUTION:
+            editor.leave(step, "another step depends on how its input lies in memory")
 
 
 _OF_ORDER = ("aten::as_strided", "aten::view.dtype", "aten::view_as_", "aten::set_")

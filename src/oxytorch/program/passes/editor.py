@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,16 +14,33 @@ VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape")
 """Steps that give a tensor another shape."""
 
 
+@dataclass(frozen=True)
+class Note:
+    """What a pass did with a step, or why it left it.
+
+    by: the pass. made: the targets of the steps in its place; none: others compute its results.
+    why: the reason why it stays, empty if it does not.
+    """
+
+    by: str
+    step: Step
+    made: tuple[str, ...] = ()
+    why: str = ""
+
+
 class Editor:
     """Who makes and who takes each value of a program, and a list of changes to its steps.
 
     lasting: the values that are the same at each call until the user writes to them: constants,
     parameters, buffers, and what is computed from these alone.
+    notes: what was done and left so far; `by` is the pass that is at work.
     """
 
     def __init__(self, steps: Steps, lasting: Iterable[Value]) -> None:
         self.steps = steps
         self.lasting = {*lasting}
+        self.notes: list[Note] = []
+        self.by = ""
         self._changes: dict[Step, list[Step]] = {}
         self._redirected: dict[Value, Value] = {}
         self._look()
@@ -68,6 +86,11 @@ class Editor:
     def replace(self, step: Step, *others: Step) -> None:
         """Put steps in the place of one; they make the results that others take."""
         self._changes[step] = [*others]
+        self.notes.append(Note(self.by, step, tuple(other.target for other in others)))
+
+    def leave(self, step: Step, why: str) -> None:
+        """Say why the pass at work, which is for steps like this one, changes nothing."""
+        self.notes.append(Note(self.by, step, why=why))
 
     def redirect(self, value: Value, other: Value) -> None:
         """Have `other`, which is made earlier, taken in place of a value."""

@@ -74,9 +74,13 @@ def pack(editor: Editor) -> None:
         if step.target != LINEAR:
             continue
         x, weight, bias = step.arguments
-        if not is_contiguous(step.results[0]) or not _can_be_packed(editor, x, weight, bias):
-            continue
-        if not _pays(x.meta, weight.meta):
+        why = _why_plain(editor, x, weight, bias)
+        if not why and not is_contiguous(step.results[0]):
+            why = "its result does not lie in torch's order"
+        if not why and not _pays(x.meta, weight.meta):
+            why = "a packed weight was timed and is not faster"
+        if why:
+            editor.leave(step, why)
             continue
         makes: list[Step] = []
         if weight not in packed_of:
@@ -97,16 +101,23 @@ def _packing(weight: Value, packed: Value) -> list[Step]:
     return [copy, Step(PACK, [lies, "none"], [packed])]
 
 
-def _can_be_packed(editor: Editor, x: Value, weight: Value, bias: Any) -> bool:
+def _why_plain(editor: Editor, x: Value, weight: Value, bias: Any) -> str:
+    """Why a layer cannot take a packed weight; empty if it can."""
     meta, inner = weight.meta, x.meta
-    if weight not in editor.lasting or meta is None or inner is None:
-        return False
-    if meta.dim() != 2 or known(meta.shape) is None or inner.dtype != meta.dtype or not inner.dim():
-        return False
-    if isinstance(bias, Some) and (bias.item.meta is None or bias.item.meta.dtype != meta.dtype):
-        return False
-    is_small = meta.dtype == torch.float32 and meta.numel() < SMALLEST
-    return not is_small and 0 not in inner.shape and supports(meta.dtype) is None
+    if weight not in editor.lasting:
+        return "its weight is computed at each call"
+    if meta is None or inner is None:
+        return "shapes and dtypes of its inputs are not known"
+    if meta.dim() != 2 or known(meta.shape) is None or not inner.dim():
+        return "its weight is no matrix of a known size, or its input has no dimension"
+    bias_meta = bias.item.meta if isinstance(bias, Some) else meta
+    if inner.dtype != meta.dtype or bias_meta is None or bias_meta.dtype != meta.dtype:
+        return "input, weight and bias differ in dtype"
+    if 0 in inner.shape:
+        return "its input is empty"
+    if meta.dtype == torch.float32 and meta.numel() < SMALLEST:
+        return f"its weight has fewer than {SMALLEST} elements, for which a call costs too much"
+    return supports(meta.dtype) or ""
 
 
 def _pays(x: Any, weight: Any) -> bool:
@@ -156,9 +167,13 @@ def fuse_after(
             continue
         (result,) = step.results
         taker = None if result is None else editor.only_taker(result)
-        if taker is None or result is None or editor.is_changed(taker):
+        if taker is None or result is None:
+            editor.leave(step, "its result is returned, or taken by several steps")
+            continue
+        if editor.is_changed(taker):
             continue
         if not fits(taker.results[0]):
+            editor.leave(step, f"{taker.target} after it makes a result in another order")
             continue
         found, other = activation(taker), other_of_sum(taker, result)
         joined = None
@@ -170,6 +185,8 @@ def fuse_after(
         if joined is not None:
             editor.replace(step)
             editor.replace(taker, joined)
+        else:
+            editor.leave(step, f"{taker.target} after it is no activation or sum that can join it")
     editor.apply()
 
 

@@ -16,15 +16,21 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def layer_norms(editor: Editor) -> None:
     """Have layer normalization of rows computed by the kernel of this package."""
     for step in editor.steps.steps:
-        if step.target != LAYER_NORM or any(step.results[1:]):
+        if step.target != LAYER_NORM:
             continue
         x, shape, weight, bias, eps = step.arguments
+        if any(step.results[1:]):
+            editor.leave(step, "a gradient is asked for")
+            continue
         if len(shape) != 1 or x.meta is None or x.meta.dtype not in DTYPES or 0 in x.meta.shape:
+            editor.leave(step, "the kernel takes rows of float32, bfloat16 or float16")
             continue
         is_ours = all(_fits(each, x.meta.dtype) for each in (weight, bias))
         if is_ours and is_contiguous(step.results[0]):
             made = [x, weight, bias, eps]
             editor.replace(step, Step("oxytorch::layer_norm", made, step.results[:1]))
+        else:
+            editor.leave(step, "weight and bias differ in dtype, or x is in another order")
     editor.apply()
 
 
@@ -39,12 +45,14 @@ def sums_before_norms(editor: Editor) -> None:
             continue
         x, *rest = step.arguments
         total = editor.made_by(x, "add")
-        if total is None or editor.is_changed(total) or not _is_plain_sum(total, x):
+        if total is None or editor.is_changed(total):
             continue
-        if not is_contiguous(x):
+        if not _is_plain_sum(total, x) or not is_contiguous(x):
+            editor.leave(step, "the sum before it is of two shapes or dtypes, or in another order")
             continue
         is_taken = editor.only_taker(x) is not step
         if is_taken and not _is_first(editor, total, step):
+            editor.leave(step, "its weight is made after the sum before it")
             continue
         arguments = [*total.arguments[:2], *rest, str(is_taken).lower()]
         results = [step.results[0], x if is_taken else None]

@@ -1,0 +1,38 @@
+"""What a file's program may call: lists that check.py reads, and of which the build makes a header.
+
+Imports nothing, so that the build can read it without torch.
+"""
+
+from __future__ import annotations
+
+NAMESPACES = ("aten", "oxytorch")
+IN_PLACE = ("relu_", "relu6_")
+"""Operators that may write to their first argument."""
+OTHER_PARTS = (
+    "sparse", "mkldnn", "quant", "nested", "jagged", "cudnn", "miopen", "mps", "cuda", "fbgemm",
+    "pin_memory", "resize", "csr", "csc", "coo", "bsr", "bsc", "padded_tensor",
+)  # fmt: skip
+"""Parts of names of operators that make tensors of other layouts or devices."""
+OTHER_BEGINS = ("values", "indices", "q_per", "int_repr")
+OTHER_NAMES = ("set", "data")
+PRIVATE = (
+    "__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool3d", "_aminmax", "_cdist_forward", "_conj", "_conj_physical",
+    "_convolution", "_convolution_mode", "_embedding_bag", "_embedding_bag_forward_only",
+    "_euclidean_dist", "_fft_c2c", "_fft_c2r", "_fft_r2c", "_fused_rms_norm", "_grouped_mm",
+    "_int_mm", "_is_all_true", "_is_any_true", "_linalg_det", "_linalg_eigh",
+    "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd", "_log_softmax", "_logcumsumexp",
+    "_masked_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+    "_neg_view", "_pad_circular", "_pad_enum", "_pdist_forward", "_prelu_kernel",
+    "_reshape_alias", "_safe_softmax", "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_flash_attention_for_cpu", "_softmax", "_stack", "_to_copy",
+    "_trilinear", "_unsafe_index", "_unsafe_view", "_upsample_bicubic2d_aa",
+    "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d", "_weight_norm", "_weight_norm_interface",
+)  # fmt: skip
+"""Operators with an underscore into which models are exported."""
+DTYPES = (
+    "float64", "float32", "float16", "bfloat16", "complex64", "bool", "uint8", "int8", "int16",
+    "int32", "int64",
+)  # fmt: skip
+FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
