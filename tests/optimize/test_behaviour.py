@@ -164,7 +164,9 @@ def test_shared_weights_stay_shared() -> None:
 def test_layers_that_share_an_input_are_joined() -> None:
     torch.manual_seed(0)
     model, x = Attention().eval(), torch.randn(2, 5, 32)
-    optimized = oxytorch.optimize(model, sample_input=x, passes=[*PASSES])
+    optimized = oxytorch.optimize(
+        model, sample_input=x, passes=[p for p in PASSES if p != "program"]
+    )
     assert sum(e.pass_name == "join" for e in oxytorch.explain(optimized).done) == 3
     with torch.no_grad():
         expected = model(x)
@@ -182,7 +184,9 @@ def test_layers_that_share_an_input_are_joined() -> None:
 def test_two_threads_share_a_joined_model() -> None:
     torch.manual_seed(0)
     model = Attention().eval()
-    optimized = oxytorch.optimize(model, sample_input=torch.randn(2, 5, 32), passes=[*PASSES])
+    optimized = oxytorch.optimize(
+        model, sample_input=torch.randn(2, 5, 32), passes=[p for p in PASSES if p != "program"]
+    )
 
     def work(seed: int) -> None:
         x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(seed))

@@ -56,7 +56,9 @@ def _is_done(model: nn.Module) -> bool:
     return any(e.pass_name == "channels_last" for e in oxytorch.explain(model).done)
 
 
-@pytest.mark.parametrize("passes", [["channels_last"], [*DEFAULT], [*PASSES]])
+@pytest.mark.parametrize(
+    "passes", [["channels_last"], [*DEFAULT], [p for p in PASSES if p != "program"]]
+)
 @pytest.mark.parametrize("order", [*ORDERS])
 @pytest.mark.parametrize("name", [*RETURNS])
 def test_answers_and_their_order_are_the_models(name: str, order: str, passes: list[str]) -> None:

@@ -52,7 +52,7 @@ def optimized(model: nn.Module, form: str, sample: Any = None) -> Any:
         return oxytorch.optimize(model, sample_input=sample)
     if form == "bfloat16":
         return oxytorch.optimize(model, sample_input=sample, dtype=torch.bfloat16)
-    passes = [*PASSES] if form == "all" else [*DEFAULT, form]
+    passes = [p for p in PASSES if p != "program"] if form == "all" else [*DEFAULT, form]
     return oxytorch.optimize(model, sample_input=sample, passes=passes)
 
 
