@@ -39,7 +39,7 @@ def _check(sample: Sample, level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("rows", [9, 12, 13, 71, 150])
+@pytest.mark.parametrize("rows", [1, 3, 12, 13, 71, 150])
 def test_every_end_of_tiles_and_pieces(rows: int, level: str) -> None:
     torch.manual_seed(rows)
     for width in WIDTHS:
@@ -123,7 +123,11 @@ def test_all_threads_have_about_as_much_to_do(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [2, 16])
 def test_small_products_have_as_many_threads_as_they_are_worth(threads: int) -> None:
-    for rows, width, outputs in ((9, 13, 512), (16, 128, 256), (1024, 512, 1), (9, 256, 64)):
+    for rows, width, outputs in ((9, 13, 512), (16, 128, 256), (1024, 512, 1), (1, 256, 64)):
         *_, items, grain = _split(rows, outputs, width, threads)
-        worth = max(1, rows * width * -(-outputs // 16) * 16 // (1 << 19))
+        numbers = width * -(-outputs // 16) * 16
+        worth = max(1, rows * numbers >> 19, 4 * numbers >> 16)
         assert -(-items // grain) <= min(worth, threads)
+    for rows in (1, 8):
+        *_, items, grain = _split(rows, 768, 768, threads)
+        assert -(-items // grain) >= 3 / 4 * threads

@@ -260,16 +260,16 @@ void run_gemm(const Rows& x, const std::vector<std::int64_t>* order, DType x_dty
 
 Split split_float_product(std::int64_t rows, std::int64_t panels, std::int64_t in_features,
                           bool is_gated, std::int64_t threads) {
-  const std::int64_t multiplications = rows * panels * kPanelOutputs * in_features;
-  const std::int64_t least = tuning.bytes_per_thread * kFloatsPerByte;
+  // Few rows wait for the weight, many for its products.
+  const std::int64_t numbers = panels * kPanelOutputs * in_features;
+  const std::int64_t bytes = std::max(4 * numbers, rows * numbers / kFloatsPerByte);
   return split_product(float_split(is_gated), rows, panels,
-                       threads_for(multiplications, least, threads));
+                       threads_for(bytes, tuning.bytes_per_thread, threads));
 }
 
 void run_float_gemm(const Rows& x, const RowsProduct& product) {
-  const Split split =
-      split_float_product(product.row_count, product.weight.panel_count, x.width,
-                          is_gated(product.result.epilogue), available_threads());
+  const Split split = split_float_product(product.row_count, product.weight.panel_count, x.width,
+                                          is_gated(product.result.epilogue), available_threads());
   const FloatGemmArgs args{
       .x = static_cast<const float*>(x.data) + product.first_row * x.stride,
       .x_stride = x.stride,
@@ -401,9 +401,9 @@ void multiply_rows(const Rows& x, const std::vector<std::int64_t>* order, DType 
   for (const RowsProduct& product : products) most_rows = std::max(most_rows, product.row_count);
   const PanelsArgs& weight = products[0].weight;
   const RowType type = row_type(x_dtype, rounds_to_int8, weight.codec);
+  const bool is_float = x_dtype == DType::float32 && weight.codec == PanelCodec::fp32;
+  if (is_float && products.size() == 1 && !order) return run_float_gemm(x, products[0]);
   if (most_rows > most_gemv_rows(weight.codec, type)) {
-    const bool is_float = x_dtype == DType::float32 && weight.codec == PanelCodec::fp32;
-    if (is_float && products.size() == 1 && !order) return run_float_gemm(x, products[0]);
     return run_gemm(x, order, x_dtype, type, products);
   }
   if (products.size() == 1 && !order) {

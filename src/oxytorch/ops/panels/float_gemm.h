@@ -1,4 +1,4 @@
-// Many rows of float32 times panels of float32. An item takes the panels piece by piece along
+// Rows of float32 times panels of float32. An item takes the panels piece by piece along
 // in_features; a piece of a few panels stays in the nearest cache while all rows meet it.
 #pragma once
 
@@ -8,9 +8,10 @@
 namespace oxytorch::OXY_LEVEL {
 
 // in_features of a piece, and panels that take 24 KiB of it. Sums begin anew in each piece, because
-// short ones err less; for few outputs PyTorch's are short.
+// short ones err less; for few rows or outputs PyTorch's are short.
 inline constexpr std::int64_t kFloatPiece = 96;
 inline constexpr std::int64_t kShortPiece = 32;
+inline constexpr std::int64_t kFewRows = 8;
 inline constexpr std::int64_t kFloatPanels = 4;
 inline constexpr std::int64_t kLineFloats = 16;
 
@@ -28,12 +29,21 @@ struct FloatTile {
   bool asks_ahead;  // rows follow
 };
 
+// Independent sums of a tile, where registers have room for them: additions need not wait for each
+// other, and err less. It depends on the rows alone, and so not on how panels are split.
+template <int rows>
+inline constexpr int kFloatChains = kVectorBytes == 16 ? (rows == 1 ? 2 : 1)
+                                    : rows == 1        ? 4
+                                    : rows <= 3        ? 2
+                                                       : 1;
+
 template <int rows, int panels>
 __attribute__((noinline)) static void multiply_float_tile(const FloatTile& given) {
   constexpr int kVectors = panels * kParts;
+  constexpr int kSums = kFloatChains<rows>;
   // A copy, because what is stored below could otherwise be the tile.
   const FloatTile tile = given;
-  f32v sums[rows][kVectors] = {};
+  f32v sums[kSums][rows][kVectors] = {};
   if (tile.asks_ahead) {
     const float* next = tile.x + rows * tile.x_stride;
     for (int r = 0; r < rows; ++r) {
@@ -44,7 +54,7 @@ __attribute__((noinline)) static void multiply_float_tile(const FloatTile& given
   }
   const float* x = tile.x;
   const float* panel = tile.panels;
-  for (std::int64_t k = 0; k < tile.length; ++k, ++x, panel += kPanelOutputs) {
+  const auto add = [&](int chain) __attribute__((always_inline)) {
     f32v weights[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -54,15 +64,26 @@ __attribute__((noinline)) static void multiply_float_tile(const FloatTile& given
     for (int r = 0; r < rows; ++r) {
       const auto number = load_as<float>(x + r * tile.x_stride);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[r][v] += weights[v] * number;
+      for (int v = 0; v < kVectors; ++v) sums[chain][r][v] += weights[v] * number;
     }
+    ++x;
+    panel += kPanelOutputs;
+  };
+  std::int64_t left = tile.length;
+  for (; left >= kSums; left -= kSums) {
+#pragma GCC unroll 4
+    for (int chain = 0; chain < kSums; ++chain) add(chain);
   }
+  for (; left > 0; --left) add(0);
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      if (tile.from) sums[r][v] += load(tile.from + r * tile.from_stride + v * kLanes);
-      store(tile.to + r * tile.to_stride + v * kLanes, sums[r][v]);
+      f32v sum = sums[0][r][v];
+#pragma GCC unroll 4
+      for (int chain = 1; chain < kSums; ++chain) sum += sums[chain][r][v];
+      if (tile.from) sum += load(tile.from + r * tile.from_stride + v * kLanes);
+      store(tile.to + r * tile.to_stride + v * kLanes, sum);
     }
   }
 }
@@ -176,32 +197,48 @@ static void multiply_float_piece(const FloatGemmArgs& args, const FloatPiece& pi
   if (piece.is_last && !is_done) finish_float_rows(args, item, sums, stride);
 }
 
+// Some panels of an item times a piece of in_features, all rows.
+static void multiply_float_rows_of(const FloatGemmArgs& args, const FloatItem& item, std::int64_t p,
+                                   std::int64_t begin, std::int64_t length, const float* bias,
+                                   float* sums) {
+  const std::int64_t stride = item.panels * kPanelOutputs;
+  const std::int64_t left = args.in_features - begin, panels_left = item.panels - p;
+  const bool is_last = left <= length;
+  for (std::int64_t r = 0; r < item.rows; r += kTileRows) {
+    const std::int64_t rows_left = item.rows - r;
+    const FloatPiece piece{
+        .rows_and_panels = {item.row + r, rows_left < kTileRows ? rows_left : kTileRows,
+                            item.panel + p,
+                            panels_left < kFloatPanels ? panels_left : kFloatPanels},
+        .begin = begin,
+        .length = is_last ? left : length,
+        .is_last = is_last,
+        .asks_ahead = p == 0 && rows_left >= 2 * kTileRows,
+    };
+    // Sums of the only piece are finished at once, so that all take the same place.
+    const std::int64_t at = begin == 0 && is_last ? 0 : r * stride;
+    multiply_float_piece(args, piece, args.result.bias ? bias + p * kPanelOutputs : nullptr,
+                         sums + at + p * kPanelOutputs, stride);
+  }
+}
+
 static void multiply_float_item(const FloatGemmArgs& args, const FloatItem& item, float* sums) {
   alignas(64) float bias[kMostFloatPanels * kPanelOutputs];
   if (args.result.bias) arrange_bias(args, item, bias);
-  const std::int64_t stride = item.panels * kPanelOutputs;
-  const std::int64_t length = args.weight.panel_count > 1 ? kFloatPiece : kShortPiece;
-  for (std::int64_t begin = 0; begin < args.in_features; begin += length) {
-    const std::int64_t left = args.in_features - begin;
-    const bool is_last = left <= length;
+  const bool is_short = args.weight.panel_count == 1 || args.rows <= kFewRows;
+  const std::int64_t length = is_short ? kShortPiece : kFloatPiece;
+  const std::int64_t width = args.in_features;
+  if (item.rows <= kTileRows) {  // panels are read once, from end to end
     for (std::int64_t p = 0; p < item.panels; p += kFloatPanels) {
-      const std::int64_t panels_left = item.panels - p;
-      for (std::int64_t r = 0; r < item.rows; r += kTileRows) {
-        const std::int64_t rows_left = item.rows - r;
-        const FloatPiece piece{
-            .rows_and_panels = {item.row + r, rows_left < kTileRows ? rows_left : kTileRows,
-                                item.panel + p,
-                                panels_left < kFloatPanels ? panels_left : kFloatPanels},
-            .begin = begin,
-            .length = is_last ? left : length,
-            .is_last = is_last,
-            .asks_ahead = p == 0 && rows_left >= 2 * kTileRows,
-        };
-        // Sums of the only piece are finished at once, so that all take the same place.
-        const std::int64_t at = begin == 0 && is_last ? 0 : r * stride;
-        multiply_float_piece(args, piece, args.result.bias ? bias + p * kPanelOutputs : nullptr,
-                             sums + at + p * kPanelOutputs, stride);
+      for (std::int64_t begin = 0; begin < width; begin += length) {
+        multiply_float_rows_of(args, item, p, begin, length, bias, sums);
       }
+    }
+    return;
+  }
+  for (std::int64_t begin = 0; begin < width; begin += length) {
+    for (std::int64_t p = 0; p < item.panels; p += kFloatPanels) {
+      multiply_float_rows_of(args, item, p, begin, length, bias, sums);
     }
   }
 }

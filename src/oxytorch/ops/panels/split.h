@@ -77,11 +77,10 @@ inline Split split_product(const SplitRules& rules, std::int64_t rows, std::int6
 inline constexpr std::int64_t kFloatsPerByte = 8;
 inline constexpr std::int64_t kUnitsPerByte = 64;
 
-// The threads that a product of so many multiplications is worth.
-inline std::int64_t threads_for(std::int64_t multiplications, std::int64_t least_of_thread,
+// The threads that so much work is worth.
+inline std::int64_t threads_for(std::int64_t work, std::int64_t least_of_thread,
                                 std::int64_t threads) {
-  return std::clamp<std::int64_t>(multiplications / std::max<std::int64_t>(least_of_thread, 1), 1,
-                                  threads);
+  return std::clamp<std::int64_t>(work / std::max<std::int64_t>(least_of_thread, 1), 1, threads);
 }
 
 }  // namespace oxytorch
