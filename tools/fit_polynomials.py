@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpmath import cos, erfc, exp, expm1, linspace, lu_solve, matrix, mp, mpf, pi, sqrt
+from mpmath import cos, erfc, exp, expm1, linspace, lu_solve, matrix, mp, mpf, pi, sqrt, tanh
 
 mp.dps = 60
 
@@ -42,6 +42,14 @@ if __name__ == "__main__":
     show("exp", lambda r: (expm1(r + tiny) - (r + tiny)) / (r + tiny) ** 2, -0.3466, 0.3466, 4)
     # 2^y, enough for results of 16 bits
     show("power of two", lambda y: mpf(2) ** y, -0.5, 0.5, 4)
+    # tanh(x) = x + x^3 p(x^2)
+    show(
+        "tanh",
+        lambda z: (tanh(sqrt(z + tiny)) / sqrt(z + tiny) - 1) / (z + tiny),
+        0.0,
+        0.390625,
+        4,
+    )
 
     # P(Z < -t) = exp(-t^2 / 2) u p(u) for a standard normal Z, with u = 1 / (1 + slope t)
     def tail(slope: str) -> Callable[[mpf], mpf]:

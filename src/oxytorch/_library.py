@@ -70,6 +70,7 @@ _RESULTS = {
     "oxytorch_built_levels": ctypes.c_uint32,
     "oxytorch_supported_levels": ctypes.c_uint32,
     "oxytorch_set_tuning": None,
+    "oxytorch_split_float_product": None,
     "oxytorch_bump_versions": None,
     "oxytorch_unwatch": None,
     "oxytorch_round_products": None,
@@ -81,6 +82,7 @@ _RESULTS = {
 
 _ARGUMENTS = {
     "oxytorch_set_tuning": [ctypes.c_int64] * 3,
+    "oxytorch_split_float_product": [*[ctypes.c_int64] * 4, ctypes.c_void_p],
     "oxytorch_moved": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64],
     "oxytorch_bump_versions": [ctypes.c_void_p],
     "oxytorch_unwatch": [ctypes.c_void_p],

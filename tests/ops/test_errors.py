@@ -92,11 +92,15 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.cached_attention(*[ones(1, 1, 1, 8)] * 3, *[ones(1, 1, 4, 8)] * 2, 4),
     ),
     (
+        "pack_panels: expected values of dtype float32, got bfloat16",
+        lambda: ops.pack_panels(ones(2, 3, dtype=torch.bfloat16), "fp32"),
+    ),
+    (
         "pack_panels: expected values of dtype bfloat16, got float32",
         lambda: ops.pack_panels(ones(2, 3), "bf16"),
     ),
     (
-        "pack_panels: expected format 'bf16', 'int8', 'int4' or 'nf4', got 'int3'",
+        "pack_panels: expected format 'bf16', 'int8', 'int4', 'nf4' or 'fp32', got 'int3'",
         lambda: ops.pack_panels(codes(6).view(2, 3), "int3"),
     ),
     (
@@ -273,9 +277,9 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: linear(ones(3, 0), "bf16", codes(0)),
     ),
     (
-        "linear_panels: expected epilogue 'none', 'gelu', 'gelu_tanh', 'silu', 'relu', 'add', "
-        "'silu_mul', 'gelu_mul' or 'gelu_tanh_mul', got 'tanh'",
-        lambda: ops.linear_panels(ones(3, 64), *INT4, epilogue="tanh"),
+        "linear_panels: expected epilogue 'none', 'gelu', 'gelu_tanh', 'silu', 'relu', 'tanh', "
+        "'sigmoid', 'hardswish', 'add', 'silu_mul', 'gelu_mul' or 'gelu_tanh_mul', got 'sin'",
+        lambda: ops.linear_panels(ones(3, 64), *INT4, epilogue="sin"),
     ),
     (
         "linear_panels: expected panels with 1024 elements, got [512]",
@@ -323,7 +327,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: linear(ones(3, 64), "nf4", codes(512), ones(16, dtype=torch.bfloat16)),
     ),
     (
-        "linear_panels: expected format 'bf16', 'int8', 'int4' or 'nf4', got 'int3'",
+        "linear_panels: expected format 'bf16', 'int8', 'int4', 'nf4' or 'fp32', got 'int3'",
         lambda: linear(ones(3, 64), "int3", codes(512), ones(16)),
     ),
     (
@@ -375,7 +379,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: routed(CHOICE, epilogue="silu"),
     ),
     (
-        "moe: expected gate_up_format 'bf16', 'int8', 'int4' or 'nf4', got 'int3'",
+        "moe: expected gate_up_format 'bf16', 'int8', 'int4', 'nf4' or 'fp32', got 'int3'",
         lambda: routed(CHOICE, gate_up_format="int3"),
     ),
     (

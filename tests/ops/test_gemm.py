@@ -22,6 +22,9 @@ pytestmark = pytest.mark.skipif(
 
 # rows, in_features, out_features, format, group_size, symmetric, epilogue, activation
 CALLS: tuple[tuple[int, int, int, str, int | None, bool, str, str | None], ...] = (
+    (13, 96, 40, "fp32", None, True, "gelu_mul", None),
+    (37, 300, 70, "fp32", None, True, "add", None),
+    (300, 97, 33, "fp32", None, True, "tanh", None),
     (16, 1024, 64, "bf16", None, True, "none", None),
     (49, 1090, 65, "bf16", None, True, "add", None),
     (289, 64, 31, "bf16", None, True, "silu_mul", None),
@@ -43,8 +46,8 @@ def _weight(
     out_features: int, in_features: int, format: str, group_size: int | None, symmetric: bool
 ) -> PanelWeight:
     values = torch.randn(out_features, in_features) / in_features**0.5
-    if format == "bf16":
-        return PanelWeight.from_dense(values)
+    if not FORMATS[format].has_codes:
+        return PanelWeight.from_dense(values, format)
     codes = quantize_weight(
         values + 0.02, format, group_size, symmetric or FORMATS[format].middle is None, False
     )
@@ -114,7 +117,7 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone() -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_routed_mlp_is_the_sum_over_chosen_experts(format: str, tokens: int) -> None:
     torch.manual_seed(tokens)
-    group = None if format == "bf16" else 32
+    group = 32 if FORMATS[format].has_codes else None
     pairs = [[_weight(64, 96, format, group, False) for _ in "gu"] for _ in range(4)]
     down = [_weight(96, 64, format, group, False) for _ in range(4)]
     gate_up = [PanelWeight.gated(*pair) for pair in pairs]
@@ -131,7 +134,7 @@ def test_routed_mlp_is_the_sum_over_chosen_experts(format: str, tokens: int) -> 
     again = routed_mlp(x, weights, indices, Experts.of(gate_up), Experts.of(down))
     assert torch.equal(found, again)
     # The dense values are rounded to bfloat16; the codes are not.
-    tolerance = 1e-5 if format == "bf16" else 0.02
+    tolerance = 0.02 if FORMATS[format].has_codes else 1e-5
     torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
 
 

@@ -248,7 +248,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: PanelWeight.from_codes("nf4", codes_of(4, 64) + 16, torch.ones(4, 1)),
     ),
     (
-        "expected format in ['bf16', 'int8', 'int4', 'nf4'], got 'int3'",
+        "expected format in ['bf16', 'int8', 'int4', 'nf4', 'fp32'], got 'int3'",
         lambda: PanelWeight.from_codes("int3", codes_of(4, 64), torch.ones(4, 1)),
     ),
     (

@@ -11,16 +11,14 @@
 
 namespace oxytorch {
 
-// `bytes_per_item`: memory traffic of one item, or its arithmetic counted in such bytes.
+// No thread gets fewer than `grain` items, unless there are fewer.
 template <class Args>
-void run(const Copies<Args>& copies, const Args& args, std::int64_t items,
-         std::int64_t bytes_per_item) {
+void run_in_pieces(const Copies<Args>& copies, const Args& args, std::int64_t items,
+                   std::int64_t grain) {
   if (items <= 0) return;
   const int level = active_level();
   const Kernel<Args> kernel = copies.at_level[level];
   if (verbose::on()) verbose::note_kernel(copies.name, level);
-  const std::int64_t least = tuning.bytes_per_thread / (bytes_per_item > 0 ? bytes_per_item : 1);
-  const std::int64_t grain = least > 1 ? least : 1;
   if (items <= grain) {
     kernel(args, 0, items);
     return;
@@ -34,6 +32,14 @@ void run(const Copies<Args>& copies, const Args& args, std::int64_t items,
     call->kernel(*call->args, begin, end);
   };
   check_call(torch_parallel_for(0, items, grain, piece, &context), "parallel_for");
+}
+
+// `bytes_per_item`: memory traffic of one item, or its arithmetic counted in such bytes.
+template <class Args>
+void run(const Copies<Args>& copies, const Args& args, std::int64_t items,
+         std::int64_t bytes_per_item) {
+  const std::int64_t least = tuning.bytes_per_thread / (bytes_per_item > 0 ? bytes_per_item : 1);
+  run_in_pieces(copies, args, items, least > 1 ? least : 1);
 }
 
 }  // namespace oxytorch

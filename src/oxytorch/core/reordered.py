@@ -1,4 +1,5 @@
-"""Packed weights in the order of one of oneDNN's kernels."""
+"""Packed weights whose stored values may be the user's times a scale: of linear layers and
+convolutions."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from .packed import PackedTensor
 
 
 class ReorderedTensor(PackedTensor):
-    """A weight in the order of one of oneDNN's kernels, in memory that only these can read.
+    """A weight in the order of one of oneDNN's kernels, or in panels.
 
     Subclasses say how to reorder values (`_pack`) and back (`_unpack`).
 
@@ -22,7 +23,7 @@ class ReorderedTensor(PackedTensor):
 
     @property
     def packed(self) -> Tensor:
-        """What oneDNN reads."""
+        """What the kernel reads."""
         stored: _Stored = self.cell.stored
         if stored.packed is None:  # another thread took the plain values out since it was asked
             stored = self._stored(self.values(), stored.scale)
@@ -116,5 +117,7 @@ class _Stored:
 
     def nbytes(self) -> int:
         beside = [t for t in (self.correction, self.kept, self.scale) if t is not None]
-        packed = 0 if self.packed is None else int(_nbytes(self.packed))
+        packed = 0
+        if self.packed is not None:
+            packed = int(_nbytes(self.packed)) if self.packed.is_mkldnn else self.packed.nbytes
         return packed + sum(t.nbytes for t in beside)

@@ -539,4 +539,19 @@ OXY_INLINE f32v sigmoid(f32v x, T) {
   return (x < 0.0f ? e : splat(1.0f)) * inverse(1.0f + e, T{});
 }
 
+// tanh(x), as accurate as a result of type T needs; small x by x + x^3 p(x^2), where the quotient
+// would lose digits. Coefficients: tools/fit_polynomials.py.
+template <class T>
+OXY_INLINE f32v hyperbolic_tangent(f32v x, T) {
+  constexpr float kTanh[] = {-3.333332894e-01f, 1.333276974e-01f, -5.385090958e-02f,
+                             2.099717900e-02f, -6.096714166e-03f};
+  const f32v z = x * x;
+  f32v p = splat(kTanh[4]);
+  for (int i = 3; i >= 0; --i) p = p * z + kTanh[i];
+  const f32v small = x + x * z * p;
+  const f32v e = decay(2.0f * magnitude(x), T{});
+  const f32v large = (1.0f - e) * inverse(1.0f + e, T{});
+  return magnitude(x) < 0.625f ? small : x < 0.0f ? -large : large;
+}
+
 }  // namespace oxytorch::OXY_LEVEL

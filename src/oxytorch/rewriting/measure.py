@@ -41,6 +41,9 @@ NO_LOSS = 1.04
 MOST_BESIDE_LOSS = 1.25
 """And with few rows, where torch's own layer runs behind a look at the rows: products are a part of
 a model's time there, and single rows a part of its calls."""
+SMALL = 256 << 10
+"""Elements of a weight below which the way in which a linear layer is called takes a part of its
+time."""
 COLD = 2e-6
 """Seconds that the Python around a packed layer takes longer amid a model than here, where it has
 just run."""
@@ -75,6 +78,17 @@ def about(number: int) -> tuple[int, bool]:
         return number, True
     step = 1 << (number.bit_length() - 3)
     return number // step * step, number % 16 == 0
+
+
+def key_of_linear(weight: Tensor, transposed: bool, dims: int | None, way: str) -> tuple[Any, ...]:
+    """What the times of a linear layer depend on, besides rows.
+
+    dims: of its input; None where they are not known. way: how it is called, which matters for
+    small layers alone: those of about one size share the times otherwise.
+    """
+    outputs, width = reversed(weight.shape) if transposed else weight.shape
+    called = way if weight.numel() < SMALL else ""
+    return ("linear", about(outputs), about(width), weight.dtype, transposed, dims, called)
 
 
 def input_of(rows: int, width: int, size: Sequence[int] | None) -> Tensor:

@@ -30,10 +30,10 @@ OXY_INLINE f32v normal_tail(f32v t, T) {
 }
 
 // v P(Z < v). The tail is taken on the side where it is small, so that no digits cancel. It is zero
-// beyond 14.
+// at 14.5, so that minus infinity gives NaN, as the formula does.
 template <class T>
 OXY_INLINE f32v gelu(f32v v, T) {
-  const f32v tail = normal_tail(minimum(splat(14.0f), magnitude(v)), T{});
+  const f32v tail = normal_tail(minimum(splat(14.5f), magnitude(v)), T{});
   return v * (v < 0.0f ? tail : 1.0f - tail);
 }
 

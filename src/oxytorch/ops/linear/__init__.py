@@ -1,6 +1,7 @@
 """Dense linear layer with a weight packed once, and what follows it in the same sweep.
 
-The product runs in oneDNN inside torch: it already chooses among AVX2, AVX-512, BF16 and AMX.
+Weights of float32 lie in panels, which `linear_panels` multiplies. For those of 16 bits the product
+runs in oneDNN inside torch: it already chooses among AVX2, AVX-512, BF16 and AMX.
 """
 
 from __future__ import annotations
@@ -10,16 +11,22 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional as F
 
+from ...core.placement import empty_bytes
 from ...core.reordered import ReorderedTensor
+from .._binding import is_compiled
 from .._op import Cost, Sample, nbytes, register_onednn
 from .._samples import values
+from ..linear_panels import linear_panels
+from ..pack_panels import pack_panels
+from ..panels.epilogues import ACTIVATIONS
 from ..post_op import NO_POST_OP, PostOp, with_post_op
+from ..unpack_panels import unpack_panels
 
 _MKLDNN = torch.ops.mkldnn
 
 
 class PackedLinearWeight(ReorderedTensor):
-    """A weight in oneDNN's blocked order: [out_features, in_features], or transposed.
+    """A weight in panels or in oneDNN's order: [out_features, in_features], or transposed.
 
     weight: the values; dtype: that of the stored values, by default the weight's.
     transposed: the weight is [in_features, out_features], as in GPT-2's Conv1D.
@@ -58,21 +65,46 @@ class PackedLinearWeight(ReorderedTensor):
     def out_features(self) -> int:
         return self.shape[1 if self.transposed else 0]
 
+    @property
+    def in_features(self) -> int:
+        return self.shape[0 if self.transposed else 1]
+
     def _pack(self, stored: torch.Tensor) -> torch.Tensor:
         plain = stored.t().contiguous() if self.transposed else stored
+        if lies_in_panels(self.dtype):
+            panels = pack_panels(plain, "fp32")
+            return empty_bytes(panels.numel()).view(panels.shape).copy_(panels)
         packed: torch.Tensor = _MKLDNN._reorder_linear_weight.default(plain, None)
         return packed
 
     def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        plain: torch.Tensor = packed.to_dense()
+        plain: torch.Tensor
+        if packed.is_mkldnn:
+            plain = packed.to_dense()
+        else:
+            plain = unpack_panels(packed, "fp32", self.out_features, self.in_features)
         return plain.t().contiguous() if self.transposed else plain
 
     def _column(self, scale: torch.Tensor) -> torch.Tensor:
         return scale if self.transposed else scale[:, None]
 
 
+def lies_in_panels(dtype: torch.dtype) -> bool:
+    """Whether packed weights of this dtype lie in panels; else in oneDNN's order."""
+    return dtype == torch.float32 and is_compiled("linear_panels")
+
+
+def epilogue_of(post_op: PostOp) -> str | None:
+    """The epilogue of `linear_panels` that computes a post-operation; None if there is none."""
+    if post_op.binary is not None:
+        return "add" if post_op.binary == "add" and post_op.name == "none" else None
+    if post_op.name == "gelu":
+        return "gelu_tanh" if post_op.algorithm == "tanh" else "gelu"
+    return post_op.name if post_op.name in ACTIVATIONS else None
+
+
 def supports(dtype: torch.dtype) -> str | None:
-    """Return None where oneDNN multiplies this dtype well on this CPU, else the reason why not."""
+    """Return None where this dtype is multiplied well on this CPU, else the reason why not."""
     if dtype == torch.float32:
         return None
     if dtype == torch.bfloat16:
@@ -107,25 +139,51 @@ def linear(
         assert plain is not None  # see leave_few_rows
         result = F.linear(x, plain.t() if weight.transposed else plain, bias)
         return result if post_op is NO_POST_OP else post_op.after_(result, other)
+    if lies_in_panels(weight.dtype):
+        return _linear_in_panels(x, weight, bias, post_op, other)
     packed = weight.packed
     if post_op.binary is None and post_op.is_fused:
         result = _MKLDNN._linear_pointwise.default(
             x, packed, bias, post_op.onednn_name, post_op.scalars, post_op.algorithm
         )
         return result
-    if (
-        other is not None
-        and post_op.name == "none"
-        and other.dtype == x.dtype
-        and other.dim() == x.dim()
-        and other.shape[:-1] == x.shape[:-1]
-        and other.shape[-1] == weight.out_features
-        and x.numel() != 0
-    ):
+    if other is not None and post_op.name == "none" and _is_like_result(other, x, weight):
         result = _MKLDNN._linear_pointwise.binary(x, other, packed, bias, post_op.binary)
         return result
     result = _MKLDNN._linear_pointwise.default(x, packed, bias, "none", [], "")
     return post_op.after_(result, other)
+
+
+def _is_like_result(other: torch.Tensor, x: torch.Tensor, weight: PackedLinearWeight) -> bool:
+    return (
+        other.dtype == x.dtype
+        and other.dim() == x.dim()
+        and other.shape[:-1] == x.shape[:-1]
+        and other.shape[-1] == weight.out_features
+        and x.numel() != 0
+    )
+
+
+def _linear_in_panels(
+    x: torch.Tensor,
+    weight: PackedLinearWeight,
+    bias: torch.Tensor | None,
+    post_op: PostOp,
+    other: torch.Tensor | None,
+) -> torch.Tensor:
+    if x.dim() == 0 or x.shape[-1] != weight.in_features:  # panels of about as many look alike
+        raise RuntimeError(
+            f"linear: expected x of shape [..., {weight.in_features}], got {list(x.shape)}"
+        )
+    epilogue = epilogue_of(post_op)
+    if other is not None and not _is_like_result(other, x, weight):
+        epilogue = None
+    second = None if epilogue is None else other
+    result = linear_panels(
+        x, "fp32", weight.packed, None, None, None, weight.out_features, bias, second,
+        epilogue or "none",
+    )  # fmt: skip
+    return post_op.after_(result, other) if epilogue is None else result
 
 
 def _product(

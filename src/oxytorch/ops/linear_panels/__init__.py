@@ -34,14 +34,15 @@ def linear_panels(
     """Computes epilogue(x @ weight.T + bias) for a weight in panels; `linear` takes `PanelWeight`s.
 
     x: [..., in_features], float32, bfloat16 or float16; rows may be strided.
-    format: "bf16", "int8", "int4" or "nf4". panels: uint8, in the order that
+    format: "fp32", "bf16", "int8", "int4" or "nf4". panels: uint8, in the order that
     `oxytorch.ops.panels.layout` tells; `PanelWeight` makes it.
     channel_scales: float32 [panels, 16] or flat, times group_scales float16 [panels, groups, 16] if
-    given; groups have 32, 64, 128 or 256 in_features; None for bf16.
+    given; groups have 32, 64, 128 or 256 in_features; None for fp32 and bf16.
     zero_points: uint8 [panels, groups, 16], or None: 128 for int8, 8 for int4. A weight is
     scale * (code - zero point), for nf4 scale * value of the code.
     out_features: of the result. bias: [out_features], of x's dtype or float32.
-    epilogue: "none", "gelu", "gelu_tanh", "silu", "relu"; "add" adds other [..., out_features];
+    epilogue: "none", "gelu", "gelu_tanh", "silu", "relu", "tanh", "sigmoid", "hardswish"; "add"
+    adds other [..., out_features];
     "silu_mul", "gelu_mul", "gelu_tanh_mul": panels alternate between gate and up, the activation of
     the gate's result multiplies the up's, and bias has both, gate before up.
     activation_dtype: for int8 and int4. "int8" rounds x to 255 steps a row, dynamically; else

@@ -10,21 +10,24 @@ from torch import Tensor
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from ..panels import layout
-from ..panels.formats import CODES, FORMATS
+from ..panels.formats import CODES, FORMATS, PLAIN
 
 
 @with_kernel
 def pack_panels(values: Tensor, format: str, gated: bool = False) -> Tensor:
     """Returns values [out_features, in_features] in the order that `panels.layout` tells.
 
-    values: bfloat16 for format "bf16"; for "int8", "int4" and "nf4" codes, uint8, one a byte.
+    values: float32 for format "fp32", bfloat16 for "bf16"; for "int8", "int4" and "nf4" codes,
+    uint8, one a byte.
     gated: panels alternate between the upper and the lower half of the outputs.
     Returns uint8 [panels, bytes of a panel]; padding is zero. There is no gradient. Other devices
     run plain PyTorch. Raises RuntimeError if a shape, dtype or format does not fit.
     """
-    if format == "bf16" and values.dtype != torch.bfloat16:
-        found = str(values.dtype).removeprefix("torch.")
-        raise RuntimeError(f"pack_panels: expected values of dtype bfloat16, got {found}")
+    wanted, found = (
+        str(dtype).removeprefix("torch.") for dtype in (FORMATS[format].dtype, values.dtype)
+    )
+    if wanted != found:
+        raise RuntimeError(f"pack_panels: expected values of dtype {wanted}, got {found}")
     return layout.pack(format, values, gated)
 
 
@@ -36,13 +39,13 @@ def values_and_format(size: str) -> Iterator[tuple[str, Tensor, str, bool]]:
         "memory": [(8192, 8192, False)],
         "test": [(16, 64, False), (2, 1, False), (33, 130, False), (66, 70, True), (32, 64, True)],
     }
-    for format in (*CODES, "bf16"):
+    for format in (*CODES, *PLAIN):
         for out, inputs, gated in shapes[size]:
             if format in CODES:
                 most = FORMATS[format].largest_code
                 values = torch.randint(most + 1, (out, inputs), dtype=torch.uint8)
             else:
-                values = torch.randn(out, inputs).bfloat16()
+                values = torch.randn(out, inputs).to(PLAIN[format])
             yield f"{format}-{out}x{inputs}" + "-gated" * gated, values, format, gated
 
 

@@ -26,6 +26,7 @@ static PackPanelsArgs describe_packing(const char* op, const std::string& format
 }
 
 static std::int32_t dtype_of_values(PanelCodec codec) {
+  if (codec == PanelCodec::fp32) return aoti_torch_dtype_float32();
   return codec == PanelCodec::bf16 ? aoti_torch_dtype_bfloat16() : aoti_torch_dtype_uint8();
 }
 

@@ -22,6 +22,10 @@ struct NibbleUnit {
   }
 };
 
+static std::int64_t bytes_of_value(PanelCodec codec) {
+  return codec == PanelCodec::fp32 ? 4 : codec == PanelCodec::bf16 ? 2 : 1;
+}
+
 // Calls body(values, bytes, units) for each output of a panel: its values, how many bytes they
 // have, and its first unit in the panel. `values` is null for outputs that are not there.
 template <class Body>
@@ -29,7 +33,7 @@ static void each_output(const PackPanelsArgs& args, std::int64_t panel, Body bod
   const std::int64_t half = args.gated ? args.out_features / 2 : args.out_features;
   const std::int64_t side = args.gated ? panel % 2 : 0;
   const std::int64_t first = (args.gated ? panel / 2 : panel) * kPanelOutputs;
-  const std::int64_t bytes = args.in_features * (args.codec == PanelCodec::bf16 ? 2 : 1);
+  const std::int64_t bytes = args.in_features * bytes_of_value(args.codec);
   std::uint8_t* units = args.panels + panel * args.panel_bytes;
   for (std::int64_t i = 0; i < kPanelOutputs; ++i) {
     const bool there = first + i < half;

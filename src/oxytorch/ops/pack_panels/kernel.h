@@ -4,7 +4,7 @@
 
 namespace oxytorch {
 
-// Items are panels. Values are [out_features, in_features]: bfloat16, or codes of a byte each.
+// Items are panels. Values are [out_features, in_features]: float32, bfloat16, or codes of a byte.
 struct PackPanelsArgs {
   std::uint8_t* values;
   std::uint8_t* panels;

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kPanelDepth = 64;
 
 // How a kernel reads the numbers of a weight; formats are more than codecs. ops/panels/layout.py
 // tells the order within a panel.
-enum class PanelCodec : std::int32_t { bf16, bytes, nibbles, table };
+enum class PanelCodec : std::int32_t { fp32, bf16, bytes, nibbles, table };
 
 // Whether the codec gives integers, which have zero points.
 constexpr bool is_integer(PanelCodec codec) {
@@ -27,7 +27,7 @@ constexpr bool is_gated(PanelEpilogue epilogue) { return epilogue >= kFirstGated
 // A weight [out_features, in_features] in panels.
 struct PanelsArgs {
   const std::uint8_t* panels;
-  const float* channel_scales;      // [padded out_features]; null for bf16
+  const float* channel_scales;      // [padded out_features]; null for fp32 and bf16
   const f16* group_scales;          // [panels, groups, 16]; null: one scale per output
   const std::uint8_t* zero_points;  // [panels, groups, 16]; null: `middle`
   const float* table;               // the 16 values of codes of codec table

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import layout
-from .formats import FORMATS
+from .formats import FORMATS, PLAIN
 
 if TYPE_CHECKING:
     from .weight import PanelWeight
@@ -23,6 +23,12 @@ def check_format(format: str) -> None:
     """`format` is known."""
     if format not in FORMATS:
         _fail("format", f"in {list(FORMATS)}", repr(format))
+
+
+def check_plain_format(format: str) -> None:
+    """`format` has floating-point values and no codes."""
+    if format not in PLAIN:
+        _fail("format", f"in {list(PLAIN)}", repr(format))
 
 
 def check_group_size(group_size: int | None, in_features: int) -> None:

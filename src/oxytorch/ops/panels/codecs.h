@@ -9,6 +9,12 @@ namespace oxytorch::OXY_LEVEL {
 // How numbers are stored. A row of 64 bytes of a panel holds kNumbers of each output; value and
 // integer: number `number` of these, for a vector of outputs.
 
+struct Float32Codec {
+  static constexpr int kNumbers = 1;
+  static constexpr bool kIsInteger = false;
+  OXY_INLINE f32v value(u32v row, int, i32v) { return from_bits(row); }
+};
+
 struct Bf16Codec {
   static constexpr int kNumbers = 2;
   static constexpr bool kIsInteger = false;
@@ -76,6 +82,8 @@ struct TableCodec {
 template <class Body>
 OXY_INLINE void with_codec(const PanelsArgs& weight, Body body) {
   switch (weight.codec) {
+    case PanelCodec::fp32:
+      return body(Float32Codec{});
     case PanelCodec::bf16:
       return body(Bf16Codec{});
     case PanelCodec::bytes:
@@ -153,6 +161,11 @@ OXY_INLINE u32v unit_of(Int8Quad, NibbleCodec, u32v row, int index, i32v) {
 }
 
 #endif
+
+// Whether numbers of the codec can become units.
+template <class Dot, class Codec>
+inline constexpr bool kFits =
+    (Codec::kIsInteger || !Dot::kIsInteger) && Codec::kNumbers >= Dot::kDepth;
 
 // Whether the rows of units are those of the panel, so that there is nothing to unpack.
 template <class Dot, class Codec>

@@ -5,6 +5,7 @@
 #include "core/parallel.h"
 #include "ops/panels/entry.h"
 #include "ops/panels/kernel.h"
+#include "ops/panels/split.h"
 
 namespace oxytorch {
 
@@ -50,7 +51,7 @@ const PanelFormat& parse_format(const char* op, const char* argument, const std:
 }
 
 PanelCodec codec_of(const PanelFormat& format) {
-  if (!has_codes(format)) return PanelCodec::bf16;
+  if (!has_codes(format)) return format.bits == 32 ? PanelCodec::fp32 : PanelCodec::bf16;
   if (format.table) return PanelCodec::table;
   return format.stored_bits == 8 ? PanelCodec::bytes : PanelCodec::nibbles;
 }
@@ -160,8 +161,9 @@ struct RowBuffers {
   Tensor sums;
 };
 
-RowType row_type(DType dtype, bool rounds_to_int8) {
+RowType row_type(DType dtype, bool rounds_to_int8, PanelCodec codec) {
   if (rounds_to_int8) return RowType::int8;
+  if (codec == PanelCodec::fp32) return RowType::float32;
   // A level without fast products of bfloat16 would lose time by it.
   const bool gains = level_has(Capability::tiles) || level_has(Capability::fast_bf16_dot);
   if (dtype == DType::float32 && gains && rounds_products()) return RowType::bfloat16;
@@ -204,32 +206,28 @@ PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType 
   };
 }
 
-// Rows of a chunk, so that the busiest thread has the least to do. A chunk costs about as much more
-// as `kUnpacking` rows, because it unpacks the weight for itself.
-std::int64_t choose_chunk(std::int64_t rows, std::int64_t panel_groups) {
-  constexpr std::int64_t kUnpacking = 12;
-  constexpr std::int64_t kLeast = 32;
+std::int64_t available_threads() {
   std::uint32_t threads = 1;
   check_call(torch_get_num_threads(&threads), "get_num_threads");
-  std::int64_t best = 0, least = 0;
-  for (std::int64_t count = divide_up(rows, kItemRows);; ++count) {
-    const std::int64_t chunk = round_up(divide_up(rows, count), kTileHeight);
-    if (best != 0 && chunk < kLeast) return best;
-    const std::int64_t items = panel_groups * divide_up(rows, chunk);
-    const std::int64_t time = divide_up(items, threads) * (chunk + kUnpacking);
-    if (best == 0 || time < least) best = chunk, least = time;
-    if (count >= 8 * threads) return best;
+  return threads;
+}
+
+Split split_of(std::span<const RowsProduct> products, std::int64_t in_features) {
+  std::int64_t panels = 0, most_rows = 0, all = 0;
+  for (const RowsProduct& product : products) {
+    most_rows = std::max(most_rows, product.row_count);
+    panels += round_up(product.weight.panel_count, kItemPanels);
+    all += product.row_count * product.weight.panel_count * kPanelOutputs * in_features;
   }
+  const std::int64_t least = tuning.bytes_per_thread * kUnitsPerByte;
+  const std::int64_t threads = threads_for(all, least, available_threads());
+  return split_product(kCoarseSplit, most_rows, panels, threads);
 }
 
 void run_gemm(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype, RowType type,
               std::span<const RowsProduct> products) {
-  std::int64_t rows = 0, most_rows = 0, panel_groups = 0;
-  for (const RowsProduct& product : products) {
-    rows += product.row_count;
-    most_rows = std::max(most_rows, product.row_count);
-    panel_groups += divide_up(product.weight.panel_count, kItemPanels);
-  }
+  std::int64_t rows = 0;
+  for (const RowsProduct& product : products) rows += product.row_count;
   RowBuffers buffers;
   const PrepareRowsArgs prepare{
       .x = x.data,
@@ -239,25 +237,50 @@ void run_gemm(const Rows& x, const std::vector<std::int64_t>* order, DType x_dty
       .prepared = allocate_rows(rows, x.width, type, products[0].weight, buffers),
   };
   run(prepare_rows_copies, prepare, rows, x.width * 4);
-  const std::int64_t chunk_rows = choose_chunk(most_rows, panel_groups);
+  const Split split = split_of(products, x.width);
   std::vector<GemmProduct> parts;
   parts.reserve(products.size());
   std::int64_t items = 0;
   for (const RowsProduct& product : products) {
-    const std::int64_t chunks = divide_up(product.row_count, chunk_rows);
+    const std::int64_t chunks = divide_up(product.row_count, split.chunk_rows);
     parts.push_back({
         .prepared = prepare.prepared,
         .weight = product.weight,
         .result = product.result,
         .row_count = product.row_count,
-        .chunk_rows = chunk_rows,
+        .chunk_rows = split.chunk_rows,
         .chunks = chunks,
         .items = divide_up(product.weight.panel_count, kItemPanels) * chunks,
     });
     parts.back().prepared.first = product.first_row;
     items += parts.back().items;
   }
-  run(gemm_copies, GemmArgs{parts.data()}, items, chunk_rows * x.width);
+  run_in_pieces(gemm_copies, GemmArgs{parts.data()}, items, split.grain);
+}
+
+Split split_float_product(std::int64_t rows, std::int64_t panels, std::int64_t in_features,
+                          bool is_gated, std::int64_t threads) {
+  // Few rows wait for the weight, many for its products.
+  const std::int64_t numbers = panels * kPanelOutputs * in_features;
+  const std::int64_t bytes = std::max(4 * numbers, rows * numbers / kFloatsPerByte);
+  return split_product(float_split(is_gated), rows, panels,
+                       threads_for(bytes, tuning.bytes_per_thread, threads));
+}
+
+void run_float_gemm(const Rows& x, const RowsProduct& product) {
+  const Split split = split_float_product(product.row_count, product.weight.panel_count, x.width,
+                                          is_gated(product.result.epilogue), available_threads());
+  const FloatGemmArgs args{
+      .x = static_cast<const float*>(x.data) + product.first_row * x.stride,
+      .x_stride = x.stride,
+      .rows = product.row_count,
+      .in_features = x.width,
+      .weight = product.weight,
+      .result = product.result,
+      .chunk_rows = split.chunk_rows,
+      .item_panels = split.item_panels,
+  };
+  run_in_pieces(float_gemm_copies, args, split.items, split.grain);
 }
 
 // Few rows: a gemv.
@@ -376,8 +399,10 @@ void multiply_rows(const Rows& x, const std::vector<std::int64_t>* order, DType 
                    bool rounds_to_int8, std::span<const RowsProduct> products) {
   std::int64_t most_rows = 0;
   for (const RowsProduct& product : products) most_rows = std::max(most_rows, product.row_count);
-  const RowType type = row_type(x_dtype, rounds_to_int8);
   const PanelsArgs& weight = products[0].weight;
+  const RowType type = row_type(x_dtype, rounds_to_int8, weight.codec);
+  const bool is_float = x_dtype == DType::float32 && weight.codec == PanelCodec::fp32;
+  if (is_float && products.size() == 1 && !order) return run_float_gemm(x, products[0]);
   if (most_rows > most_gemv_rows(weight.codec, type)) {
     return run_gemm(x, order, x_dtype, type, products);
   }
@@ -393,3 +418,13 @@ void multiply_rows(const Rows& x, const std::vector<std::int64_t>* order, DType 
 }
 
 }  // namespace oxytorch
+
+extern "C" __attribute__((visibility("default"))) void oxytorch_split_float_product(
+    std::int64_t rows, std::int64_t out_features, std::int64_t in_features, std::int64_t threads,
+    std::int64_t* result) {
+  using namespace oxytorch;
+  const std::int64_t panels = panels_of(out_features, false);
+  const Split split = split_float_product(rows, panels, in_features, false, threads);
+  const std::int64_t found[] = {split.chunk_rows, split.item_panels, split.items, split.grain};
+  std::copy(std::begin(found), std::end(found), result);
+}

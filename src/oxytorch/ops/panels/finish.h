@@ -25,6 +25,12 @@ OXY_INLINE f32v activate(PanelEpilogue epilogue, f32v v, T) {
       return v * sigmoid(v, T{});
     case PanelEpilogue::relu:
       return v < 0.0f ? f32v{} : v;
+    case PanelEpilogue::tanh:
+      return hyperbolic_tangent(v, T{});
+    case PanelEpilogue::sigmoid:
+      return sigmoid(v, T{});
+    case PanelEpilogue::hardswish:
+      return v * maximum(splat(0.0f), minimum(splat(6.0f), v + 3.0f)) * (1.0f / 6.0f);
   }
   return v;
 }

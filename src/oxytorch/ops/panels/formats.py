@@ -2,7 +2,8 @@
 
 A new format is a line of `FORMATS`: `quantize_weight`, packing, the references and the kernels of
 every level read this list. Kernels know three kinds of codes, of which a format is one: integers of
-8 bits, integers of at most 4 bits, and indexes of a table of at most 16 values.
+8 bits, integers of at most 4 bits, and indexes of a table of at most 16 values. Formats without
+codes are those of `PLAIN`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ class Format:
     @property
     def stored_bits(self) -> int:
         """Bits of a value in a panel."""
-        return next(bits for bits in (4, 8, 16) if self.bits <= bits)
+        return next(bits for bits in (4, 8, 16, 32) if self.bits <= bits)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the numbers that are packed: values, or a code each."""
+        return torch.uint8 if self.has_codes else PLAIN[self.name]
 
     @property
     def largest_code(self) -> int:
@@ -77,6 +83,9 @@ NF4 = (
 Source: Dettmers et al., QLoRA, 2023, appendix E.
 """
 
+PLAIN = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""The dtypes of formats whose values are floating-point numbers."""
+
 FORMATS = {
     format.name: format
     for format in (
@@ -84,6 +93,7 @@ FORMATS = {
         Format("int8", 8, middle=128),
         Format("int4", 4, middle=8, searches=True),
         Format("nf4", 4, table=NF4),
+        Format("fp32", 32),
     )
 }
 """By name. C++ reads this list in a header that `tools/write_panel_tables.py` writes."""

@@ -107,7 +107,7 @@ static void multiply_item(const GemmProduct& product, std::int64_t item, float* 
   with_dot(product.prepared.type, [&](auto dot) {
     with_codec(product.weight, [&](auto codec) {
       using Dot = decltype(dot);
-      if constexpr (!Dot::kIsInteger || decltype(codec)::kIsInteger) {
+      if constexpr (kFits<Dot, decltype(codec)>) {
         multiply_chunk<Dot>(codec, product, first_row, rows, first_panel, panels, sums);
       }
     });

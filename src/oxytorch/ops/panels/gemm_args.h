@@ -63,4 +63,20 @@ struct GemmArgs {
   const GemmProduct* products;
 };
 
+// float32 x times panels of float32, both as they are. Items are groups of `item_panels` panels
+// times chunks of `chunk_rows` rows, as above; their product is at most kFloatItem.
+struct FloatGemmArgs {
+  const float* x;         // may be misaligned
+  std::int64_t x_stride;  // elements between rows
+  std::int64_t rows;
+  std::int64_t in_features;
+  PanelsArgs weight;
+  PanelResultArgs result;  // float32, as are its bias and other
+  std::int64_t chunk_rows;
+  std::int64_t item_panels;
+};
+
+inline constexpr std::int64_t kFloatItem = 2304;
+inline constexpr std::int64_t kMostFloatPanels = 16;
+
 }  // namespace oxytorch

@@ -12,7 +12,9 @@ static void multiply_panel(Codec codec, const GemvArgs& args, std::int64_t panel
                            std::int64_t first_row, float* sums) {
   const PanelsArgs& weight = args.weight;
   const std::uint8_t* begin = weight.panels + panel * weight.panel_bytes;
-  const std::int64_t end = weight.group_scales ? args.in_features : args.depth;
+  // What is padded for others is left out where numbers are read one by one.
+  const std::int64_t last = Codec::kNumbers == 1 ? (args.in_features + 3) / 4 * 4 : args.depth;
+  const std::int64_t end = weight.group_scales ? args.in_features : last;
   const std::int64_t in_group = group_length(args);
   const std::int64_t length = block_length<Path>(args);
   f32v totals[rows][kParts] = {};

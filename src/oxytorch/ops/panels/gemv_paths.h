@@ -140,7 +140,7 @@ struct PairTables {
 struct Bf16PairPath {
   static constexpr std::int64_t kMostBlock = INT64_MAX;
   template <class Codec>
-  static constexpr bool kTakes = !Codec::kIsInteger;
+  static constexpr bool kTakes = !Codec::kIsInteger && !__is_same(Codec, Float32Codec);
 
   OXY_INLINE std::uint32_t* row_of_pairs(const GemvArgs& args, std::int64_t row) {
     return static_cast<std::uint32_t*>(args.staged.values) + row * args.depth / 2;
@@ -363,7 +363,8 @@ OXY_INLINE void with_path(const GemvArgs& args, Body body) {
   }
 #endif
 #if OXY_HAS_FAST_BF16_DOT
-  if (args.dtype == DType::bfloat16) return body(Bf16PairPath{});
+  const bool has_pairs = args.weight.codec != PanelCodec::fp32;
+  if (args.dtype == DType::bfloat16 && has_pairs) return body(Bf16PairPath{});
 #endif
   return body(Float32Path{});
 }

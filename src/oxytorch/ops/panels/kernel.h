@@ -5,6 +5,7 @@
 
 OXY_KERNEL_OF(panels, prepare_rows, PrepareRowsArgs)
 OXY_KERNEL_OF(panels, gemm, GemmArgs)
+OXY_KERNEL_OF(panels, float_gemm, FloatGemmArgs)
 OXY_KERNEL_OF(panels, stage_gemv, GemvArgs)
 OXY_KERNEL_OF(panels, gemv, GemvArgs)
 OXY_KERNEL_OF(panels, gemv_of_each, GemvOfEachArgs)

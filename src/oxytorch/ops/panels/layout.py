@@ -4,6 +4,7 @@ A panel is 16 neighbouring outputs, padded with zeros. Along in_features (k, pad
 multiple of 64) it is a sequence of rows of 64 bytes; panels follow each other. Every level's
 products read a row as it is:
 
+    fp32        16 outputs x 1 k
     bf16        16 outputs x 2 k: pair (k, k + 1) of output o at bytes 4 o .. 4 o + 3
     int8        16 outputs x 4 k: k + j of output o at byte 4 o + j; codes 0 .. 255
     int4, nf4   16 outputs x 8 k: byte 4 o + j has k + j in its low, k + 4 + j in its high half
@@ -60,15 +61,14 @@ def by_output(values: Tensor, out_features: int, gated: bool = False) -> Tensor:
 
 
 def pack(format: str, values: Tensor, gated: bool = False) -> Tensor:
-    """Packs bfloat16 values or uint8 codes [out, in]: uint8 [panels, bytes of a panel]."""
-    rows = by_panel(values.view(torch.int16) if format == "bf16" else values, gated)
+    """Packs values or uint8 codes [out, in]: uint8 [panels, bytes of a panel]."""
+    stored_bits = FORMATS[format].stored_bits
+    rows = by_panel(values, gated)
     missing = -values.shape[1] % DEPTH
     if missing:
         rows = F.pad(rows, [0, missing])
-    if format == "bf16":
-        rows = torch.unflatten(rows, 2, (-1, 2))
-    elif FORMATS[format].stored_bits == 8:
-        rows = torch.unflatten(rows, 2, (-1, 4))
+    if stored_bits >= 8:
+        rows = torch.unflatten(rows, 2, (-1, 32 // stored_bits))
     else:
         halves = torch.unflatten(rows, 2, (-1, 2, 4))
         rows = halves[..., 0, :] | halves[..., 1, :] << 4
@@ -80,12 +80,13 @@ def unpack(
 ) -> Tensor:
     """The inverse of `pack`."""
     rows = panels.reshape(panels_of(out_features, gated), -1, OUTPUTS, 4)
-    if format == "bf16":
-        rows = rows.contiguous().view(torch.bfloat16)
+    if not FORMATS[format].has_codes:
+        rows = rows.contiguous().view(FORMATS[format].dtype)
     elif FORMATS[format].stored_bits == 4:
         rows = torch.cat([rows & 15, rows >> 4], -1)
     values = rows.transpose(1, 2).flatten(2)[..., :in_features]
-    return by_output(values, out_features, gated).contiguous()
+    found = by_output(values, out_features, gated)
+    return found.clone(memory_format=torch.contiguous_format)
 
 
 def split_scales(scales: Tensor) -> tuple[Tensor, Tensor]:

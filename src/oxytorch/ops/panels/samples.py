@@ -30,7 +30,13 @@ _CALLS: tuple[tuple[int, int, int, int | None, bool, bool, str, str], ...] = (
     (1, 33, 300, None, False, True, "none", "int8"),
     (3, 40, 256, 128, True, False, "add", "int8"),
     (12, 48, 192, 64, False, True, "gelu_mul", "int8"),
+    (4, 20, 64, None, False, True, "sigmoid", "none"),
+    (10, 33, 64, None, False, True, "tanh", "none"),
+    (14, 16, 70, None, False, False, "hardswish", "none"),
 )
+
+# Those that one format is enough to try.
+_RARE = ("sigmoid", "tanh", "hardswish")
 
 
 def linear_calls(format: str, dtype: torch.dtype, size: str) -> Iterator[Sample]:
@@ -53,6 +59,8 @@ def _calls(
     for rows, out, inputs, group, asymmetric, has_bias, epilogue, activation_dtype in _CALLS:
         if activation_dtype == "int8" and FORMATS[format].middle is None:
             continue
+        if epilogue in _RARE and format != "fp32":
+            continue
         width = 2 * out if is_gated(epilogue) else out
         if is_gated(epilogue):
             halves = [weight_of_codes(format, out, inputs, group, asymmetric) for _ in range(2)]
@@ -72,7 +80,9 @@ def weight_of_codes(
     format: str, out_features: int, in_features: int, group_size: int | None, asymmetric: bool
 ) -> PanelWeight:
     if not FORMATS[format].has_codes:
-        return PanelWeight.from_dense(torch.randn(out_features, in_features) / in_features**0.5)
+        return PanelWeight.from_dense(
+            torch.randn(out_features, in_features) / in_features**0.5, format
+        )
     groups = in_features // group_size if group_size else 1
     most = FORMATS[format].largest_code + 1
     # Results of about 1, as those of a trained layer.

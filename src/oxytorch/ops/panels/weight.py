@@ -15,7 +15,8 @@ from ..pack_panels import pack_panels
 from ..quantize_weight import quantize_weight
 from ..unpack_panels import unpack_panels
 from . import layout
-from .checks import check_alike, check_codes, check_matrix, check_tensors
+from .checks import check_alike, check_codes, check_matrix, check_plain_format, check_tensors
+from .formats import FORMATS
 from .rounding import codes_with
 
 _TENSORS = ("packed", "channel_scales", "group_scales", "zero_points")
@@ -55,12 +56,13 @@ class PanelWeight(PackedTensor):
     )  # fmt: skip
 
     @classmethod
-    def from_dense(cls, weight: Tensor) -> PanelWeight:
-        """Packs a floating weight [out, in] as bfloat16."""
+    def from_dense(cls, weight: Tensor, format: str = "bf16") -> PanelWeight:
+        """Packs a floating weight [out, in] as bfloat16, or with format "fp32" as float32."""
         check_matrix(weight)
-        values = weight.detach().to(torch.bfloat16).contiguous()
-        panels = pack_panels(values, "bf16")
-        return _made({"packed": _placed(panels)}, "bf16", values.shape, torch.bfloat16)
+        check_plain_format(format)
+        values = weight.detach().to(FORMATS[format].dtype).contiguous()
+        panels = pack_panels(values, format)
+        return _made({"packed": _placed(panels)}, format, values.shape, values.dtype)
 
     @classmethod
     def from_codes(
@@ -122,8 +124,9 @@ class PanelWeight(PackedTensor):
                 for name in first._present()
             }
             return first._like(tensors, shape)
-        if first.format == "bf16":
-            return cls.from_dense(torch.cat([weight.dense() for weight in weights]))
+        if not FORMATS[first.format].has_codes:
+            dense = torch.cat([weight.dense() for weight in weights])
+            return cls.from_dense(dense, first.format)
         codes, scales, zero_points = zip(*(weight.codes() for weight in weights), strict=True)
         result = cls.from_codes(
             first.format,
@@ -181,8 +184,10 @@ class PanelWeight(PackedTensor):
 
     def codes(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns codes uint8 [out, in], scales float32 [out, groups] and zero points or None."""
-        if self.format == "bf16":
-            raise ValueError("codes: expected a weight of int8, int4 or nf4, got bf16; use dense()")
+        if not FORMATS[self.format].has_codes:
+            raise ValueError(
+                f"codes: expected a weight of int8, int4 or nf4, got {self.format}; use dense()"
+            )
         self.sync()
         return self._codes()
 
@@ -209,15 +214,15 @@ class PanelWeight(PackedTensor):
 
     def restore(self) -> Tensor:
         """Returns the plain values, a new contiguous tensor of this shape and dtype."""
-        if self.format == "bf16":
+        if not FORMATS[self.format].has_codes:
             return self._unpacked()
         return layout.values_of(self.format, *self._codes()).to(self.dtype)
 
     def repack(self, values: Tensor) -> None:
         """Replaces the stored values by `values`, a plain floating tensor of this shape."""
         values = values.detach()
-        if self.format == "bf16":
-            self._write(values.to(torch.bfloat16).contiguous())
+        if not FORMATS[self.format].has_codes:
+            self._write(values.to(FORMATS[self.format].dtype).contiguous())
             return
         values = values.to(self.dtype)
         if torch.equal(self.restore(), values):
@@ -239,7 +244,8 @@ class PanelWeight(PackedTensor):
 
     def why_not_packed(self) -> str | None:
         """Returns why values of this shape and dtype cannot be packed, or None if they can."""
-        if self.format == "bf16" and self.dtype != torch.bfloat16:
+        kind = FORMATS[self.format]
+        if not kind.has_codes and self.dtype != kind.dtype:
             return f"its values are {str(self.dtype).removeprefix('torch.')} now"
         if self.dim() != 2 or self.packed.shape[0] != layout.panels_of(
             self.shape[0], self.is_gated

@@ -11,6 +11,7 @@ from .._binding import with_kernel
 from .._op import Cost, Sample, register
 from ..pack_panels import values_and_format
 from ..panels import layout
+from ..panels.formats import FORMATS
 
 
 @with_kernel
@@ -33,7 +34,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
 
 def cost(panels: Tensor, format: str, out_features: int, in_features: int, gated: bool) -> Cost:
     """Reads the panels, writes the values."""
-    return Cost(panels.nbytes + out_features * in_features * (2 if format == "bf16" else 1), 0)
+    return Cost(panels.nbytes + out_features * in_features * FORMATS[format].dtype.itemsize, 0)
 
 
 op = register(unpack_panels, samples, cost, has_gradient=False)

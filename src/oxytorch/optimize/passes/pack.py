@@ -1,4 +1,4 @@
-"""Pass `pack`: linear and convolution weights in oneDNN's blocked order, once and for all.
+"""Pass `pack`: linear and convolution weights in panels or oneDNN's order, once and for all.
 
 The plain copy is dropped: the parameter itself becomes a packed tensor, which is the plain one to
 everything but the kernel. A weight that an embedding shares keeps its plain values too.
@@ -30,6 +30,7 @@ from ...rewriting.measure import (
     fewer_rows,
     first_win,
     input_of,
+    key_of_linear,
     may_stay_beside,
     rows_of,
 )
@@ -37,8 +38,8 @@ from ..context import Context
 from .cast import cast_input, short_name
 
 SMALLEST_LINEAR = 32 << 10
-"""Elements of a float32 linear weight below which a call of oneDNN costs more than it saves. With 0
-every weight is packed, also where it does not pay."""
+"""Elements of a float32 linear weight below which the call costs more than it saves. With 0 every
+weight is packed, also where it does not pay."""
 
 
 MOST_BESIDE = 4 << 20
@@ -160,10 +161,10 @@ def _pays(
     size = context.observed.input_sizes.get(module)
     stock, ours = stand_in(module, weight), stand_in(module, packed)
     own, forward = type(module).forward, kind(ours)
-    channels, kernel = tuple(map(about, weight.shape[:2])), tuple(weight.shape[2:])
-    key: tuple[Any, ...] = (type(module), type(packed), channels, kernel, weight.dtype)
     if isinstance(packed, PackedConvolutionWeight):
         assert size is not None
+        channels, kernel = tuple(map(about, weight.shape[:2])), tuple(weight.shape[2:])
+        key: tuple[Any, ...] = (type(module), type(packed), channels, kernel, weight.dtype)
         x = torch.rand(size).to(weight.dtype)
         both: Calls = (lambda: own(stock, x), amid_packed(x, forward))
         geometry = replace(packed.geometry, groups=about(packed.geometry.groups)[0])
@@ -176,7 +177,7 @@ def _pays(
         x = input_of(count, width, size).to(weight.dtype)
         return lambda: own(stock, x), lambda: forward(x)
 
-    key = (*key, packed.transposed, size if size is None else len(size))
+    key = key_of_linear(weight, packed.transposed, size if size is None else len(size), "module")
     first = first_win((*key, rows), [calls(count) for count in rows])
     if first is None:
         return False
