@@ -628,3 +628,135 @@ def test_writes_show_where_they_show_with_torch(function: Callable[[Tensor], Ten
     with torch.no_grad():
         for given in (x, -x, x * 3):
             torch.testing.assert_close(optimized(given), model(given))
+
+
+def _listed(x: Tensor, t: Tensor) -> Tensor:
+    return x * torch.tensor([t[0], 2.0, t[1], 4.0])
+
+
+def _new(x: Tensor, t: Tensor) -> Tensor:
+    return x * x.new_tensor((t[0], 1.0, t[1], 4.0))
+
+
+def _indexed(x: Tensor, t: Tensor) -> Tensor:
+    first, second = t.long()
+    return x[:, [first, second, 0, 0]]
+
+
+def _printed(x: Tensor, t: Tensor) -> Tensor:
+    return x * (2.0 if "2" in repr(t) else 3.0)
+
+
+def _packed(x: Tensor, t: Tensor) -> Tensor:
+    rows = torch.stack([x, x, x, x])
+    packed = nn.utils.rnn.pack_padded_sequence(rows, t.long(), enforce_sorted=False)
+    return nn.utils.rnn.pad_packed_sequence(packed, total_length=4)[0].sum(0)[:1].expand(2, 4)
+
+
+def _split(x: Tensor, t: Tensor) -> Tensor:
+    return torch.tensor_split(x, t.long(), dim=1)[0].sum() + x
+
+
+class WithValues(nn.Module):
+    """Computes with a function of two tensors."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.layer(self.function(x, t))
+
+
+@pytest.mark.parametrize("function", [_listed, _new, _indexed, _printed, _packed, _split])
+def test_values_that_torch_reads_unseen_are_not_frozen(
+    function: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    model, x = WithValues(function).eval(), torch.randn(2, 4)
+    sample = (x, torch.tensor([1.0, 2.0]))
+    optimized = oxytorch.optimize(model, sample_input=sample, passes=["program"])
+    with torch.no_grad():
+        for values in ([1.0, 2.0], [3.0, 1.0], [2.0, 3.0], [1.0, 3.0]):
+            t = torch.tensor(values)
+            torch.testing.assert_close(optimized(x, t), model(x, t))
+
+
+def _times(x: Tensor, factor: float = 2.0, *, offset: float = 0.0) -> Tensor:
+    return x * factor + offset
+
+
+class Defaults(nn.Module):
+    """Calls a function by its defaults."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _times(self.layer(x))
+
+
+def test_other_defaults_of_functions_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Defaults().eval(), torch.randn(2, 4)
+    optimized = _as_program(model, x)
+    with torch.no_grad():
+        monkeypatch.setattr(_times, "__defaults__", (5.0,))
+        torch.testing.assert_close(optimized(x), model(x))
+        monkeypatch.setattr(_times, "__kwdefaults__", {"offset": 1.0})
+        torch.testing.assert_close(optimized(x), model(x))
+
+
+def test_what_changes_before_every_call_is_captured_more_and_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = _mlp(), torch.randn(3, 8)
+    optimized = _as_program(model, x)
+    replay: Any = optimized.__dict__["forward"]
+    captures = []
+    own = replay.build
+    monkeypatch.setattr(replay, "build", lambda *given: captures.append(1) or own(*given))
+    with torch.no_grad():
+        for step in range(200):
+            model[0].tag = optimized[0].tag = step
+            torch.testing.assert_close(optimized(x), model(x))
+    assert len(captures) < 14
+
+
+class Scaling(nn.Module):
+    """Reads another value of its input at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) / max(x.abs().max().item(), 1e-3)
+
+
+def test_values_that_differ_at_each_call_are_given_up() -> None:
+    model = Scaling().eval()
+    optimized = _as_program(model, torch.randn(2, 4))
+    replay: Any = optimized.__dict__["forward"]
+    with torch.no_grad():
+        for _ in range(40):
+            x = torch.randn(2, 4)
+            torch.testing.assert_close(optimized(x), model(x))
+    assert not replay.programs()
+
+
+def test_a_nested_tensor_runs_the_models_own_code() -> None:
+    model, x = _mlp(), torch.randn(3, 8)
+    optimized = _as_program(model, x)
+    given = torch.nested.nested_tensor([x, x[:2]])
+    with torch.no_grad():
+        for found, expected in zip(optimized(given).unbind(), model(given).unbind(), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_attention_returns_the_strides_of_torchs_fast_path() -> None:
+    model = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    x = torch.randn(2, 5, 16)
+    optimized = oxytorch.optimize(model, sample_input=(x, x, x), passes=["program"])
+    with torch.no_grad():
+        assert optimized(x, x, x)[0].stride() == model(x, x, x)[0].stride()

@@ -336,7 +336,8 @@ class Reachable:
     def _function(self, function: types.FunctionType) -> None:
         if _is_of_torch(function):
             return
-        self._places.attributes.append((function, "__code__", function.__code__))
+        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+            self._places.attributes.append((function, name, getattr(function, name)))
         self._todo += [function.__defaults__, function.__kwdefaults__]
         self._todo.append(function.__dict__)
         for cell in function.__closure__ or ():

@@ -23,6 +23,12 @@ MOST_FORMS = 16
 """Forms of call that are captured unless another number is given."""
 MOST_PROGRAMS = 4
 """Programs of one form: they differ in what the module's code read from its input."""
+MOST_MISSES = 16
+"""Calls in a row in which no program of a form holds, upon which it is given up."""
+FREE = 6
+"""Changes to a module's state, one soon after the other, until calls wait longer for a program."""
+ENOUGH = 8
+"""Calls that a program has to serve, for each that was waited for it, to have been worth it."""
 
 
 class Program(Protocol):
@@ -71,7 +77,11 @@ class Replay(OwnSignature):
         self._lock = threading.Lock()
         self._programs: dict[Hashable, list[tuple[Program, Output]]] = {}
         self._refused: dict[Hashable, str] = {}
-        self._seen: set[Hashable] = set()
+        self._seen: dict[Hashable, int] = {}
+        self._misses: dict[Hashable, int] = {}
+        self._served = 0
+        self._wasted = 0
+        self._patience = 2  # calls of a form, of which the last one is captured
         self._state: Reachable | None = None
         self._codes = Codes()
 
@@ -117,6 +127,11 @@ class Replay(OwnSignature):
                     self._programs.clear()
                     self._refused.clear()
                     self._seen.clear()  # what changes at every call is not captured at every call
+                    self._misses.clear()
+                    was_worth_it = self._served >= ENOUGH * self._patience
+                    self._wasted = 0 if was_worth_it else self._wasted + 1
+                    self._patience = 2 << max(0, min(self._wasted - FREE, 20))
+                    self._served = 0
                     self._state, self._codes = None, Codes()
         programs = self._programs.get(form, ())
         for position, (program, output) in enumerate(programs):
@@ -127,6 +142,8 @@ class Replay(OwnSignature):
             except Exception as error:
                 return self._run_own(form, program, error, args, kwargs)
             if results is not None:
+                self._served += 1
+                self._misses.pop(form, None)
                 if position:
                     with self._lock:
                         self._programs[form] = _moved_to_front(programs, position)
@@ -154,15 +171,26 @@ class Replay(OwnSignature):
 
     def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = len(self._programs.get(form, ()))
+        if known:
+            self._note_miss(form, known)
         wanted = form not in self._refused and known < MOST_PROGRAMS and not self._is_special()
-        if not known and (form not in self._seen or len(self._programs) >= self.most_forms):
+        seen = self._seen.get(form, 0) + 1
+        if not known and (seen < self._patience or len(self._programs) >= self.most_forms):
             wanted = False
-        if len(self._seen) < 64 * MOST_FORMS:
-            self._seen.add(form)
+        if form in self._seen or len(self._seen) < 64 * MOST_FORMS:
+            self._seen[form] = seen
         if wanted and self._lock.acquire(blocking=False):
             self._lock.release()
             return self._capture(form, args, kwargs)[0]
         return self.forward(*args, **kwargs)
+
+    def _note_miss(self, form: Hashable, known: int) -> None:
+        """Give a form up whose programs never hold: values that are read differ at each call."""
+        self._misses[form] = self._misses.get(form, 0) + 1
+        if known == MOST_PROGRAMS and self._misses[form] > MOST_MISSES:
+            with self._lock:
+                self._programs[form] = []
+                self._refused[form] = "the values that its code reads differ from call to call"
 
     def _capture(
         self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -298,7 +326,7 @@ def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list
 def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     kind = type(value)
     if kind is Tensor or kind is nn.Parameter:
-        if value.layout != torch.strided or value.device.type != "cpu":
+        if value.is_nested or value.layout != torch.strided or value.device.type != "cpu":
             raise _Foreign("an input is no plain tensor on the CPU")
         if value.__dict__:
             raise _Foreign("an input has attributes of its own, which may change")

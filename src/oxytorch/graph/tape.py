@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..core.modes import FunctionsTo, OwnDispatchMode, recording
 from .errors import CaptureError
@@ -36,6 +37,9 @@ _ESCAPES = (
     Tensor.untyped_storage,
 )
 """Methods that show a tensor's values to Python without an operator."""
+
+_READERS = (_aten._pack_padded_sequence.default,)
+"""Operators whose results depend on values in a way that no tag tells."""
 
 _MEMORY_FORMATS = {
     torch.contiguous_format: 0,
@@ -92,11 +96,46 @@ def form_of(tensor: Tensor) -> Form:
     return Form(tuple(tensor.shape), tensor.stride(), tensor.dtype, memory)
 
 
+_MADE_OF_DATA = frozenset(["tensor", "as_tensor", "asarray", "new_tensor", "new", "Tensor"])
+_INDEXED = frozenset(["__getitem__", "__setitem__", "index_put", "index_put_", "index_fill"])
+_RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
+_READ_INSIDE = frozenset(
+    ["_pack_padded_sequence", "_pad_packed_sequence", "tensor_split", "ctc_loss", "block_diag",
+     "histogramdd", "__repr__", "__str__", "__format__"]
+)  # fmt: skip
+"""Functions that read values of their tensors without an operator that says so."""
+
+
 def _without_escape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Refuse what would show a tensor's values to Python unseen."""
-    if func in _ESCAPES:
-        raise CaptureError(f"its code calls Tensor.{func.__name__}")
+    """Refuse what would show a tensor's values to Python, or to code of torch's, unseen."""
+    name = getattr(func, "__name__", "")
+    if func in _ESCAPES or _reads_inside(name, args, kwargs):
+        raise CaptureError(f"its code calls {name}, which reads values of tensors")
     return func(*args, **kwargs)
+
+
+def _reads_inside(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if name in _READ_INSIDE:
+        return not (name == "__format__" and args[0].dim() == 0)  # which reads by an operator
+    if name in _MADE_OF_DATA:
+        return any(map(_holds_tensor, (*args, *kwargs.values())))
+    if name in _INDEXED:
+        return any(map(_is_list_with_tensor, args))
+    # Of a packed sequence: its second argument tells the lengths.
+    return name in _RECURRENT and len(args) > 3 and isinstance(args[3], (list, tuple))
+
+
+def _holds_tensor(value: Any) -> bool:
+    """Whether a list or tuple holds a tensor, however deep."""
+    leaves = pytree.tree_leaves(value) if isinstance(value, (list, tuple)) else ()
+    return any(isinstance(leaf, Tensor) for leaf in leaves)
+
+
+def _is_list_with_tensor(value: Any) -> bool:
+    """Whether a list, or one in a tuple, holds a tensor."""
+    if isinstance(value, tuple):
+        return any(map(_is_list_with_tensor, value))
+    return isinstance(value, list) and _holds_tensor(value)
 
 
 class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
@@ -141,6 +180,8 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if not isinstance(func, torch._ops.OpOverload):
             raise CaptureError(f"{func} is no single operator")
+        if func in _READERS:
+            raise CaptureError(f"{func} reads values of its tensors")
         if torch.Tag.dynamic_output_shape in func.tags and not _by_places(func, args):
             raise CaptureError(f"the size of {func}'s result depends on values")
         if torch.Tag.data_dependent_output in func.tags and func not in _READS:
