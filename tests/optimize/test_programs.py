@@ -760,3 +760,11 @@ def test_attention_returns_the_strides_of_torchs_fast_path() -> None:
     optimized = oxytorch.optimize(model, sample_input=(x, x, x), passes=["program"])
     with torch.no_grad():
         assert optimized(x, x, x)[0].stride() == model(x, x, x)[0].stride()
+
+
+def test_a_model_with_a_packed_lstm_is_no_program() -> None:
+    model, x = nn.LSTM(16, 16).eval(), torch.randn(3, 2, 16)
+    optimized = oxytorch.optimize(nn.Sequential(model), sample_input=x, graph=True, inplace=True)
+    assert "LSTM" in _reasons(optimized)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x)[0], nn.LSTM.forward(model, x)[0])

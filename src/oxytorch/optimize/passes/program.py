@@ -31,15 +31,13 @@ def run(context: Context) -> None:
     if any(isinstance(module, torch.jit.ScriptModule) for module in context.paths):
         context.skipped("program", model, "a part of it is TorchScript's")
         return
+    if "lstm" in context.passes and any(_is_packed_later(context, m) for m in context.paths):
+        context.skipped("program", model, "it has LSTM layers, which oneDNN packs for itself alone")
+        return
     try:
         with context.all_or_nothing():
             if "cast" in context.passes:
-                changed = cast.changed(context)
-                recurrent: list[nn.Module] = [m for m in changed if type(m) is nn.LSTM]
-                cast.convert(context, [m for m in changed if m not in recurrent], packs=False)
-                cast.convert(context, recurrent)
-            if "lstm" in context.passes:
-                lstm.run(context)
+                cast.convert(context, cast.changed(context), packs=False)
             boundaries.settle(context)
             context.separate(model)
             replay = Replay(model, build, MOST_FORMS)
@@ -56,3 +54,11 @@ def run(context: Context) -> None:
     context.closed.update(parts)
     context.closed_roots = []
     context.applied("program", model, "operators fused in one program for this form of call")
+
+
+def _is_packed_later(context: Context, module: nn.Module) -> bool:
+    return (
+        type(module) is nn.LSTM
+        and context.is_open(module)
+        and lstm.refusal(context, module) is None
+    )
