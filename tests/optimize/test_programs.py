@@ -764,7 +764,8 @@ def test_attention_returns_the_strides_of_torchs_fast_path() -> None:
 
 def test_a_model_with_a_packed_lstm_is_no_program() -> None:
     model, x = nn.LSTM(16, 16).eval(), torch.randn(3, 2, 16)
-    optimized = oxytorch.optimize(nn.Sequential(model), sample_input=x, graph=True, inplace=True)
+    whole = nn.Sequential(model).eval()
+    optimized = oxytorch.optimize(whole, sample_input=x, graph=True, inplace=True)
     assert "LSTM" in _reasons(optimized)
     with torch.no_grad():
         torch.testing.assert_close(optimized(x)[0], nn.LSTM.forward(model, x)[0])

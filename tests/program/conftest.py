@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,19 @@ import pytest
 import torch
 
 sys.path[:0] = [str(Path(__file__).parent)]
+
+
+@pytest.fixture(autouse=True)
+def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Programs pack every weight that they can, whatever was timed; call it with False for none."""
+    from oxytorch.program.passes import convolution, linear, panels
+
+    def set_to(pays: bool) -> None:
+        for module in (convolution, linear, panels):
+            monkeypatch.setattr(module, "first_win", lambda key, sizes: 0 if pays else None)
+
+    set_to(True)
+    return set_to
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ TorchScript's interpreter runs a tape: it needs no Python and calls every operat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -155,6 +156,12 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             self._name(tensor, Value("input", number))
             self._protect(tensor)
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note what runs in it; what shows values of tensors unseen raises a CaptureError."""
+        with recording(), FunctionsTo(_without_escape), self:
+            yield
+
     def value(self, tensor: Tensor) -> Value:
         """The value that stands for a tensor; one not seen before comes from outside."""
         found = self._values.get(id(tensor))
@@ -279,7 +286,7 @@ def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tenso
     recordings: list[Recording] = []
     for _ in range(2):
         recorder = Recorder(inputs)
-        with recording(), FunctionsTo(_without_escape), recorder:
+        with recorder.watching():
             output, found = run()
         tensors = [*found]
         outputs = [recorder.value(t) for t in tensors]

@@ -92,7 +92,7 @@ class SingleSteps:
         recorder = _Recorder(inputs)
         known.tapes[self._form] = None
         try:
-            with recorder:
+            with recorder.watching():
                 logits = self._step(tokens, kept)
             outputs = [recorder.value(logits)]
             tape = Tape(recorder.steps, recorder.externals, outputs, constants=True)

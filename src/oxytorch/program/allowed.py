@@ -6,8 +6,11 @@ Imports nothing, so that the build can read it without torch.
 from __future__ import annotations
 
 NAMESPACES = ("aten", "oxytorch")
-IN_PLACE = ("relu_", "relu6_")
-"""Operators that may write to their first argument."""
+IN_PLACE = (
+    "abs_", "exp_", "gelu_", "hardsigmoid_", "hardswish_", "log_", "mish_", "relu_", "relu6_",
+    "round_", "sigmoid_", "silu_", "sqrt_", "square_", "tanh_",
+)  # fmt: skip
+"""Activations that write to their first argument; the pass `in_place` makes no others."""
 OTHER_PARTS = (
     "sparse", "mkldnn", "quant", "nested", "jagged", "cudnn", "miopen", "mps", "cuda", "fbgemm",
     "pin_memory", "resize", "csr", "csc", "coo", "bsr", "bsc", "padded_tensor",

@@ -4,7 +4,7 @@ Every step is compared with the schema of its operator, so that what runs is wha
 if it was called from Python with these arguments. What an operator may be is a rule:
 
 - it is torch's own (`aten`) or this package's, and takes and returns what a program passes,
-- it returns tensors, and writes to none; only ReLU may write to what a step has made,
+- it returns tensors, and writes to none; only an activation may write to what a step has made,
 - it takes text beside a tensor only, where text names a mode (`from_file` takes a path),
 - it makes dense tensors on the CPU: none of other layouts, of other devices, or resized,
 - it is public, or one of the few with an underscore into which models are exported.
@@ -128,7 +128,7 @@ class _Checker:
         target = words.next()
         if "::" in target:
             operator = _operator(target)
-            if operator.writes and not self._is_made(all_words[-1]):
+            if operator.writes and not self._is_made(*all_words[place + 2 : place + 3]):
                 raise ValueError(f"expected {target} of a tensor that a step has made")
             for name, kind in operator.arguments:
                 try:
@@ -204,7 +204,7 @@ class _Checker:
     def _is_known(self, word: str) -> bool:
         return int(word[1:]) < self._known[word[0]]
 
-    def _is_made(self, word: str) -> bool:
+    def _is_made(self, word: str = "") -> bool:
         is_tensor = word.startswith("%") and _VALUE.fullmatch(word) is not None
         return is_tensor and int(word[1:]) >= self._first_made
 

@@ -140,7 +140,7 @@ class Checker {
     if (target.find("::") != Text::npos) {
       const Operator& found = operator_of(target);
       if (found.writes &&
-          !(is_value(words.back(), '%') && number_of(words.back()) >= first_made_)) {
+          !(words_.size() > 1 && is_value(words_[1], '%') && number_of(words_[1]) >= first_made_)) {
         fail("expected " + std::string(target) + " of a tensor that a step has made");
       }
       for (const std::string& kind : found.arguments) argument(next(), kind);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..allowed import IN_PLACE
 from ..program import Some, Step, Value
 from .editor import Editor, are_same
 
@@ -60,13 +61,7 @@ def _keeps_dtype(x: Value, result: Value | None) -> bool:
     )
 
 
-_IN_PLACE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "abs", "exp", "gelu", "hardsigmoid", "hardswish", "log", "mish", "relu", "relu6", "round",
-        "sigmoid", "silu", "sqrt", "square", "tanh",
-    )
-)  # fmt: skip
+_IN_PLACE = frozenset(f"aten::{name.removesuffix('_')}" for name in IN_PLACE)
 """Activations of which torch has a form that writes to what it takes."""
 _LAYERS = ("aten::linear", "aten::convolution", "mkldnn::", "oxytorch::linear_panels")
 """Steps whose results are new tensors."""
