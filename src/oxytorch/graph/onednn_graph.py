@@ -115,8 +115,21 @@ def available() -> bool:
     return hasattr(torch._C, "_jit_set_llga_enabled") and torch._C._has_mkldnn
 
 
+class Graphs:
+    """Compiles calls of one module, each form for itself (see `graph.replay.Builder`)."""
+
+    def build(
+        self, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[OneDnnProgram, Any]:
+        """A program for calls like this one, and its output. Raises CaptureError."""
+        return build(forward, args, kwargs)
+
+    def served(self, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """No program serves calls of several forms."""
+
+
 def build(forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[OneDnnProgram, Any]:
-    """Compile a call of `forward` (a `graph.replay.Builder`): the program and the call's output.
+    """Compile a call of `forward`: the program and the call's output.
 
     Raises CaptureError where the code reads values of tensors, keeps a state, where this torch or
     oneDNN cannot compile it, and where the compiled graph's answers are other ones.

@@ -202,6 +202,8 @@ class Reachable:
         self._seen: dict[int, Any] = {}
         self._names = {name for code in codes.seen for name in code.co_names}.union(_CALLS)
         self._all_names = codes.looks_up_names
+        self._reads_environment = codes.reads_environment
+        self._codes = {*codes.seen}
         self._todo: list[Any] = [module]
         for code, table in codes.seen.items():
             reads_table = self._all_names and "globals" in code.co_names
@@ -229,6 +231,15 @@ class Reachable:
             and all(variable.get(MISSING) is value for variable, value in self._variables)
             and not any(_is_there(owner, name) for owner, name in self._absent)
             and all(map(PackedTensor.is_packed, self._packed))
+        )
+
+    def covers(self, codes: Codes) -> bool:
+        """Whether what such code can read is looked at."""
+        return (
+            codes.refusal is None
+            and codes.seen.keys() <= self._codes
+            and codes.looks_up_names <= self._all_names
+            and codes.reads_environment <= self._reads_environment
         )
 
     def holds(self, value: Any) -> bool:

@@ -40,11 +40,26 @@ class Program(Protocol):
     def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None: ...
 
 
-Builder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], tuple[Program, Any]]
-"""forward, args, kwargs -> a program for such calls, and the output of this one.
+class Builder(Protocol):
+    """Makes programs of calls of one module."""
 
-Raises CaptureError where the module must not be captured.
-"""
+    def build(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Program, Any]:
+        """A program for calls like this one of `forward`, and its output.
+
+        Raises CaptureError where the module must not be captured.
+        """
+        ...
+
+    def served(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Program | None] | None:
+        """Run `forward` once; its output, and a program of other calls that serves such ones.
+
+        None, with nothing run, where there is none that might.
+        """
+        ...
 
 
 class UnreadyError(Exception):
@@ -63,18 +78,22 @@ class Replay(OwnSignature):
     tensor mode is active) and has the form (shapes, dtypes, strides, constants) of a program. A new
     form is captured when it is seen for the second time.
 
+    make: gives what builds programs, anew once the module has changed.
     most_forms: forms of call that are captured; calls of further forms run the module's own code.
     """
 
-    def __init__(self, module: nn.Module, build: Builder, most_forms: int = MOST_FORMS) -> None:
+    def __init__(
+        self, module: nn.Module, make: Callable[[], Builder], most_forms: int = MOST_FORMS
+    ) -> None:
         super().__init__(module)
-        self.build = build
+        self.make = make
         self.most_forms = most_forms
         self.inner = module.__dict__.get("forward")
         self._start()
 
     def _start(self) -> None:
         self._lock = threading.Lock()
+        self._builder = self.make()
         self._programs: dict[Hashable, list[tuple[Program, Output]]] = {}
         self._refused: dict[Hashable, str] = {}
         self._seen: dict[Hashable, int] = {}
@@ -132,7 +151,7 @@ class Replay(OwnSignature):
                     self._wasted = 0 if was_worth_it else self._wasted + 1
                     self._patience = 2 << max(0, min(self._wasted - FREE, 20))
                     self._served = 0
-                    self._state, self._codes = None, Codes()
+                    self._state, self._codes, self._builder = None, Codes(), self.make()
         programs = self._programs.get(form, ())
         for position, (program, output) in enumerate(programs):
             try:
@@ -182,7 +201,55 @@ class Replay(OwnSignature):
         if wanted and self._lock.acquire(blocking=False):
             self._lock.release()
             return self._capture(form, args, kwargs)[0]
+        if seen == 1 and form not in self._refused and len(self._programs) < self.most_forms:
+            found = self._shared(form, args, kwargs)
+            if found is not None:
+                return found[0]
         return self.forward(*args, **kwargs)
+
+    def _shared(
+        self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any] | None:
+        """Run the own code once, and look whether a program of other forms serves this one.
+
+        Returns its output in a tuple; None, with nothing run, where there is no such program.
+        """
+        if self._state is None or self._is_special() or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            before, codes = _Before(self.module, args, kwargs), Codes()
+
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                with codes.watching():
+                    return self.forward(*args, **kwargs)
+
+            with own_code():
+                found = self._builder.served(forward, args, kwargs)
+            if found is None:
+                return None
+            value, program = found
+            state = self._state
+            if program is None or state is None or not state.covers(codes) or not before.holds():
+                return (value,)
+            try:
+                output = self._output(value, state, args, kwargs)
+                if _form(args, kwargs)[0] == form:
+                    self._programs[form] = [(program, output)]
+            except (CaptureError, _Foreign):
+                pass  # the next call of this form says why, if it comes to that
+            return (value,)
+        finally:
+            self._lock.release()
+
+    def _output(
+        self, value: Any, state: Reachable, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Output:
+        """What a call returned, to be made anew. Raises CaptureError where it is others' too."""
+        output = Output(value)
+        known = {id(own) for own in containers((args, kwargs))}
+        if any(id(own) in known or state.holds(own) for own in containers(value)):
+            raise CaptureError("it returns a list, dictionary or object of others")
+        return output
 
     def _note_miss(self, form: Hashable, known: int) -> None:
         """Give a form up whose programs never hold: values that are read differ at each call."""
@@ -207,10 +274,7 @@ class Replay(OwnSignature):
                     # Else the runs below would do again what was asked for once.
                     raise CaptureError("its code writes to its input or keeps a state")
                 state, program, again = self._built(args, kwargs)
-                output = Output(again)
-                known = {id(own) for own in containers((args, kwargs))}
-                if any(id(own) in known or state.holds(own) for own in containers(again)):
-                    raise CaptureError("it returns a list, dictionary or object of others")
+                output = self._output(again, state, args, kwargs)
             except CaptureError as error:
                 self._refused[form] = str(error)
                 return (value,)
@@ -230,7 +294,7 @@ class Replay(OwnSignature):
         """What the module's code can read, a program for such calls, and the output of this one."""
         for _ in range(2):  # building imports parts of torch at its first time
             state = self._watched(args, kwargs)
-            program, output = self.build(self.forward, args, kwargs)
+            program, output = self._builder.build(self.forward, args, kwargs)
             if state.is_current():
                 return state, program, output
         raise CaptureError("its code keeps a state")
@@ -268,7 +332,7 @@ class Replay(OwnSignature):
         return Reachable(self.module, codes)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("module", "build", "most_forms", "inner")
+        kept = ("module", "make", "most_forms", "inner")
         return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ TorchScript's interpreter runs a tape: it needs no Python and calls every operat
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -107,12 +108,11 @@ _READ_INSIDE = frozenset(
 """Functions that read values of their tensors without an operator that says so."""
 
 
-def _without_escape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _refuse_escape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse what would show a tensor's values to Python, or to code of torch's, unseen."""
     name = getattr(func, "__name__", "")
     if func in _ESCAPES or _reads_inside(name, args, kwargs):
         raise CaptureError(f"its code calls {name}, which reads values of tensors")
-    return func(*args, **kwargs)
 
 
 def _reads_inside(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -140,10 +140,15 @@ def _is_list_with_tensor(value: Any) -> bool:
 
 
 class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operator calls of what runs under it."""
+    """Notes the operator calls of what runs under it.
 
-    def __init__(self, inputs: Iterable[Tensor]) -> None:
+    goes_on: whether what cannot be noted runs all the same; `refusal` says then what it was.
+    """
+
+    def __init__(self, inputs: Iterable[Tensor], goes_on: bool = False) -> None:
         super().__init__()
+        self.refusal: CaptureError | None = None
+        self._goes_on = goes_on
         self.steps: list[Step] = []
         self.externals: list[Tensor] = []
         self.forms: dict[Value, Form] = {}
@@ -158,9 +163,29 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note what runs in it; what shows values of tensors unseen raises a CaptureError."""
-        with recording(), FunctionsTo(_without_escape), self:
+        """Note what runs in it, where values of tensors may not be shown unseen."""
+        with recording(), FunctionsTo(self._function), self:
             yield
+
+    def _function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._try(_refuse_escape, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _try(self, note: Callable[..., Any], *given: Any) -> Any:
+        """Note something, unless something else was refused before; None if it is refused."""
+        if not self._goes_on:
+            return note(*given)
+        if self.refusal is not None:
+            return None
+        watch = sys.getprofile()
+        sys.setprofile(None)  # whoever looks at the code that runs is to see the module's alone
+        try:
+            return note(*given)
+        except CaptureError as error:
+            self.refusal = error
+            return None
+        finally:
+            sys.setprofile(watch)
 
     def value(self, tensor: Tensor) -> Value:
         """The value that stands for a tensor; one not seen before comes from outside."""
@@ -185,6 +210,14 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
+        arguments = self._try(self._arguments, func, args, kwargs)
+        result = func(*args, **kwargs)
+        self._try(self._step, func, args, arguments, result)
+        return result
+
+    def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What stands for the arguments of a call, in order."""
         if not isinstance(func, torch._ops.OpOverload):
             raise CaptureError(f"{func} is no single operator")
         if func in _READERS:
@@ -194,27 +227,31 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.data_dependent_output in func.tags and func not in _READS:
             raise CaptureError(f"{func}'s result depends on values")
         if func is _aten.lift_fresh.default:
-            return self._literal(args[0], func(*args))
-        given = _positional(func, args, kwargs or {})
-        arguments = tuple(self._replaced(value) for value in given)
+            return ()
+        given = _positional(func, args, kwargs)
+        found = tuple(self._replaced(value) for value in given)
         for argument, value in zip(func._schema.arguments, given, strict=True):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 self._refuse_write(func, value)
-        result = func(*args, **(kwargs or {}))
-        if func in _READS:
-            self.steps.append(Step(func, arguments, (), result))
-            return result
-        results = result if len(func._schema.returns) != 1 else (result,)
-        self.steps.append(Step(func, arguments, tuple(self._result(r) for r in results or ())))
-        return result
+        return found
 
-    def _literal(self, tensor: Tensor, result: Tensor) -> Tensor:
+    def _step(self, func: Any, args: tuple[Any, ...], arguments: Any, result: Any) -> None:
+        """Note a call and its result."""
+        if func is _aten.lift_fresh.default:
+            self._literal(args[0], result)
+        elif func in _READS:
+            self.steps.append(Step(func, arguments, (), result))
+        else:
+            results = result if len(func._schema.returns) != 1 else (result,)
+            made = tuple(self._result(each) for each in results or ())
+            self.steps.append(Step(func, arguments, made))
+
+    def _literal(self, tensor: Tensor, result: Tensor) -> None:
         """Note a tensor that is made of Python values, as a copy of a constant."""
         value = Value("external", len(self.externals))
         self.externals.append(tensor.detach().clone())
         self.literals.add(value.number)
         self.steps.append(Step(_aten.clone.default, (value, None), (self._result(result),)))
-        return result
 
     def _replaced(self, argument: Any) -> Any:
         if isinstance(argument, Tensor):
@@ -266,7 +303,8 @@ class Recording:
     """What one run of a module did: its steps, the tensors from outside, its outputs.
 
     outputs: what stands for the tensors of the output; tensors: these; output: the output itself.
-    forms: the shape, strides and dtype of each result.
+    forms: the shape, strides and dtype of each result. literals: which of the tensors from outside
+    are made of Python values.
     """
 
     steps: list[Step]
@@ -275,6 +313,7 @@ class Recording:
     tensors: list[Tensor]
     output: Any
     forms: dict[Value, Form]
+    literals: set[int] = field(default_factory=set)
 
 
 def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]) -> Recording:
@@ -283,18 +322,15 @@ def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tenso
     inputs: the tensors of the call. Runs twice: a module whose second run differs keeps a state of
     its own. Raises CaptureError.
     """
-    recordings: list[Recording] = []
+    recordings = []
     for _ in range(2):
         recorder = Recorder(inputs)
         with recorder.watching():
             output, found = run()
-        tensors = [*found]
-        outputs = [recorder.value(t) for t in tensors]
-        parts = recorder.steps, recorder.externals, outputs, tensors, output, recorder.forms
-        recordings.append(Recording(*parts))
+        recordings.append(_recording(recorder, output, found))
     first, second = recordings
     same = len(first.externals) == len(second.externals) and all(
-        a is b or (number in recorder.literals and _is_same(a, b))
+        a is b or (number in recorder.literals and is_same(a, b))
         for number, (a, b) in enumerate(zip(first.externals, second.externals, strict=True))
     )
     if not same or first.steps != second.steps or first.outputs != second.outputs:
@@ -302,7 +338,32 @@ def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tenso
     return second
 
 
-def _is_same(first: Tensor, second: Tensor) -> bool:
+def _recording(recorder: Recorder, output: Any, found: Iterable[Tensor]) -> Recording:
+    tensors = [*found]
+    outputs = [recorder.value(tensor) for tensor in tensors]
+    parts = recorder.steps, recorder.externals, outputs, tensors, output, recorder.forms
+    return Recording(*parts, recorder.literals)
+
+
+def recorded_once(
+    run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
+) -> tuple[Any, Recording | None]:
+    """Run `run` once, to its end, and record it as `recorded` does.
+
+    Returns the module's output, and None where something cannot be recorded.
+    """
+    recorder = Recorder(inputs, goes_on=True)
+    with recorder.watching():
+        output, found = run()
+    if recorder.refusal is not None:
+        return output, None
+    try:
+        return output, _recording(recorder, output, found)
+    except CaptureError:  # of an output that is no plain tensor
+        return output, None
+
+
+def is_same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have one form and equal values."""
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False

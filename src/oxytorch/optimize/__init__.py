@@ -183,8 +183,12 @@ def _optimized(
         separate = _nothing if inplace else Separation(model)
         _optimize_in_place(result, dtype, sample, names, separate)
         if sample is not None and passes is None and not (tune or inplace):
-            from .tune import choose, loses
+            from .tune import choose, loses, without_program
 
+            found = without_program(model, result, dtype, sample, names)
+            if found is not None:
+                (names, tuned), result = found, copied(model)
+                _optimize_in_place(result, dtype, sample, names, separate)
             if loses(model, result, dtype, sample):
                 always = () if dtype is None else ("cast",)
                 names, tuned = choose(model, dtype, sample, names, always)

@@ -89,13 +89,36 @@ def loses(model: nn.Module, optimized: nn.Module, dtype: Any, sample: Sample) ->
         return False
     if dtype is not None:
         model = _built(model, dtype, sample, ("cast",))
-    ratio, before, after = _paired(model, optimized, sample, FIRST_ROUNDS)
-    if ratio <= 1.0:
-        return False
+    return _compared(model, optimized, sample)[0] > LOSS
+
+
+def without_program(
+    model: nn.Module, optimized: nn.Module, dtype: Any, sample: Sample, names: tuple[str, ...]
+) -> tuple[tuple[str, ...], dict[str, Any]] | None:
+    """The passes without `program`, and the times that say so, if they make a faster model.
+
+    optimized: what all of them made of `model`. None if it is as fast, or has no program.
+    """
+    if not measure.TIMED or not _differs(optimized, "program"):
+        return None
+    others = tuple(name for name in names if name != "program")
+    ratio, before, after = _compared(_built(model, dtype, sample, others), optimized, sample)
+    if ratio <= LOSS:
+        return None
+    line = f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: not taken"
+    return others, {
+        "passes": [*others], "ratio": ratio, "lines": [("with program", line)]
+    }  # fmt: skip
+
+
+def _compared(first: nn.Module, second: nn.Module, sample: Sample) -> tuple[float, float, float]:
+    """The same as `_paired`, in more rounds where the first ones say that the second is slower."""
+    found = _paired(first, second, sample, FIRST_ROUNDS)
+    ratio, before, after = found
     rounds = min(ROUNDS, int(LONGEST / (before + after)))
-    if rounds > FIRST_ROUNDS:
-        ratio, *_ = _paired(model, optimized, sample, rounds)
-    return ratio > LOSS
+    if ratio > 1.0 and rounds > FIRST_ROUNDS:
+        return _paired(first, second, sample, rounds)
+    return found
 
 
 def _built(model: nn.Module, dtype: Any, sample: Sample, chosen: tuple[str, ...]) -> nn.Module:

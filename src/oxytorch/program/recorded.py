@@ -1,52 +1,45 @@
-"""One recorded run of a module as a program.
+"""Recorded runs of a module as programs.
 
-It holds for calls of the form that was recorded, which whoever calls it has seen to. Where the
-module's code read the value of a tensor, the program ends unless it is the recorded one.
+A program holds for calls of the form that was recorded, which whoever calls it has seen to. Where
+the module's code read the value of a tensor, the program ends unless it is the recorded one.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from operator import getitem
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from ..core.modes import own_code
 from ..graph.errors import CaptureError
-from ..graph.outputs import output_tensors
-from ..graph.replay import UnreadyError, input_tensors
-from ..graph.tape import Recorder, Recording, Step, Value, form_of, recorded, values_in
+from ..graph.replay import UnreadyError
+from ..graph.tape import Form, Recorder, Recording, Step, Value, form_of, values_in
 from .backend import WITH_NUMBERS
 from .capture import RESAMPLING, Outputs, steps_of
 from .in_place import without_writes
 from .placed import Placed, UnsettledError
 from .program import Steps, UnmetError
+from .sizes import Formula, SizedRun, Symbols
 
 _aten = torch.ops.aten
 
 
 class RecordedProgram:
-    """The operators of a recorded run, fused, with the tensors from outside.
+    """A program for calls of one form.
 
-    inputs: the tensors of the call that was recorded. outputs: those of the module's own code.
+    externals: the tensors that it takes besides those of the call. outputs: those of the module's
+    own code.
     """
 
     def __init__(
-        self, recording: Recording, inputs: list[Tensor], outputs: Sequence[Tensor]
+        self, placed: Placed, externals: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
-        graph = _Graph(without_writes(recording) or recording, inputs)
-        steps, found, others = _steps(graph, [*inputs, *recording.externals])
-        self._externals = [*recording.externals, *others]
-        if steps.has_effect:
-            raise CaptureError("its code draws random numbers")
-        if any(isinstance(output, int) or output is None for output in found):
-            raise CaptureError("a tensor of its output is none of its operators'")
-        lasting = [*steps.inputs][len(inputs) :]
-        count = len(found) - len(graph.required)
-        self._placed = Placed(steps, found[:count], lasting, graph.required)
+        self._externals = externals
+        self._placed = placed
         self._forms = [form_of(tensor)[:3] for tensor in outputs]
 
     def __str__(self) -> str:
@@ -63,58 +56,131 @@ class RecordedProgram:
         return [*map(_in_order, found, self._forms)]
 
 
-def build(
-    forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[RecordedProgram, Any]:
-    """Record a call of `forward` (a `graph.replay.Builder`): the program and the call's output."""
-    inputs = input_tensors(args, kwargs)
+class Run:
+    """A recorded run, in operators that a program can hold.
 
-    def run_once() -> tuple[Any, list[Tensor]]:
-        output = forward(*args, **kwargs)
-        return output, output_tensors(output)
+    count: the number of tensors of the call. recordings: the run as it was and, once `reduce` was
+    called and where a program needs them, in smaller operators. forms: for each of these, the forms
+    of the tensors that its inputs stand for. externals: the tensors that a program of it takes
+    besides those of the call.
+    """
 
-    with own_code():
-        _, plain = run_once()  # unseen: torch's fast paths give other strides
-        recording = recorded(run_once, inputs)
-    if not recording.tensors:
-        raise CaptureError("it returns no tensor")
-    if any(tensor.requires_grad for tensor in recording.tensors):
-        raise CaptureError("its code enables gradients")
-    program = RecordedProgram(recording, inputs, plain)
-    found = program(inputs)
-    if found is None:
-        raise CaptureError("a second run of its operators gives other values")
-    if [form_of(own)[:3] for own in found] != [form_of(own)[:3] for own in plain]:
-        raise CaptureError("the program gives tensors of another form")
-    return program, recording.output
+    def __init__(self, recording: Recording, inputs: list[Tensor]) -> None:
+        self.count = len(inputs)
+        first = replace(without_writes(recording) or recording, tensors=[], output=None)
+        self.recordings = [first]
+        self.forms = [forms_of(inputs)]
+        self.externals = first.externals
+        self._tensors = [*inputs, *first.externals]
+        self._steps: Steps | None = None
+        self._outputs: Outputs = []
+        self._required: list[Tensor] = []
+
+    @property
+    def packs_by_size(self) -> bool:
+        """Whether it has layers that are packed for the sizes of what they take."""
+        steps = self.recordings[0].steps
+        return any(
+            s.operator is _aten.convolution.default and len(s.arguments[3]) == 2 for s in steps
+        )
+
+    def reduce(self) -> None:
+        """Write it as steps of a program. Raises CaptureError."""
+        if self._steps is None:
+            self._steps, self._outputs = self._written()
+            self._tensors = []
+
+    def placed(self) -> Placed:
+        """A program of it, for calls of its form. Raises CaptureError."""
+        self.reduce()
+        assert self._steps is not None
+        return self._improved(self._steps, self._outputs)
+
+    def sized(self, sized: SizedRun, symbols: Symbols) -> Placed:
+        """A program of all runs that `sized` stands for, of which it is one."""
+        graph = Graph(sized.recording, sized.inputs, symbols, sized.places)
+        return self._improved(*steps_of(graph.module))
+
+    def _improved(self, steps: Steps, found: Outputs) -> Placed:
+        if steps.has_effect:
+            raise CaptureError("its code draws random numbers")
+        if any(isinstance(output, int) or output is None for output in found):
+            raise CaptureError("a tensor of its output is none of its operators'")
+        count = len(found) - len(self._required)
+        return Placed(steps, found[:count], [*steps.inputs][self.count :], self._required)
+
+    def _written(self) -> tuple[Steps, Outputs]:
+        """The steps; where it is needed of a run without writes, or of smaller operators."""
+        (first,) = self.recordings
+        graph = Graph(first, self.forms[0])
+        self._required = graph.required
+        reasons: list[CaptureError] = []
+        if not graph.writes:
+            try:
+                return steps_of(graph.module)
+            except CaptureError as error:
+                reasons.append(error)
+        known = (*WITH_NUMBERS, *RESAMPLING)
+        for table in (
+            get_decompositions(known),
+            {**core_aten_decompositions(), **get_decompositions(known)},
+        ):
+            try:
+                smaller = _rewritten(graph.module, self._tensors, table)
+                found = steps_of(Graph(smaller, forms_of(self._tensors)).module)
+            except CaptureError as error:
+                reasons.append(error)
+                continue
+            self.recordings.append(smaller)
+            self.forms.append(forms_of(self._tensors))
+            self.externals = [*first.externals, *smaller.externals]
+            return found
+        raise reasons[0]
 
 
-class _Graph:
+def forms_of(tensors: Sequence[Tensor]) -> tuple[Form, ...]:
+    """The forms of tensors, whichever memory they have."""
+    return tuple(form_of(tensor)._replace(memory=0) for tensor in tensors)
+
+
+class Graph:
     """A recording as a graph of torch.fx.
+
+    inputs: the forms of the tensors that its inputs stand for. symbols: the sizes that formulas in
+    it are of; places: for each of them the number of an input, and the dimension that has it.
 
     module: its placeholders are the inputs and the tensors from outside; its outputs those of the
     recording, and then what was read. required: the values that were read. writes: whether an
     operator writes to a tensor.
     """
 
-    def __init__(self, recording: Recording, inputs: list[Tensor]) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        inputs: Sequence[Form],
+        symbols: Symbols | None = None,
+        places: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self.required: list[Tensor] = []
         self._graph = fx.Graph()
         self._nodes: dict[Value, fx.Node] = {}
-        self._forms = recording.forms
+        self._numbers: dict[Formula, fx.Node] = {}
+        self._forms, self._symbols, self._places = recording.forms, symbols, places
         self._taken = {v for step in recording.steps for v in values_in(step.arguments)}
         self._taken.update(recording.outputs)
-        given = [("input", inputs), ("external", recording.externals)]
-        for kind, tensors in given:
-            for number, tensor in enumerate(tensors):
-                value = Value(kind, number)
+        given = [("input", inputs), ("external", forms_of(recording.externals))]
+        for kind, forms in given:
+            for number, form in enumerate(forms):
                 node = self._graph.placeholder(f"{kind}_{number}")
-                self._nodes[value] = self._with_meta(node, form_of(tensor).meta())
+                self._nodes[Value(kind, number)] = self._with_meta(node, self._meta(form))
         read = [found for step in recording.steps if (found := self._add(step)) is not None]
         outputs = [self._nodes[value] for value in recording.outputs]
         self._graph.output((*outputs, *read))
         self.module = fx.GraphModule(torch.nn.Module(), self._graph)
         self.writes = any(step.operator._schema.is_mutable for step in recording.steps)
+
+    def _meta(self, form: Form) -> Tensor:
+        return form.meta() if self._symbols is None else self._symbols.meta(form)
 
     def _with_meta(self, node: fx.Node, meta: Tensor) -> fx.Node:
         node.meta["val"] = meta
@@ -131,20 +197,39 @@ class _Graph:
             self._name(step.results[0], node)
             return None
         results: Any = step.results[0] if len(returns) == 1 else step.results
-        node.meta["val"] = [None if v is None else self._forms[v].meta() for v in results]
+        node.meta["val"] = [None if v is None else self._meta(self._forms[v]) for v in results]
         for place, value in enumerate(results):
             if value in self._taken:
-                part = self._graph.call_function(getitem, (node, place))
+                part = self._graph.call_function(operator.getitem, (node, place))
                 self._name(value, part)
         return None
 
     def _name(self, value: Value, node: fx.Node) -> None:
-        self._nodes[value] = self._with_meta(node, self._forms[value].meta())
+        self._nodes[value] = self._with_meta(node, self._meta(self._forms[value]))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Value):
             return self._nodes[value]
+        if isinstance(value, Formula):
+            return self._number(value)
         return [self._argument(item) for item in value] if isinstance(value, tuple) else value
+
+    def _number(self, formula: Formula) -> fx.Node:
+        """What computes a formula from the sizes of inputs."""
+        found = self._numbers.get(formula)
+        if found is None:
+            call = self._graph.call_function
+            for number in formula.sizes:
+                input_, dim = self._places[number]
+                size = call(_aten.sym_size.int, (self._nodes[Value("input", input_)], dim))
+                found = size if found is None else call(operator.mul, (found, size))
+            if formula.factor != 1:
+                found = call(operator.mul, (found, formula.factor))
+            if formula.rest:
+                found = call(operator.add, (found, formula.rest))
+            assert found is not None
+            self._numbers[formula] = found
+        return found
 
     def _read(self, step: Step, tensor: fx.Node, other: fx.Node | None = None) -> fx.Node:
         """A tensor that holds what a step read, as it was then."""
@@ -163,28 +248,6 @@ class _Graph:
         self._with_meta(same, torch.empty(shape, dtype=torch.bool, device="meta"))
         found = self._graph.call_function(_aten.all.default, (same,))
         return self._with_meta(found, torch.empty((), dtype=torch.bool, device="meta"))
-
-
-def _steps(graph: _Graph, tensors: list[Tensor]) -> tuple[Steps, Outputs, list[Tensor]]:
-    """The steps of a graph of such tensors; where it is needed of one without writes, or of smaller
-    operators. Also the tensors that these take besides, which are its last inputs."""
-    reasons: list[CaptureError] = []
-    if not graph.writes:
-        try:
-            return *steps_of(graph.module), []
-        except CaptureError as error:
-            reasons.append(error)
-    known = (*WITH_NUMBERS, *RESAMPLING)
-    for table in (
-        get_decompositions(known),
-        {**core_aten_decompositions(), **get_decompositions(known)},
-    ):
-        try:
-            recording = _rewritten(graph.module, tensors, table)
-            return *steps_of(_Graph(recording, tensors).module), recording.externals
-        except CaptureError as error:
-            reasons.append(error)
-    raise reasons[0]
 
 
 class _Rewriter(Recorder):  # type: ignore[no-untyped-call]
@@ -211,7 +274,8 @@ def _rewritten(module: fx.GraphModule, tensors: list[Tensor], table: Any) -> Rec
     with torch.no_grad(), recorder:
         found = [*functional(*tensors)]
     outputs = [recorder.value(tensor) for tensor in found]
-    return Recording(recorder.steps, recorder.externals, outputs, found, found, recorder.forms)
+    parts = recorder.steps, recorder.externals, outputs, found, found, recorder.forms
+    return Recording(*parts, {*range(len(recorder.externals))})
 
 
 def _in_order(tensor: Tensor, form: tuple[Any, ...]) -> Tensor:

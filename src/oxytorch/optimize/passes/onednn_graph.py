@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from ...graph.errors import CaptureError
-from ...graph.onednn_graph import OneDnnProgram, available, build
+from ...graph.onednn_graph import Graphs, OneDnnProgram, available
 from ...graph.replay import Replay
 from ..context import Context
 from ..sample import before_each
@@ -97,7 +97,7 @@ def _compiled(context: Context, module: nn.Module, call: _Call) -> bool:
                 closed = [m for m in context.closed_roots if m in parts]
                 boundaries.settle(context, [*inner, *closed])
             context.separate(module)
-            replay = Replay(module, build, MOST_FORMS)
+            replay = Replay(module, Graphs, MOST_FORMS)
             with sample.running(context.model):
                 replay.prepare(*call)
     except CaptureError as error:

@@ -2,7 +2,7 @@
 
 Its operators, as they run on the sample input, are fused and called one after the other without its
 Python code. Calls of other forms run the model's own code when they are seen first, and a program
-of their own from then on.
+from then on, which those that differ in sizes alone share.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from torch import nn
 
 from ...graph.errors import CaptureError
 from ...graph.replay import Replay
-from ...program.recorded import build
+from ...program.families import Programs
 from ..context import Context
 from . import boundaries, cast, lstm
 
-MOST_FORMS = 5
-"""Forms of call that become programs, since each holds packed weights of its own."""
+MOST_FORMS = 512
+"""Forms of call that programs serve."""
 
 
 def run(context: Context) -> None:
@@ -40,7 +40,7 @@ def run(context: Context) -> None:
                 cast.convert(context, cast.changed(context), packs=False)
             boundaries.settle(context)
             context.separate(model)
-            replay = Replay(model, build, MOST_FORMS)
+            replay = Replay(model, Programs, MOST_FORMS)
             with sample.running(model):
                 replay.prepare(*sample.call)
     except CaptureError as error:

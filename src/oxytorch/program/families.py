@@ -1,0 +1,197 @@
+"""Programs of the calls of one module: those that differ in sizes alone share one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..core.modes import own_code
+from ..graph.errors import CaptureError
+from ..graph.outputs import output_tensors
+from ..graph.replay import input_tensors
+from ..graph.tape import Form, form_of, is_same, recorded, recorded_once
+from .placed import Placed
+from .recorded import RecordedProgram, Run, forms_of
+from .sizes import DifferentError, SizedRun, Symbols
+
+MOST_OWN = 5
+"""Programs that share nothing, since each holds packed weights of its own."""
+MOST_RUNS = 4
+"""Runs of which formulas are made."""
+
+
+class Programs:
+    """Records calls of a module and makes programs of them (see `graph.replay.Builder`).
+
+    From the second one on, calls that differ in sizes alone share a program, with one copy of
+    packed weights. It serves a further call if that run, which is recorded too, is one that the
+    program stands for. Convolutions are packed for the sizes of their images: modules that have
+    some get programs of their own for their first sizes.
+    """
+
+    def __init__(self) -> None:
+        self._families: list[_Family] = []
+        self._is_plain = True  # whether recorded runs give tensors of the forms of others
+
+    def build(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[RecordedProgram, Any]:
+        """The program of such calls, and the output of this one. Raises CaptureError."""
+        inputs = input_tensors(args, kwargs)
+
+        def run_once() -> tuple[Any, list[Tensor]]:
+            output = forward(*args, **kwargs)
+            return output, output_tensors(output)
+
+        with own_code():
+            _, plain = run_once()  # unseen: torch's fast paths give other strides
+            recording = recorded(run_once, inputs)
+        if not recording.tensors:
+            raise CaptureError("it returns no tensor")
+        if any(tensor.requires_grad for tensor in recording.tensors):
+            raise CaptureError("its code enables gradients")
+        run = Run(recording, inputs)
+        self._is_plain &= _forms(plain) == _forms(recording.tensors)
+        program = RecordedProgram(self._placed(run), run.externals, plain)
+        found = program(inputs)
+        if found is None:
+            raise CaptureError("a second run of its operators gives other values")
+        if _forms(found) != _forms(plain):
+            raise CaptureError("the program gives tensors of another form")
+        return program, recording.output
+
+    def served(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, RecordedProgram | None] | None:
+        """Run `forward` once; its output, and a program of other sizes that serves such calls.
+
+        None, with nothing run, where there is none that might.
+        """
+        inputs = input_tensors(args, kwargs)
+        if not self._is_plain or not any(family.may_serve(inputs) for family in self._families):
+            return None
+
+        def run_once() -> tuple[Any, list[Tensor]]:
+            output = forward(*args, **kwargs)
+            return output, output_tensors(output)
+
+        output, recording = recorded_once(run_once, inputs)
+        if recording is None or any(tensor.requires_grad for tensor in recording.tensors):
+            return output, None
+        run = Run(recording, inputs)
+        try:
+            placed = self._shared(run)
+        except CaptureError:
+            return output, None
+        if placed is None:
+            return output, None
+        return output, RecordedProgram(placed, run.externals, recording.tensors)
+
+    def _shared(self, run: Run) -> Placed | None:
+        """The program of other sizes that stands for a run. Raises CaptureError."""
+        for family in self._families:
+            if family.serves(run):
+                return family.placed
+        return None
+
+    def _placed(self, run: Run) -> Placed:
+        """A program of a run. Raises CaptureError."""
+        shared = self._shared(run)
+        if shared is not None:
+            return shared
+        is_full = len(self._families) >= MOST_OWN
+        if is_full or not run.packs_by_size:
+            for family in self._families:
+                placed = family.joined(run)
+                if placed is not None:
+                    return placed
+        if is_full:
+            raise CaptureError(f"there are programs for {MOST_OWN} other kinds of call")
+        placed = run.placed()
+        self._families.append(_Family(run))
+        return placed
+
+
+class _Family:
+    """Runs that differ in sizes alone; placed: the program that they share, once there are two."""
+
+    def __init__(self, run: Run) -> None:
+        self.placed: Placed | None = None
+        self._runs = [run]
+        self._sized: Sequence[SizedRun] = ()
+        self._symbols: Symbols | None = None
+
+    def may_serve(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether the program may stand for calls with such inputs."""
+        return self._sizes_of(forms_of(inputs)) is not None
+
+    def _sizes_of(self, inputs: Sequence[Form]) -> list[int] | None:
+        """The sizes of such inputs, if the program allows them."""
+        if self._symbols is None:
+            return None
+        sizes = self._sized[0].sizes_of(inputs)
+        return sizes if sizes is not None and self._symbols.allow(sizes) else None
+
+    def serves(self, run: Run) -> bool:
+        """Whether the program stands for a run. Raises CaptureError."""
+        sizes = self._sizes_of(run.forms[0])
+        if sizes is None or not _share_externals(self._runs[0], run):
+            return False
+        if not self._sized[0].is_of(run.recordings[0], run.forms[0], sizes):
+            return False
+        if len(self._sized) == 1:
+            return True
+        run.reduce()
+        return (
+            len(run.recordings) == len(self._sized)
+            and self._sized[1].is_of(run.recordings[1], run.forms[1], sizes)
+            and _share_externals(self._runs[0], run, 1)
+        )
+
+    def joined(self, run: Run) -> Placed | None:
+        """A program of the runs so far and another one; None where they differ in more than sizes.
+
+        Raises CaptureError.
+        """
+        run.reduce()
+        runs = [*self._runs, run]
+        levels = range(len(run.recordings))
+        alike = all(
+            len(other.recordings) == len(levels)
+            and all(_share_externals(other, run, level) for level in levels)
+            for other in self._runs
+        )
+        if not alike:
+            return None
+        try:
+            sized = [
+                SizedRun([r.recordings[n] for r in runs], [r.forms[n] for r in runs], run.count)
+                for n in levels
+            ]
+            sizes = sized[0].sizes_of(run.forms[0])
+            assert sizes is not None
+            symbols = Symbols(sizes)
+            placed = run.sized(sized[-1], symbols)
+        except (DifferentError, CaptureError):
+            return None
+        if not symbols.allow(sizes):
+            return None
+        self._sized, self._symbols, self.placed = sized, symbols, placed
+        self._runs = [runs[0], *runs[1:][-MOST_RUNS + 1 :]]
+        return placed
+
+
+def _forms(tensors: Sequence[Tensor]) -> list[Any]:
+    """The shapes, strides and dtypes of tensors."""
+    return [form_of(tensor)[:3] for tensor in tensors]
+
+
+def _share_externals(a: Run, b: Run, level: int = 0) -> bool:
+    """Whether two runs take the same tensors from outside, or constants of the same values."""
+    first, second = a.recordings[level], b.recordings[level]
+    return len(first.externals) == len(second.externals) and all(
+        one is other or (number in first.literals and is_same(one, other))
+        for number, (one, other) in enumerate(zip(first.externals, second.externals, strict=True))
+    )

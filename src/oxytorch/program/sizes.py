@@ -1,0 +1,233 @@
+"""Recorded runs that differ in sizes alone, as one run with formulas of the sizes of its inputs.
+
+Code computes with the sizes of its inputs, so that a recorded run holds numbers that depend on
+them. Of runs on inputs of other sizes that take the same steps, each number that differs becomes
+the simplest formula that gives it in all of them. That it gives the numbers of a further run is
+never assumed: the run is recorded, and compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..graph.tape import Form, Recording, Step
+
+MOST_FACTORS = 2
+"""Sizes that a formula multiplies, such as the batch size and the length."""
+
+
+class DifferentError(Exception):
+    """Runs that differ in more than sizes."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """factor * the product of some sizes + rest; sizes: their numbers."""
+
+    factor: int
+    sizes: tuple[int, ...]
+    rest: int
+
+    def of(self, values: Sequence[Any]) -> Any:
+        """Its value, where the sizes have these."""
+        return self.factor * math.prod(values[number] for number in self.sizes) + self.rest
+
+
+class SizedRun:
+    """Several recorded runs as one.
+
+    runs: at least two. inputs: for each of them the forms of its inputs, of which the first `count`
+    are those of the call; the rest are the same at each call.
+
+    places: for each size the number of an input and a dimension of it. recording, inputs: those
+    of the runs, with formulas in place of numbers that differ.
+
+    Raises DifferentError.
+    """
+
+    def __init__(
+        self, runs: Sequence[Recording], inputs: Sequence[tuple[Form, ...]], count: int
+    ) -> None:
+        self._groups = _groups([own[:count] for own in inputs])
+        self._known = [*zip(*self._groups, strict=True)]  # for each run, the values of the sizes
+        self.places = [places[0] for places in self._groups.values()]
+        self.inputs: tuple[Form, ...] = self._one(inputs)
+        first = runs[0]
+        steps = [self._step(own) for own in _together([run.steps for run in runs])]
+        keys = [*first.forms]
+        if any([*run.forms] != keys or run.outputs != first.outputs for run in runs):
+            raise DifferentError
+        forms = {key: self._one([_plain(run.forms[key]) for run in runs]) for key in keys}
+        self.recording = replace(first, steps=steps, forms=forms)
+
+    def _step(self, steps: tuple[Step, ...]) -> Step:
+        first = steps[0]
+        if any(_fixed(step) != _fixed(first) for step in steps):
+            raise DifferentError
+        return replace(first, arguments=self._one([step.arguments for step in steps]))
+
+    def _one(self, values: Sequence[Any]) -> Any:
+        """What stands for a value of each run."""
+        first = values[0]
+        if any(type(value) is not type(first) for value in values):
+            raise DifferentError
+        if isinstance(first, tuple):
+            if any(len(value) != len(first) for value in values):
+                raise DifferentError
+            parts = [self._one(each) for each in zip(*values, strict=True)]
+            return type(first)(*parts) if isinstance(first, Form) else tuple(parts)
+        if all(_is_equal(value, first) for value in values):
+            return first
+        if type(first) is not int:
+            raise DifferentError
+        return self._formula(values)
+
+    def _formula(self, values: Sequence[int]) -> Formula:
+        """The simplest formula that gives these numbers in the runs."""
+        numbers = range(len(self.places))
+        products = [
+            sizes
+            for factors in range(1, MOST_FACTORS + 1)
+            for sizes in combinations_with_replacement(numbers, factors)
+        ]
+        found = [f for f in (self._line(sizes, values) for sizes in products) if f is not None]
+        if not found:
+            raise DifferentError
+        return min(found, key=lambda formula: (formula.rest != 0, len(formula.sizes)))
+
+    def _line(self, sizes: tuple[int, ...], values: Sequence[int]) -> Formula | None:
+        """factor * product + rest of these sizes, if it gives the numbers."""
+        products = [math.prod(known[number] for number in sizes) for known in self._known]
+        ends = next((p for p in range(1, len(products)) if products[p] != products[0]), None)
+        if ends is None:
+            return None
+        factor, left = divmod(values[ends] - values[0], products[ends] - products[0])
+        formula = Formula(factor, sizes, values[0] - factor * products[0])
+        gives = all(formula.of(k) == v for k, v in zip(self._known, values, strict=True))
+        return formula if factor and not left and gives else None
+
+    def sizes_of(self, inputs: Sequence[Form]) -> list[int] | None:
+        """The sizes of a call's inputs; None where sizes differ that are one here."""
+        found: list[int] = []
+        for places in self._groups.values():
+            values = {_extent(inputs[number].shape, dim) for number, dim in places}
+            if len(values) != 1 or None in values:
+                return None
+            found += values  # type: ignore[arg-type]
+        return found
+
+    def is_of(self, run: Recording, inputs: Sequence[Form], sizes: Sequence[int]) -> bool:
+        """Whether it is this run, where the sizes have these values."""
+        own = self.recording
+        return (
+            len(run.steps) == len(own.steps)
+            and [*run.forms] == [*own.forms]
+            and run.outputs == own.outputs
+            and _agrees(self.inputs, tuple(inputs), sizes)
+            and all(
+                _fixed(a) == _fixed(b) and _agrees(a.arguments, b.arguments, sizes)
+                for a, b in zip(own.steps, run.steps, strict=True)
+            )
+            and all(_agrees(own.forms[key], _plain(run.forms[key]), sizes) for key in own.forms)
+        )
+
+
+def _plain(form: Form) -> Form:
+    """A form, whichever memory the tensor has."""
+    return form._replace(memory=0)
+
+
+def _extent(shape: Sequence[int], dim: int) -> int | None:
+    return shape[dim] if dim < len(shape) else None
+
+
+def _groups(runs: Sequence[tuple[Form, ...]]) -> dict[tuple[int, ...], list[tuple[int, int]]]:
+    """The sizes that differ between runs, by their values in these, with the places that have them.
+
+    Raises DifferentError where no size differs, one is 1 in some runs, or inputs differ in more.
+    """
+    found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for number, forms in enumerate(_together(runs)):
+        if len({len(form.shape) for form in forms}) != 1:
+            raise DifferentError
+        for dim, values in enumerate(zip(*(form.shape for form in forms), strict=True)):
+            if len({*values}) > 1:
+                if min(values) <= 1:  # of which steps, orders in memory and broadcasts differ
+                    raise DifferentError
+                found.setdefault(values, []).append((number, dim))
+    if not found:
+        raise DifferentError
+    return found
+
+
+def _together(runs: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    """The first of each run, the second of each, and so on. Raises DifferentError."""
+    if len({len(run) for run in runs}) != 1:
+        raise DifferentError
+    return zip(*runs, strict=True)
+
+
+def _fixed(step: Step) -> tuple[Any, ...]:
+    """What a step has besides its arguments."""
+    return step.operator, step.results, type(step.read), repr(step.read)
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    return bool(a == b) or (type(a) is float and repr(a) == repr(b))
+
+
+def _agrees(own: Any, value: Any, sizes: Sequence[int]) -> bool:
+    """Whether a value is what stands for it, where the sizes have these values."""
+    if isinstance(own, Formula):
+        return type(value) is int and own.of(sizes) == value
+    if isinstance(own, tuple):
+        pairs = type(value) is type(own) and len(value) == len(own)
+        return pairs and all(_agrees(a, b, sizes) for a, b in zip(own, value, strict=True))
+    return type(own) is type(value) and _is_equal(own, value)
+
+
+class Symbols:
+    """Sizes as symbols, by which passes tell what holds for all of them.
+
+    values: those of a run that a program is made of.
+    """
+
+    def __init__(self, values: Sequence[int]) -> None:
+        # Which torch takes a second to import.
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+        self._env = ShapeEnv()
+        self._symbols, self.sizes = [], []
+        for number, value in enumerate(values):
+            source = ConstantSource(f"size_{number}")
+            symbol = self._env.create_symbol(
+                value, source, DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
+            )
+            self._symbols.append(symbol)
+            self.sizes.append(self._env.create_symintnode(symbol, hint=value, source=source))
+
+    def meta(self, form: Form) -> Tensor:
+        """A tensor of a form, without values."""
+        shape, stride = ([self.value(each) for each in own] for own in (form.shape, form.stride))
+        return torch.empty_strided(shape, stride, dtype=form.dtype, device="meta")
+
+    def value(self, number: Any) -> Any:
+        """A number, which may be a formula of the sizes."""
+        return number.of(self.sizes) if isinstance(number, Formula) else number
+
+    def allow(self, values: Sequence[int]) -> bool:
+        """Whether what was found to hold for the symbols holds for these sizes."""
+        import sympy  # type: ignore[import-untyped]
+
+        if min(values) <= 1:
+            return False
+        given = dict(zip(self._symbols, map(sympy.Integer, values), strict=True))
+        return all(guard.expr.xreplace(given) == sympy.true for guard in self._env.guards)

@@ -1,0 +1,379 @@
+"""Pass `program`: calls that differ in sizes alone share a program, and only those do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from counting import counts_original
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import oxytorch
+from oxytorch.graph.replay import Replay
+from oxytorch.optimize import tune
+from oxytorch.program import families
+from oxytorch.program.sizes import DifferentError, Formula, SizedRun
+from oxytorch.rewriting import measure
+
+
+def _replay(model: nn.Module) -> Replay:
+    found = model.__dict__["forward"]
+    assert isinstance(found, Replay)
+    return found
+
+
+def _optimized(model: nn.Module, *sample: Any) -> nn.Module:
+    optimized = oxytorch.optimize(model, sample_input=sample, passes=["program"])
+    _replay(optimized)
+    return optimized
+
+
+def _shared(model: nn.Module) -> list[Any]:
+    """The programs of several sizes."""
+    found: list[Any] = _replay(model)._builder._families  # type: ignore[attr-defined]
+    return [family.placed for family in found if family.placed is not None]
+
+
+def _is_served(optimized: nn.Module, *args: Any) -> bool:
+    """Whether a call runs no code of the model's."""
+    calls = counts_original(optimized)
+    with torch.no_grad():
+        optimized(*args)
+    return not calls
+
+
+class Encoder(nn.Module):
+    """A layer of attention over embedded ids, with positions and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.positions = nn.Embedding(50, 32), nn.Embedding(200, 32)
+        self.project, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        batch, length = ids.shape
+        x = self.embedding(ids) + self.positions(torch.arange(length))
+        heads = self.project(x).view(batch, length, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        seen = None if mask is None else mask[:, None, None].bool()
+        y = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], seen)
+        y = self.norm(x + self.out(y.transpose(1, 2).reshape(batch, length, 32)))
+        return y, y.new_zeros(batch * length, 2 * length + 1)
+
+
+def _ids(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[:, length - 1 :] = 0
+    return torch.randint(0, 50, (batch, length)), mask
+
+
+def test_one_program_serves_all_batch_sizes_and_lengths() -> None:
+    model = Encoder().eval()
+    optimized = _optimized(model, *_ids(3, 12))
+    sizes = [(3, 7), (4, 9), (2, 30), (5, 2), (7, 100), (3, 12)]
+    for size in sizes:
+        for _ in range(3):
+            given = _ids(*size)
+            with torch.no_grad():
+                torch.testing.assert_close(optimized(*given), model(*given))
+        assert _is_served(optimized, *_ids(*size))
+    assert len(_shared(optimized)) == 1
+    given = _ids(6, 40)  # once formulas are known, a new size runs the model's code once
+    calls = counts_original(optimized)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(optimized(*given), model(*given))
+    assert len(calls) == 1
+
+
+def test_sizes_of_one_are_another_program() -> None:
+    model = Encoder().eval()
+    optimized = _optimized(model, *_ids(1, 12))
+    for size in [(1, 7), (1, 30), (4, 9), (2, 30), (1, 1), (3, 1), (1, 50), (3, 8)]:
+        for _ in range(3):
+            given = _ids(*size)
+            with torch.no_grad():
+                torch.testing.assert_close(optimized(*given), model(*given))
+    assert len(_shared(optimized)) == 2
+
+
+def test_a_shared_program_follows_the_weights() -> None:
+    model = Encoder().eval()
+    optimized = _optimized(model, *_ids(3, 12))
+    for factor in (1.0, 1.5):
+        with torch.no_grad():
+            for each in (model, optimized):
+                each.project.weight.mul_(factor)
+        for size in [(3, 7), (4, 9), (2, 30), (3, 7)]:
+            for _ in range(2):
+                given = _ids(*size)
+                with torch.no_grad():
+                    torch.testing.assert_close(optimized(*given), model(*given))
+
+
+class Of(nn.Module):
+    """A function of a layer and an input as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.other, self.function = nn.Linear(8, 8), nn.Linear(8, 8), function
+        self.scale = 2.0
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self, *args)
+
+
+def _branches(m: Any, x: Tensor) -> Any:
+    return m.layer(x) if len(x) < 10 else m.other(x)
+
+
+def _bounded(m: Any, x: Tensor) -> Any:
+    return m.layer(x)[: min(len(x), 12)]
+
+
+def _root(m: Any, x: Tensor) -> Any:
+    return m.layer(x)[: int(len(x) ** 0.5)]
+
+
+def _mean(m: Any, x: Tensor) -> Any:
+    return m.layer(x) * (1.0 / len(x))
+
+
+def _constant(m: Any, x: Tensor) -> Any:
+    return m.layer(x) + torch.tensor([float(len(x))])
+
+
+def _weights(m: Any, x: Tensor) -> Any:
+    return m.layer(x) * torch.tensor([1.0 + i for i in range(len(x))])[:, None]
+
+
+def _is_even(m: Any, x: Tensor) -> Any:
+    return m.layer(x) + len(x) % 2
+
+
+def _reads(m: Any, x: Tensor) -> Any:
+    return m.layer(x) if x[0, 0] > -9 else m.other(x)
+
+
+def _loops(m: Any, x: Tensor) -> Any:
+    y = x
+    for _ in range(len(x) % 3):
+        y = m.layer(y)
+    return m.other(y)
+
+
+def _halves(m: Any, x: Tensor) -> Any:
+    return m.layer(x)[len(x) // 2 :], m.other(x)[: -(-len(x) // 2)]
+
+
+def _tables(m: Any, x: Tensor) -> Any:
+    return {"y": m.layer(x), "sizes": [len(x), x.shape], "n": len(x)}
+
+
+def _square(m: Any, x: Tensor) -> Any:
+    return m.layer(x) @ m.other(x).T, x.new_ones(len(x) * len(x) + 3)
+
+
+SIZED = {
+    function.__name__: function
+    for function in (
+        _branches, _bounded, _root, _mean, _constant, _weights, _is_even, _reads, _loops, _halves,
+        _tables, _square,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_code_that_decides_by_sizes_is_followed(name: str) -> None:
+    model = Of(SIZED[name]).eval()
+    optimized = _optimized(model, torch.randn(6, 8))
+    for rows in (8, 5, 7, 12, 9, 16, 25, 10, 11, 2, 1, 14, 30, 6, 8):
+        for _ in range(3):
+            x = torch.randn(rows, 8)
+            with torch.no_grad():
+                torch.testing.assert_close(optimized(x), model(x))
+
+
+def test_sizes_that_were_equal_by_chance() -> None:
+    model = Of(lambda m, x, y: (m.layer(x).sum(0) + m.other(y).sum(0), x.new_zeros(len(y), 3)))
+    optimized = _optimized(model.eval(), torch.randn(6, 8), torch.randn(6, 8))
+    for rows in ((7, 7), (5, 5), (9, 9), (4, 9), (9, 4), (3, 3), (8, 2), (2, 8)):
+        for _ in range(3):
+            given = torch.randn(rows[0], 8), torch.randn(rows[1], 8)
+            with torch.no_grad():
+                torch.testing.assert_close(optimized(*given), model(*given))
+
+
+def test_what_new_sizes_make_the_code_read_is_followed() -> None:
+    """Code that runs for some sizes only reads an attribute, which changes later."""
+
+    def by_size(m: Any, x: Tensor) -> Any:
+        return _scaled(m, x) if len(x) > 10 else m.layer(x) * 2.0
+
+    def _scaled(m: Any, x: Tensor) -> Any:
+        return m.layer(x) * m.scale
+
+    model = Of(by_size).eval()
+    optimized = _optimized(model, torch.randn(6, 8))
+    for scale in (2.0, 3.0):
+        model.scale = optimized.scale = scale
+        for rows in (5, 7, 12, 13, 9, 20):
+            for _ in range(3):
+                x = torch.randn(rows, 8)
+                with torch.no_grad():
+                    torch.testing.assert_close(optimized(x), model(x))
+
+
+def test_effects_at_new_sizes_happen_once_a_call() -> None:
+    counted: list[int] = []
+
+    def noting(m: Any, x: Tensor) -> Any:
+        if len(x) > 10:
+            counted.append(len(x))
+        return m.layer(x)
+
+    model = Of(noting).eval()
+    optimized = _optimized(model, torch.randn(6, 8))
+    with torch.no_grad():
+        for rows in (5, 7):
+            for _ in range(3):
+                optimized(torch.randn(rows, 8))
+        assert _shared(optimized)
+        optimized(torch.randn(12, 8))
+        assert counted == [12]
+
+
+def test_an_error_at_a_new_size_is_the_models_own() -> None:
+    def strict(m: Any, x: Tensor) -> Any:
+        if len(x) > 10:
+            raise KeyError("too many rows")
+        return m.layer(x)
+
+    model = Of(strict).eval()
+    optimized = _optimized(model, torch.randn(6, 8))
+    with torch.no_grad():
+        for rows in (5, 5, 7, 7, 8):
+            optimized(torch.randn(rows, 8))
+        for _ in range(3):
+            with pytest.raises(KeyError, match="too many rows"):
+                optimized(torch.randn(12, 8))
+        x = torch.randn(9, 8)
+        torch.testing.assert_close(optimized(x), model(x))
+
+
+def test_code_that_reads_values_at_a_new_size_goes_on() -> None:
+    def listed(m: Any, x: Tensor) -> Any:
+        y = m.layer(x)
+        return y if len(x) < 10 else y * sum(y[0].tolist())
+
+    model = Of(listed).eval()
+    optimized = _optimized(model, torch.randn(6, 8))
+    for rows in (5, 7, 8, 12, 11, 12, 9):
+        for _ in range(3):
+            x = torch.randn(rows, 8)
+            with torch.no_grad():
+                torch.testing.assert_close(optimized(x), model(x))
+
+
+def test_kinds_of_calls_beyond_the_most_run_the_models_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(families, "MOST_OWN", 2)
+    model = Of(_mean).eval()  # whose programs share nothing
+    optimized = _optimized(model, torch.randn(6, 8))
+    for rows in (5, 7, 9, 9):
+        for _ in range(3):
+            x = torch.randn(rows, 8)
+            with torch.no_grad():
+                torch.testing.assert_close(optimized(x), model(x))
+    assert "2 other kinds of call" in " ".join(_replay(optimized)._refused.values())
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).mean((2, 3))
+
+
+def test_convolutions_have_programs_of_their_own_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "MOST_OWN", 2)
+    model = Images().eval()
+    optimized = _optimized(model, torch.randn(2, 3, 9, 9))
+    for size in [(3, 9), (4, 9), (5, 11), (7, 21), (2, 13), (3, 9)]:
+        for _ in range(3):
+            x = torch.randn(size[0], 3, size[1], size[1])
+            with torch.no_grad():
+                torch.testing.assert_close(optimized(x), model(x))
+    kinds = _replay(optimized)._builder._families  # type: ignore[attr-defined]
+    assert len(kinds) == 2 and len(_shared(optimized)) >= 1
+
+
+def test_copies_begin_anew() -> None:
+    model = Encoder().eval()
+    optimized = _optimized(model, *_ids(3, 12))
+    with torch.no_grad():
+        for size in [(3, 7), (3, 7), (4, 9), (4, 9)]:
+            optimized(*_ids(*size))
+        for copied in (copy.deepcopy(optimized), pickle.loads(pickle.dumps(optimized))):
+            for size in [(3, 7), (4, 9), (2, 30)]:
+                for _ in range(3):
+                    given = _ids(*size)
+                    torch.testing.assert_close(copied(*given), model(*given))
+            assert len(_shared(copied)) == 1
+
+
+def _run(rows: int) -> tuple[Any, Any]:
+    from oxytorch.graph.tape import recorded
+    from oxytorch.program.recorded import forms_of
+
+    x = torch.ones(rows, 4)
+
+    def run() -> tuple[Any, list[Tensor]]:
+        y = (x @ _WEIGHT).view(rows * 3).expand(2, rows * 3)
+        return y, [y]
+
+    with torch.no_grad():
+        return recorded(run, [x]), forms_of([x])
+
+
+_WEIGHT = torch.ones(4, 3)
+
+
+def test_formulas_of_two_runs() -> None:
+    (first, one), (second, two) = _run(5), _run(8)
+    sized = SizedRun([first, second], [one, two], 1)
+    assert sized.places == [(0, 0)] and sized.inputs[0].shape == (Formula(1, (0,), 0), 4)
+    (view,) = (step for step in sized.recording.steps if "view" in str(step.operator))
+    assert view.arguments[1] == (Formula(3, (0,), 0),)
+    third, three = _run(11)
+    assert sized.sizes_of(three) == [11] and sized.is_of(third, three, [11])
+    assert not sized.is_of(third, three, [12])
+    with pytest.raises(DifferentError):
+        SizedRun([first, first], [one, one], 1)
+
+
+@pytest.mark.parametrize("ratio", [0.9, 1.02, 1.1])
+def test_a_program_is_kept_where_it_is_no_slower_than_the_other_passes(
+    ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "TIMED", True)
+    monkeypatch.setattr(tune, "_paired", lambda *_: (ratio, 1e-3, ratio * 1e-3))
+    monkeypatch.setattr(tune, "loses", lambda *_: False)
+    model, given = Encoder().eval(), _ids(3, 12)
+    optimized = oxytorch.optimize(model, sample_input=given, graph=True)
+    report = oxytorch.explain(optimized)
+    assert any(entry.pass_name == "program" for entry in report.done) is (ratio < 1.03)
+    assert ("ratio 1.100: not taken" in str(report)) is (ratio > 1.03)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(*given), model(*given))
