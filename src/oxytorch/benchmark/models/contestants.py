@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 import oxytorch
 from oxytorch.benchmark.models.cases import call_model
 from oxytorch.benchmark.models.task import Runner, Task
@@ -34,11 +36,20 @@ class Peer:
     prepare: Callable[[Task], Runner]
 
 
-def optimized(task: Task, **options: Any) -> Runner:
-    """`oxytorch.optimize` of the task's model with these options, run eagerly."""
+def _no_notes(model: nn.Module) -> dict[str, object]:
+    return {}
+
+
+def optimized(
+    task: Task, notes_of: Callable[[nn.Module], dict[str, object]] = _no_notes, **options: Any
+) -> Runner:
+    """`oxytorch.optimize` of the task's model with these options, run eagerly.
+
+    notes_of: what else to note of the optimized model.
+    """
     start = time.perf_counter()
     model = oxytorch.optimize(task.model, **options)
-    notes: dict[str, object] = {"optimize_seconds": time.perf_counter() - start}
+    notes = {"optimize_seconds": time.perf_counter() - start, **notes_of(model)}
     return Runner(lambda: call_model(model, task.inputs), notes=notes)
 
 

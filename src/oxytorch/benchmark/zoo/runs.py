@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from oxytorch.benchmark.zoo.cases import ZOO
 
 def prepare_optimized(task: Task, with_sample: bool) -> Runner:
     """`oxytorch.optimize` with its defaults, with or without `sample_input`."""
-    given = {"sample_input": task.inputs} if with_sample else {}
+    given: dict[str, Any] = {"sample_input": task.inputs} if with_sample else {}
     return optimized(task, dtype=None if task.dtype == torch.float32 else task.dtype, **given)
 
 
