@@ -68,6 +68,14 @@ OPERATORS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "full": (lambda x: torch.full((3, 4), 2.5) + torch.zeros_like(x) + torch.ones(4), (X,)),
     "triangle": (lambda x: torch.full((4, 4), float("-inf")).triu(1), (X,)),
     "pad": (lambda x: F.pad(x, (1, 2), value=0.5), (X,)),
+    "other pads": (
+        lambda x: F.pad(F.pad(x, (1, 2), mode="reflect"), (3, 0), mode="replicate"),
+        (X,),
+    ),
+    "scatter": (
+        lambda x: x.scatter(1, torch.tensor([[[0, 2], [1, 1]]]).expand(2, 2, 2), 0.5),
+        (X,),
+    ),
     "split": (lambda x: sum(x.chunk(2, -1)) + x.split([1, 3], -1)[1].sum(-1, keepdim=True), (X,)),
     "cat": (lambda x, y: torch.cat([x, y], 1).transpose(0, 1).reshape(-1), (X, Y)),
     "index": (lambda x: x[:, [0, 2]][..., 1:, None] + x[torch.tensor([0]), :, 0].sum(), (X,)),

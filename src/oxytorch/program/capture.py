@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
 from .program import Argument, Some, Step, Steps, Value
+from .words import DTYPES_OF, holds, name_of_dtype, word_of
 
 _aten = torch.ops.aten
 
@@ -86,6 +87,11 @@ RESAMPLING = tuple(
 )  # fmt: skip
 """Operators of `interpolate`, for which torch has Python code of many small ones."""
 
+_PADS = tuple(
+    getattr(_aten, f"{kind}_pad{dims}d").default
+    for kind in ("reflection", "replication")
+    for dims in (1, 2, 3)
+)
 _ASSERTIONS = (_aten._assert_scalar.default, _aten._assert_tensor_metadata.default)
 """What the guards of who captured the graph have seen to."""
 
@@ -259,7 +265,7 @@ class Capture:
             return self._tensor(value, all_given, func)
         if isinstance(value, fx.Node):
             return self._size(value)
-        word = _word(value, name)
+        word = word_of(value, name)
         if word is None:
             raise CaptureError(f"{func} is given {value!r}, which a program cannot hold")
         return word
@@ -279,8 +285,8 @@ class Capture:
 
     def _number(self, number: bool | int | float, beside: Sequence[Tensor]) -> Value:
         """A number as a tensor without dimensions that gives the dtype that the number gives."""
-        for dtype in _DTYPES_OF[type(number)]:
-            if type(number) is int and not _holds(dtype, number):
+        for dtype in DTYPES_OF[type(number)]:
+            if type(number) is int and not holds(dtype, number):
                 continue
             tensor = torch.tensor(number, dtype=dtype)
             if all(torch.result_type(b, tensor) == torch.result_type(b, number) for b in beside):
@@ -313,7 +319,7 @@ class Capture:
         pair: Argument = [first, second]
         self.steps.steps.append(Step("aten::broadcast_tensors", [pair], parts, returns_list=True))
         stacked = self._emit("aten::stack", [parts, "0"], Value())
-        dtype = Some(_name(node.meta["val"].dtype))
+        dtype = Some(name_of_dtype(node.meta["val"].dtype))
         return self._emit("aten::sum.dim_IntList", [stacked, Some(["0"]), "false", dtype], Value())
 
     def _linear(self, node: fx.Node, bias: Any, x: Any, weight: Any, *factors: Any) -> Any:
@@ -356,8 +362,25 @@ class Capture:
 
     def _padded(self, node: fx.Node, x: Any, pad: Any, value: Any) -> Any:
         sizes = [self._size(each) for each in pad]
-        words = [self._values[x], sizes, '"constant"', Some(_word(value, "FloatType"))]
+        words = [self._values[x], sizes, '"constant"', Some(word_of(value, "FloatType"))]
         return self._emit("aten::pad", words, Value())
+
+    def _reflected(self, node: fx.Node, x: Any, pad: Any) -> Any:
+        """By `pad`, since the operators for each number of dimensions take plain integers."""
+        kind = "reflect" if "reflection" in str(node.target) else "replicate"
+        words = [self._values[x], [self._size(each) for each in pad], f'"{kind}"', "none"]
+        return self._emit("aten::pad", words, Value())
+
+    def _scattered(self, node: fx.Node, x: Any, dim: Any, index: Any, value: Any) -> Any:
+        """Of a number, as a tensor of the index's shape."""
+        if not isinstance(value, bool | int | float):
+            raise CaptureError(f"{node.target} of a {type(value).__name__}")
+        one = self._constant(torch.tensor(value, dtype=_meta(x).dtype))
+        places = self._values[index]
+        size = [self._extent(places, place) for place in range(_meta(index).dim())]
+        source = self._emit("aten::expand", [one, size, "false"], Value())
+        words = [self._values[x], str(dim), places, source]
+        return self._emit("aten::scatter.src", words, Value())
 
     def _batched(self, node: fx.Node, sum_: Any, a: Any, b: Any, *factors: Any) -> Any:
         if factors != (1, 1):
@@ -410,7 +433,7 @@ class Capture:
         # -1, -2, ... with all bits turned is 0, 1, ...
         one = self._constant(torch.tensor(-1, dtype=dtype))
         ones = self._emit("aten::expand", [one, [self._size(end)], "false"], Value())
-        sums = self._emit("aten::cumsum", [ones, "0", Some(_name(dtype))], Value())
+        sums = self._emit("aten::cumsum", [ones, "0", Some(name_of_dtype(dtype))], Value())
         return self._emit("aten::bitwise_not", [sums], Value())
 
 
@@ -419,6 +442,8 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten.baddbmm.default: Capture._batched,
     _aten.constant_pad_nd.default: Capture._padded,
     _aten.pow.Tensor_Scalar: Capture._power,
+    **dict.fromkeys(_PADS, Capture._reflected),
+    _aten.scatter.value: Capture._scattered,
     _aten.clamp.default: Capture._clamped,
     _aten.clamp_min.default: Capture._clamped,
     _aten.clamp_max.default: Capture._clamped_above,
@@ -435,57 +460,6 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten.arange.start: Capture._arange,
     _aten.arange.start_step: Capture._arange,
 }
-
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)
-_DTYPES_OF: dict[type, tuple[torch.dtype, ...]] = {
-    float: _FLOATS,
-    int: (torch.int64, torch.int32, *_FLOATS),
-    bool: (torch.bool,),
-}
-"""Dtypes of tensors that may stand for a number, those that keep all of it first."""
-
-_NAMES = {
-    torch.strided: "=strided",
-    torch.contiguous_format: "=contiguous_format",
-    torch.preserve_format: "=preserve_format",
-    torch.channels_last: "=channels_last",
-    torch.channels_last_3d: "=channels_last_3d",
-}
-_KNOWN_DTYPES = (
-    *_FLOATS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
-)  # fmt: skip
-
-
-def _name(dtype: torch.dtype) -> str:
-    if dtype not in _KNOWN_DTYPES:
-        raise CaptureError(f"a program knows no {dtype}")
-    return f"={dtype}".replace("torch.", "")
-
-
-def _holds(dtype: torch.dtype, number: int) -> bool:
-    if dtype.is_floating_point or dtype.is_complex:
-        return True
-    limits = torch.iinfo(dtype)
-    return limits.min <= number <= limits.max
-
-
-def _word(value: Any, kind: str) -> str | None:
-    """How a program writes a constant, None if it cannot. kind: the type in the schema."""
-    if isinstance(value, torch.dtype):
-        return _name(value)
-    if isinstance(value, torch.device):
-        return "cpu" if value.type == "cpu" else None
-    if isinstance(value, torch.layout | torch.memory_format):
-        return _NAMES.get(value)
-    if kind == "StringType":
-        return f'"{value}"' if isinstance(value, str) and value.isidentifier() else None
-    if kind == "BoolType":
-        return str(value).lower() if isinstance(value, bool) else None
-    if kind == "FloatType" and isinstance(value, int | float):
-        return repr(float(value))
-    if kind in ("IntType", "SymIntType") and type(value) is int:
-        return str(value)
-    return None
 
 
 def _note(made: Any, meta: Any) -> None:

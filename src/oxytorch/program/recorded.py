@@ -261,10 +261,21 @@ class _Rewriter(Recorder):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         smaller = self._table.get(func)
+        if func is _aten.view.default and not _can_be_viewed(*args):
+            smaller = torch.reshape  # what makes the tensor has another order in smaller operators
         if smaller is None:
             return super().__torch_dispatch__(func, types, args, kwargs)
         with self:
             return smaller(*args, **(kwargs or {}))
+
+
+def _can_be_viewed(tensor: Tensor, shape: Sequence[int]) -> bool:
+    """Whether a tensor can have a shape without a copy."""
+    try:
+        form_of(tensor).meta().view(shape)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _rewritten(module: fx.GraphModule, tensors: list[Tensor], table: Any) -> Recording:

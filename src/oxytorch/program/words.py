@@ -1,0 +1,62 @@
+"""How a program writes constants: the words of its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..graph.errors import CaptureError
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+DTYPES_OF: dict[type, tuple[torch.dtype, ...]] = {
+    float: FLOATS,
+    int: (torch.int64, torch.int32, *FLOATS),
+    bool: (torch.bool,),
+}
+"""Dtypes of tensors that may stand for a number, those that keep all of it first."""
+
+_NAMES = {
+    torch.strided: "=strided",
+    torch.contiguous_format: "=contiguous_format",
+    torch.preserve_format: "=preserve_format",
+    torch.channels_last: "=channels_last",
+    torch.channels_last_3d: "=channels_last_3d",
+}
+_KNOWN_DTYPES = (
+    *FLOATS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+)  # fmt: skip
+
+
+def name_of_dtype(dtype: torch.dtype) -> str:
+    """The word for a dtype. Raises CaptureError if a program knows none."""
+    if dtype not in _KNOWN_DTYPES:
+        raise CaptureError(f"a program knows no {dtype}")
+    return f"={dtype}".replace("torch.", "")
+
+
+def holds(dtype: torch.dtype, number: int) -> bool:
+    """Whether a dtype has such integers."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return True
+    limits = torch.iinfo(dtype)
+    return limits.min <= number <= limits.max
+
+
+def word_of(value: Any, kind: str) -> str | None:
+    """How a program writes a constant, None if it cannot. kind: the type in the schema."""
+    if isinstance(value, torch.dtype):
+        return name_of_dtype(value)
+    if isinstance(value, torch.device):
+        return "cpu" if value.type == "cpu" else None
+    if isinstance(value, torch.layout | torch.memory_format):
+        return _NAMES.get(value)
+    if kind == "StringType":
+        return f'"{value}"' if isinstance(value, str) and value.isidentifier() else None
+    if kind == "BoolType":
+        return str(value).lower() if isinstance(value, bool) else None
+    if kind == "FloatType" and isinstance(value, int | float):
+        return repr(float(value))
+    if kind in ("IntType", "SymIntType") and type(value) is int:
+        return str(value)
+    return None
