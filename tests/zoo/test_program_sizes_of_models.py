@@ -20,8 +20,9 @@ import oxytorch
 EVERY = 1 if os.environ.get("SLOW") else 30
 MOST_ERROR = 1e-4
 """Relative to the largest value: sums are in another order, and some models are deep."""
-LEFT_OUT = frozenset(["levit"])
-"""With random weights float32 and float64 differ as much."""
+LEFT_OUT = frozenset(["levit", "recommender_tables"])
+"""levit: with random weights float32 and float64 differ as much. recommender_tables: its offsets of
+bags are values that have to fit their number."""
 
 
 def _parameters() -> list[Any]:
