@@ -117,6 +117,24 @@ def test_a_shared_program_follows_the_weights() -> None:
                     torch.testing.assert_close(optimized(*given), model(*given))
 
 
+def test_what_is_made_of_weights_and_constants_is_made_once() -> None:
+    def scaled(m: Any, x: Tensor) -> Any:
+        return F.linear(x, m.layer.weight * torch.tensor(0.5), m.layer.bias)
+
+    model = Of(scaled).eval()
+    optimized = _optimized(model, torch.randn(6, 8))
+    with torch.no_grad():
+        for rows in (5, 7, 9, 12):
+            for _ in range(2):
+                optimized(torch.randn(rows, 8))
+        (placed,) = _shared(optimized)
+        made = placed._derived._noted
+        for rows in (5, 9, 7, 12, 5, 7):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(optimized(x), model(x))
+        assert placed._derived._noted is made
+
+
 class Of(nn.Module):
     """A function of a layer and an input as a module."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..graph.tape import Form, form_of, is_same, recorded, recorded_once
 from .placed import Placed
 from .recorded import RecordedProgram, Run, forms_of
 from .sizes import DifferentError, SizedRun, Symbols
+
+_log = logging.getLogger(__name__)
 
 MOST_OWN = 5
 """Programs that share nothing, since each holds packed weights of its own."""
@@ -54,7 +57,7 @@ class Programs:
             raise CaptureError("its code enables gradients")
         run = Run(recording, inputs)
         self._is_plain &= _forms(plain) == _forms(recording.tensors)
-        program = RecordedProgram(self._placed(run), run.externals, plain)
+        program = RecordedProgram(*self._placed(run), plain)
         found = program(inputs)
         if found is None:
             raise CaptureError("a second run of its operators gives other values")
@@ -82,43 +85,46 @@ class Programs:
             return output, None
         run = Run(recording, inputs)
         try:
-            placed = self._shared(run)
-        except CaptureError:
+            family = self._serving(run)
+        except (CaptureError, RuntimeError) as error:  # the next such call is told why
+            _log.info("calls of new sizes are not served: %s", error)
             return output, None
-        if placed is None:
+        if family is None or family.placed is None:
             return output, None
-        return output, RecordedProgram(placed, run.externals, recording.tensors)
+        return output, RecordedProgram(family.placed, family.externals, recording.tensors)
 
-    def _shared(self, run: Run) -> Placed | None:
-        """The program of other sizes that stands for a run. Raises CaptureError."""
-        for family in self._families:
-            if family.serves(run):
-                return family.placed
-        return None
+    def _serving(self, run: Run) -> _Family | None:
+        """The calls of other sizes whose program stands for a run. Raises CaptureError."""
+        return next((family for family in self._families if family.serves(run)), None)
 
-    def _placed(self, run: Run) -> Placed:
-        """A program of a run. Raises CaptureError."""
-        shared = self._shared(run)
-        if shared is not None:
-            return shared
+    def _placed(self, run: Run) -> tuple[Placed, Sequence[Tensor]]:
+        """A program of a run, and the tensors from outside that it takes. Raises CaptureError."""
+        serving = self._serving(run)
+        if serving is not None and serving.placed is not None:
+            return serving.placed, serving.externals
         is_full = len(self._families) >= MOST_OWN
         if is_full or not run.packs_by_size:
             for family in self._families:
                 placed = family.joined(run)
                 if placed is not None:
-                    return placed
+                    return placed, family.externals
         if is_full:
             raise CaptureError(f"there are programs for {MOST_OWN} other kinds of call")
         placed = run.placed()
         self._families.append(_Family(run))
-        return placed
+        return placed, run.externals
 
 
 class _Family:
-    """Runs that differ in sizes alone; placed: the program that they share, once there are two."""
+    """Runs that differ in sizes alone; placed: the program that they share, once there are two.
+
+    externals: the tensors that it takes besides those of the call. Constants among them are those
+    of the first run, so that values that are made of them are made once.
+    """
 
     def __init__(self, run: Run) -> None:
         self.placed: Placed | None = None
+        self.externals = run.externals
         self._runs = [run]
         self._sized: Sequence[SizedRun] = ()
         self._symbols: Symbols | None = None
