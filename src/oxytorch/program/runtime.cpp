@@ -627,11 +627,13 @@ void run_program(StableIValue* stack, uint64_t, uint64_t) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
   library.def("load_program(str text, Tensor[] constants) -> int");
-  library.def("run_program(int program, Tensor[] tensors, int[] sizes) -> (bool, Tensor[], int[])");
+  // Its results may be views of its inputs and of each other.
+  library.def(
+      "run_program(int program, Tensor(a -> *)[] tensors, int[] sizes) -> (bool, Tensor(a)[], "
+      "int[])");
 }
 
-// Implicit: its results may be views of its inputs and of each other, which autograd asks of a
-// kernel that it does not know not to be.
+// Implicit: autograd asks of a kernel that it does not know that no result is a view.
 STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeImplicitAutograd, library) {
   library.impl("load_program", &load_program);
   library.impl("run_program", &run_program);
