@@ -395,3 +395,113 @@ def test_a_program_is_kept_where_it_is_no_slower_than_the_other_passes(
     assert ("ratio 1.100: not taken" in str(report)) is (ratio > 1.03)
     with torch.no_grad():
         torch.testing.assert_close(optimized(*given), model(*given))
+
+
+def test_calls_with_more_or_fewer_tensors() -> None:
+    def sums(m: Any, *tensors: Tensor) -> Any:
+        return sum(m.layer(tensor) for tensor in tensors)
+
+    model = Of(sums).eval()
+    optimized = _optimized(model, torch.randn(2, 8), torch.randn(2, 8))
+    for rows, count in ((3, 2), (4, 2), (2, 1), (5, 1), (4, 3), (6, 2), (5, 3)):
+        for _ in range(3):
+            given = [torch.randn(rows, 8) for _ in range(count)]
+            with torch.no_grad():
+                torch.testing.assert_close(optimized(*given), model(*given))
+
+
+class Counted:
+    """A context manager that counts how often it is entered."""
+
+    entered = 0
+
+    def __enter__(self) -> None:
+        Counted.entered += 1
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+NOTED: list[int] = []
+TOTAL = 0
+TABLE = torch.zeros(1)
+NUMBERS = iter(range(1000))
+
+
+def _note_elsewhere() -> None:
+    NOTED.append(1)
+
+
+def _add_to_global(m: Any) -> None:
+    global TOTAL
+    TOTAL += 1
+
+
+def _enter(m: Any) -> None:
+    with Counted():
+        pass
+
+
+EFFECTS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "print": (lambda m: print("called"), lambda: None),
+    "list": (lambda m: NOTED.append(1), lambda: len(NOTED)),
+    "elsewhere": (lambda m: _note_elsewhere(), lambda: len(NOTED)),
+    "global": (_add_to_global, lambda: TOTAL),
+    "context": (_enter, lambda: Counted.entered),
+    "tensor": (lambda m: TABLE.add_(1), lambda: int(TABLE)),
+    "iterator": (lambda m: next(NUMBERS), lambda: NUMBERS.__reduce__()[2]),
+    "random": (lambda m: torch.rand(3), lambda: torch.initial_seed() and _drawn()),
+    "module": (lambda m: setattr(m, "scale", m.scale + 1), lambda: None),
+}
+
+
+def _drawn() -> int:
+    """How far torch's generator is, as a number that each draw changes."""
+    return int(torch.get_rng_state().sum())
+
+
+@pytest.mark.parametrize("sample_rows", [4, 6])
+@pytest.mark.parametrize("name", EFFECTS)
+def test_effects_of_some_calls_happen_once_each(
+    name: str, sample_rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    effect, counted = EFFECTS[name]
+
+    def noting(m: Any, x: Tensor, flag: bool = False) -> Any:
+        if flag or len(x) in (7, 9):
+            effect(m)
+        return m.layer(x)
+
+    def states(run: Callable[..., Any], of: Any) -> list[Any]:
+        found = []
+        for rows, flag in [(6, False), (6, False), *[(7, False)] * 5, *[(6, True)] * 5, (9, False)]:
+            torch.manual_seed(rows)
+            before = counted()
+            with torch.no_grad():
+                run(torch.ones(rows, 8), flag)
+            lines = capsys.readouterr().out.count("called")
+            moved = (counted() != before) if name == "random" else (counted() or 0) - (before or 0)
+            found.append((moved, lines, of.scale, _drawn()))
+        return found
+
+    model, twin = Of(noting).eval(), Of(noting).eval()
+    optimized = _optimized(model, torch.randn(sample_rows, 8), False)
+    capsys.readouterr()
+    assert states(optimized, optimized) == states(twin, twin)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("options", [{"graph": True}, {"tune": True}, {}], ids=str)
+def test_torchs_random_numbers_stay_as_they_are(
+    options: dict[str, Any], dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "TIMED", True)
+    monkeypatch.setattr(measure, "_known", {})
+    model = nn.Sequential(Images(), nn.Linear(8, 256), nn.GELU(), nn.Linear(256, 256)).eval()
+    before = torch.get_rng_state()
+    x = torch.ones(2, 3, 9, 9)
+    optimized = oxytorch.optimize(model, dtype=dtype, sample_input=x, **options)
+    with torch.no_grad():
+        for batch in (2, 3, 3, 3, 4, 4, 1, 1):
+            optimized(x[:1].expand(batch, 3, 9, 9))
+    assert torch.equal(torch.get_rng_state(), before)

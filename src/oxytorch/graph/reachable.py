@@ -22,7 +22,8 @@ import os
 import sys
 import types
 import weakref
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, _GeneratorContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -76,6 +77,9 @@ _OPAQUE = (
     types.UnionType, type(_Pair.first),
 )  # fmt: skip
 """What holds nothing that a module's code reads through it, or holds it for good."""
+
+_MOVING = (Iterator, bytearray, memoryview)
+"""Built-in kinds whose state nothing shows that could be compared."""
 
 _IMPURE = frozenset(
     ["asyncio", "datetime", "fcntl", "glob", "io", "json", "multiprocessing", "os",
@@ -301,6 +305,11 @@ class Reachable:
                     self._entry(value.__dict__, name)
         elif isinstance(value, type):
             self._class(value)
+        elif isinstance(value, _GeneratorContextManager):
+            # A decorator makes a new generator at each call; one in a `with` serves once.
+            self._todo += [value.func, value.args, value.kwds]
+        elif isinstance(value, _MOVING):
+            raise CaptureError(f"its code can read a {kind.__name__}, which cannot be compared")
         elif kind.__module__.split(".")[0] not in _LIBRARIES:
             self._object(value)
             if not (hasattr(value, "__dict__") or hasattr(kind, "__slots__") or callable(value)):

@@ -292,7 +292,8 @@ def linear_of_module(module: nn.Module) -> LinearForm | None:
         return None
     tolerance = RECOGNIZED[weight.dtype]
     for transposed in (True, False):
-        x = torch.randn(2, weight.shape[0 if transposed else 1]).to(weight.dtype)
+        seeded = torch.Generator().manual_seed(0)
+        x = torch.randn(2, weight.shape[0 if transposed else 1], generator=seeded).to(weight.dtype)
         tensors = {name: module._parameters[name] for name in names}
         if expression(module.forward, x, tensors, module) not in _linear_formulas(transposed):  # type: ignore[arg-type]
             continue

@@ -16,8 +16,9 @@ from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS, MISSING
 from .errors import CaptureError
 from .forward import OwnSignature
-from .outputs import CONSTANTS, Output, containers
+from .outputs import CONSTANTS, Output, containers, output_tensors
 from .reachable import Codes, Reachable
+from .tape import recorded_once
 
 MOST_FORMS = 16
 """Forms of call that are captured unless another number is given."""
@@ -98,6 +99,7 @@ class Replay(OwnSignature):
         self._refused: dict[Hashable, str] = {}
         self._seen: dict[Hashable, int] = {}
         self._misses: dict[Hashable, int] = {}
+        self._before: dict[Hashable, Reachable] = {}  # what a form's first call left behind
         self._served = 0
         self._wasted = 0
         self._patience = 2  # calls of a form, of which the last one is captured
@@ -121,6 +123,7 @@ class Replay(OwnSignature):
         with torch.no_grad(), self._in_place():
             try:
                 self.forward(*args, **kwargs)  # what is made at the first call is not looked at
+                self._look(form, args, kwargs)
                 self._capture(form, args, kwargs)
             except Exception as error:
                 first = str(error).strip().partition("\n")[0]
@@ -147,6 +150,7 @@ class Replay(OwnSignature):
                     self._refused.clear()
                     self._seen.clear()  # what changes at every call is not captured at every call
                     self._misses.clear()
+                    self._before.clear()
                     was_worth_it = self._served >= ENOUGH * self._patience
                     self._wasted = 0 if was_worth_it else self._wasted + 1
                     self._patience = 2 << max(0, min(self._wasted - FREE, 20))
@@ -203,9 +207,27 @@ class Replay(OwnSignature):
             return self._capture(form, args, kwargs)[0]
         if seen == 1 and form not in self._refused and len(self._programs) < self.most_forms:
             found = self._shared(form, args, kwargs)
-            if found is not None:
-                return found[0]
+            return self._look(form, args, kwargs) if found is None else found[0]
         return self.forward(*args, **kwargs)
+
+    def _look(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the module's own code, and note what it can have read, as it is behind the run.
+
+        If a further call leaves that as it is, the code keeps no state, and can be run more often
+        than it was asked for.
+        """
+        codes = Codes()
+        with codes.watching():
+            value = self.forward(*args, **kwargs)
+        try:
+            if codes.refusal is not None:
+                raise CaptureError(codes.refusal)
+            if len(self._before) >= MOST_FORMS:
+                self._before.pop(next(iter(self._before)), None)
+            self._before[form] = Reachable(self.module, codes)
+        except CaptureError as error:
+            self._refused[form] = str(error)
+        return value
 
     def _shared(
         self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -267,10 +289,15 @@ class Replay(OwnSignature):
         Where there can be no program the reason is noted. Raises what the module's code raises.
         """
         with self._lock:
+            state = self._before.pop(form, None)
+            if state is None or not state.is_current():
+                return (self._look(form, args, kwargs),)
             before = _Before(self.module, args, kwargs)
-            value = self.forward(*args, **kwargs)
+            value, reason = self._run_once(args, kwargs)
             try:
-                if not before.holds() or _form(args, kwargs)[0] != form:
+                if reason is not None:
+                    raise reason
+                if not (state.is_current() and before.holds()) or _form(args, kwargs)[0] != form:
                     # Else the runs below would do again what was asked for once.
                     raise CaptureError("its code writes to its input or keeps a state")
                 state, program, again = self._built(args, kwargs)
@@ -287,6 +314,23 @@ class Replay(OwnSignature):
             self._state = state
             self._programs[form] = [(program, output), *self._programs.get(form, ())]
             return (value,)
+
+    def _run_once(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, CaptureError | None]:
+        """The output of the module's own code, and why such a run cannot be recorded, if so."""
+        codes = Codes()
+
+        def run() -> tuple[Any, list[Tensor]]:
+            with codes.watching():
+                output = self.forward(*args, **kwargs)
+            return output, output_tensors(output)
+
+        with own_code():
+            value, found = recorded_once(run, input_tensors(args, kwargs))
+        if codes.refusal is not None:
+            return value, CaptureError(codes.refusal)
+        return value, found if isinstance(found, CaptureError) else None
 
     def _built(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -9,7 +9,7 @@ TorchScript's interpreter runs a tape: it needs no Python and calls every operat
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -292,6 +292,15 @@ def _by_places(func: Any, args: tuple[Any, ...]) -> bool:
     return not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
 
 
+def is_random(func: Any, arguments: Sequence[Any]) -> bool:
+    """Whether a call draws random numbers."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    named = zip(func._schema.arguments, arguments, strict=True)
+    chances = [value for argument, value in named if argument.name == "dropout_p"]
+    return chances != [0.0]
+
+
 def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """All arguments of a call in the order of the operator's schema, defaults filled in."""
     rest = func._schema.arguments[len(args) :]
@@ -347,20 +356,22 @@ def _recording(recorder: Recorder, output: Any, found: Iterable[Tensor]) -> Reco
 
 def recorded_once(
     run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
-) -> tuple[Any, Recording | None]:
+) -> tuple[Any, Recording | CaptureError]:
     """Run `run` once, to its end, and record it as `recorded` does.
 
-    Returns the module's output, and None where something cannot be recorded.
+    Returns the module's output, and the recording or why there is none.
     """
     recorder = Recorder(inputs, goes_on=True)
     with recorder.watching():
         output, found = run()
     if recorder.refusal is not None:
-        return output, None
+        return output, recorder.refusal
+    if any(is_random(step.operator, step.arguments) for step in recorder.steps):
+        return output, CaptureError("its code draws random numbers")
     try:
         return output, _recording(recorder, output, found)
-    except CaptureError:  # of an output that is no plain tensor
-        return output, None
+    except CaptureError as error:  # of an output that is no plain tensor
+        return output, error
 
 
 def is_same(first: Tensor, second: Tensor) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
+from ..graph.tape import is_random
 from .program import Argument, Some, Step, Steps, Value
 from .words import DTYPES_OF, holds, name_of_dtype, word_of
 
@@ -83,6 +84,10 @@ RESAMPLING = tuple(
     for kind in (
         "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d",
     )
+    for overload in ("vec", "default")
+) + tuple(
+    getattr(getattr(_aten, f"_upsample_{kind}_aa"), overload)
+    for kind in ("bilinear2d", "bicubic2d")
     for overload in ("vec", "default")
 )  # fmt: skip
 """Operators of `interpolate`, for which torch has Python code of many small ones."""
@@ -244,7 +249,7 @@ class Capture:
             raise CaptureError(f"{func} returns what is no tensor")
         taken = _taken(node) if len(kinds) != 1 else {0}
         results = [Value() if place in taken else None for place in range(len(kinds))]  # type: ignore[misc]
-        has_effect = schema.is_mutable or _is_random(func, arguments)
+        has_effect = schema.is_mutable or is_random(func, arguments)
         is_view = any(returned.alias_info is not None for returned in schema.returns)
         step = Step(target, words, results, has_effect=has_effect, is_view=is_view)
         self.steps.steps.append(step)
@@ -475,15 +480,6 @@ def _in_order(func: Any, node: fx.Node) -> list[Any]:
     """All arguments of a call in the order of the schema, defaults filled in."""
     rest = func._schema.arguments[len(node.args) :]
     return [*node.args, *(node.kwargs.get(a.name, a.default_value) for a in rest)]
-
-
-def _is_random(func: Any, arguments: Sequence[Any]) -> bool:
-    """Whether a call draws random numbers."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    named = zip(func._schema.arguments, arguments, strict=True)
-    chances = [value for argument, value in named if argument.name == "dropout_p"]
-    return chances != [0.0]
 
 
 def _taken(node: fx.Node) -> set[int]:

@@ -81,7 +81,9 @@ class Programs:
             return output, output_tensors(output)
 
         output, recording = recorded_once(run_once, inputs)
-        if recording is None or any(tensor.requires_grad for tensor in recording.tensors):
+        if isinstance(recording, CaptureError) or any(
+            tensor.requires_grad for tensor in recording.tensors
+        ):
             return output, None
         run = Run(recording, inputs)
         try:

@@ -55,6 +55,7 @@ class SizedRun:
     def __init__(
         self, runs: Sequence[Recording], inputs: Sequence[tuple[Form, ...]], count: int
     ) -> None:
+        self._count = count
         self._groups = _groups([own[:count] for own in inputs])
         self._known = [*zip(*self._groups, strict=True)]  # for each run, the values of the sizes
         self.places = [places[0] for places in self._groups.values()]
@@ -114,7 +115,10 @@ class SizedRun:
         return formula if factor and not left and gives else None
 
     def sizes_of(self, inputs: Sequence[Form]) -> list[int] | None:
-        """The sizes of a call's inputs; None where sizes differ that are one here."""
+        """The sizes of a call's inputs; None where sizes differ that are one here, or there are
+        more or fewer inputs."""
+        if len(inputs) != self._count:
+            return None
         found: list[int] = []
         for places in self._groups.values():
             values = {_extent(inputs[number].shape, dim) for number, dim in places}

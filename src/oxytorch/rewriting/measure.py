@@ -91,10 +91,15 @@ def key_of_linear(weight: Tensor, transposed: bool, dims: int | None, way: str) 
     return ("linear", about(outputs), about(width), weight.dtype, transposed, dims, called)
 
 
+def numbers(*size: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers in [0, 1), which leave torch's generator of random numbers as it is."""
+    return torch.rand(*size, dtype=dtype, generator=torch.Generator().manual_seed(0))
+
+
 def input_of(rows: int, width: int, size: Sequence[int] | None) -> Tensor:
     """An input of so many rows, with the dimensions that one of `size` has, or three."""
     dims = 3 if size is None else len(size)
-    return torch.rand(width) if dims == 1 else torch.rand(*[1] * (dims - 2), rows, width)
+    return numbers(width) if dims == 1 else numbers(*[1] * (dims - 2), rows, width)
 
 
 _known: dict[Hashable, float] = {}

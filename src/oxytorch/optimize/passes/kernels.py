@@ -17,7 +17,15 @@ from ...graph.fused import is_computed
 from ...graph.recognize import BATCH_NORMS, BatchNorm, Norm, batch_norm_of_module
 from ...graph.recommendation import is_plain_bag
 from ...ops.post_op import PostOp
-from ...rewriting.measure import USUAL_ROWS, Calls, first_win, input_of, may_stay_beside, rows_of
+from ...rewriting.measure import (
+    USUAL_ROWS,
+    Calls,
+    first_win,
+    input_of,
+    may_stay_beside,
+    numbers,
+    rows_of,
+)
 from ..context import Context
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -138,7 +146,7 @@ class FrozenNormForward(NormForward):
 def _frozen_norm_pays(context: Context, module: nn.Module, forward: FrozenNormForward) -> bool:
     channels = len(module._buffers["running_var"])  # type: ignore[arg-type]
     size = context.observed.input_sizes.get(module) or (1, channels, 28, 28)
-    x = torch.rand(size)
+    x = numbers(*size)
     own: Any = type(module).forward
     both: Calls = (lambda: own(module, x), lambda: forward(x))
     return first_win((type(module), size), [both]) is not None
@@ -176,7 +184,7 @@ def _norm_pays(context: Context, module: nn.Module, forward: NormForward) -> boo
 
 def _activation_pays(module: nn.Module, forward: ActivationForward) -> bool:
     """Whether one function of torch's is faster than the functions that the module calls."""
-    x = torch.rand(USUAL_ROWS[1], 1024)
+    x = numbers(USUAL_ROWS[1], 1024)
     own: Any = type(module).forward
     both: Calls = (lambda: own(module, x), lambda: forward(x))
     return first_win((type(module), str(forward.post_op)), [both]) is not None

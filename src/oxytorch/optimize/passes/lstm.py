@@ -13,7 +13,7 @@ from ...core.packed import PackedTensor
 from ...graph.forward import Forward, with_parameters
 from ...graph.recognize import holds_its_parameters
 from ...ops.lstm import PackedLstmWeight, lstm, why_not_packed
-from ...rewriting.measure import Calls, first_win
+from ...rewriting.measure import Calls, first_win, numbers
 from ..context import Context
 from .pack import cast_plain
 
@@ -103,7 +103,7 @@ def _pays(
     own, forward = _with_weights(module, plain), LstmForward(_with_weights(module, packed))
 
     def calls(of: tuple[int, ...]) -> Calls:
-        x = torch.rand(of).to(dtype)
+        x = numbers(*of).to(dtype)
         return lambda: type(module).forward(own, x)[0], lambda: forward(x)[0]
 
     form = module.hidden_size, module.num_layers, module.bidirectional, module.bias

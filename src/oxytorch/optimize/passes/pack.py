@@ -32,6 +32,7 @@ from ...rewriting.measure import (
     input_of,
     key_of_linear,
     may_stay_beside,
+    numbers,
     rows_of,
 )
 from ..context import Context
@@ -165,7 +166,7 @@ def _pays(
         assert size is not None
         channels, kernel = tuple(map(about, weight.shape[:2])), tuple(weight.shape[2:])
         key: tuple[Any, ...] = (type(module), type(packed), channels, kernel, weight.dtype)
-        x = torch.rand(size).to(weight.dtype)
+        x = numbers(*size).to(weight.dtype)
         both: Calls = (lambda: own(stock, x), amid_packed(x, forward))
         geometry = replace(packed.geometry, groups=about(packed.geometry.groups)[0])
         return first_win((*key, geometry, tuple(map(about, size))), [both]) is not None

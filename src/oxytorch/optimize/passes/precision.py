@@ -21,7 +21,7 @@ from ...core.packed import why_not_plain
 from ...graph.boundary import Boundary, BoundaryForward
 from ...graph.patterns import is_packable_convolution
 from ...rewriting import measure
-from ...rewriting.measure import about
+from ...rewriting.measure import about, numbers
 from ..context import Context
 from . import cast, pack
 
@@ -170,7 +170,7 @@ def _convolution_input(module: Any, weight: Tensor, size: tuple[int, ...] | None
     names = ("stride", "padding", "dilation", "output_padding")
     kind = tuple(getattr(module, name, None) for name in names)
     kind += (about(module.groups), *map(about, shape), *weight.shape[2:])
-    return partial(torch.rand, shape), math.prod(shape), kind
+    return partial(numbers, *shape), math.prod(shape), kind
 
 
 def _ways(

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ...graph.boundary import Boundary, BoundaryForward, taken
 from ...graph.forward import Forward
-from ...rewriting.measure import Calls, first_win
+from ...rewriting.measure import Calls, first_win, numbers
 from ..context import Context
 from ..sample import before_each
 from . import cast, lstm
@@ -142,7 +142,7 @@ def _is_a(kind: type, value: Any) -> bool:
 def _usual(module: Any) -> list[Given]:
     """What a module may be called with."""
     if isinstance(module, CELLS):
-        return [((torch.rand(rows, module.input_size),), {}) for rows in USUAL_BATCHES]
+        return [((numbers(rows, module.input_size),), {}) for rows in USUAL_BATCHES]
     if isinstance(module, nn.RNNBase):
         return [
             ((_sequence(module.batch_first, batch, count, module.input_size),), {})
@@ -166,7 +166,7 @@ def _usual(module: Any) -> list[Given]:
 
 
 def _sequence(batch_first: bool, batch: int, count: int, width: int) -> Tensor:
-    return torch.rand(*((batch, count) if batch_first else (count, batch)), width)
+    return numbers(*((batch, count) if batch_first else (count, batch)), width)
 
 
 def _loss(module: nn.Module, dtype: torch.dtype, given: list[Given], packs: bool) -> str | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...ops.attention import MOST_DIM, is_fast
-from ...rewriting.measure import first_win
+from ...rewriting.measure import first_win, numbers
 from ..program import Argument, Some, Step, Value
 from .editor import Editor, known
 
@@ -121,4 +121,4 @@ def _alike(meta: Tensor) -> Tensor:
     """A tensor of the same shape and strides, also where places share memory."""
     shape, strides = tuple(meta.shape), meta.stride()
     count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return torch.rand(count).to(meta.dtype).as_strided(shape, strides)
+    return numbers(count).to(meta.dtype).as_strided(shape, strides)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...ops.linear import supports
-from ...rewriting.measure import about, first_win
+from ...rewriting.measure import about, first_win, numbers
 from ..program import Argument, Some, Step, Value
 from .editor import VIEWS, Editor, known
 from .linear import fuse_after
@@ -190,8 +190,8 @@ def _pays(x: Any, weight: Any, words_: list[Any], is_alone: bool) -> bool:
 
     @cache  # made where times are not known yet
     def made() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        given = torch.rand(size).to(x.dtype)
-        values = torch.rand(tuple(weight.shape)).to(x.dtype)
+        given = numbers(*size).to(x.dtype)
+        values = numbers(*weight.shape).to(x.dtype)
         packed = pack_.default(values, *geometry_, size)
         return given, given.contiguous(memory_format=order), values, packed
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...ops.linear import supports
-from ...rewriting.measure import Calls, about, first_win, input_of, rows_of
+from ...rewriting.measure import Calls, about, first_win, input_of, numbers, rows_of
 from ..program import Some, Step, Value
 from .editor import VIEWS, Editor, are_same, is_contiguous, is_same, known
 from .post_ops import activation, other_of_sum, words
@@ -131,7 +131,7 @@ def _pays(x: Any, weight: Any) -> bool:
 
     @cache  # made where times are not known yet
     def weights() -> tuple[Tensor, Tensor]:
-        values = torch.rand(outputs, width, dtype=weight.dtype)
+        values = numbers(outputs, width, dtype=weight.dtype)
         return values, torch.ops.mkldnn._reorder_linear_weight.default(values, None)
 
     def calls(count: int) -> Calls:

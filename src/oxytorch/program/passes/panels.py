@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...ops.panels.formats import FORMATS
-from ...rewriting.measure import Calls, about, first_win, input_of, rows_of
+from ...rewriting.measure import Calls, about, first_win, input_of, numbers, rows_of
 from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous, known
 from .linear import LINEAR, SMALLEST
@@ -74,7 +74,7 @@ def _pays(x: Any, weight: Any) -> bool:
 
     @cache  # made where times are not known yet
     def weights() -> tuple[Tensor, Tensor]:
-        values = torch.rand(outputs, width, dtype=weight.dtype)
+        values = numbers(outputs, width, dtype=weight.dtype)
         return values, pack(values, format)
 
     def calls(count: int) -> Calls:
