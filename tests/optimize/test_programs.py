@@ -128,6 +128,28 @@ def test_values_that_decide_are_checked() -> None:
         assert len(calls) == known + 1
 
 
+@pytest.mark.parametrize("size", [8, 512])
+def test_programs_stay_where_weights_are_written_to(size: int) -> None:
+    model = nn.Sequential(nn.Linear(size, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    x = torch.randn(3, size)
+    optimized = _as_program(model, x)
+    replay: Any = optimized.__dict__["forward"]
+    (program,) = replay.programs()
+    calls = counts_original(optimized)
+    for write in (
+        lambda m: m[0].weight.mul_(-0.5),
+        lambda m: m[2].bias.data.add_(1),
+        lambda m: m.load_state_dict({k: v + 0.1 for k, v in m.state_dict().items()}),
+        lambda m: setattr(m[0].weight, "data", m[0].weight.data.flip(0)),
+    ):
+        with torch.no_grad():
+            write(model), write(optimized)
+            for _ in range(2):
+                torch.testing.assert_close(optimized(x), model(x))
+        assert replay.programs() == [program]
+    assert calls == []
+
+
 def test_new_weights_are_seen() -> None:
     model = _mlp()
     x = torch.randn(3, 8)

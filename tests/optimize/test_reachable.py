@@ -267,6 +267,14 @@ def _everything_back() -> Any:
     globals().pop("late", None)
 
 
+@pytest.fixture(params=["library", "python"])
+def comparison(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places are compared by the library, or, where it does not know this torch, in Python."""
+    if request.param == "python":
+        monkeypatch.setattr("oxytorch.core.sources.functions_in_known_torch", lambda: None)
+
+
+@pytest.mark.usefixtures("comparison")
 @pytest.mark.parametrize("name", [*CHANGES, *(f"absent_{name}" for name in ABSENT)])
 def test_changes_are_seen(name: str) -> None:
     read, change = CHANGES.get(name) or ABSENT[name.removeprefix("absent_")]
@@ -278,6 +286,46 @@ def test_changes_are_seen(name: str) -> None:
     assert state.is_current(), "a call changes nothing"
     change(module)
     assert not state.is_current()
+
+
+@pytest.mark.usefixtures("comparison")
+def test_what_is_as_it_was_is_current() -> None:
+    module = _module(lambda m, x: x * m.settings.scale)
+    state = _looked_at(module)
+    for _ in range(2):
+        module.word = "tanh"
+        assert not state.is_current()
+        module.word = "relu"
+        module.added = 1
+        del module.added
+        assert state.is_current()
+
+
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "strides": Tensor.t,
+    "shape": lambda values: values[:2],
+    "dimensions": lambda values: values.reshape(2, -1, 4),
+    "dtype": Tensor.double,
+}
+
+
+@pytest.mark.usefixtures("comparison")
+@pytest.mark.parametrize("size", [4, 8192])
+@pytest.mark.parametrize("name", FORMS)
+def test_values_may_be_left_to_others_and_forms_not(name: str, size: int) -> None:
+    module = _module(lambda m, x: x)
+    with torch.no_grad():
+        module.layer.weight = nn.Parameter(torch.ones(size, 4))
+        module.layer.weight.data = torch.ones(4, size).t() if size > 4 else torch.ones(4, 4)
+    module.layer.bias = None
+    state = _looked_at(module)
+    free = state.without_values()
+    module.layer.weight.data.mul_(2)
+    module.layer.weight.data = torch.zeros_like(module.layer.weight)
+    assert not state.is_current()
+    assert free.is_current()
+    module.layer.weight.data = FORMS[name](module.layer.weight.data)
+    assert not free.is_current()
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,71 @@ struct Python {
   void (*clear_error)() = named<void (*)()>("PyErr_Clear");
   void (*release)(PyObject*) = named<void (*)(PyObject*)>("Py_DecRef");
 
+  using Of = PyObject* (*)(PyObject*);
+  Of code_of = named<Of>("PyFunction_GetCode");
+  Of defaults_of = named<Of>("PyFunction_GetDefaults");
+  Of keyword_defaults_of = named<Of>("PyFunction_GetKwDefaults");
+  // Quicker ways, which not every Python has.
+  Get in_class = named<Get>("_PyType_Lookup");
+  const void* class_of_classes = named<const void*>("PyType_Type");
+  bool has_dict_tags = false;
+
+  Python();
+
   bool is_whole() const {
     return dict_get && dict_size && list_size && list_get && set_size && set_contains && type_of &&
-           get_attribute && clear_error && release;
+           get_attribute && clear_error && release && code_of && defaults_of && keyword_defaults_of;
   }
 };
+
+// What lies at an object's address. The second word of any object is its class, which is a part of
+// the stable ABI. Of a dictionary of CPython on 64 bits, the fourth is another number after each
+// change up to Python 3.12 (`dict_tags_work` looks), and the last two point to its keys and values,
+// which are but hints for a look ahead.
+struct Words {
+  const char* word[6];
+};
+
+const Words& words_of(const PyObject* object) { return *reinterpret_cast<const Words*>(object); }
+
+const void* class_of(const PyObject* object) { return words_of(object).word[1]; }
+
+// Read anew each time.
+const void* tag_of(const PyObject* dict) {
+  return *static_cast<const char* const volatile*>(&words_of(dict).word[3]);
+}
+
+// Whether a dictionary's fourth word is another one after each kind of change.
+bool dict_tags_work() {
+  const auto make = named<PyObject* (*)()>("PyDict_New");
+  const auto set = named<int (*)(PyObject*, PyObject*, PyObject*)>("PyDict_SetItem");
+  const auto remove = named<int (*)(PyObject*, PyObject*)>("PyDict_DelItem");
+  const auto clear = named<void (*)(PyObject*)>("PyDict_Clear");
+  const auto number = named<PyObject* (*)(long)>("PyLong_FromLong");
+  const auto release = named<void (*)(PyObject*)>("Py_DecRef");
+  if (!make || !set || !remove || !clear || !number || !release) return false;
+  PyObject *dict = make(), *first = number(1000001), *second = number(1000002);
+  bool works = dict && first && second;
+  if (works) {
+    std::vector<const void*> tags = {tag_of(dict)};
+    const auto note = [&](bool is_done) {
+      works = works && is_done && std::find(tags.begin(), tags.end(), tag_of(dict)) == tags.end();
+      tags.push_back(tag_of(dict));
+    };
+    note(set(dict, first, first) == 0);
+    note(set(dict, first, second) == 0);
+    note(set(dict, second, first) == 0);
+    note(remove(dict, first) == 0);
+    clear(dict);
+    note(true);
+  }
+  for (PyObject* made : {dict, first, second}) {
+    if (made) release(made);
+  }
+  return works;
+}
+
+Python::Python() : has_dict_tags(dict_tags_work()) {}
 
 const Python& python() {
   static const Python found;
@@ -61,12 +121,6 @@ VersionOf version_function() {
   return found;
 }
 
-// What lies at an object's address, for a look ahead: the first words of any dictionary of CPython
-// on 64 bits, of which the last two point to its keys and values. Only hints are taken from them.
-struct Words {
-  const char* word[6];
-};
-
 constexpr std::size_t kLine = 64;
 
 struct Entry {
@@ -76,6 +130,18 @@ struct Entry {
 struct Size {
   PyObject* dict;
   std::intptr_t count;
+};
+
+// What is asked of one dictionary: its size, unless -1, and entries from one number to another.
+struct Table {
+  PyObject* dict;
+  const void* tag;  // when all this held
+  std::intptr_t count;
+  std::size_t begin, end;
+};
+
+struct Function {
+  PyObject *function, *code, *defaults, *keyword_defaults;
 };
 
 struct Type {
@@ -100,7 +166,38 @@ struct Values {
   std::vector<char> bytes;
 };
 
+struct Form {
+  Tensor tensor;
+  std::int32_t dtype;
+  std::vector<std::int64_t> sizes, strides;
+};
+
 // Asked of torch, since a tensor may have been given other memory.
+Form form_of(Tensor tensor) {
+  AtenTensorHandle handle = tensor.handle();
+  std::int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
+  std::int32_t dtype = 0;
+  check_call(aoti_torch_get_dim(handle, &dim), "get_dim");
+  check_call(aoti_torch_get_sizes(handle, &sizes), "get_sizes");
+  check_call(aoti_torch_get_strides(handle, &strides), "get_strides");
+  check_call(aoti_torch_get_dtype(handle, &dtype), "get_dtype");
+  return {std::move(tensor), dtype, {sizes, sizes + dim}, {strides, strides + dim}};
+}
+
+bool has_form(const Form& own) {
+  AtenTensorHandle handle = own.tensor.handle();
+  const std::size_t bytes = own.sizes.size() * sizeof(std::int64_t);
+  std::int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
+  std::int32_t dtype = 0;
+  check_call(aoti_torch_get_dim(handle, &dim), "get_dim");
+  check_call(aoti_torch_get_dtype(handle, &dtype), "get_dtype");
+  if (dim != static_cast<std::int64_t>(own.sizes.size()) || dtype != own.dtype) return false;
+  check_call(aoti_torch_get_sizes(handle, &sizes), "get_sizes");
+  check_call(aoti_torch_get_strides(handle, &strides), "get_strides");
+  return bytes == 0 || (std::memcmp(sizes, own.sizes.data(), bytes) == 0 &&
+                        std::memcmp(strides, own.strides.data(), bytes) == 0);
+}
+
 std::int64_t element_count(AtenTensorHandle handle) {
   std::int64_t count = 0;
   check_call(aoti_torch_get_numel(handle, &count), "get_numel");
@@ -109,12 +206,16 @@ std::int64_t element_count(AtenTensorHandle handle) {
 
 struct Sources {
   std::vector<Entry> entries;
-  std::vector<Entry> present;  // that are there, and are not `value`
-  std::vector<Size> sizes;
+  mutable std::vector<Table> tables;  // which all entries are of; changed under Python's lock
+  std::vector<Entry> present;         // that are there, and are not `value`
+  std::vector<Size> sizes;            // of dictionaries without a table
   std::vector<Type> types;
   std::vector<Entry> attributes;  // of objects that keep no dictionary
+  std::vector<Entry> in_classes;  // attributes that lie in a class, or in one that it comes from
+  std::vector<Function> functions;
   std::vector<Container> lists;
   std::vector<Container> sets;
+  std::vector<Form> forms;
   std::vector<Version> versions;
   std::vector<Values> values;
   std::vector<const char*> lines;  // of memory that a look reads: a model's weights push them out
@@ -122,7 +223,7 @@ struct Sources {
   void note_object(const void* object) { lines.push_back(static_cast<const char*>(object)); }
 
   void note_dict(PyObject* dict) {
-    const Words& words = *reinterpret_cast<const Words*>(dict);
+    const Words& words = words_of(dict);
     note_object(dict);
     for (const char* part : {words.word[4], words.word[5]}) {
       for (std::size_t offset = 0; part && offset < 3 * kLine; offset += kLine) {
@@ -132,28 +233,10 @@ struct Sources {
   }
 
   // Called once everything is added.
-  void note_lines() {
-    for (const Size& own : sizes) note_object(own.dict);
-    for (const std::vector<Entry>* found : {&entries, &present}) {
-      for (const Entry& own : *found) {
-        note_dict(own.dict);
-        note_object(own.key);
-      }
-    }
-    for (const Type& own : types) note_object(own.object);
-    for (const Entry& own : attributes) {
-      for (std::size_t offset = 0; offset < 8 * kLine; offset += kLine) {
-        note_object(reinterpret_cast<const char*>(own.dict) + offset);
-      }
-      note_object(own.key);
-      note_object(own.value);
-    }
-    for (const Version& own : versions) note_object(own.tensor.handle());
-    for (const char*& line : lines) {
-      line = reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(line) / kLine * kLine);
-    }
-    std::sort(lines.begin(), lines.end());
-    lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+  void close() {
+    find_tables();
+    find_class_attributes(python());
+    note_lines(python().has_dict_tags);
   }
 
   bool are_current() const {
@@ -162,12 +245,82 @@ struct Sources {
   }
 
  private:
+  void find_tables() {
+    std::stable_sort(entries.begin(), entries.end(),
+                     [](const Entry& a, const Entry& b) { return a.dict < b.dict; });
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      if (tables.empty() || tables.back().dict != entries[i].dict) {
+        tables.push_back({entries[i].dict, nullptr, -1, i, i});
+      }
+      tables.back().end = i + 1;
+    }
+    const auto rest = std::remove_if(sizes.begin(), sizes.end(), [this](const Size& own) {
+      const auto table = std::lower_bound(
+          tables.begin(), tables.end(), own.dict,
+          [](const Table& each, const PyObject* dict) { return each.dict < dict; });
+      if (table == tables.end() || table->dict != own.dict || table->count >= 0) return false;
+      table->count = own.count;
+      return true;
+    });
+    sizes.erase(rest, sizes.end());
+  }
+
+  // Asking a class for an attribute looks into the class of the class first, which `type` is here.
+  void find_class_attributes(const Python& api) {
+    if (!api.in_class || !api.class_of_classes) return;
+    const auto lies_elsewhere = [&api](const Entry& own) {
+      return class_of(own.dict) != api.class_of_classes ||
+             api.in_class(own.dict, own.key) != own.value;
+    };
+    const auto rest = std::stable_partition(attributes.begin(), attributes.end(), lies_elsewhere);
+    in_classes.assign(rest, attributes.end());
+    attributes.erase(rest, attributes.end());
+  }
+
+  void note_lines(bool has_dict_tags) {
+    for (const Size& own : sizes) note_object(own.dict);
+    for (const Table& own : tables) note_object(own.dict);
+    for (const Entry& own : has_dict_tags ? std::vector<Entry>() : entries) {
+      note_dict(own.dict);
+      note_object(own.key);
+    }
+    for (const Entry& own : present) {
+      note_dict(own.dict);
+      note_object(own.key);
+    }
+    for (const Type& own : types) note_object(own.object);
+    for (const Function& own : functions) {
+      note_object(own.function);
+      note_object(reinterpret_cast<const char*>(own.function) + kLine);
+    }
+    for (const Entry& own : attributes) {
+      for (std::size_t offset = 0; offset < 8 * kLine; offset += kLine) {
+        note_object(reinterpret_cast<const char*>(own.dict) + offset);
+      }
+      note_object(own.key);
+      note_object(own.value);
+    }
+    for (const Version& own : versions) note_object(own.tensor.handle());
+    for (const Form& own : forms) note_object(own.tensor.handle());
+    for (const char*& line : lines) {
+      line = reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(line) / kLine * kLine);
+    }
+    std::sort(lines.begin(), lines.end());
+    lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+  }
+
   bool are_objects_same(const Python& api) const {
     for (const Size& own : sizes) {
       if (api.dict_size(own.dict) != own.count) return false;
     }
-    for (const Entry& own : entries) {
-      if (api.dict_get(own.dict, own.key) != own.value) return false;
+    for (Table& own : tables) {
+      const void* tag = api.has_dict_tags ? tag_of(own.dict) : nullptr;
+      if (tag && tag == own.tag) continue;
+      if (own.count >= 0 && api.dict_size(own.dict) != own.count) return false;
+      for (std::size_t i = own.begin; i < own.end; ++i) {
+        if (api.dict_get(own.dict, entries[i].key) != entries[i].value) return false;
+      }
+      own.tag = tag;
     }
     for (const Entry& own : present) {
       PyObject* found = api.dict_get(own.dict, own.key);
@@ -177,6 +330,15 @@ struct Sources {
       PyObject* found = api.type_of(own.object);
       api.release(found);
       if (found != own.type) return false;
+    }
+    for (const Function& own : functions) {
+      if (api.code_of(own.function) != own.code || api.defaults_of(own.function) != own.defaults ||
+          api.keyword_defaults_of(own.function) != own.keyword_defaults) {
+        return false;
+      }
+    }
+    for (const Entry& own : in_classes) {
+      if (api.in_class(own.dict, own.key) != own.value) return false;
     }
     for (const Entry& own : attributes) {
       PyObject* found = api.get_attribute(own.dict, own.key);
@@ -211,6 +373,7 @@ struct Sources {
   }
 
   bool are_tensors_same() const {
+    if (!std::all_of(forms.begin(), forms.end(), has_form)) return false;
     for (const Version& own : versions) {
       if (version_function()(own.tensor.handle()) != own.number) return false;
       if (own.tensor.data() != own.address) return false;
@@ -227,7 +390,9 @@ void sources(StableIValue* stack, uint64_t, uint64_t) {
   using Tensors = std::vector<Tensor>;
   Tensors versioned = unboxing::Take<Tensors>::from(stack[0]);
   Tensors small = unboxing::Take<Tensors>::from(stack[1]);
+  Tensors formed = unboxing::Take<Tensors>::from(stack[2]);
   auto made = std::make_unique<Sources>();
+  for (Tensor& tensor : formed) made->forms.push_back(form_of(std::move(tensor)));
   for (Tensor& tensor : versioned) {
     const std::int64_t number = version_function()(tensor.handle());
     const void* address = tensor.data();
@@ -246,7 +411,7 @@ void sources(StableIValue* stack, uint64_t, uint64_t) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
-  library.def("sources(Tensor[] versioned, Tensor[] small) -> int");
+  library.def("sources(Tensor[] versioned, Tensor[] small, Tensor[] formed) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
@@ -310,6 +475,18 @@ OXY_EXPORT void oxytorch_add_attributes(void* made, void** objects, void** names
               count);
 }
 
+// Of each function, its code and defaults are to stay what they are now.
+OXY_EXPORT void oxytorch_add_functions(void* made, void** functions, std::int64_t count) {
+  using namespace oxytorch;
+  const Python& api = python();
+  for (std::int64_t i = 0; i < count; ++i) {
+    auto* function = static_cast<PyObject*>(functions[i]);
+    static_cast<Sources*>(made)->functions.push_back({function, api.code_of(function),
+                                                      api.defaults_of(function),
+                                                      api.keyword_defaults_of(function)});
+  }
+}
+
 namespace {
 
 oxytorch::Container container_of(void* object, void** items, std::int64_t count) {
@@ -332,7 +509,7 @@ OXY_EXPORT void oxytorch_add_sets(void* made, void* set, void** items, std::int6
 
 // Called when all is added.
 OXY_EXPORT void oxytorch_close_sources(void* made) {
-  static_cast<oxytorch::Sources*>(made)->note_lines();
+  static_cast<oxytorch::Sources*>(made)->close();
 }
 
 OXY_EXPORT int oxytorch_sources_are_current(const void* made) {

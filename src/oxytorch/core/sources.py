@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from operator import attrgetter, is_
 from typing import Any
 
@@ -165,7 +165,8 @@ class Sources:
         found.types = [*self._types]
         found.attributes = [own for own in self._found if own[2] is not MISSING]
         functions = dict.fromkeys(v for *_, v in (*self._found, *self._globals) if _is_users(v))
-        found.attributes += [(f, name, getattr(f, name)) for f in functions for name in _CODE]
+        for function in functions:
+            found.add_function(function)
         tensors: list[Tensor | None] = [*self._tensors]
         if self._values:
             owned = (*self._modules, *self._owners)
@@ -245,7 +246,10 @@ class Places:
 
     entries: (dictionary, key, value). present: (dictionary, key) of what is not None. sizes:
     (dictionary, how many). types: (object, its type).
-    attributes: (object, name, value). lists and sets: (it, what it holds).
+    attributes: (object, name, value). functions: (it, its code and defaults). lists and sets: (it,
+    what it holds). versioned and small: tensors whose values are compared, by their versions and as
+    such. formed: those whose sizes, strides and dtype are. clocks: written to when packed tensors
+    are.
     """
 
     def __init__(self) -> None:
@@ -254,34 +258,58 @@ class Places:
         self.sizes: list[tuple[dict[Any, Any], int]] = []
         self.types: list[tuple[Any, type]] = []
         self.attributes: list[tuple[Any, str, Any]] = []
+        self.functions: list[tuple[types.FunctionType, list[Any]]] = []
         self.lists: list[tuple[list[Any], list[Any]]] = []
         self.sets: list[tuple[set[Any], list[Any]]] = []
         self.versioned: list[Tensor] = []
         self.small: list[Tensor] = []
+        self.formed: list[Tensor] = []
+        self.clocks: list[Tensor] = []
         self._native: _Native | None = None
 
     def __len__(self) -> int:
-        found = len(self.entries) + len(self.sizes) + len(self.types) + len(self.attributes)
-        return found + len(self.lists) + len(self.sets) + len(self.versioned) + len(self.small)
+        parts: tuple[Sized, ...] = (
+            self.entries, self.present, self.sizes, self.types, self.attributes, self.functions,
+            self.lists, self.sets, self.versioned, self.small, self.formed,
+            self.clocks,
+        )  # fmt: skip
+        return sum(map(len, parts))
+
+    def add_function(self, function: types.FunctionType) -> None:
+        self.functions.append((function, [getattr(function, name) for name in _CODE]))
 
     def add_tensor(self, tensor: Tensor) -> None:
         if isinstance(tensor, PackedTensor):
-            self.versioned.append(tensor.cell.clock)
-        elif tensor.layout == torch.strided and _is_small(tensor):
+            self.clocks.append(tensor.cell.clock)
+            return
+        self.formed.append(tensor)
+        if tensor.layout == torch.strided and _is_small(tensor):
             self.small.append(tensor)
         else:
             self.versioned.append(tensor)
 
+    def without_values(self) -> Places:
+        """The same places, closed, at which tensors may be written to."""
+        found = Places()
+        for name, places in vars(self).items():
+            if isinstance(places, list) and name not in ("versioned", "small"):
+                setattr(found, name, places)
+        found.close()
+        return found
+
     def close(self) -> None:
         """Note how the tensors are now."""
         library = functions_in_known_torch()
-        watchable = all(map(_is_watchable, self.versioned))
+        counted = [*self.versioned, *self.clocks]
+        watchable = all(map(_is_watchable, counted)) and all(map(_has_form, self.formed))
         if library is not None and watchable and library.oxytorch_can_compare_sources():
-            self._native = _Native(library, self)
+            self._native = _Native(library, self, counted)
             return
+        self._counted = counted
         self._is_watchable = watchable
-        self._versions = [(t.data_ptr(), _version(t)) for t in self.versioned if watchable]
+        self._versions = [(t.data_ptr(), _version(t)) for t in counted if watchable]
         self._copies = [t.detach().clone() for t in self.small]
+        self._forms = [_form(t) for t in self.formed if watchable]
 
     def are_current(self) -> bool:
         if self._native is not None:
@@ -293,24 +321,36 @@ class Places:
             and all(table.get(key) is not None for table, key in self.present)
             and all(type(module) is kind for module, kind in self.types)
             and all(getattr(own, name, None) is value for own, name, value in self.attributes)
+            and all(
+                _same_items([getattr(own, name) for name in _CODE], values)
+                for own, values in self.functions
+            )
             and all(_same_items(own, items) for own, items in self.lists)
             and all(len(own) == len(items) and own.issuperset(items) for own, items in self.sets)
-            and [(t.data_ptr(), _version(t)) for t in self.versioned] == self._versions
+            and [_form(t) for t in self.formed] == self._forms
+            and [(t.data_ptr(), _version(t)) for t in self._counted] == self._versions
             and all(map(_same_bits, self.small, self._copies))
         )
 
 
 def _is_watchable(tensor: Tensor) -> bool:
     """Whether a tensor has an address and counts the writes to it."""
-    is_plain = tensor.layout == torch.strided and not tensor.is_nested
-    return is_plain and tensor.device.type == "cpu" and not tensor.is_inference()
+    return _has_form(tensor) and tensor.device.type == "cpu" and not tensor.is_inference()
+
+
+def _has_form(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 class _Native:
     """The comparison in C++. Objects are handed over by address; `Places` keeps them."""
 
-    def __init__(self, library: ctypes.PyDLL, places: Places) -> None:
-        self._address = torch.ops.oxytorch.sources(places.versioned, places.small)
+    def __init__(self, library: ctypes.PyDLL, places: Places, counted: list[Tensor]) -> None:
+        self._address = torch.ops.oxytorch.sources(counted, places.small, places.formed)
         weakref.finalize(self, library.oxytorch_forget_sources, ctypes.c_void_p(self._address))
         address = ctypes.c_void_p(self._address)
         entries, sizes, types = places.entries, places.sizes, places.types
@@ -349,6 +389,10 @@ class _Native:
             _addresses([a[1] for a in attributes]),
             _addresses([a[2] for a in attributes]),
             ctypes.c_int64(len(attributes)),
+        )
+        functions = [function for function, _ in places.functions]
+        library.oxytorch_add_functions(
+            address, _addresses(functions), ctypes.c_int64(len(functions))
         )
         for held, kind in ((places.lists, "lists"), (places.sets, "sets")):
             add = getattr(library, f"oxytorch_add_{kind}")

@@ -118,6 +118,8 @@ def available() -> bool:
 class Graphs:
     """Compiles calls of one module, each form for itself (see `graph.replay.Builder`)."""
 
+    follows_writes = False  # weights are constants of oneDNN's
+
     def build(
         self, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[OneDnnProgram, Any]:

@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, _GeneratorContextManager
 from contextvars import ContextVar
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -237,6 +238,12 @@ class Reachable:
             and all(map(PackedTensor.is_packed, self._packed))
         )
 
+    def without_values(self) -> Reachable:
+        """The same, for who follows writes to tensors: these may happen."""
+        found = copy(self)
+        found._places = self._places.without_values()
+        return found
+
     def covers(self, codes: Codes) -> bool:
         """Whether what such code can read is looked at."""
         return (
@@ -356,8 +363,7 @@ class Reachable:
     def _function(self, function: types.FunctionType) -> None:
         if _is_of_torch(function):
             return
-        for name in ("__code__", "__defaults__", "__kwdefaults__"):
-            self._places.attributes.append((function, name, getattr(function, name)))
+        self._places.add_function(function)
         self._todo += [function.__defaults__, function.__kwdefaults__]
         self._todo.append(function.__dict__)
         for cell in function.__closure__ or ():

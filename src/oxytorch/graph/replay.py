@@ -42,7 +42,12 @@ class Program(Protocol):
 
 
 class Builder(Protocol):
-    """Makes programs of calls of one module."""
+    """Makes programs of calls of one module.
+
+    follows_writes: whether its programs see what is written to the module's tensors later on.
+    """
+
+    follows_writes: bool
 
     def build(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -311,7 +316,7 @@ class Replay(OwnSignature):
                 return (value,)
             if self._state is None or not self._state.is_current():
                 self._programs.clear()
-            self._state = state
+            self._state = state.without_values() if self._builder.follows_writes else state
             self._programs[form] = [(program, output), *self._programs.get(form, ())]
             return (value,)
 

@@ -34,6 +34,8 @@ class Programs:
     some get programs of their own for their first sizes.
     """
 
+    follows_writes = True
+
     def __init__(self) -> None:
         self._families: list[_Family] = []
         self._is_plain = True  # whether recorded runs give tensors of the forms of others
