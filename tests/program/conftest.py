@@ -12,13 +12,20 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 
 @pytest.fixture(autouse=True)
-def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Programs pack every weight that they can, whatever was timed; call it with False for none."""
+def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Programs pack every weight that they can, whatever was timed; call it with False for none.
+
+    Where oneDNN's order serves too, it is taken, or panels with `in_panels`.
+    """
     from oxytorch.program.passes import convolution, linear, panels
 
-    def set_to(pays: bool) -> None:
+    def set_to(pays: bool, in_panels: bool = False) -> None:
+        def first_win(key: Any, sizes: Any) -> int | None:
+            wins = in_panels if key[0] == panels.BESIDE_PACKED else pays
+            return 0 if wins else None
+
         for module in (convolution, linear, panels):
-            monkeypatch.setattr(module, "first_win", lambda key, sizes: 0 if pays else None)
+            monkeypatch.setattr(module, "first_win", first_win)
 
     set_to(True)
     return set_to

@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 from oxytorch.ops.attention import is_fast
 from oxytorch.program.backend import compile_graph
 from oxytorch.program.derived import MOST_IN_A_ROW
-from oxytorch.program.passes import linear
+from oxytorch.program.passes import linear, panels
 from oxytorch.program.passes.editor import Editor
 from oxytorch.program.passes.simplify import simplify
 from oxytorch.program.program import Step, Steps, Value
@@ -331,6 +331,48 @@ IMAGES: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
         [],
     ),
 }
+
+
+IN_PANELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "none": lambda y, x: y,
+    "gelu": lambda y, x: F.gelu(y),
+    "gelu_tanh": lambda y, x: F.gelu(y, approximate="tanh"),
+    "silu": lambda y, x: F.silu(y),
+    "relu": lambda y, x: F.relu(y),
+    "tanh": lambda y, x: y.tanh(),
+    "sigmoid": lambda y, x: y.sigmoid(),
+    "hardswish": lambda y, x: F.hardswish(y),
+    "add": lambda y, x: y + x,
+}
+"""What follows a layer, by the epilogue that computes it."""
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", IN_PANELS)
+def test_layers_in_panels_are_joined(
+    name: str,
+    dtype: torch.dtype,
+    bias: bool,
+    seen: Seen,
+    packing_pays: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packing_pays(True, in_panels=True)
+    monkeypatch.setattr(panels, "SMALLEST", 0)
+    after = IN_PANELS[name]
+    layer = nn.Linear(16, 16, bias=bias)
+    model = Run(lambda m, x: after(m.a(x), x), a=layer).to(dtype)
+    run = compiled(model, dynamic=False)
+    for rows in (1, 5, 40):
+        x = torch.randn(rows, 3, 16, dtype=dtype)
+        same(run(x), model(x), TOLERANCE[dtype])
+        x[0, 0, 0] = torch.nan
+        same(run(x).isnan(), model(x).isnan())
+    assert len(seen.programs) == 3
+    for call in seen.programs:
+        assert f'"{name}"' in str(call.program)
+        assert LINEAR not in str(call.program)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -42,7 +42,13 @@ CONVOLUTIONS: tuple[Pass, ...] = (
     convolution.pack,
     convolution.fuse,
 )
-WITH_LASTING: tuple[Pass, ...] = (linear.pack, linear.fuse, in_place)
+WITH_LASTING: tuple[Pass, ...] = (
+    panels.fastest_in_panels,
+    panels.fuse,
+    linear.pack,
+    linear.fuse,
+    in_place,
+)
 STORABLE_CONVOLUTIONS: tuple[Pass, ...] = (
     convolution.fold_pads,
     convolution.fold_norms,

@@ -127,21 +127,24 @@ def _pays(x: Any, weight: Any) -> bool:
     outputs, width = weight.shape
     rows = rows_of(size, outputs * width)
     key = ("program", about(outputs), about(width), weight.dtype, x.dim(), rows)
-    run = torch.ops.mkldnn._linear_pointwise.default
 
     @cache  # made where times are not known yet
-    def weights() -> tuple[Tensor, Tensor]:
+    def both() -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         values = numbers(outputs, width, dtype=weight.dtype)
-        return values, torch.ops.mkldnn._reorder_linear_weight.default(values, None)
+        return values, packed_call(values)
 
     def calls(count: int) -> Calls:
         given = cache(lambda: input_of(count, width, [1] * x.dim()).to(weight.dtype))
-        return (
-            lambda: functional.linear(given(), weights()[0]),
-            lambda: run(given(), weights()[1], None, "none", [], ""),
-        )
+        return lambda: functional.linear(given(), both()[0]), lambda: both()[1](given())
 
     return first_win(key, [calls(count) for count in rows]) == 0
+
+
+def packed_call(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """The product with a weight in oneDNN's order."""
+    packed = torch.ops.mkldnn._reorder_linear_weight.default(weight, None)
+    run = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: run(x, packed, None, "none", [], "")
 
 
 def fuse(editor: Editor) -> None:

@@ -1,7 +1,9 @@
-"""Passes over linear layers whose weights lie in panels: plain tensors, which files can hold."""
+"""Passes over linear layers whose weights lie in panels: plain tensors, which files can hold, and
+which are faster than oneDNN's packed ones for some sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,22 +15,41 @@ from ...ops.panels.formats import FORMATS
 from ...rewriting.measure import Calls, about, first_win, input_of, numbers, rows_of
 from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous, known
-from .linear import LINEAR, SMALLEST
+from .linear import LINEAR, SMALLEST, packed_call
 from .post_ops import activation, other_of_sum
 
 PACK, PANELS = "oxytorch::pack_panels", "oxytorch::linear_panels"
+BESIDE_PACKED = "program panels beside oneDNN's order"
+"""What times of both are called."""
 _FORMATS = {
     dtype: name
     for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
     if name in FORMATS
 }
-_EPILOGUES = {("gelu", "none"): "gelu", ("gelu", "tanh"): "gelu_tanh", ("swish", ""): "silu"}
+_EPILOGUES = {
+    ("gelu", "none"): "gelu",
+    ("gelu", "tanh"): "gelu_tanh",
+    ("swish", ""): "silu",
+    ("tanh", ""): "tanh",
+    ("sigmoid", ""): "sigmoid",
+    ("hardswish", ""): "hardswish",
+}
+"""Of oneDNN's names for activations."""
 _OTHER, EPILOGUE = 8, 9
 """Places of arguments of the operator."""
 
 
 def to_panels(editor: Editor) -> None:
     """Have linear layers whose weights last take them in panels, where that is faster."""
+    _to_panels(editor, _pays)
+
+
+def fastest_in_panels(editor: Editor) -> None:
+    """The same where that is faster than a weight in oneDNN's order, too."""
+    _to_panels(editor, lambda x, weight: _pays(x, weight) and _beats_packed(x, weight))
+
+
+def _to_panels(editor: Editor, pays: Callable[[Any, Any], bool]) -> None:
     packed_of: dict[Value, Value] = {}
     for step in editor.steps.steps:
         if step.target != LINEAR:
@@ -36,7 +57,7 @@ def to_panels(editor: Editor) -> None:
         x, weight, bias = step.arguments
         if not is_contiguous(step.results[0]) or not _can_be_panels(editor, x, weight, bias):
             continue
-        if not _pays(x.meta, weight.meta):
+        if not pays(x.meta, weight.meta):
             continue
         format = f'"{_FORMATS[weight.meta.dtype]}"'
         makes: list[Step] = []
@@ -66,22 +87,37 @@ def _can_be_panels(editor: Editor, x: Any, weight: Any, bias: Any) -> bool:
 def _pays(x: Any, weight: Any) -> bool:
     """Whether panels are faster than torch's own layer on inputs like this one, or of any size
     where that is not known."""
+    return _is_faster("program panels", x, weight, _plain_call)
+
+
+def _plain_call(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: functional.linear(x, weight)
+
+
+def _beats_packed(x: Any, weight: Any) -> bool:
+    return _is_faster(BESIDE_PACKED, x, weight, packed_call)
+
+
+def _is_faster(
+    name: str, x: Any, weight: Any, other: Callable[[Tensor], Callable[[Tensor], Tensor]]
+) -> bool:
+    """Whether panels are faster than what `other` makes of a weight."""
     outputs, width = weight.shape
     rows = rows_of(known(x.shape), outputs * width)
-    key = ("program panels", about(outputs), about(width), weight.dtype, x.dim(), rows)
+    key = (name, about(outputs), about(width), weight.dtype, x.dim(), rows)
     format = _FORMATS[weight.dtype]
     pack, run = torch.ops.oxytorch.pack_panels.default, torch.ops.oxytorch.linear_panels.default
 
     @cache  # made where times are not known yet
-    def weights() -> tuple[Tensor, Tensor]:
+    def both() -> tuple[Callable[[Tensor], Tensor], Tensor]:
         values = numbers(outputs, width, dtype=weight.dtype)
-        return values, pack(values, format)
+        return other(values), pack(values, format)
 
     def calls(count: int) -> Calls:
         given = cache(lambda: input_of(count, width, [1] * x.dim()).to(weight.dtype))
         return (
-            lambda: functional.linear(given(), weights()[0]),
-            lambda: run(given(), format, weights()[1], None, None, None, outputs),
+            lambda: both()[0](given()),
+            lambda: run(given(), format, both()[1], None, None, None, outputs),
         )
 
     return first_win(key, [calls(count) for count in rows]) == 0
@@ -97,7 +133,7 @@ def fuse(editor: Editor) -> None:
         if taker is None or result is None or editor.is_changed(taker):
             continue
         arguments = [*step.arguments]
-        epilogue, other = _EPILOGUES.get(activation(taker) or ("", "")), other_of_sum(taker, result)
+        epilogue, other = _epilogue(taker), other_of_sum(taker, result)
         if arguments[EPILOGUE] != '"none"' or not is_contiguous(taker.results[0]):
             continue
         if epilogue is not None:
@@ -109,3 +145,9 @@ def fuse(editor: Editor) -> None:
         editor.replace(step)
         editor.replace(taker, Step(PANELS, arguments, taker.results))
     editor.apply()
+
+
+def _epilogue(step: Step) -> str | None:
+    if step.target == "aten::relu":  # which keeps NaN here, and not in oneDNN's layers
+        return "relu"
+    return _EPILOGUES.get(activation(step) or ("", ""))
