@@ -483,11 +483,14 @@ OXY_INLINE f32v scale_by_power(f32v v, f32v n) {
 #endif
 }
 
-// exp(x), within 2 units in the last place. Infinities and NaN as in C. 2^n exp(r) with
+// exp(x), within 2 units in the last place; zero below exp(-87) = 1.6e-38, since subnormal results
+// take a hundred times as long. Infinities and NaN as in C. 2^n exp(r) with
 // x = n log(2) + r (Cody and Waite, Software Manual for the Elementary Functions, 1980).
 // Coefficients: tools/fit_polynomials.py.
 OXY_INLINE f32v exponential(f32v x) {
-  x = maximum(splat(-104.0f), x);
+  constexpr float kLeast = -87.0f;
+  const f32v given = x;
+  x = maximum(splat(kLeast), x);
   x = minimum(splat(89.0f), x);
   const f32v n = nearest(x * 1.44269504f);
   f32v r = x - n * 0.693359375f;
@@ -499,21 +502,23 @@ OXY_INLINE f32v exponential(f32v x) {
   p = p * r + 5.000000000e-01f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  return scale_by_power(p, n);
+  return given < kLeast ? splat(0.0f) : scale_by_power(p, n);
 }
 
 // 2^r for |r| <= 1/2.
 inline constexpr float kPower[] = {1.000000000e+00f, 6.931210452e-01f, 2.402234904e-01f,
                                    5.592197584e-02f, 9.666368515e-03f};
 
-// 2^y for y <= 0 with at least 18 bits, enough for results of 16 bits; zero below 2^-150.
+// 2^y for y <= 0 with at least 18 bits, enough for results of 16 bits; zero for y below -125.5.
 OXY_INLINE f32v coarse_power_of_two(f32v y) {
-  y = maximum(splat(-150.0f), y);
+  constexpr float kLeast = -125.5f;
+  const f32v given = y;
+  y = maximum(splat(kLeast), y);
   const f32v n = nearest(y);
   const f32v r = y - n;
   f32v p = splat(kPower[4]);
   for (int i = 3; i >= 0; --i) p = p * r + kPower[i];
-  return scale_by_power(p, n);
+  return given < kLeast ? splat(0.0f) : scale_by_power(p, n);
 }
 
 // exp(-m) for m >= 0, as accurate as a result of type T needs.

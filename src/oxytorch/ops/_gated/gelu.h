@@ -29,11 +29,13 @@ OXY_INLINE f32v normal_tail(f32v t, T) {
   return u * p * coarse_power_of_two(t * t * -0.721347520f);
 }
 
-// v P(Z < v). The tail is taken on the side where it is small, so that no digits cancel. It is zero
-// at 14.5, so that minus infinity gives NaN, as the formula does.
+// v P(Z < v). The tail is taken on the side where it is small, so that no digits cancel. From 12.8
+// on, where it would become subnormal, it is zero: minus infinity gives NaN, as the formula does.
 template <class T>
 OXY_INLINE f32v gelu(f32v v, T) {
-  const f32v tail = normal_tail(minimum(splat(14.5f), magnitude(v)), T{});
+  constexpr float kMost = 12.8f;
+  const f32v t = magnitude(v);
+  const f32v tail = t > kMost ? splat(0.0f) : normal_tail(minimum(splat(kMost), t), T{});
   return v * (v < 0.0f ? tail : 1.0f - tail);
 }
 
