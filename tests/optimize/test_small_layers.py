@@ -6,13 +6,15 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import oxytorch
-from oxytorch.ops.linear import PackedLinearWeight, linear
+from oxytorch.ops.linear import PackedLinearWeight, can_lie_in_panels, linear, supports
 from oxytorch.optimize.passes import pack
 from oxytorch.rewriting import measure
 
@@ -70,3 +72,45 @@ def test_few_rows_take_the_plain_values(layer: nn.Module) -> None:
 def test_report_says_what_stays_in_memory(layer: nn.Module) -> None:
     details = [e.detail for e in oxytorch.explain(layer).entries if e.pass_name == "pack"]
     assert any("plain weight, for few rows" in detail for detail in details)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("in_panels", [True, False])
+@pytest.mark.parametrize("made", [*COPIES])
+def test_weights_lie_where_they_are_faster(
+    made: str,
+    in_panels: bool,
+    dtype: torch.dtype,
+    transposed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if supports(dtype) is not None or not can_lie_in_panels(dtype):
+        pytest.skip("weights of this dtype have one order here")
+
+    def first_win(key: tuple[object, ...], sizes: object) -> int | None:
+        return 0 if in_panels or key[0] != "layouts" else None
+
+    monkeypatch.setattr(measure, "TIMED", True)
+    monkeypatch.setattr(pack, "SMALLEST_LINEAR", 1)
+    monkeypatch.setattr(pack, "first_win", first_win)
+    x = torch.randn(3, 24, dtype=dtype)
+    layer = (Conv1D(40, 24) if transposed else nn.Linear(24, 40)).eval().to(dtype)
+    own = [*layer.parameters()]
+    optimized = oxytorch.optimize(layer, sample_input=x, passes=["pack"])
+    model = COPIES[made](optimized)
+    with torch.no_grad():
+        model(x)  # weights of a file are packed again
+    weight: Any = model.weight
+    assert weight.in_panels == in_panels and weight.packed.is_mkldnn != in_panels
+    assert torch.equal(weight.clone(), layer.weight)
+    with torch.no_grad():
+        for factor in (1.0, -2.0):
+            weight.mul_(factor)
+            plain = copy.deepcopy(layer)
+            plain.weight.mul_(factor)
+            tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+            torch.testing.assert_close(model(x), plain(x), rtol=tolerance, atol=tolerance)
+        wide = model.to(torch.float16)
+        torch.testing.assert_close(wide(x.half()), plain.half()(x.half()), rtol=1e-2, atol=1e-2)
+    assert all(map(torch.equal, oxytorch.undo(optimized).parameters(), own)) or made == "itself"

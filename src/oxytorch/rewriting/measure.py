@@ -104,7 +104,7 @@ def input_of(rows: int, width: int, size: Sequence[int] | None) -> Tensor:
 
 _known: dict[Hashable, float] = {}
 _seconds_known: dict[Hashable, tuple[float, ...]] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()  # what is timed may ask for other times when it is made
 
 
 _heap_users = 0

@@ -1,7 +1,7 @@
 """Dense linear layer with a weight packed once, and what follows it in the same sweep.
 
-Weights of float32 lie in panels, which `linear_panels` multiplies. For those of 16 bits the product
-runs in oneDNN inside torch: it already chooses among AVX2, AVX-512, BF16 and AMX.
+Weights lie in panels, which `linear_panels` multiplies, or in the order of oneDNN, whose product in
+torch already chooses among AVX2, AVX-512, BF16 and AMX. Panels are faster for few rows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .._samples import values
 from ..linear_panels import linear_panels
 from ..pack_panels import pack_panels
 from ..panels.epilogues import ACTIVATIONS
+from ..panels.formats import PLAIN_NAMES
 from ..post_op import NO_POST_OP, PostOp, with_post_op
 from ..unpack_panels import unpack_panels
 
@@ -30,12 +31,14 @@ class PackedLinearWeight(ReorderedTensor):
 
     weight: the values; dtype: that of the stored values, by default the weight's.
     transposed: the weight is [in_features, out_features], as in GPT-2's Conv1D.
+    in_panels: whether it lies in panels where its dtype can; by default float32 does.
     least_rows: with fewer rows the plain values are multiplied, which the weight then keeps.
     """
 
     transposed: bool = False
+    in_panels: bool = False
     least_rows: int = 0
-    _shared_fields = ("transposed", "least_rows")
+    _shared_fields = ("transposed", "in_panels", "least_rows")
 
     def __new__(
         cls,
@@ -43,9 +46,12 @@ class PackedLinearWeight(ReorderedTensor):
         *,
         dtype: torch.dtype | None = None,
         transposed: bool = False,
+        in_panels: bool | None = None,
     ) -> PackedLinearWeight:
-        result = ReorderedTensor._wrap(cls, weight.shape, dtype or weight.dtype)
+        dtype = dtype or weight.dtype
+        result = ReorderedTensor._wrap(cls, weight.shape, dtype)
         result.transposed = transposed
+        result.in_panels = dtype == torch.float32 if in_panels is None else in_panels
         result.repack(weight)
         return result
 
@@ -71,8 +77,8 @@ class PackedLinearWeight(ReorderedTensor):
 
     def _pack(self, stored: torch.Tensor) -> torch.Tensor:
         plain = stored.t().contiguous() if self.transposed else stored
-        if lies_in_panels(self.dtype):
-            panels = pack_panels(plain, "fp32")
+        if self.in_panels and can_lie_in_panels(self.dtype):
+            panels = pack_panels(plain, PLAIN_NAMES[self.dtype])
             return empty_bytes(panels.numel()).view(panels.shape).copy_(panels)
         packed: torch.Tensor = _MKLDNN._reorder_linear_weight.default(plain, None)
         return packed
@@ -82,16 +88,17 @@ class PackedLinearWeight(ReorderedTensor):
         if packed.is_mkldnn:
             plain = packed.to_dense()
         else:
-            plain = unpack_panels(packed, "fp32", self.out_features, self.in_features)
+            format = PLAIN_NAMES[self.dtype]
+            plain = unpack_panels(packed, format, self.out_features, self.in_features)
         return plain.t().contiguous() if self.transposed else plain
 
     def _column(self, scale: torch.Tensor) -> torch.Tensor:
         return scale if self.transposed else scale[:, None]
 
 
-def lies_in_panels(dtype: torch.dtype) -> bool:
-    """Whether packed weights of this dtype lie in panels; else in oneDNN's order."""
-    return dtype == torch.float32 and is_compiled("linear_panels")
+def can_lie_in_panels(dtype: torch.dtype) -> bool:
+    """Whether packed weights of this dtype may lie in panels; else they lie in oneDNN's order."""
+    return dtype in PLAIN_NAMES and is_compiled("linear_panels")
 
 
 def epilogue_of(post_op: PostOp) -> str | None:
@@ -139,9 +146,9 @@ def linear(
         assert plain is not None  # see leave_few_rows
         result = F.linear(x, plain.t() if weight.transposed else plain, bias)
         return result if post_op is NO_POST_OP else post_op.after_(result, other)
-    if lies_in_panels(weight.dtype):
-        return _linear_in_panels(x, weight, bias, post_op, other)
     packed = weight.packed
+    if not packed.is_mkldnn:
+        return _linear_in_panels(x, weight, bias, post_op, other)
     if post_op.binary is None and post_op.is_fused:
         result = _MKLDNN._linear_pointwise.default(
             x, packed, bias, post_op.onednn_name, post_op.scalars, post_op.algorithm
@@ -180,8 +187,8 @@ def _linear_in_panels(
         epilogue = None
     second = None if epilogue is None else other
     result = linear_panels(
-        x, "fp32", weight.packed, None, None, None, weight.out_features, bias, second,
-        epilogue or "none",
+        x, PLAIN_NAMES[weight.dtype], weight.packed, None, None, None, weight.out_features, bias,
+        second, epilogue or "none",
     )  # fmt: skip
     return post_op.after_(result, other) if epilogue is None else result
 
@@ -229,6 +236,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         yield Sample(name, (x, PackedLinearWeight(plain), bias))
         transposed = PackedLinearWeight(plain.t().contiguous(), transposed=True)
         yield Sample(name + "-transposed", (x, transposed))
+        if can_lie_in_panels(dtype):
+            turned = PackedLinearWeight(plain, in_panels=dtype != torch.float32)
+            yield Sample(name + "-otherwise", (x, turned, bias))
     weight, x = PackedLinearWeight(values(24, 16, dtype=dtype) / 4), values(5, 16, dtype=dtype)
     bias, other = values(24, dtype=dtype), values(5, 24, dtype=dtype)
     for post_op in POST_OPS:

@@ -85,6 +85,7 @@ Source: Dettmers et al., QLoRA, 2023, appendix E.
 
 PLAIN = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """The dtypes of formats whose values are floating-point numbers."""
+PLAIN_NAMES = {dtype: name for name, dtype in PLAIN.items()}
 
 FORMATS = {
     format.name: format

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from ...graph.forward import Forward, with_parameters
 from ...graph.patterns import is_packable_convolution
 from ...graph.recognize import convolution_of_module
 from ...ops.convolution import PackedConvolutionWeight, convolution, takes
-from ...ops.linear import PackedLinearWeight, linear, supports
+from ...ops.linear import PackedLinearWeight, can_lie_in_panels, linear, supports
+from ...rewriting import measure
 from ...rewriting.measure import (
     Calls,
     about,
@@ -178,7 +180,8 @@ def _pays(
         x = input_of(count, width, size).to(weight.dtype)
         return lambda: own(stock, x), lambda: forward(x)
 
-    key = key_of_linear(weight, packed.transposed, size if size is None else len(size), "module")
+    dims = None if size is None else len(size)
+    key = (*key_of_linear(weight, packed.transposed, dims, "module"), packed.in_panels)
     first = first_win((*key, rows), [calls(count) for count in rows])
     if first is None:
         return False
@@ -253,11 +256,43 @@ def packed_weight(
 ) -> PackedTensor:
     form = context.recognizer.linear(module)
     if form is not None:
-        return PackedLinearWeight(weight, dtype=dtype, transposed=form.transposed)
+        in_panels = _is_faster_in_panels(context, module, weight, dtype, form.transposed)
+        return PackedLinearWeight(
+            weight, dtype=dtype, transposed=form.transposed, in_panels=in_panels
+        )
     geometry = convolution_of_module(module)
     assert geometry is not None
     size = context.observed.input_sizes.get(module)
     return PackedConvolutionWeight(weight, geometry, dtype=dtype, input_size=size)
+
+
+def _is_faster_in_panels(
+    context: Context,
+    module: nn.Module,
+    weight: torch.Tensor,
+    dtype: torch.dtype,
+    transposed: bool,
+) -> bool | None:
+    """Whether a linear layer is faster in panels than in oneDNN's order on inputs like the
+    sample's; None where that is not known."""
+    size = context.observed.input_sizes.get(module)
+    if size is None or not measure.TIMED or not can_lie_in_panels(dtype):
+        return None
+    (rows,) = rows_of(size, weight.numel())
+
+    @cache
+    def layer(in_panels: bool) -> LinearForward:
+        plain = weight.to(dtype)
+        packed = PackedLinearWeight(plain, transposed=transposed, in_panels=in_panels)
+        return LinearForward(stand_in(module, packed))
+
+    @cache
+    def given() -> torch.Tensor:
+        return input_of(rows, weight.shape[0 if transposed else 1], size).to(dtype)
+
+    both = (lambda: layer(False)(given()), lambda: layer(True)(given()))
+    key = key_of_linear(weight, transposed, len(size), "module")
+    return first_win(("layouts", *key, dtype, rows), [both]) is not None
 
 
 def _cast_bias(context: Context, module: nn.Module, dtype: torch.dtype) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...ops.panels.formats import FORMATS
+from ...ops.panels.formats import PLAIN_NAMES
 from ...rewriting.measure import Calls, about, first_win, input_of, numbers, rows_of
 from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous, known
@@ -21,11 +21,6 @@ from .post_ops import activation, other_of_sum
 PACK, PANELS = "oxytorch::pack_panels", "oxytorch::linear_panels"
 BESIDE_PACKED = "program panels beside oneDNN's order"
 """What times of both are called."""
-_FORMATS = {
-    dtype: name
-    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
-    if name in FORMATS
-}
 _EPILOGUES = {
     ("gelu", "none"): "gelu",
     ("gelu", "tanh"): "gelu_tanh",
@@ -59,7 +54,7 @@ def _to_panels(editor: Editor, pays: Callable[[Any, Any], bool]) -> None:
             continue
         if not pays(x.meta, weight.meta):
             continue
-        format = f'"{_FORMATS[weight.meta.dtype]}"'
+        format = f'"{PLAIN_NAMES[weight.meta.dtype]}"'
         makes: list[Step] = []
         if weight not in packed_of:
             packed_of[weight] = Value()
@@ -81,7 +76,7 @@ def _can_be_panels(editor: Editor, x: Any, weight: Any, bias: Any) -> bool:
     if isinstance(bias, Some) and (bias.item.meta is None or bias.item.meta.dtype != meta.dtype):
         return False
     is_small = meta.dtype == torch.float32 and meta.numel() < SMALLEST
-    return meta.dtype in _FORMATS and not is_small and meta.numel() > 0
+    return meta.dtype in PLAIN_NAMES and not is_small and meta.numel() > 0
 
 
 def _pays(x: Any, weight: Any) -> bool:
@@ -105,7 +100,7 @@ def _is_faster(
     outputs, width = weight.shape
     rows = rows_of(known(x.shape), outputs * width)
     key = (name, about(outputs), about(width), weight.dtype, x.dim(), rows)
-    format = _FORMATS[weight.dtype]
+    format = PLAIN_NAMES[weight.dtype]
     pack, run = torch.ops.oxytorch.pack_panels.default, torch.ops.oxytorch.linear_panels.default
 
     @cache  # made where times are not known yet
