@@ -505,3 +505,48 @@ def test_torchs_random_numbers_stay_as_they_are(
         for batch in (2, 3, 3, 3, 4, 4, 1, 1):
             optimized(x[:1].expand(batch, 3, 9, 9))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Returning(nn.Module):
+    """Returns what no program can, in calls with many rows."""
+
+    def __init__(self, output: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.output = nn.Linear(8, 8), output
+
+    def forward(self, x: Tensor) -> Any:
+        return self.output(self, x) if x.shape[0] > 4 else self.layer(x)
+
+
+def _holding_itself(module: Any, x: Tensor) -> list[Any]:
+    found: list[Any] = [module.layer(x)]
+    found.append(found)
+    return found
+
+
+OUTPUTS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "set": lambda m, x: (m.layer(x), {1, 2}),
+    "parameter": lambda m, x: (m.layer(x), m.layer.weight),
+    "view of a parameter": lambda m, x: (m.layer(x), m.layer.weight[0]),
+    "iterator": lambda m, x: (m.layer(x), iter([1])),
+    "generator": lambda m, x: (m.layer(x), (i for i in range(3))),
+    "module": lambda m, x: (m.layer(x), m.layer),
+    "array": lambda m, x: (m.layer(x), x.detach().numpy()),
+    "itself": _holding_itself,
+    "input": lambda m, x: (m.layer(x), x),
+}
+
+
+@pytest.mark.parametrize("is_parameter", [False, True])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_outputs_that_no_program_holds(name: str, is_parameter: bool) -> None:
+    model = Returning(OUTPUTS[name]).eval()
+    optimized = _optimized(model, torch.randn(2, 8))
+    for rows in (9, 9, 9, 7, 7, 2):
+        x = nn.Parameter(torch.randn(rows, 8)) if is_parameter else torch.randn(rows, 8)
+        with torch.no_grad():
+            found, wanted = optimized(x), model(x)
+        if rows > 4:
+            assert type(found) is type(wanted) and type(found[1]) is type(wanted[1])
+            found, wanted = found[0], wanted[0]
+        torch.testing.assert_close(found, wanted)

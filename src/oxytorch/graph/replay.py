@@ -326,13 +326,12 @@ class Replay(OwnSignature):
         """The output of the module's own code, and why such a run cannot be recorded, if so."""
         codes = Codes()
 
-        def run() -> tuple[Any, list[Tensor]]:
+        def run() -> Any:
             with codes.watching():
-                output = self.forward(*args, **kwargs)
-            return output, output_tensors(output)
+                return self.forward(*args, **kwargs)
 
         with own_code():
-            value, found = recorded_once(run, input_tensors(args, kwargs))
+            value, found = recorded_once(run, output_tensors, input_tensors(args, kwargs))
         if codes.refusal is not None:
             return value, CaptureError(codes.refusal)
         return value, found if isinstance(found, CaptureError) else None

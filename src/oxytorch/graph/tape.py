@@ -355,23 +355,26 @@ def _recording(recorder: Recorder, output: Any, found: Iterable[Tensor]) -> Reco
 
 
 def recorded_once(
-    run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
+    run: Callable[[], Any], tensors_of: Callable[[Any], Iterable[Tensor]], inputs: list[Tensor]
 ) -> tuple[Any, Recording | CaptureError]:
     """Run `run` once, to its end, and record it as `recorded` does.
 
-    Returns the module's output, and the recording or why there is none.
+    Returns the module's output, and the recording of what `tensors_of` finds in it, or why there is
+    none: only errors of the module's own code are raised.
     """
     recorder = Recorder(inputs, goes_on=True)
     with recorder.watching():
-        output, found = run()
+        output = run()
     if recorder.refusal is not None:
         return output, recorder.refusal
     if any(is_random(step.operator, step.arguments) for step in recorder.steps):
         return output, CaptureError("its code draws random numbers")
     try:
-        return output, _recording(recorder, output, found)
-    except CaptureError as error:  # of an output that is no plain tensor
+        return output, _recording(recorder, output, tensors_of(output))
+    except CaptureError as error:
         return output, error
+    except RecursionError:
+        return output, CaptureError("its output holds itself")
 
 
 def is_same(first: Tensor, second: Tensor) -> bool:

@@ -56,7 +56,7 @@ class Programs:
         if not recording.tensors:
             raise CaptureError("it returns no tensor")
         if any(tensor.requires_grad for tensor in recording.tensors):
-            raise CaptureError("its code enables gradients")
+            raise CaptureError("its output asks for gradients: a view of a weight, for example")
         run = Run(recording, inputs)
         self._is_plain &= _forms(plain) == _forms(recording.tensors)
         program = RecordedProgram(*self._placed(run), plain)
@@ -78,11 +78,7 @@ class Programs:
         if not self._is_plain or not any(family.may_serve(inputs) for family in self._families):
             return None
 
-        def run_once() -> tuple[Any, list[Tensor]]:
-            output = forward(*args, **kwargs)
-            return output, output_tensors(output)
-
-        output, recording = recorded_once(run_once, inputs)
+        output, recording = recorded_once(lambda: forward(*args, **kwargs), output_tensors, inputs)
         if isinstance(recording, CaptureError) or any(
             tensor.requires_grad for tensor in recording.tensors
         ):
