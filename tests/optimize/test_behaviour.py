@@ -286,6 +286,8 @@ def test_the_plain_weight_is_dropped() -> None:
     code = """
 import json, torch
 import oxytorch
+from oxytorch.rewriting import measure
+measure.TIMED = False  # every layer is packed
 torch.manual_seed(0)
 widths = [1024, 2048] * 10
 model = torch.nn.Sequential(*map(torch.nn.Linear, widths[:-1], widths[1:])).eval()

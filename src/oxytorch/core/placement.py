@@ -1,12 +1,18 @@
-"""Memory for what is read from one end to the other in each call: packed weights."""
+"""Memory for what is read from one end to the other in each call, packed weights, and of what they
+replace."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
 
 import torch
 
 _HUGE_PAGE = 2 << 20
+MOST_FREED = 16 << 20
+"""Bytes of plain weights upon whose release the heap is trimmed."""
+_freed = 0
 
 
 def empty_bytes(count: int) -> torch.Tensor:
@@ -23,3 +29,20 @@ def empty_bytes(count: int) -> torch.Tensor:
     whole = torch.frombuffer(block, dtype=torch.uint8)
     begin = -whole.data_ptr() % _HUGE_PAGE
     return whole[begin : begin + count]
+
+
+def note_freed(count: int) -> None:
+    """Called when plain weights of so many bytes were released, of many in turn."""
+    global _freed
+    _freed += count
+    if _freed >= MOST_FREED:
+        trim_heap()
+
+
+def trim_heap() -> None:
+    """Give the system what is free in the heap: small objects above it keep it there otherwise."""
+    global _freed
+    _freed = 0
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:  # it is glibc's
+        trim(ctypes.c_size_t(0))

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.placement import trim_heap
+
 TIMED = True
 """Whether layers are timed; else every one is packed that can be, which tests want: times are taken
 as good, whatever they are."""
@@ -117,7 +119,7 @@ def steady_heap() -> Iterator[None]:
 
     glibc gives memory at the end of the heap back to the system, and who takes it again waits for
     its pages: one and the same call may take twice as long, for as long as the process lives. A
-    block at the end keeps what is freed below it.
+    block at the end keeps what is freed below it; at last all that is free goes back.
     """
     global _heap_users, _heap_end
     with _lock:
@@ -129,6 +131,7 @@ def steady_heap() -> Iterator[None]:
             _heap_users -= 1
             if not _heap_users:
                 _heap_end = None
+                trim_heap()
 
 
 def hold_heap() -> None:

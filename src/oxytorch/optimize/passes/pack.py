@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ...core.modes import must_run_plain
 from ...core.packed import PackedTensor, why_not_plain
+from ...core.placement import note_freed
 from ...core.reordered import ReorderedTensor
 from ...core.sources import Sources
 from ...graph.formats import ModelForward, has_other_order, is_last, kept
@@ -139,11 +140,14 @@ def _pack(context: Context, module: nn.Module, beside: bool) -> str | None:
         if bias is not None and owner._parameters["bias"].dtype != dtype:  # type: ignore[union-attr]
             _cast_bias(context, owner, dtype)
         context.log.set_forward(owner, kind(owner, owner in converts))
+    bytes_of_plain = weight.nbytes
+    del weight
+    note_freed(bytes_of_plain)
     is_beside = packed.cell.keeps_plain
     detail = "" if dtype == before else f" as {str(dtype).removeprefix('torch.')}"
     if is_beside:
         why = "the weight it shares" if beside else "the plain weight, for few rows"
-        detail += f", beside {why}: +{weight.nbytes / 2**20:.1f} MiB"
+        detail += f", beside {why}: +{bytes_of_plain / 2**20:.1f} MiB"
     for owner in owners:
         context.applied("pack", owner, f"{type(owner).__name__}{detail}")
     return None
