@@ -113,6 +113,10 @@ class Base(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
+        self.settings_by_name = {"first": 1.0, "second": 2.0}
+        self.in_order = OrderedDict(first=1.0, second=2.0)
+        self.numbers = {0, 8}
         self.settings, self.slots = Settings(), Slots()
         self.items, self.nested = [1.0, 2.0], [{"scale": [1.0]}]
         self.ordered = OrderedDict(scale=1.0)
@@ -167,6 +171,26 @@ CHANGES: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]] = 
     "global": (lambda m, x: x * NUMBER, lambda m: globals().update(NUMBER=2.0)),
     "table": (lambda m, x: x * TABLE["scale"], lambda m: _set(TABLE["inner"], "flag", True)),
     "set": (lambda m, x: x * ("a" in NAMES), lambda m: (NAMES.remove("a"), NAMES.add("c"))),
+    "order_of_a_dictionary": (
+        lambda m, x: x * (next(iter(m.settings_by_name)) == "first"),
+        lambda m: _set(m.settings_by_name, "first", m.settings_by_name.pop("first")),
+    ),
+    "order_of_an_ordered_dictionary": (
+        lambda m, x: x * (next(iter(m.in_order)) == "first"),
+        lambda m: m.in_order.move_to_end("first"),
+    ),
+    "order_of_a_set": (
+        lambda m, x: x * next(iter(m.numbers)),
+        lambda m: (m.numbers.clear(), m.numbers.update([8]), m.numbers.update([0])),
+    ),
+    "order_of_layers": (
+        lambda m, x: next(m.children())(x),
+        lambda m: _set(m._modules, "layer", m._modules.pop("layer")),
+    ),
+    "order_of_parameters": (
+        lambda m, x: x * next(m.layer.parameters()).dim(),
+        lambda m: _set(m.layer._parameters, "weight", m.layer._parameters.pop("weight")),
+    ),
     "class": (lambda m, x: x * m.KIND, lambda m: _set(type(m), "KIND", 2.0)),
     "class_by_name": (lambda m, x: x * getattr(m, "KI" + "ND"), lambda m: _set(m, "KIND", 2.0)),
     "over_the_class": (lambda m, x: x * m.KIND, lambda m: _set(m, "KIND", 2.0)),

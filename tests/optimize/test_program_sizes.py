@@ -533,6 +533,11 @@ OUTPUTS: dict[str, Callable[[Any, Tensor], Any]] = {
     "module": lambda m, x: (m.layer(x), m.layer),
     "array": lambda m, x: (m.layer(x), x.detach().numpy()),
     "itself": _holding_itself,
+    "nested tensor": lambda m, x: (torch.nested.as_nested_tensor([m.layer(x), x]), x.sum()),
+    "by a nested tensor": lambda m, x: (
+        torch.nested.as_nested_tensor([m.layer(x), x]).to_padded_tensor(0.0),
+        x.sum(),
+    ),
     "input": lambda m, x: (m.layer(x), x),
 }
 
@@ -549,4 +554,6 @@ def test_outputs_that_no_program_holds(name: str, is_parameter: bool) -> None:
         if rows > 4:
             assert type(found) is type(wanted) and type(found[1]) is type(wanted[1])
             found, wanted = found[0], wanted[0]
+        if found.is_nested:
+            found, wanted = (each.to_padded_tensor(0.0) for each in (found, wanted))
         torch.testing.assert_close(found, wanted)

@@ -646,3 +646,14 @@ def test_buffers_that_are_replaced_are_not_taken_for_what_comes_after(passes: An
         for _ in range(3):
             for one, other in zip(ours(x), stock(x), strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_order_of_layers_is_followed() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Sigmoid(), nn.Linear(16, 16)).eval()
+    x = torch.randn(4, 16)
+    optimized = oxytorch.optimize(model, sample_input=x)
+    for _ in range(2):
+        for each in (model, optimized):
+            each._modules["0"] = each._modules.pop("0")
+        with torch.no_grad():
+            torch.testing.assert_close(optimized(x), model(x))

@@ -34,9 +34,8 @@ struct Python {
   Count list_size = named<Count>("PyList_Size");
   PyObject* (*list_get)(PyObject*, std::intptr_t) =
       named<PyObject* (*)(PyObject*, std::intptr_t)>("PyList_GetItem");
-  Count set_size = named<Count>("PySet_Size");
-  int (*set_contains)(PyObject*,
-                      PyObject*) = named<int (*)(PyObject*, PyObject*)>("PySet_Contains");
+  int (*dict_next)(PyObject*, std::intptr_t*, PyObject**, PyObject**) =
+      named<int (*)(PyObject*, std::intptr_t*, PyObject**, PyObject**)>("PyDict_Next");
   PyObject* (*type_of)(PyObject*) = named<PyObject* (*)(PyObject*)>("PyObject_Type");
   Get get_attribute = named<Get>("PyObject_GetAttr");
   void (*clear_error)() = named<void (*)()>("PyErr_Clear");
@@ -46,6 +45,8 @@ struct Python {
   Of code_of = named<Of>("PyFunction_GetCode");
   Of defaults_of = named<Of>("PyFunction_GetDefaults");
   Of keyword_defaults_of = named<Of>("PyFunction_GetKwDefaults");
+  Of listed = named<Of>("PySequence_List");
+  const void* class_of_dicts = named<const void*>("PyDict_Type");
   // Quicker ways, which not every Python has.
   Get in_class = named<Get>("_PyType_Lookup");
   const void* class_of_classes = named<const void*>("PyType_Type");
@@ -54,8 +55,9 @@ struct Python {
   Python();
 
   bool is_whole() const {
-    return dict_get && dict_size && list_size && list_get && set_size && set_contains && type_of &&
-           get_attribute && clear_error && release && code_of && defaults_of && keyword_defaults_of;
+    return dict_get && dict_size && list_size && list_get && dict_next && listed &&
+           class_of_dicts && type_of && get_attribute && clear_error && release && code_of &&
+           defaults_of && keyword_defaults_of;
   }
 };
 
@@ -138,6 +140,7 @@ struct Table {
   const void* tag;  // when all this held
   std::intptr_t count;
   std::size_t begin, end;
+  std::vector<PyObject*> keys;  // in order; none where the order does not matter
 };
 
 struct Function {
@@ -213,6 +216,7 @@ struct Sources {
   std::vector<Entry> attributes;  // of objects that keep no dictionary
   std::vector<Entry> in_classes;  // attributes that lie in a class, or in one that it comes from
   std::vector<Function> functions;
+  std::vector<Container> orders;  // of dictionaries: their keys; those with a table have them there
   std::vector<Container> lists;
   std::vector<Container> sets;
   std::vector<Form> forms;
@@ -250,19 +254,41 @@ struct Sources {
                      [](const Entry& a, const Entry& b) { return a.dict < b.dict; });
     for (std::size_t i = 0; i < entries.size(); ++i) {
       if (tables.empty() || tables.back().dict != entries[i].dict) {
-        tables.push_back({entries[i].dict, nullptr, -1, i, i});
+        tables.push_back({entries[i].dict, nullptr, -1, i, i, {}});
       }
       tables.back().end = i + 1;
     }
     const auto rest = std::remove_if(sizes.begin(), sizes.end(), [this](const Size& own) {
-      const auto table = std::lower_bound(
-          tables.begin(), tables.end(), own.dict,
-          [](const Table& each, const PyObject* dict) { return each.dict < dict; });
-      if (table == tables.end() || table->dict != own.dict || table->count >= 0) return false;
+      Table* table = table_of(own.dict);
+      if (!table || table->count >= 0) return false;
       table->count = own.count;
       return true;
     });
     sizes.erase(rest, sizes.end());
+    // Other dictionaries than those of the class itself may keep an order that no tag tells of.
+    const auto others = std::remove_if(orders.begin(), orders.end(), [this](Container& own) {
+      Table* table = table_of(own.object);
+      if (!table || class_of(own.object) != python().class_of_dicts) return false;
+      table->keys = std::move(own.items);
+      return true;
+    });
+    orders.erase(others, orders.end());
+  }
+
+  Table* table_of(const PyObject* dict) {
+    const auto found = std::lower_bound(
+        tables.begin(), tables.end(), dict,
+        [](const Table& each, const PyObject* other) { return each.dict < other; });
+    return found == tables.end() || found->dict != dict ? nullptr : &*found;
+  }
+
+  static bool has_order(const Python& api, PyObject* dict, const std::vector<PyObject*>& keys) {
+    std::intptr_t position = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    for (PyObject* wanted : keys) {
+      if (!api.dict_next(dict, &position, &key, &value) || key != wanted) return false;
+    }
+    return true;
   }
 
   // Asking a class for an attribute looks into the class of the class first, which `type` is here.
@@ -320,6 +346,7 @@ struct Sources {
       for (std::size_t i = own.begin; i < own.end; ++i) {
         if (api.dict_get(own.dict, entries[i].key) != entries[i].value) return false;
       }
+      if (!has_order(api, own.dict, own.keys)) return false;
       own.tag = tag;
     }
     for (const Entry& own : present) {
@@ -354,20 +381,28 @@ struct Sources {
 
   bool are_containers_same(const Python& api) const {
     for (const Container& own : lists) {
-      const auto count = static_cast<std::intptr_t>(own.items.size());
-      if (api.list_size(own.object) != count) return false;
-      for (std::intptr_t i = 0; i < count; ++i) {
-        if (api.list_get(own.object, i) != own.items[i]) return false;
+      if (!holds(api, own.object, own.items)) return false;
+    }
+    for (const std::vector<Container>* found : {&sets, &orders}) {
+      for (const Container& own : *found) {
+        PyObject* now = api.listed(own.object);
+        const bool is_same = now && holds(api, now, own.items);
+        if (now) {
+          api.release(now);
+        } else {
+          api.clear_error();
+        }
+        if (!is_same) return false;
       }
     }
-    for (const Container& own : sets) {
-      if (api.set_size(own.object) != static_cast<std::intptr_t>(own.items.size())) return false;
-      for (PyObject* item : own.items) {
-        if (api.set_contains(own.object, item) != 1) {
-          api.clear_error();
-          return false;
-        }
-      }
+    return true;
+  }
+
+  static bool holds(const Python& api, PyObject* list, const std::vector<PyObject*>& items) {
+    const auto count = static_cast<std::intptr_t>(items.size());
+    if (api.list_size(list) != count) return false;
+    for (std::intptr_t i = 0; i < count; ++i) {
+      if (api.list_get(list, i) != items[i]) return false;
     }
     return true;
   }
@@ -501,6 +536,10 @@ oxytorch::Container container_of(void* object, void** items, std::int64_t count)
 
 OXY_EXPORT void oxytorch_add_lists(void* made, void* list, void** items, std::int64_t count) {
   static_cast<oxytorch::Sources*>(made)->lists.push_back(container_of(list, items, count));
+}
+
+OXY_EXPORT void oxytorch_add_orders(void* made, void* dict, void** keys, std::int64_t count) {
+  static_cast<oxytorch::Sources*>(made)->orders.push_back(container_of(dict, keys, count));
 }
 
 OXY_EXPORT void oxytorch_add_sets(void* made, void* set, void** items, std::int64_t count) {

@@ -162,6 +162,8 @@ class Sources:
             if owner in sys.modules:
                 found.entries.append((sys.modules[owner].__dict__, name, value))
         found.sizes += [(m.__dict__[t], count) for m, t, count in self._sizes]
+        for module, name, _ in self._sizes:
+            found.add_order(module.__dict__[name])
         found.types = [*self._types]
         found.attributes = [own for own in self._found if own[2] is not MISSING]
         functions = dict.fromkeys(v for *_, v in (*self._found, *self._globals) if _is_users(v))
@@ -245,7 +247,7 @@ class Places:
     """The places to look at, and what was found there; compared by core/sources.cpp.
 
     entries: (dictionary, key, value). present: (dictionary, key) of what is not None. sizes:
-    (dictionary, how many). types: (object, its type).
+    (dictionary, how many). orders: (dictionary, its keys). types: (object, its type).
     attributes: (object, name, value). functions: (it, its code and defaults). lists and sets: (it,
     what it holds). versioned and small: tensors whose values are compared, by their versions and as
     such. formed: those whose sizes, strides and dtype are. clocks: written to when packed tensors
@@ -261,6 +263,7 @@ class Places:
         self.functions: list[tuple[types.FunctionType, list[Any]]] = []
         self.lists: list[tuple[list[Any], list[Any]]] = []
         self.sets: list[tuple[set[Any], list[Any]]] = []
+        self.orders: list[tuple[dict[Any, Any], list[Any]]] = []
         self.versioned: list[Tensor] = []
         self.small: list[Tensor] = []
         self.formed: list[Tensor] = []
@@ -270,10 +273,14 @@ class Places:
     def __len__(self) -> int:
         parts: tuple[Sized, ...] = (
             self.entries, self.present, self.sizes, self.types, self.attributes, self.functions,
-            self.lists, self.sets, self.versioned, self.small, self.formed,
+            self.lists, self.sets, self.orders, self.versioned, self.small, self.formed,
             self.clocks,
         )  # fmt: skip
         return sum(map(len, parts))
+
+    def add_order(self, table: dict[Any, Any]) -> None:
+        if len(table) > 1:
+            self.orders.append((table, [*table]))
 
     def add_function(self, function: types.FunctionType) -> None:
         self.functions.append((function, [getattr(function, name) for name in _CODE]))
@@ -326,7 +333,8 @@ class Places:
                 for own, values in self.functions
             )
             and all(_same_items(own, items) for own, items in self.lists)
-            and all(len(own) == len(items) and own.issuperset(items) for own, items in self.sets)
+            and all(_same_items([*own], items) for own, items in self.sets)
+            and all(_same_items([*own], keys) for own, keys in self.orders)
             and [_form(t) for t in self.formed] == self._forms
             and [(t.data_ptr(), _version(t)) for t in self._counted] == self._versions
             and all(map(_same_bits, self.small, self._copies))
@@ -394,7 +402,10 @@ class _Native:
         library.oxytorch_add_functions(
             address, _addresses(functions), ctypes.c_int64(len(functions))
         )
-        for held, kind in ((places.lists, "lists"), (places.sets, "sets")):
+        containers: list[tuple[list[Any], str]] = [
+            (places.lists, "lists"), (places.sets, "sets"), (places.orders, "orders"),
+        ]  # fmt: skip
+        for held, kind in containers:
             add = getattr(library, f"oxytorch_add_{kind}")
             for container, items in held:
                 count = ctypes.c_int64(len(items))

@@ -347,6 +347,7 @@ class Reachable:
             elif name not in _UNREAD:
                 self._entry(module.__dict__, name)
         self._count(module.__dict__)
+        self._places.add_order(module.__dict__)
         for _, name in functions_of(type(module)):
             self._places.entries.append((vars(functional), name, vars(functional)[name]))
         self._places.types.append((module, type(module)))
@@ -356,6 +357,7 @@ class Reachable:
         if not isinstance(found, dict):
             raise CaptureError("its code can read a view of a dictionary, which cannot be compared")
         self._count(found)
+        self._places.add_order(found)
         for key in [*found]:
             self._places.entries.append((found, key, dict.__getitem__(found, key)))
             self._todo.append(dict.__getitem__(found, key))

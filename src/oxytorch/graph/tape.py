@@ -184,6 +184,10 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         except CaptureError as error:
             self.refusal = error
             return None
+        except Exception as error:  # of tensors of other kinds, whose sizes cannot be asked
+            first = str(error).partition("\n")[0]
+            self.refusal = CaptureError(f"it cannot be recorded, {type(error).__name__}: {first}")
+            return None
         finally:
             sys.setprofile(watch)
 
@@ -375,6 +379,9 @@ def recorded_once(
         return output, error
     except RecursionError:
         return output, CaptureError("its output holds itself")
+    except RuntimeError as error:  # of tensors of other kinds, whose sizes cannot be asked
+        first = str(error).partition("\n")[0]
+        return output, CaptureError(f"its output cannot be recorded: {first}")
 
 
 def is_same(first: Tensor, second: Tensor) -> bool:
