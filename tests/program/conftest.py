@@ -24,7 +24,7 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             wins = in_panels if key[0] == panels.BESIDE_PACKED else pays
             return 0 if wins else None
 
-        for module in (convolution, linear, panels):
+        for module in (convolution, linear):
             monkeypatch.setattr(module, "first_win", first_win)
 
     set_to(True)

@@ -3,6 +3,9 @@
 // A model has thousands of places to look at in each call: entries of the dictionaries that Python
 // keeps modules, parameters and hooks in, versions of tensors, and the values of small ones. They
 // are handed over once; afterwards one call compares them all.
+//
+// Longer than other files: every kind of place needs its look, its entry point and its place in the
+// one pass over them, which share Python's functions and the lines read ahead.
 #include <dlfcn.h>
 
 #include <algorithm>

@@ -123,24 +123,47 @@ def _why_plain(editor: Editor, x: Value, weight: Value, bias: Any) -> str:
 def _pays(x: Any, weight: Any) -> bool:
     """Whether the packed layer is faster than torch's own on inputs like this one, or of any size
     where that is not known."""
-    size = known(x.shape)
+    return is_faster("program", x, weight, packed_call, plain_call)
+
+
+Product = Callable[[Tensor], Tensor]
+"""Of an input with a weight."""
+
+
+def is_faster(
+    name: str,
+    x: Any,
+    weight: Any,
+    make: Callable[[Tensor], Product],
+    than: Callable[[Tensor], Product],
+) -> bool:
+    """Whether the product that `make` gives for a weight is faster than that of `than`, on inputs
+    like this one, or of any size where that is not known.
+
+    name: what the times are kept under.
+    """
     outputs, width = weight.shape
-    rows = rows_of(size, outputs * width)
-    key = ("program", about(outputs), about(width), weight.dtype, x.dim(), rows)
+    rows = rows_of(known(x.shape), outputs * width)
+    key = (name, about(outputs), about(width), weight.dtype, x.dim(), rows)
 
     @cache  # made where times are not known yet
-    def both() -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def both() -> tuple[Product, Product]:
         values = numbers(outputs, width, dtype=weight.dtype)
-        return values, packed_call(values)
+        return than(values), make(values)
 
     def calls(count: int) -> Calls:
         given = cache(lambda: input_of(count, width, [1] * x.dim()).to(weight.dtype))
-        return lambda: functional.linear(given(), both()[0]), lambda: both()[1](given())
+        return lambda: both()[0](given()), lambda: both()[1](given())
 
     return first_win(key, [calls(count) for count in rows]) == 0
 
 
-def packed_call(weight: Tensor) -> Callable[[Tensor], Tensor]:
+def plain_call(weight: Tensor) -> Product:
+    """The product of torch's own layer."""
+    return lambda x: functional.linear(x, weight)
+
+
+def packed_call(weight: Tensor) -> Product:
     """The product with a weight in oneDNN's order."""
     packed = torch.ops.mkldnn._reorder_linear_weight.default(weight, None)
     run = torch.ops.mkldnn._linear_pointwise.default

@@ -4,18 +4,15 @@ which are faster than oneDNN's packed ones for some sizes."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ...ops.panels.formats import PLAIN_NAMES
-from ...rewriting.measure import Calls, about, first_win, input_of, numbers, rows_of
 from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous, known
-from .linear import LINEAR, SMALLEST, packed_call
+from .linear import LINEAR, SMALLEST, Product, is_faster, packed_call, plain_call
 from .post_ops import activation, other_of_sum
 
 PACK, PANELS = "oxytorch::pack_panels", "oxytorch::linear_panels"
@@ -80,42 +77,19 @@ def _can_be_panels(editor: Editor, x: Any, weight: Any, bias: Any) -> bool:
 
 
 def _pays(x: Any, weight: Any) -> bool:
-    """Whether panels are faster than torch's own layer on inputs like this one, or of any size
-    where that is not known."""
-    return _is_faster("program panels", x, weight, _plain_call)
-
-
-def _plain_call(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda x: functional.linear(x, weight)
+    """Whether panels are faster than torch's own layer."""
+    return is_faster("program panels", x, weight, _panels_call, plain_call)
 
 
 def _beats_packed(x: Any, weight: Any) -> bool:
-    return _is_faster(BESIDE_PACKED, x, weight, packed_call)
+    return is_faster(BESIDE_PACKED, x, weight, _panels_call, packed_call)
 
 
-def _is_faster(
-    name: str, x: Any, weight: Any, other: Callable[[Tensor], Callable[[Tensor], Tensor]]
-) -> bool:
-    """Whether panels are faster than what `other` makes of a weight."""
-    outputs, width = weight.shape
-    rows = rows_of(known(x.shape), outputs * width)
-    key = (name, about(outputs), about(width), weight.dtype, x.dim(), rows)
-    format = PLAIN_NAMES[weight.dtype]
-    pack, run = torch.ops.oxytorch.pack_panels.default, torch.ops.oxytorch.linear_panels.default
-
-    @cache  # made where times are not known yet
-    def both() -> tuple[Callable[[Tensor], Tensor], Tensor]:
-        values = numbers(outputs, width, dtype=weight.dtype)
-        return other(values), pack(values, format)
-
-    def calls(count: int) -> Calls:
-        given = cache(lambda: input_of(count, width, [1] * x.dim()).to(weight.dtype))
-        return (
-            lambda: both()[0](given()),
-            lambda: run(given(), format, both()[1], None, None, None, outputs),
-        )
-
-    return first_win(key, [calls(count) for count in rows]) == 0
+def _panels_call(weight: Tensor) -> Product:
+    format, outputs = PLAIN_NAMES[weight.dtype], weight.shape[0]
+    panels = torch.ops.oxytorch.pack_panels.default(weight, format)
+    run = torch.ops.oxytorch.linear_panels.default
+    return lambda x: run(x, format, panels, None, None, None, outputs)
 
 
 def fuse(editor: Editor) -> None:
