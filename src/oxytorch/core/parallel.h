@@ -5,6 +5,7 @@
 
 #include "core/dispatch.h"
 #include "core/levels.h"
+#include "core/team.h"
 #include "core/torch_api.h"
 #include "core/tuning.h"
 #include "core/verbose.h"
@@ -31,7 +32,11 @@ void run_in_pieces(const Copies<Args>& copies, const Args& args, std::int64_t it
     const auto* call = static_cast<const Context*>(data);
     call->kernel(*call->args, begin, end);
   };
-  check_call(torch_parallel_for(0, items, grain, piece, &context), "parallel_for");
+  if (Team* team = Team::of_this_thread()) {
+    team->run(items, grain, piece, &context);
+  } else {
+    check_call(torch_parallel_for(0, items, grain, piece, &context), "parallel_for");
+  }
 }
 
 // `bytes_per_item`: memory traffic of one item, or its arithmetic counted in such bytes.

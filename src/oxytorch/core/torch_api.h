@@ -313,11 +313,19 @@ void boxed(StableIValue* stack, uint64_t, uint64_t) {
   unboxing::call(function, stack, noted, typename Signature::Indices{});
 }
 
+// Names of the operators that `OXY_OP` defines, among them `name`.
+class OwnOperators {
+ public:
+  explicit OwnOperators(const char* name);
+  static bool have(const std::string& name);
+};
+
 }  // namespace oxytorch
 
 // Defines op `name` with the rest of its schema, its overload `reference`, and its CPU kernel.
 #define OXY_OP(name, schema, function)                                  \
   static constexpr const char* name##_qualified = "oxytorch::" #name;   \
+  static const oxytorch::OwnOperators name##_own(name##_qualified);     \
   STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {                    \
     library.def(#name schema);                                          \
     library.def(#name ".reference" schema);                             \

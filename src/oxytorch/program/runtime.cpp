@@ -8,12 +8,14 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string_view>
 #include <vector>
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 
+#include "core/team.h"
 #include "core/torch_api.h"
 
 namespace oxytorch {
@@ -67,6 +69,10 @@ struct Argument {
 
 enum class Kind { kOperator, kAdd, kSize, kArithmetic, kRequire };
 
+// How a step works while this thread leads a team: with the team, on this thread alone as ever, or
+// as torch's operators, which split no work then.
+enum class Threads { kTeam, kOne, kTorchs };
+
 struct Step {
   Kind kind = Kind::kOperator;
   std::string name, overload;
@@ -74,8 +80,16 @@ struct Step {
   std::vector<std::int32_t> results;  // slots; -1 for none
   bool returns_list = false;
   char arithmetic = 0;
+  Threads threads = Threads::kOne;
+  bool gathers = false;  // another step for the team follows, and none of torch's before it
   std::vector<std::int32_t> dead;  // slots of tensors that no later step takes
 };
+
+template <class Function>
+void for_each_tensor(const Argument& argument, const Function& function) {
+  if (argument.kind == Argument::kTensor) function(argument.slot);
+  for (const Argument& item : argument.items) for_each_tensor(item, function);
+}
 
 struct Program {
   std::int32_t tensor_inputs = 0, size_inputs = 0;
@@ -148,6 +162,24 @@ std::int32_t named(std::string_view word) {
   refuse("unknown name " + std::string(word));
 }
 
+// Operators that only describe memory anew.
+constexpr std::string_view kViews[] = {
+    "aten::alias",  "aten::as_strided",     "aten::chunk",        "aten::detach",
+    "aten::expand", "aten::narrow",         "aten::permute",      "aten::select",
+    "aten::slice",  "aten::split",          "aten::squeeze",      "aten::split_with_sizes",
+    "aten::t",      "aten::transpose",      "aten::unbind",       "aten::unsqueeze",
+    "aten::view",   "aten::_reshape_alias", "aten::_unsafe_view",
+};
+
+Threads threads_of(const Step& step) {
+  if (step.kind == Kind::kAdd) return Threads::kTorchs;
+  if (step.kind != Kind::kOperator) return Threads::kOne;
+  if (OwnOperators::have(step.name) && step.overload.empty()) return Threads::kTeam;
+  const bool is_view =
+      std::find(std::begin(kViews), std::end(kViews), step.name) != std::end(kViews);
+  return is_view ? Threads::kOne : Threads::kTorchs;
+}
+
 StableIValue bits(double value) { return torch::stable::detail::from(value); }
 
 // Translates the text, and checks that every value exists before it is taken.
@@ -166,6 +198,7 @@ class Reader {
     }
     if (!has_ended) refuse("the outputs are missing");
     note_last_uses();
+    note_teams();
   }
 
   std::unique_ptr<Program> program() { return std::move(program_); }
@@ -342,6 +375,15 @@ class Reader {
     return count(word.substr(1));
   }
 
+  void note_teams() {
+    bool follows = false;
+    for (auto step = program_->steps.rbegin(); step != program_->steps.rend(); ++step) {
+      step->threads = threads_of(*step);
+      step->gathers = follows && step->threads == Threads::kTeam;
+      if (step->threads != Threads::kOne) follows = step->threads == Threads::kTeam;
+    }
+  }
+
   void note_last_uses() {
     program_->tensor_slots = static_cast<std::int32_t>(tensors_.size());
     program_->size_slots = static_cast<std::int32_t>(sizes_.size());
@@ -363,12 +405,6 @@ class Reader {
     }
   }
 
-  template <class Function>
-  static void for_each_tensor(const Argument& argument, const Function& function) {
-    if (argument.kind == Argument::kTensor) function(argument.slot);
-    for (const Argument& item : argument.items) for_each_tensor(item, function);
-  }
-
   static constexpr std::int64_t kMost = 1 << 24;
 
   std::unique_ptr<Program> program_ = std::make_unique<Program>();
@@ -384,10 +420,14 @@ class Run {
     values_.resize(program.tensor_slots);
     sizes_.resize(program.size_slots);
     stack_.resize(program.largest_stack);
-    for (const Step& step : program.steps) {
-      if (!run(step)) return;
+    const std::int64_t threads = Team::of_this_thread() ? 1 : available_threads();
+    while (next_ < program.steps.size() && holds_) {
+      if (threads > 1 && program.steps[next_].gathers && stays(program.steps[next_])) {
+        run_with_team(threads);
+      } else {
+        holds_ = run(program.steps[next_++]);
+      }
     }
-    holds_ = true;
   }
 
   // Whether all values were those that the program requires; there are no outputs else.
@@ -414,6 +454,51 @@ class Run {
     const Value& value = is_constant ? program_.constants[constant] : values_[slot];
     if (!value.get()) refuse("a result that is taken does not exist");
     return share ? value.share() : value.get();
+  }
+
+  static std::int64_t available_threads() {
+    std::uint32_t threads = 1;
+    check_call(torch_get_num_threads(&threads), "get_num_threads");
+    return threads;
+  }
+
+  // Runs the next steps, up to one that needs torch's own threads.
+  void run_with_team(std::int64_t threads) {
+    const auto lead = [](void* data) {
+      auto& run = *static_cast<Run*>(data);
+      try {
+        do {
+          run.holds_ = run.run(run.program_.steps[run.next_++]);
+        } while (run.holds_ && run.next_ < run.program_.steps.size() &&
+                 run.stays(run.program_.steps[run.next_]));
+      } catch (...) {
+        run.error_ = std::current_exception();
+      }
+    };
+    Team::gather(threads, lead, this);
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  // Whether a step is as fast while this thread leads a team: torch's operators on so little that
+  // they split no work are, and ours where they do not call torch's (for float64).
+  bool stays(const Step& step) {
+    static const std::int32_t float64 = aoti_torch_dtype_float64();
+    if (step.threads == Threads::kOne) return true;
+    bool does = true;
+    const auto look = [&](std::int32_t slot) {
+      const AtenTensorHandle tensor = handle(slot, false);
+      std::int64_t count = 0;
+      std::int32_t dtype = 0;
+      if (step.threads == Threads::kTeam) {
+        check_call(aoti_torch_get_dtype(tensor, &dtype), "get_dtype");
+        does = does && dtype != float64;
+      } else {
+        check_call(aoti_torch_get_numel(tensor, &count), "get_numel");
+        does = does && count <= kLittle;
+      }
+    };
+    for (const Argument& each : step.arguments) for_each_tensor(each, look);
+    return does;
   }
 
   // Returns whether the program goes on.
@@ -571,8 +656,13 @@ class Run {
     return torch::stable::detail::from(list);
   }
 
+  // Elements up to which torch's operators work on one thread.
+  static constexpr std::int64_t kLittle = 2048;
+
   const Program& program_;
-  bool holds_ = false;
+  bool holds_ = true;
+  std::size_t next_ = 0;
+  std::exception_ptr error_;
   std::vector<Value> values_;
   std::vector<std::int64_t> sizes_;
   std::vector<StableIValue> stack_;
