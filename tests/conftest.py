@@ -21,6 +21,16 @@ def _same_numbers_every_time() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def pack_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models of a test are small; their layers are packed all the same, whatever was timed."""
+    from oxytorch.optimize.passes import pack
+    from oxytorch.rewriting import measure
+
+    monkeypatch.setattr(pack, "SMALLEST_LINEAR", 0)
+    monkeypatch.setattr(measure, "TIMED", False)
+
+
 @pytest.fixture(scope="session")
 def sycl_driver() -> Any:
     """SYCL's CPU device, from the packages dpctl and intel-opencl-rt."""

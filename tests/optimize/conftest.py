@@ -9,10 +9,5 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
-def pack_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models of these tests are small; their layers are to be packed all the same."""
-    from oxytorch.optimize.passes import pack
-    from oxytorch.rewriting import measure
-
-    monkeypatch.setattr(pack, "SMALLEST_LINEAR", 0)
-    monkeypatch.setattr(measure, "TIMED", False)
+def _pack_small_layers(pack_small_layers: None) -> None:
+    """The models of these tests are small."""

@@ -476,6 +476,15 @@ def test_bad_arguments(
         assert "_oxytorch" not in model.__dict__
 
 
+@pytest.mark.parametrize("function", [oxytorch.undo, oxytorch.explain])
+def test_what_is_no_model_is_named(function: object) -> None:
+    assert callable(function)
+    with pytest.raises(
+        TypeError, match=r"expected model to be a torch\.nn\.Module, got a NoneType"
+    ):
+        function(None)
+
+
 def test_optimizing_twice_is_refused() -> None:
     optimized = oxytorch.optimize(_block())
     with pytest.raises(ValueError, match="undo"):

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from split_models import assert_weights, network, pair, step, weights
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import oxytorch
 from oxytorch import optim
 from oxytorch.optim.split_parameter import SplitParameter
+from split_models import assert_weights, network, pair, step, weights
 
 
 class Low(nn.Module):

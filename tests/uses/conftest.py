@@ -22,12 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _small_layers_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from oxytorch.optimize.passes import pack
-    from oxytorch.rewriting import measure
-
-    monkeypatch.setattr(pack, "SMALLEST_LINEAR", 0)
-    monkeypatch.setattr(measure, "TIMED", False)
+def _small_layers_and_one_thread(pack_small_layers: None) -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -15,7 +15,7 @@ from oxytorch.rewriting import measure
 
 
 @pytest.fixture(autouse=True)
-def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def _timed(pack_small_layers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "TIMED", True)
     monkeypatch.setattr(measure, "_known", {})
     monkeypatch.setattr(tune, "_paired", lambda *_: (1.0, 1.0, 1.0))

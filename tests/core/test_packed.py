@@ -11,6 +11,8 @@ from torch import nn
 import oxytorch
 from oxytorch.core.packed import PackedTensor
 
+pytestmark = pytest.mark.usefixtures("pack_small_layers")
+
 
 @pytest.fixture
 def models() -> tuple[nn.Module, nn.Module]:
@@ -52,15 +54,6 @@ def test_numpy_asks_whether_gradients_are_enabled(models: tuple[nn.Module, nn.Mo
         assert (model[0].weight.numpy() == stock[0].weight.numpy()).all()
     with pytest.raises(RuntimeError, match="requires grad"):
         model[0].weight.numpy()
-
-
-@pytest.mark.parametrize("function", [oxytorch.undo, oxytorch.explain])
-def test_what_is_no_model_is_named(function: object) -> None:
-    assert callable(function)
-    with pytest.raises(
-        TypeError, match=r"expected model to be a torch\.nn\.Module, got a NoneType"
-    ):
-        function(None)
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["cleared", "held"])

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import oxytorch
 from oxytorch.optimize import DEFAULT
 
+pytestmark = pytest.mark.usefixtures("pack_small_layers")
+
 WIDTH = 16
 PASSES = [DEFAULT, ("program", *DEFAULT)]
 both_ways = pytest.mark.parametrize("passes", PASSES, ids=["default", "program"])

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from split_models import network, pair, step, weights
 from torch import nn
 
 import oxytorch
 from oxytorch import optim
+from split_models import network, pair, step, weights
+
+pytestmark = pytest.mark.usefixtures("pack_small_layers")
 
 
 def test_gradients_of_functions_of_weights() -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from split_models import assert_weights, pair, step, weights
 from torch import Tensor, nn
 
 import oxytorch
 from oxytorch import optim
 from oxytorch.optim import split_functions
 from oxytorch.optim.split_parameter import SplitParameter
+from split_models import assert_weights, pair, step, weights
+
+pytestmark = pytest.mark.usefixtures("pack_small_layers")
 
 
 def _seeded(function: Callable[[], Any]) -> Any:

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from split_models import assert_weights, network, pair, step, weights
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import oxytorch
 from oxytorch import optim
 from oxytorch.optim.split_parameter import SplitParameter
+from split_models import assert_weights, network, pair, step, weights
+
+pytestmark = pytest.mark.usefixtures("pack_small_layers")
 
 # Averages. Each function makes an average of a model, moves it, and says how it stands.
 

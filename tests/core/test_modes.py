@@ -15,6 +15,8 @@ import oxytorch
 from oxytorch.core.packed import PackedTensor
 from oxytorch.core.reordered import ReorderedTensor
 
+pytestmark = pytest.mark.usefixtures("pack_small_layers")
+
 WAYS: dict[str, Callable[[], Any]] = {
     "gradients": nullcontext,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
@@ -49,20 +51,6 @@ def test_weights_are_restored_once(name: str, way: str, monkeypatch: pytest.Monk
     assert not restored
     for output in (first, second):
         torch.testing.assert_close(output, wanted, rtol=2e-5, atol=2e-6)
-
-
-def test_an_lstm_that_the_sample_gives_a_packed_sequence_is_left_alone() -> None:
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(16, 16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.lstm(pack_sequence([x, x[:2]]))[0].data
-
-    model = oxytorch.optimize(Tagger().eval(), sample_input=torch.rand(5, 16))
-    assert type(model.lstm.weight_ih_l0) is nn.Parameter
-    assert any("PackedSequence" in entry.detail for entry in oxytorch.explain(model).left)
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor:torch.jit.TracerWarning")
