@@ -8,13 +8,11 @@
 #include "program/program_check.h"
 #include "program/saved_file.h"
 #include "program/sha256.h"
+#include "program/steps.h"
 
 extern "C" void oxytorch_forget_program(void* program);
 
 namespace oxytorch {
-
-// Not called through torch_call_dispatcher: torch 2.13 mixes up the types of several results there.
-void run_program(StableIValue* stack, uint64_t, uint64_t);
 
 namespace {
 
@@ -157,7 +155,8 @@ class SavedProgram {
     for (AtenTensorHandle each : given) tensors.push_back(share(each));
     StableIValue stack[3] = {static_cast<StableIValue>(address_), list_of(std::move(tensors)),
                              list_of(sizes)};
-    run_program(stack, 3, 3);
+    // Not through torch_call_dispatcher: torch 2.13 mixes up the types of several results there.
+    runtime::run_program(stack, 3, 3);
     if (!torch::stable::detail::to<bool>(stack[0])) fail("a value is not the one that it requires");
     const auto numbers = unboxing::Take<std::vector<std::int64_t>>::from(stack[2]);
     std::vector<Tensor> made = unboxing::Take<std::vector<Tensor>>::from(stack[1]);

@@ -1,0 +1,98 @@
+// A program as steps, which `read_program` makes of its text and runtime.cpp runs.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/torch_api.h"
+
+namespace oxytorch::runtime {
+
+[[noreturn]] void refuse(const std::string& what);
+
+// Owns a reference to a tensor, whose metadata nobody asks for.
+class Value {
+ public:
+  Value() = default;
+  explicit Value(AtenTensorHandle handle) : handle_(handle) {}
+  Value(Value&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Value& operator=(Value&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  Value(const Value&) = delete;
+  Value& operator=(const Value&) = delete;
+  ~Value() { clear(); }
+
+  void clear() {
+    if (handle_) aoti_torch_delete_tensor_object(handle_);
+    handle_ = nullptr;
+  }
+  AtenTensorHandle get() const { return handle_; }
+  // Another reference to the same tensor.
+  AtenTensorHandle share() const {
+    AtenTensorHandle copy = nullptr;
+    check_call(aoti_torch_new_tensor_handle(handle_, &copy), "new_tensor_handle");
+    return copy;
+  }
+  AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
+
+ private:
+  AtenTensorHandle handle_ = nullptr;
+};
+
+// An argument as it is written: a constant, a value or a size, or a list or optional of these.
+struct Argument {
+  enum Kind { kConstant, kTensor, kSize, kText, kNone, kSome, kList };
+  Kind kind = kNone;
+  StableIValue constant = 0;
+  std::int32_t slot = 0;
+  std::string text;
+  std::vector<Argument> items;
+};
+
+enum class Kind { kOperator, kAdd, kSize, kArithmetic, kRequire };
+
+// How a step works while this thread leads a team: with the team, on this thread alone as ever, or
+// as torch's operators, which split no work then.
+enum class Threads { kTeam, kOne, kTorchs };
+
+struct Step {
+  Kind kind = Kind::kOperator;
+  std::string name, overload;
+  std::vector<Argument> arguments;
+  std::vector<std::int32_t> results;  // slots; -1 for none
+  bool returns_list = false;
+  char arithmetic = 0;
+  Threads threads = Threads::kOne;
+  bool gathers = false;  // another step for the team follows, and none of torch's before it
+  std::vector<std::int32_t> dead;  // slots of tensors that no later step takes
+};
+
+template <class Function>
+void for_each_tensor(const Argument& argument, const Function& function) {
+  if (argument.kind == Argument::kTensor) function(argument.slot);
+  for (const Argument& item : argument.items) for_each_tensor(item, function);
+}
+
+struct Program {
+  std::int32_t tensor_inputs = 0, size_inputs = 0;
+  std::int32_t tensor_slots = 0, size_slots = 0;
+  std::vector<Value> constants;  // in the slots after the inputs
+  std::vector<Step> steps;
+  std::vector<std::int32_t> outputs, size_outputs;
+  std::size_t largest_stack = 1;
+};
+
+// Translates the text of a program, one step a line (program.py describes it), and checks that
+// every value exists before it is taken. Throws std::runtime_error where it is no program.
+std::unique_ptr<Program> read_program(std::string_view text, std::vector<Value> constants);
+
+// The op: (program, tensors, sizes) in the stack become (whether all values are those that the
+// program requires, tensors, sizes).
+void run_program(StableIValue* stack, uint64_t arguments, uint64_t results);
+
+}  // namespace oxytorch::runtime
