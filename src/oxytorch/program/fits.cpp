@@ -1,6 +1,6 @@
 // Whether a tensor is of the form that a graph of TorchScript was changed for, in one call: the
 // graph asks before each run. Under autocast, which shows in the dispatch key, none is.
-#include "core/torch_api.h"
+#include "program/stack.h"
 
 namespace oxytorch {
 
@@ -8,12 +8,6 @@ namespace {
 
 // c10/core/MemoryFormat.h
 enum Order : std::int64_t { kContiguous = 0, kChannelsLast = 2, kChannelsLast3d = 3 };
-
-// Owns a reference, of a tensor that may have no strides.
-struct Owned {
-  AtenTensorHandle handle;
-  ~Owned() { aoti_torch_delete_tensor_object(handle); }
-};
 
 bool lies_with_channels_last(const std::int64_t* sizes, const std::int64_t* strides,
                              std::int64_t dim) {
@@ -60,15 +54,15 @@ bool is_of_form(AtenTensorHandle tensor, std::int64_t dtype, const Shape& wanted
 }
 
 void fits(StableIValue* stack, uint64_t, uint64_t) {
-  const Owned x{torch::stable::detail::to<AtenTensorHandle>(stack[0])};
+  const TensorOwner x(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
   const auto dtype = torch::stable::detail::to<std::int64_t>(stack[1]);
   const auto sizes = unboxing::Take<Shape>::from(stack[2]);
   const auto order = torch::stable::detail::to<std::int64_t>(stack[3]);
-  stack[0] = torch::stable::detail::from(is_of_form(x.handle, dtype, sizes, order));
+  stack[0] = torch::stable::detail::from(is_of_form(x.get(), dtype, sizes, order));
 }
 
 void fits_never(StableIValue* stack, uint64_t, uint64_t) {
-  const Owned x{torch::stable::detail::to<AtenTensorHandle>(stack[0])};
+  const TensorOwner x(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
   (void)unboxing::Take<Shape>::from(stack[2]);
   stack[0] = torch::stable::detail::from(false);
 }

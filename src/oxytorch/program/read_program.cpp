@@ -97,7 +97,7 @@ StableIValue bits(double value) { return torch::stable::detail::from(value); }
 // Translates the text, and checks that every value exists before it is taken.
 class Reader {
  public:
-  Reader(std::string_view text, std::vector<Value> constants) {
+  Reader(std::string_view text, std::vector<TensorOwner> constants) {
     program_->constants = std::move(constants);
     bool has_ended = false;
     while (!text.empty()) {
@@ -326,7 +326,7 @@ class Reader {
 
 }  // namespace
 
-std::unique_ptr<Program> read_program(std::string_view text, std::vector<Value> constants) {
+std::unique_ptr<Program> read_program(std::string_view text, std::vector<TensorOwner> constants) {
   return Reader(text, std::move(constants)).program();
 }
 

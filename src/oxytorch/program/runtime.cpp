@@ -20,7 +20,8 @@ namespace {
 // One call of a program, with its own values.
 class Run {
  public:
-  Run(const Program& program, std::vector<Value> tensors, const std::vector<std::int64_t>& sizes)
+  Run(const Program& program, std::vector<TensorOwner> tensors,
+      const std::vector<std::int64_t>& sizes)
       : program_(program), values_(std::move(tensors)), sizes_(sizes) {
     values_.resize(program.tensor_slots);
     sizes_.resize(program.size_slots);
@@ -38,9 +39,9 @@ class Run {
   // Whether all values were those that the program requires; there are no outputs else.
   bool holds() const { return holds_; }
 
-  std::vector<Value> outputs() {
-    std::vector<Value> found;
-    for (std::int32_t slot : program_.outputs) found.emplace_back(handle(slot, true));
+  std::vector<TensorOwner> outputs() {
+    std::vector<TensorOwner> found;
+    for (std::int32_t slot : program_.outputs) found.push_back(share(handle(slot)));
     return found;
   }
 
@@ -51,14 +52,14 @@ class Run {
   }
 
  private:
-  // A tensor: an input, a constant, or what a step made. A new reference if it is to be shared.
-  AtenTensorHandle handle(std::int32_t slot, bool share) {
+  // A tensor: an input, a constant, or what a step made.
+  AtenTensorHandle handle(std::int32_t slot) const {
     const std::int32_t constant = slot - program_.tensor_inputs;
     const bool is_constant =
         constant >= 0 && constant < static_cast<std::int32_t>(program_.constants.size());
-    const Value& value = is_constant ? program_.constants[constant] : values_[slot];
+    const TensorOwner& value = is_constant ? program_.constants[constant] : values_[slot];
     if (!value.get()) refuse("a result that is taken does not exist");
-    return share ? value.share() : value.get();
+    return value.get();
   }
 
   static std::int64_t available_threads() {
@@ -91,7 +92,7 @@ class Run {
     if (step.threads == Threads::kOne) return true;
     bool does = true;
     const auto look = [&](std::int32_t slot) {
-      const AtenTensorHandle tensor = handle(slot, false);
+      const AtenTensorHandle tensor = handle(slot);
       std::int64_t count = 0;
       std::int32_t dtype = 0;
       if (step.threads == Threads::kTeam) {
@@ -110,8 +111,7 @@ class Run {
   bool run(const Step& step) {
     switch (step.kind) {
       case Kind::kRequire:
-        if (!is_same(handle(step.arguments[0].slot, false), handle(step.arguments[1].slot, false)))
-          return false;
+        if (!is_same(handle(step.arguments[0].slot), handle(step.arguments[1].slot))) return false;
         break;
       case Kind::kSize:
         sizes_[step.results[0]] = extent(step);
@@ -174,7 +174,7 @@ class Run {
   }
 
   void keep(std::int32_t slot, AtenTensorHandle handle) {
-    Value value(handle);
+    TensorOwner value(handle);
     if (slot >= 0) values_[slot] = std::move(value);
   }
 
@@ -182,14 +182,14 @@ class Run {
   void add(const Step& step) {
     AtenTensorHandle sum = nullptr;
     const double alpha = torch::stable::detail::to<double>(step.arguments[2].constant);
-    check_call(aoti_torch_aten_subtract_Tensor(handle(step.arguments[0].slot, false),
-                                               handle(step.arguments[1].slot, false), -alpha, &sum),
+    check_call(aoti_torch_aten_subtract_Tensor(handle(step.arguments[0].slot),
+                                               handle(step.arguments[1].slot), -alpha, &sum),
                "add");
     keep(step.results[0], sum);
   }
 
   std::int64_t extent(const Step& step) {
-    const AtenTensorHandle tensor = handle(step.arguments[0].slot, false);
+    const AtenTensorHandle tensor = handle(step.arguments[0].slot);
     std::int64_t dim = 0, at = static_cast<std::int64_t>(step.arguments[1].constant);
     std::int64_t* sizes = nullptr;
     check_call(aoti_torch_get_dim(tensor, &dim), "get_dim");
@@ -237,15 +237,11 @@ class Run {
       case Argument::kConstant:
         return argument.constant;
       case Argument::kTensor:
-        return torch::stable::detail::from(handle(argument.slot, true));
+        return torch::stable::detail::from(share(handle(argument.slot)).release());
       case Argument::kSize:
         return torch::stable::detail::from(sizes_[argument.slot]);
-      case Argument::kText: {
-        StringHandle text = nullptr;
-        check_call(torch_new_string_handle(argument.text.data(), argument.text.size(), &text),
-                   "new_string_handle");
-        return torch::stable::detail::from(text);
-      }
+      case Argument::kText:
+        return text_of(argument.text);
       case Argument::kNone:
         return torch::stable::detail::from(std::nullopt);
       case Argument::kSome:
@@ -268,14 +264,14 @@ class Run {
   bool holds_ = true;
   std::size_t next_ = 0;
   std::exception_ptr error_;
-  std::vector<Value> values_;
+  std::vector<TensorOwner> values_;
   std::vector<std::int64_t> sizes_;
   std::vector<StableIValue> stack_;
 };
 
-std::vector<Value> values_of(StableIValue list) {
+std::vector<TensorOwner> values_of(StableIValue list) {
   std::vector<Tensor> tensors = unboxing::Take<std::vector<Tensor>>::from(list);
-  std::vector<Value> values;
+  std::vector<TensorOwner> values;
   values.reserve(tensors.size());
   for (Tensor& tensor : tensors) values.emplace_back(tensor.release());
   return values;
@@ -291,7 +287,7 @@ void load_program(StableIValue* stack, uint64_t, uint64_t) {
 
 void run_program(StableIValue* stack, uint64_t, uint64_t) {
   const auto* program = reinterpret_cast<const Program*>(static_cast<std::uintptr_t>(stack[0]));
-  std::vector<Value> tensors = values_of(stack[1]);
+  std::vector<TensorOwner> tensors = values_of(stack[1]);
   const auto sizes = unboxing::Take<std::vector<std::int64_t>>::from(stack[2]);
   if (static_cast<std::int32_t>(tensors.size()) != program->tensor_inputs ||
       static_cast<std::int32_t>(sizes.size()) != program->size_inputs) {
@@ -300,22 +296,9 @@ void run_program(StableIValue* stack, uint64_t, uint64_t) {
            " and " + std::to_string(sizes.size()));
   }
   Run run(*program, std::move(tensors), sizes);
-  StableListHandle outputs = nullptr, size_outputs = nullptr;
-  check_call(torch_new_list_reserve_size(program->outputs.size(), &outputs), "new_list");
-  check_call(torch_new_list_reserve_size(program->size_outputs.size(), &size_outputs), "new_list");
-  if (run.holds()) {
-    for (Value& value : run.outputs()) {
-      check_call(torch_list_push_back(outputs, torch::stable::detail::from(value.release())),
-                 "list_push_back");
-    }
-    for (std::int64_t size : run.size_outputs()) {
-      check_call(torch_list_push_back(size_outputs, torch::stable::detail::from(size)),
-                 "list_push_back");
-    }
-  }
   stack[0] = torch::stable::detail::from(run.holds());
-  stack[1] = torch::stable::detail::from(outputs);
-  stack[2] = torch::stable::detail::from(size_outputs);
+  stack[1] = list_of(run.holds() ? run.outputs() : std::vector<TensorOwner>());
+  stack[2] = list_of(run.holds() ? run.size_outputs() : std::vector<std::int64_t>());
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {

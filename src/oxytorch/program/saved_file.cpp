@@ -76,15 +76,6 @@ TensorPlace place_of(const std::string& name, const Value& entry, std::int64_t d
   return place;
 }
 
-StableIValue list_of(const std::vector<std::int64_t>& values) {
-  StableListHandle list = nullptr;
-  check_call(torch_new_list_reserve_size(values.size(), &list), "new_list");
-  for (std::int64_t value : values) {
-    check_call(torch_list_push_back(list, stable::from(value)), "list_push_back");
-  }
-  return stable::from(list);
-}
-
 AtenTensorHandle called(const char* name, const char* overload, StableIValue* stack) {
   call_operator(name, overload, stack);
   return reinterpret_cast<AtenTensorHandle>(stack[0]);
@@ -92,25 +83,20 @@ AtenTensorHandle called(const char* name, const char* overload, StableIValue* st
 
 // The bytes of a file as a tensor; private to this process where it writes to them.
 AtenTensorHandle mapped(const std::string& path, std::int64_t size) {
-  StringHandle name = nullptr;
-  check_call(torch_new_string_handle(path.data(), path.size(), &name), "new_string_handle");
   const auto some = [](StableIValue value) {
     return stable::from(std::optional<StableIValue>(value));
   };
-  StableIValue stack[7] = {stable::from(name),         some(stable::from(false)),
-                           some(stable::from(size)),   some(stable::from(aoti_torch_dtype_uint8())),
-                           stable::from(std::nullopt), stable::from(std::nullopt),
+  StableIValue stack[7] = {text_of(path),
+                           some(stable::from(false)),
+                           some(stable::from(size)),
+                           some(stable::from(aoti_torch_dtype_uint8())),
+                           stable::from(std::nullopt),
+                           stable::from(std::nullopt),
                            stable::from(std::nullopt)};
   return called("aten::from_file", "", stack);
 }
 
 }  // namespace
-
-StableIValue TensorOwner::shared() const {
-  AtenTensorHandle copy = nullptr;
-  check_call(aoti_torch_new_tensor_handle(handle, &copy), "new_tensor_handle");
-  return stable::from(copy);
-}
 
 std::int32_t dtype_of(const std::string& name) {
   const auto known =
@@ -126,7 +112,7 @@ SavedFile::SavedFile(const std::string& path) {
   if (size_ < 10) fail("expected a safetensors file, got " + std::to_string(size_) + " bytes");
   all_ = TensorOwner(mapped(path, size_));
   const void* data = nullptr;
-  check_call(torch_get_const_data_ptr(all_.handle, &data), "const_data_ptr");
+  check_call(torch_get_const_data_ptr(all_.get(), &data), "const_data_ptr");
   data_ = static_cast<const std::uint8_t*>(data);
   std::uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | data_[i];

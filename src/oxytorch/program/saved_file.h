@@ -4,29 +4,10 @@
 #include <map>
 #include <string>
 
-#include "core/torch_api.h"
 #include "program/json.h"
+#include "program/stack.h"
 
 namespace oxytorch {
-
-// Owns a tensor of torch, whose metadata is not read.
-struct TensorOwner {
-  AtenTensorHandle handle = nullptr;
-
-  TensorOwner() = default;
-  explicit TensorOwner(AtenTensorHandle owned) : handle(owned) {}
-  TensorOwner(TensorOwner&& other) noexcept : handle(std::exchange(other.handle, nullptr)) {}
-  TensorOwner& operator=(TensorOwner&& other) noexcept {
-    std::swap(handle, other.handle);
-    return *this;
-  }
-  AtenTensorHandle release() { return std::exchange(handle, nullptr); }
-  ~TensorOwner() {
-    if (handle) aoti_torch_delete_tensor_object(handle);
-  }
-  // Another reference, as the stack of a call takes it.
-  StableIValue shared() const;
-};
 
 struct TensorPlace {
   std::string dtype;  // torch's name

@@ -10,8 +10,6 @@
 #include "program/sha256.h"
 #include "program/steps.h"
 
-extern "C" void oxytorch_forget_program(void* program);
-
 namespace oxytorch {
 
 namespace {
@@ -95,31 +93,6 @@ bool is_call(const Value& structure) {
   return parts.size() == 2 && is(parts[0], "tuple") && is(parts[1], "dict");
 }
 
-StableIValue list_of(std::vector<TensorOwner>&& tensors) {
-  StableListHandle list = nullptr;
-  check_call(torch_new_list_reserve_size(tensors.size(), &list), "new_list");
-  for (TensorOwner& each : tensors) {
-    check_call(torch_list_push_back(list, torch::stable::detail::from(each.release())),
-               "list_push_back");
-  }
-  return torch::stable::detail::from(list);
-}
-
-StableIValue list_of(const std::vector<std::int64_t>& sizes) {
-  StableListHandle list = nullptr;
-  check_call(torch_new_list_reserve_size(sizes.size(), &list), "new_list");
-  for (std::int64_t size : sizes) {
-    check_call(torch_list_push_back(list, torch::stable::detail::from(size)), "list_push_back");
-  }
-  return torch::stable::detail::from(list);
-}
-
-StableIValue text_of(const std::string& text) {
-  StringHandle handle = nullptr;
-  check_call(torch_new_string_handle(text.data(), text.size(), &handle), "new_string_handle");
-  return torch::stable::detail::from(handle);
-}
-
 }  // namespace
 
 class SavedProgram {
@@ -138,12 +111,7 @@ class SavedProgram {
         static_cast<std::int64_t>(constants.size()) != counts.constants) {
       fail("the program takes other tensors, sizes or constants than the file has");
     }
-    StableIValue stack[2] = {text_of(text), list_of(std::move(constants))};
-    call_operator("oxytorch::load_program", "", stack);
-    address_ = static_cast<std::int64_t>(stack[0]);
-  }
-  ~SavedProgram() {
-    oxytorch_forget_program(reinterpret_cast<void*>(static_cast<std::uintptr_t>(address_)));
+    program_ = runtime::read_program(text, std::move(constants));
   }
 
   // Hands over the results, each an own reference.
@@ -151,10 +119,11 @@ class SavedProgram {
            OxytorchTake take, void* into) const {
     check_call_of(given, sizes);
     std::vector<TensorOwner> tensors;
-    for (const TensorOwner& each : state_) tensors.push_back(share(each.handle));
+    for (const TensorOwner& each : state_) tensors.push_back(share(each.get()));
     for (AtenTensorHandle each : given) tensors.push_back(share(each));
-    StableIValue stack[3] = {static_cast<StableIValue>(address_), list_of(std::move(tensors)),
-                             list_of(sizes)};
+    StableIValue stack[3] = {
+        static_cast<StableIValue>(reinterpret_cast<std::uintptr_t>(program_.get())),
+        list_of(std::move(tensors)), list_of(sizes)};
     // Not through torch_call_dispatcher: torch 2.13 mixes up the types of several results there.
     runtime::run_program(stack, 3, 3);
     if (!torch::stable::detail::to<bool>(stack[0])) fail("a value is not the one that it requires");
@@ -163,7 +132,7 @@ class SavedProgram {
     for (const Write& each : writes_) {
       StableIValue copy[3] = {
           torch::stable::detail::from(
-              share(each.is_state ? state_[each.place].handle : given[places_[each.place]])
+              share(each.is_state ? state_[each.place].get() : given[places_[each.place]])
                   .release()),
           torch::stable::detail::from(share(made[each.tensor].handle()).release()),
           torch::stable::detail::from(false)};
@@ -186,7 +155,7 @@ class SavedProgram {
           }
           break;
         case Output::Kind::state:
-          take(into, share(state_[each.place].handle).release(), 0);
+          take(into, share(state_[each.place].get()).release(), 0);
           break;
         case Output::Kind::fixed:
           break;
@@ -198,12 +167,6 @@ class SavedProgram {
   const char* inputs() const { return shown_inputs_.c_str(); }
 
  private:
-  static TensorOwner share(AtenTensorHandle handle) {
-    AtenTensorHandle copy = nullptr;
-    check_call(aoti_torch_new_tensor_handle(handle, &copy), "new_tensor_handle");
-    return TensorOwner(copy);
-  }
-
   std::int64_t count(Input::Kind kind) const {
     return std::ranges::count_if(inputs_, [&](const Input& each) { return each.kind == kind; });
   }
@@ -396,7 +359,7 @@ class SavedProgram {
     return {sizes, sizes + dim};
   }
 
-  std::int64_t address_ = 0;
+  std::unique_ptr<const runtime::Program> program_;
   std::vector<TensorOwner> state_;
   std::vector<Input> inputs_;
   std::vector<std::int64_t> places_;  // of each input, among those of its kind

@@ -7,42 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/torch_api.h"
+#include "program/stack.h"
 
 namespace oxytorch::runtime {
 
 [[noreturn]] void refuse(const std::string& what);
-
-// Owns a reference to a tensor, whose metadata nobody asks for.
-class Value {
- public:
-  Value() = default;
-  explicit Value(AtenTensorHandle handle) : handle_(handle) {}
-  Value(Value&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Value& operator=(Value&& other) noexcept {
-    std::swap(handle_, other.handle_);
-    return *this;
-  }
-  Value(const Value&) = delete;
-  Value& operator=(const Value&) = delete;
-  ~Value() { clear(); }
-
-  void clear() {
-    if (handle_) aoti_torch_delete_tensor_object(handle_);
-    handle_ = nullptr;
-  }
-  AtenTensorHandle get() const { return handle_; }
-  // Another reference to the same tensor.
-  AtenTensorHandle share() const {
-    AtenTensorHandle copy = nullptr;
-    check_call(aoti_torch_new_tensor_handle(handle_, &copy), "new_tensor_handle");
-    return copy;
-  }
-  AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
-
- private:
-  AtenTensorHandle handle_ = nullptr;
-};
 
 // An argument as it is written: a constant, a value or a size, or a list or optional of these.
 struct Argument {
@@ -81,7 +50,7 @@ void for_each_tensor(const Argument& argument, const Function& function) {
 struct Program {
   std::int32_t tensor_inputs = 0, size_inputs = 0;
   std::int32_t tensor_slots = 0, size_slots = 0;
-  std::vector<Value> constants;  // in the slots after the inputs
+  std::vector<TensorOwner> constants;  // in the slots after the inputs
   std::vector<Step> steps;
   std::vector<std::int32_t> outputs, size_outputs;
   std::size_t largest_stack = 1;
@@ -89,7 +58,7 @@ struct Program {
 
 // Translates the text of a program, one step a line (program.py describes it), and checks that
 // every value exists before it is taken. Throws std::runtime_error where it is no program.
-std::unique_ptr<Program> read_program(std::string_view text, std::vector<Value> constants);
+std::unique_ptr<Program> read_program(std::string_view text, std::vector<TensorOwner> constants);
 
 // The op: (program, tensors, sizes) in the stack become (whether all values are those that the
 // program requires, tensors, sizes).
