@@ -14,7 +14,7 @@ from ..core.modes import must_run_plain
 from ..core.packed import PackedTensor, why_not_plain
 from ..graph.forward import Forward
 from ..graph.recognize import Recognizer
-from ..ops.linear_panels import linear
+from ..ops.linear_panels import linear_panels
 from ..ops.panels import PanelWeight
 from ..optimize.context import CLOSED
 from ..rewriting.changes import ChangeLog, ParameterSet, Untied
@@ -180,27 +180,22 @@ class PanelForward(Forward):
         return self.own(*args, **kwargs)
 
     def _product(self, x: Any) -> Tensor | None:
-        weight, bias = self.module._parameters.get("weight"), self._bias()
-        if not isinstance(weight, (PanelWeight, ReorderedPanelWeight)) or type(x) is not Tensor:
-            return None
-        if bias is False:
+        weight: Any = self.module._parameters.get("weight")
+        bias = self._bias()
+        packed = weight.packed if isinstance(weight, ReorderedPanelWeight) else weight
+        if not isinstance(packed, PanelWeight) or bias is False or type(x) is not Tensor:
             return None
         if must_run_plain(x, weight, bias) or not weight.is_packed():
             return None
-        inputs = weight.shape[0 if is_transposed(weight) else 1]
-        if x.dtype not in _DTYPES or x.dim() == 0 or x.shape[-1] != inputs:
+        if x.dtype not in _DTYPES or x.dim() == 0 or x.shape[-1] != packed.inputs:
             return None  # the module's own code says what is wrong with it
-        if isinstance(weight, PanelWeight):
-            return linear(x, weight, bias)
-        return weight.product(x, bias)
+        if isinstance(weight, ReorderedPanelWeight) and weight.order is not None:
+            x = x[..., weight.order]
+        activation_dtype = packed.activation_dtype or "none"
+        return linear_panels(x, *packed.operands, bias, None, "none", activation_dtype)
 
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def is_transposed(weight: PackedTensor) -> bool:
-    """Whether a packed weight's plain form is [in_features, out_features]."""
-    return isinstance(weight, ReorderedPanelWeight) and weight.transposed
 
 
 def install(log: ChangeLog, layer: Layer, packed: PanelWeight) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..core.packed import PackedTensor
-from ..ops.linear_panels import linear
 from ..ops.panels import PanelWeight
 from ..ops.quantize_weight import quantize_weight
 from ..rewriting.refusals import check_finite
@@ -121,7 +120,3 @@ class ReorderedPanelWeight(LookUpWeight):
         """Return a weight with stored values of its own."""
         self.sync()
         return self._over(self.packed.copy())
-
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x @ the plain weight [out, in].T + bias."""
-        return linear(x if self.order is None else x[..., self.order], self.packed, bias)

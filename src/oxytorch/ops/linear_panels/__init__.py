@@ -82,19 +82,8 @@ def linear(
     if weight.is_gated is not epilogue.endswith("_mul"):
         wanted = "that ends in '_mul' for a gated weight" if weight.is_gated else "without '_mul'"
         raise ValueError(f"linear: expected an epilogue {wanted}, got {epilogue!r}")
-    return linear_panels(
-        x,
-        weight.format,
-        weight.packed,
-        weight.channel_scales,
-        weight.group_scales,
-        weight.zero_points,
-        weight.outputs,
-        bias,
-        other,
-        epilogue,
-        weight.activation_dtype or "none",
-    )
+    activation_dtype = weight.activation_dtype or "none"
+    return linear_panels(x, *weight.operands, bias, other, epilogue, activation_dtype)
 
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:

@@ -45,6 +45,9 @@ class PanelWeight(PackedTensor):
     group_scales: Tensor | None
     zero_points: Tensor | None
 
+    inputs: int
+    """in_features."""
+
     outputs: int
     """Of a product: out_features, or half of them if the weight is gated."""
 
@@ -52,8 +55,21 @@ class PanelWeight(PackedTensor):
     """Of a part of a joined weight: that one, and where its outputs begin and end there."""
 
     _shared_fields = (
-        *_TENSORS, "format", "group_size", "is_gated", "activation_dtype", "outputs", "place",
+        *_TENSORS, "format", "group_size", "is_gated", "activation_dtype", "inputs", "outputs",
+        "place",
     )  # fmt: skip
+
+    @property
+    def operands(self) -> tuple[str, Tensor, Tensor | None, Tensor | None, Tensor | None, int]:
+        """The arguments of `linear_panels` that tell of the weight, format to out_features."""
+        return (
+            self.format,
+            self.packed,
+            self.channel_scales,
+            self.group_scales,
+            self.zero_points,
+            self.outputs,
+        )
 
     @classmethod
     def from_dense(cls, weight: Tensor, format: str = "bf16") -> PanelWeight:
@@ -321,6 +337,7 @@ def _made(
     result.is_gated, result.activation_dtype = gated, None
     result.place = None
     # Not asked of the shape in each call: torch would make a new tuple.
+    result.inputs = shape[1]
     result.outputs = shape[0] // 2 if gated else shape[0]
     return result
 
