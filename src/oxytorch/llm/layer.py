@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,15 +13,8 @@ from ..ops import cached_attention
 from ..ops.linear_panels import linear
 from ..ops.moe import Experts, routed_mlp
 from ..ops.panels import PanelWeight
+from ..ops.panels.epilogues import ACTIVATIONS
 from .cache import CacheLayer
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "relu": F.relu,
-}
-"""Activations that the products apply themselves, and their plain form."""
 
 
 @dataclass(eq=False)

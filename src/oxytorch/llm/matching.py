@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ..graph.activations import activation_of_callable
 from ..graph.recognize import linear_of_module, norm_of_module
 from ..ops.cached_attention import MOST_DIM
-from ..ops.post_op import PostOp
 from . import recipes
 from .plan import ExpertsPlan, LayerPlan, NormPlan, ProductPlan
 
@@ -307,21 +306,16 @@ def activation_of(owner: nn.Module) -> str:
         function: Callable[..., Any] | None = getattr(owner, attribute, None)
         if not callable(function):
             continue
-        name = _ACTIVATIONS.get(activation_of_callable(function))
-        if name is None:
-            known = ", ".join(_ACTIVATIONS.values())
-            raise Unmatched(f"its activation {attribute} is none of {known}")
+        found = activation_of_callable(function)
+        name = None if found is None else found.epilogue
+        if name not in _ACTIVATIONS:
+            raise Unmatched(f"its activation {attribute} is none of {', '.join(_ACTIVATIONS)}")
         return name
     raise Unmatched(f"no activation in {type(owner).__name__}")
 
 
-_ACTIVATIONS: dict[PostOp | None, str] = {
-    PostOp("gelu", (), "none"): "gelu",
-    PostOp("gelu", (), "tanh"): "gelu_tanh",
-    PostOp("silu"): "silu",
-    PostOp("relu"): "relu",
-}
-"""Names of the activations that `layer` computes."""
+_ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
+"""The activations that `layer` computes."""
 
 
 def _experts(layer: nn.Module, path: str, owner: nn.Module) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from .panels.epilogues import ACTIVATIONS
+
 _BINARY: dict[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,
@@ -43,6 +45,20 @@ class PostOp:
     def onednn_name(self) -> str:
         """The name that torch's operators for oneDNN take."""
         return "swish" if self.name == "silu" else self.name
+
+    @classmethod
+    def of_onednn(cls, name: str, algorithm: str) -> PostOp:
+        """The activation that those operators call so."""
+        return cls("silu" if name == "swish" else name, algorithm=algorithm)
+
+    @property
+    def epilogue(self) -> str | None:
+        """The epilogue of `linear_panels` that computes it; None if there is none."""
+        if self.binary is not None:
+            return "add" if self.binary == "add" and self.name == "none" else None
+        if self.name == "gelu":
+            return "gelu_tanh" if self.algorithm == "tanh" else "gelu"
+        return self.name if self.name in ACTIVATIONS else None
 
     @property
     def is_fused(self) -> bool:

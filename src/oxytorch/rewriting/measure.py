@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ HEAP, BLOCK = 32 << 20, 96 << 10
 """Bytes of the heap that stay with the process while calls are timed, and of the blocks that they
 are taken in: blocks below 128 KiB lie in the heap, larger ones may be mapped."""
 
+Product = Callable[[Tensor], Tensor]
+"""Of an input with a weight."""
 Calls = tuple[Callable[[], Tensor], Callable[[], Tensor]]
 """Torch's own layer, and the packed one, each with the Python around its operator."""
 
@@ -102,6 +105,26 @@ def input_of(rows: int, width: int, size: Sequence[int] | None) -> Tensor:
     """An input of so many rows, with the dimensions that one of `size` has, or three."""
     dims = 3 if size is None else len(size)
     return numbers(width) if dims == 1 else numbers(*[1] * (dims - 2), rows, width)
+
+
+def calls_of(
+    products: Callable[[], Sequence[Product]],
+    width: int,
+    size: Sequence[int] | None,
+    dtype: torch.dtype,
+) -> Callable[[int], Calls]:
+    """What gives the calls of two products on so many rows, for `first_win`.
+
+    products: makes torch's own and the packed one; called, once, where times are not known yet.
+    width: of a row. size: see `input_of`.
+    """
+    made = cache(products)
+
+    def calls(rows: int) -> Calls:
+        given = cache(lambda: input_of(rows, width, size).to(dtype))
+        return lambda: made()[0](given()), lambda: made()[1](given())
+
+    return calls
 
 
 _known: dict[Hashable, float] = {}

@@ -18,7 +18,6 @@ from .._op import Cost, Sample, nbytes, register_onednn
 from .._samples import values
 from ..linear_panels import linear_panels
 from ..pack_panels import pack_panels
-from ..panels.epilogues import ACTIVATIONS
 from ..panels.formats import PLAIN_NAMES
 from ..post_op import NO_POST_OP, PostOp, with_post_op
 from ..unpack_panels import unpack_panels
@@ -101,15 +100,6 @@ def can_lie_in_panels(dtype: torch.dtype) -> bool:
     return dtype in PLAIN_NAMES and is_compiled("linear_panels")
 
 
-def epilogue_of(post_op: PostOp) -> str | None:
-    """The epilogue of `linear_panels` that computes a post-operation; None if there is none."""
-    if post_op.binary is not None:
-        return "add" if post_op.binary == "add" and post_op.name == "none" else None
-    if post_op.name == "gelu":
-        return "gelu_tanh" if post_op.algorithm == "tanh" else "gelu"
-    return post_op.name if post_op.name in ACTIVATIONS else None
-
-
 def supports(dtype: torch.dtype) -> str | None:
     """Return None where this dtype is multiplied well on this CPU, else the reason why not."""
     if dtype == torch.float32:
@@ -182,7 +172,7 @@ def _linear_in_panels(
         raise RuntimeError(
             f"linear: expected x of shape [..., {weight.in_features}], got {list(x.shape)}"
         )
-    epilogue = epilogue_of(post_op)
+    epilogue = post_op.epilogue
     if other is not None and not _is_like_result(other, x, weight):
         epilogue = None
     second = None if epilogue is None else other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from ...ops.post_op import PostOp
 from ...rewriting.measure import (
     USUAL_ROWS,
     Calls,
+    calls_of,
     first_win,
-    input_of,
     may_stay_beside,
     numbers,
     rows_of,
@@ -162,11 +163,8 @@ def _norm_pays(context: Context, module: nn.Module, forward: NormForward) -> boo
     dtype = torch.float32 if weight is None else context.target_dtype(module, weight)
     rows = rows_of(size, width)
 
-    def calls(count: int) -> Calls:
-        x = input_of(count, width, size).to(dtype)
-        return lambda: own(module, x), lambda: forward(x)
-
     own: Any = type(module).forward
+    calls = calls_of(lambda: (partial(own, module), forward), width, size, dtype)
     kind = (
         type(module),
         width,

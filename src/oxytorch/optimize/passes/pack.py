@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,10 +29,11 @@ from ...ops.linear import PackedLinearWeight, can_lie_in_panels, linear, support
 from ...rewriting import measure
 from ...rewriting.measure import (
     Calls,
+    Product,
     about,
+    calls_of,
     fewer_rows,
     first_win,
-    input_of,
     key_of_linear,
     may_stay_beside,
     numbers,
@@ -178,12 +179,8 @@ def _pays(
         return first_win((*key, geometry, tuple(map(about, size))), [both]) is not None
     assert isinstance(packed, PackedLinearWeight)
     rows = rows_of(size, weight.numel())
-
-    def calls(count: int) -> Calls:
-        width = weight.shape[0 if packed.transposed else 1]
-        x = input_of(count, width, size).to(weight.dtype)
-        return lambda: own(stock, x), lambda: forward(x)
-
+    width = weight.shape[0 if packed.transposed else 1]
+    calls = calls_of(lambda: (partial(own, stock), forward), width, size, weight.dtype)
     dims = None if size is None else len(size)
     key = (*key_of_linear(weight, packed.transposed, dims, "module"), packed.in_panels)
     first = first_win((*key, rows), [calls(count) for count in rows])
@@ -284,19 +281,16 @@ def _is_faster_in_panels(
         return None
     (rows,) = rows_of(size, weight.numel())
 
-    @cache
-    def layer(in_panels: bool) -> LinearForward:
-        plain = weight.to(dtype)
-        packed = PackedLinearWeight(plain, transposed=transposed, in_panels=in_panels)
-        return LinearForward(stand_in(module, packed))
+    def both() -> list[Product]:
+        weights = (
+            PackedLinearWeight(weight, dtype=dtype, transposed=transposed, in_panels=in_panels)
+            for in_panels in (False, True)
+        )
+        return [LinearForward(stand_in(module, packed)) for packed in weights]
 
-    @cache
-    def given() -> torch.Tensor:
-        return input_of(rows, weight.shape[0 if transposed else 1], size).to(dtype)
-
-    both = (lambda: layer(False)(given()), lambda: layer(True)(given()))
+    calls = calls_of(both, weight.shape[0 if transposed else 1], size, dtype)
     key = key_of_linear(weight, transposed, len(size), "module")
-    return first_win(("layouts", *key, dtype, rows), [both]) is not None
+    return first_win(("layouts", *key, dtype, rows), [calls(rows)]) is not None
 
 
 def _cast_bias(context: Context, module: nn.Module, dtype: torch.dtype) -> None:

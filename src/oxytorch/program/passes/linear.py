@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...ops.linear import supports
-from ...rewriting.measure import Calls, about, first_win, input_of, numbers, rows_of
+from ...rewriting.measure import Product, about, calls_of, first_win, numbers, rows_of
 from ..program import Some, Step, Value
 from .editor import VIEWS, Editor, are_same, is_contiguous, is_same, known
 from .post_ops import activation, other_of_sum, words
@@ -126,10 +125,6 @@ def _pays(x: Any, weight: Any) -> bool:
     return is_faster("program", x, weight, packed_call, plain_call)
 
 
-Product = Callable[[Tensor], Tensor]
-"""Of an input with a weight."""
-
-
 def is_faster(
     name: str,
     x: Any,
@@ -146,15 +141,11 @@ def is_faster(
     rows = rows_of(known(x.shape), outputs * width)
     key = (name, about(outputs), about(width), weight.dtype, x.dim(), rows)
 
-    @cache  # made where times are not known yet
     def both() -> tuple[Product, Product]:
         values = numbers(outputs, width, dtype=weight.dtype)
         return than(values), make(values)
 
-    def calls(count: int) -> Calls:
-        given = cache(lambda: input_of(count, width, [1] * x.dim()).to(weight.dtype))
-        return lambda: both()[0](given()), lambda: both()[1](given())
-
+    calls = calls_of(both, width, [1] * x.dim(), weight.dtype)
     return first_win(key, [calls(count) for count in rows]) == 0
 
 

@@ -10,23 +10,16 @@ import torch
 from torch import Tensor
 
 from ...ops.panels.formats import PLAIN_NAMES
+from ...ops.post_op import PostOp
+from ...rewriting.measure import Product
 from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous, known
-from .linear import LINEAR, SMALLEST, Product, is_faster, packed_call, plain_call
+from .linear import LINEAR, SMALLEST, is_faster, packed_call, plain_call
 from .post_ops import activation, other_of_sum
 
 PACK, PANELS = "oxytorch::pack_panels", "oxytorch::linear_panels"
 BESIDE_PACKED = "program panels beside oneDNN's order"
 """What times of both are called."""
-_EPILOGUES = {
-    ("gelu", "none"): "gelu",
-    ("gelu", "tanh"): "gelu_tanh",
-    ("swish", ""): "silu",
-    ("tanh", ""): "tanh",
-    ("sigmoid", ""): "sigmoid",
-    ("hardswish", ""): "hardswish",
-}
-"""Of oneDNN's names for activations."""
 _OTHER, EPILOGUE = 8, 9
 """Places of arguments of the operator."""
 
@@ -119,4 +112,5 @@ def fuse(editor: Editor) -> None:
 def _epilogue(step: Step) -> str | None:
     if step.target == "aten::relu":  # which keeps NaN here, and not in oneDNN's layers
         return "relu"
-    return _EPILOGUES.get(activation(step) or ("", ""))
+    found = activation(step)
+    return None if found is None else PostOp.of_onednn(*found).epilogue
