@@ -224,6 +224,19 @@ def test_buffers_and_scores_have_the_dtypes_that_transformers_gives(
     assert {name: buffer.dtype for name, buffer in fast.named_buffers()} == before
 
 
+@pytest.mark.parametrize("activation", ["relu", "tanh", "relu2"])
+def test_a_gated_activation_that_no_product_applies_is_left_and_named(activation: str) -> None:
+    model = build("llama")
+    config = type(model.config)(**{**model.config.to_dict(), "hidden_act": activation})
+    stock = type(model)(config).eval()
+    ids = prompt(2, 17)["input_ids"]
+    fast = llm.optimize(stock, dtype=torch.float32)
+    reasons = [entry.detail for entry in oxytorch.explain(fast).left]
+    assert any("act_fn is none of silu, gelu, gelu_tanh" in reason for reason in reasons)
+    with torch.no_grad():
+        assert distance(fast(ids).logits, stock(ids).logits) < 1e-5
+
+
 def _of_any_kind(kind: str) -> tuple[Any, dict[str, torch.Tensor]]:
     ids = torch.randint(3, VOCABULARY, (2, 9))
     if kind in ("t5", "bart", "whisper"):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..graph.activations import activation_of_callable
 from ..graph.recognize import linear_of_module, norm_of_module
 from ..ops.cached_attention import MOST_DIM
+from ..ops.panels.epilogues import ACTIVATIONS, is_gated
 from . import recipes
 from .plan import ExpertsPlan, LayerPlan, NormPlan, ProductPlan
 
@@ -274,7 +275,7 @@ def _mlps(layer: nn.Module) -> Iterator[dict[str, Any]]:
             return
         found = mlp_products(layer, path)
         if found is not None:
-            activation_fn = activation_of(owner)
+            activation_fn = activation_of(owner, found[0].gated)
             yield {"mlp": path, "up": found[0], "down": found[1], "activation_fn": activation_fn}
             return
     raise Unmatched(f"no MLP among {_names(layer)}")
@@ -300,22 +301,20 @@ def mlp_products(layer: nn.Module, path: str) -> tuple[ProductPlan, ProductPlan]
     return ProductPlan(paths, transposed[0], gated), ProductPlan((down,), transposed[-1])
 
 
-def activation_of(owner: nn.Module) -> str:
-    """The name of the activation among `owner`'s attributes."""
+def activation_of(owner: nn.Module, gated: bool) -> str:
+    """The name of the activation among `owner`'s attributes, which a product applies itself."""
+    suffix = "_mul" if gated else ""
     for attribute in recipes.ACTIVATION:
         function: Callable[..., Any] | None = getattr(owner, attribute, None)
         if not callable(function):
             continue
         found = activation_of_callable(function)
         name = None if found is None else found.epilogue
-        if name not in _ACTIVATIONS:
-            raise Unmatched(f"its activation {attribute} is none of {', '.join(_ACTIVATIONS)}")
+        if name is None or name + suffix not in ACTIVATIONS:
+            known = [key.removesuffix("_mul") for key in ACTIVATIONS if is_gated(key) is gated]
+            raise Unmatched(f"its activation {attribute} is none of {', '.join(known)}")
         return name
     raise Unmatched(f"no activation in {type(owner).__name__}")
-
-
-_ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
-"""The activations that `layer` computes."""
 
 
 def _experts(layer: nn.Module, path: str, owner: nn.Module) -> Iterator[dict[str, Any]]:
@@ -343,14 +342,14 @@ def _experts(layer: nn.Module, path: str, owner: nn.Module) -> Iterator[dict[str
             pairs = [pair for pair in found if pair is not None]
             if len(pairs) != len(found) or not all(pair[0].gated for pair in pairs):
                 raise Unmatched(f"{experts_path} are no gated MLPs")
-            activation_fn = activation_of(experts[0])
+            activation_fn = activation_of(experts[0], True)
             ups, downs = zip(*pairs, strict=True)
             plan = ExpertsPlan(router, chosen, normalized, None, ups, downs)
         else:
             names = ("gate_up_proj", "down_proj")
             if set(experts._parameters) != set(names):
                 raise Unmatched(f"{experts_path} has {', '.join(experts._parameters)}")
-            activation_fn = activation_of(experts)
+            activation_fn = activation_of(experts, True)
             stacked = (f"{experts_path}.{names[0]}", f"{experts_path}.{names[1]}")
             plan = ExpertsPlan(router, chosen, normalized, stacked)
         yield {"mlp": path, "experts": plan, "activation_fn": activation_fn}

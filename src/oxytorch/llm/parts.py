@@ -81,7 +81,7 @@ def _gated_mlp(layer: nn.Module, wide: nn.Module, packer: Packer) -> tuple[str, 
         if found is None or not found[0].gated:
             return None
         up, down = found
-        activation_fn = activation_of(wide.get_submodule(path))
+        activation_fn = activation_of(wide.get_submodule(path), True)
         for product in found:
             packer.order(layer, product)
     except Unmatched:  # the linear layers are packed one by one then
