@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import oxytorch
 from oxytorch.optimize import DEFAULT
@@ -22,11 +21,7 @@ class _Layers(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(50, 64)
         self.query = nn.Linear(64, 64)
-        self.up = nn.Linear(64, 256)
-        self.down = nn.Linear(256, 64)
-
-    def fused(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
+        self.fused = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
 
 
 class BackToTheDtype(_Layers):
@@ -51,7 +46,7 @@ class MaskOfTheDtype(_Layers):
 class DtypeOfAWeight(_Layers):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids).float() * 2
-        return self.fused(x.to(self.up.weight.dtype))
+        return self.fused(x.to(self.fused[0].weight.dtype))
 
 
 class BranchOnTheDtype(_Layers):

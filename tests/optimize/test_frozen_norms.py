@@ -54,10 +54,8 @@ class Clamped(Frozen):
 class Swapped(Frozen):
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight.reshape(1, -1, 1, 1), self.bias.reshape(1, -1, 1, 1)
-        variance = self.running_var.reshape(1, -1, 1, 1)
-        mean = self.running_mean.reshape(1, -1, 1, 1)
-        scale = weight * (variance + self.eps).rsqrt()
-        return x * scale + (mean - bias * scale)
+        scale = weight * (self.running_var.reshape(1, -1, 1, 1) + self.eps).rsqrt()
+        return x * scale + (self.running_mean.reshape(1, -1, 1, 1) - bias * scale)
 
 
 class Block(nn.Module):

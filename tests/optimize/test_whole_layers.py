@@ -249,15 +249,18 @@ def test_one_tensor_stays_one(dtype: torch.dtype) -> None:
         assert optimized[0].seen == (True, False, dtype)
 
 
+class Tagger(nn.Module):
+    """Gives its LSTM a packed sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(pack_sequence([x, x[:2]]))[0].data
+
+
 def test_an_lstm_that_the_sample_gives_a_packed_sequence_is_left_alone() -> None:
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(16, 16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.lstm(pack_sequence([x, x[:2]]))[0].data
-
     model = oxytorch.optimize(Tagger().eval(), sample_input=torch.rand(5, 16))
     assert type(model.lstm.weight_ih_l0) is nn.Parameter
     assert any("PackedSequence" in entry.detail for entry in oxytorch.explain(model).left)

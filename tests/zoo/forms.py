@@ -78,3 +78,15 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
         return 0.0
     gap = (found - expected)[usual].abs().max()
     return float(gap / expected[usual].abs().max().clamp_min(1e-6))
+
+
+MOST_ERROR = 1e-4
+"""What `assert_alike` allows of the largest value."""
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    """Results of one form, and of values of about the same."""
+    assert difference_in_form(expected, found, True) is None
+    ours, theirs = tensors_of(found), tensors_of(expected)
+    for path, tensor in theirs.items():
+        assert relative_error(ours[path], tensor) < MOST_ERROR, path

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 from checks import CASES, call
-from forms import difference_in_form, relative_error, tensors_of
+from forms import assert_alike
 
 from oxytorch.program import backend
 from oxytorch.program.passes import linear
 
 EVERY = 1 if os.environ.get("SLOW") else 30
-MOST_ERROR = 1e-4
 """Relative to the largest value: sums are in another order, and some models are deep."""
 LEFT_OUT = frozenset(["levit", "nystromformer"])
 """levit: with random weights float32 and float64 differ as much. nystromformer: Dynamo itself
@@ -56,10 +55,7 @@ def test_a_compiled_model_means_what_the_original_means(name: str) -> None:
     for round_ in range(2):
         for inputs in shapes:
             expected, found = _called(model, inputs), _called(compiled, inputs)
-            assert difference_in_form(expected, found, True) is None
-            ours, theirs = tensors_of(found), tensors_of(expected)
-            for path, tensor in theirs.items():
-                assert relative_error(ours[path], tensor) < MOST_ERROR, path
+            assert_alike(found, expected)
         if round_ == 0:
             with torch.no_grad():
                 for parameter in model.parameters():

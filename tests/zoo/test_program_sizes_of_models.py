@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 from checks import CASES, call
-from forms import difference_in_form, relative_error, tensors_of
+from forms import assert_alike
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import oxytorch
 
 EVERY = 1 if os.environ.get("SLOW") else 30
-MOST_ERROR = 1e-4
 """Relative to the largest value: sums are in another order, and some models are deep."""
 LEFT_OUT = frozenset(["levit", "recommender_tables"])
 """levit: with random weights float32 and float64 differ as much. recommender_tables: its offsets of
@@ -61,10 +60,7 @@ def test_a_program_of_several_sizes_means_what_the_model_means(name: str) -> Non
                 continue  # a size that the model does not take
             for _ in range(3):
                 found = call(optimized, inputs)
-                assert difference_in_form(expected, found, True) is None
-                ours, theirs = tensors_of(found), tensors_of(expected)
-                for path, tensor in theirs.items():
-                    assert relative_error(ours[path], tensor) < MOST_ERROR, path
+                assert_alike(found, expected)
         if round_ == 0:
             with torch.no_grad():
                 for each in (model, optimized):

@@ -24,6 +24,13 @@ _SWIN: dict[str, Any] = {
     "out_features": ["stage1", "stage2", "stage3", "stage4"],
 }  # fmt: skip
 
+_RT_DETR: dict[str, Any] = {
+    "backbone_config": {**_RESNET, "model_type": "rt_detr_resnet"}, "encoder_hidden_dim": 32,
+    "encoder_in_channels": [16, 24, 32], "encoder_ffn_dim": 48, "encoder_attention_heads": 2,
+    "d_model": 32, "num_queries": 6, "decoder_in_channels": [32, 32, 32], "decoder_ffn_dim": 48,
+    "decoder_layers": 2, "decoder_attention_heads": 2, "num_labels": 3, "num_denoising": 0,
+}  # fmt: skip
+
 _DETR: dict[str, Any] = {
     "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
     "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_queries": 5,
@@ -196,22 +203,8 @@ DETECTORS: dict[str, Build] = {
             "intermediate_size": 48, "max_position_embeddings": 16,
         },
     ),
-    "rt_detr": architecture(
-        "RTDetrForObjectDetection", images(64),
-        backbone_config={**_RESNET, "model_type": "rt_detr_resnet"},
-        encoder_hidden_dim=32, encoder_in_channels=[16, 24, 32], encoder_ffn_dim=48,
-        encoder_attention_heads=2, d_model=32, num_queries=6, decoder_in_channels=[32, 32, 32],
-        decoder_ffn_dim=48, decoder_layers=2, decoder_attention_heads=2, num_labels=3,
-        eval_size=None, num_denoising=0,
-    ),
-    "rt_detr_v2": architecture(
-        "RTDetrV2ForObjectDetection", images(64),
-        backbone_config={**_RESNET, "model_type": "rt_detr_resnet"},
-        encoder_hidden_dim=32, encoder_in_channels=[16, 24, 32], encoder_ffn_dim=48,
-        encoder_attention_heads=2, d_model=32, num_queries=6, decoder_in_channels=[32, 32, 32],
-        decoder_ffn_dim=48, decoder_layers=2, decoder_attention_heads=2, num_labels=3,
-        num_denoising=0,
-    ),
+    "rt_detr": architecture("RTDetrForObjectDetection", images(64), eval_size=None, **_RT_DETR),
+    "rt_detr_v2": architecture("RTDetrV2ForObjectDetection", images(64), **_RT_DETR),
     "table_transformer": architecture(
         "TableTransformerForObjectDetection", images(64, 96), **_DETR,
     ),

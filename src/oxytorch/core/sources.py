@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from operator import attrgetter, is_
 from typing import Any
 
@@ -361,61 +361,37 @@ class _Native:
         self._address = torch.ops.oxytorch.sources(counted, places.small, places.formed)
         weakref.finalize(self, library.oxytorch_forget_sources, ctypes.c_void_p(self._address))
         address = ctypes.c_void_p(self._address)
+
+        def add(kind: str, rows: Sequence[Any], *columns: Any) -> None:
+            to = getattr(library, f"oxytorch_add_{kind}")
+            to(address, *columns, ctypes.c_int64(len(rows)))
+
         entries, sizes, types = places.entries, places.sizes, places.types
-        library.oxytorch_add_entries(
-            address,
-            _addresses([e[0] for e in entries]),
-            _addresses([e[1] for e in entries]),
-            (ctypes.c_void_p * len(entries))(
-                *(None if e[2] is MISSING else id(e[2]) for e in entries)
-            ),
-            ctypes.c_int64(len(entries)),
+        values = (ctypes.c_void_p * len(entries))(
+            *(None if value is MISSING else id(value) for *_, value in entries)
         )
-        library.oxytorch_add_present(
-            address,
-            _addresses([p[0] for p in places.present]),
-            _addresses([p[1] for p in places.present]),
-            ctypes.c_void_p(id(None)),
-            ctypes.c_int64(len(places.present)),
-        )
-        library.oxytorch_add_sizes(
-            address,
-            _addresses([s[0] for s in sizes]),
-            (ctypes.c_int64 * len(sizes))(*(s[1] for s in sizes)),
-            ctypes.c_int64(len(sizes)),
-        )
-        library.oxytorch_add_types(
-            address,
-            _addresses([t[0] for t in types]),
-            _addresses([t[1] for t in types]),
-            ctypes.c_int64(len(types)),
-        )
-        attributes = places.attributes
-        library.oxytorch_add_attributes(
-            address,
-            _addresses([a[0] for a in attributes]),
-            _addresses([a[1] for a in attributes]),
-            _addresses([a[2] for a in attributes]),
-            ctypes.c_int64(len(attributes)),
-        )
-        functions = [function for function, _ in places.functions]
-        library.oxytorch_add_functions(
-            address, _addresses(functions), ctypes.c_int64(len(functions))
-        )
-        containers: list[tuple[list[Any], str]] = [
-            (places.lists, "lists"), (places.sets, "sets"), (places.orders, "orders"),
-        ]  # fmt: skip
-        for held, kind in containers:
-            add = getattr(library, f"oxytorch_add_{kind}")
-            for container, items in held:
-                count = ctypes.c_int64(len(items))
-                add(address, ctypes.c_void_p(id(container)), _addresses(items), count)
+        add("entries", entries, _column(entries, 0), _column(entries, 1), values)
+        present, attributes, functions = places.present, places.attributes, places.functions
+        none = ctypes.c_void_p(id(None))
+        add("present", present, _column(present, 0), _column(present, 1), none)
+        counts = (ctypes.c_int64 * len(sizes))(*(count for _, count in sizes))
+        add("sizes", sizes, _column(sizes, 0), counts)
+        add("types", types, _column(types, 0), _column(types, 1))
+        add("attributes", attributes, *(_column(attributes, i) for i in range(3)))
+        add("functions", functions, _column(functions, 0))
+        for kind in ("lists", "sets", "orders"):
+            for container, items in getattr(places, kind):
+                add(kind, items, ctypes.c_void_p(id(container)), _addresses(items))
         library.oxytorch_close_sources(address)
         self._ask = library.oxytorch_sources_are_current
         self._argument = address
 
     def are_current(self) -> bool:
         return bool(self._ask(self._argument))
+
+
+def _column(rows: Sequence[tuple[Any, ...]], number: int) -> Any:
+    return _addresses([row[number] for row in rows])
 
 
 def _addresses(objects: list[Any]) -> Any:

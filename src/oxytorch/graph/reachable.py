@@ -302,14 +302,7 @@ class Reachable:
         elif isinstance(value, weakref.ref):
             self._todo.append(value())  # which is kept, and cannot go away
         elif isinstance(value, types.ModuleType):
-            # Every line of a notebook adds a name, and libraries of modules load them one by one.
-            if type(value) is types.ModuleType and value.__name__ != "__main__":
-                self._count(value.__dict__)
-            for name in self._names & value.__dict__.keys():
-                if isinstance(value.__dict__[name], _OPAQUE) or _is_of_torch(value):
-                    self._places.entries.append((value.__dict__, name, value.__dict__[name]))
-                else:
-                    self._entry(value.__dict__, name)
+            self._python_module(value)
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, _GeneratorContextManager):
@@ -321,6 +314,16 @@ class Reachable:
             self._object(value)
             if not (hasattr(value, "__dict__") or hasattr(kind, "__slots__") or callable(value)):
                 raise CaptureError(f"its code can read a {kind.__name__}, which cannot be compared")
+
+    def _python_module(self, module: types.ModuleType) -> None:
+        # Every line of a notebook adds a name, and libraries of modules load them one by one.
+        if type(module) is types.ModuleType and module.__name__ != "__main__":
+            self._count(module.__dict__)
+        for name in self._names & module.__dict__.keys():
+            if isinstance(module.__dict__[name], _OPAQUE) or _is_of_torch(module):
+                self._places.entries.append((module.__dict__, name, module.__dict__[name]))
+            else:
+                self._entry(module.__dict__, name)
 
     def _tensor(self, tensor: Tensor) -> None:
         self._places.add_tensor(tensor)

@@ -183,17 +183,7 @@ def _optimized(
         separate = _nothing if inplace else Separation(model)
         _optimize_in_place(result, dtype, sample, names, separate)
         if sample is not None and passes is None and not (tune or inplace):
-            from .tune import choose, loses, without_program
-
-            found = without_program(model, result, dtype, sample, names)
-            if found is not None:
-                (names, tuned), result = found, copied(model)
-                _optimize_in_place(result, dtype, sample, names, separate)
-            if loses(model, result, dtype, sample):
-                always = () if dtype is None else ("cast",)
-                names, tuned = choose(model, dtype, sample, names, always)
-                result = copied(model)
-                _optimize_in_place(result, dtype, sample, names, separate)
+            result, tuned = _fastest(model, result, dtype, sample, names, separate)
         report = explain(result)
         report.tuned = tuned
         if verify:
@@ -208,6 +198,31 @@ def _optimized(
         raise
     report.bytes_after = nbytes(result)
     return result
+
+
+def _fastest(
+    model: _Model,
+    result: _Model,
+    dtype: Any,
+    sample: Sample,
+    names: tuple[str, ...],
+    separate: Callable[[nn.Module], None],
+) -> tuple[_Model, Any]:
+    """The result of the passes `names`, or of fewer that are faster on the sample, and what was
+    timed for it."""
+    from .tune import choose, loses, without_program
+
+    tuned = None
+    found = without_program(model, result, dtype, sample, names)
+    if found is not None:
+        (names, tuned), result = found, copied(model)
+        _optimize_in_place(result, dtype, sample, names, separate)
+    if loses(model, result, dtype, sample):
+        always = () if dtype is None else ("cast",)
+        names, tuned = choose(model, dtype, sample, names, always)
+        result = copied(model)
+        _optimize_in_place(result, dtype, sample, names, separate)
+    return result, tuned
 
 
 def _asked(dtype: Any) -> list[torch.dtype]:

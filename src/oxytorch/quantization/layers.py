@@ -173,11 +173,8 @@ class PanelForward(Forward):
     """The forward of a linear layer whose weight is packed in panels."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs:
-            found = self._product(args[0])
-            if found is not None:
-                return found
-        return self.own(*args, **kwargs)
+        found = self._product(args[0]) if len(args) == 1 and not kwargs else None
+        return self.own(*args, **kwargs) if found is None else found
 
     def _product(self, x: Any) -> Tensor | None:
         weight: Any = self.module._parameters.get("weight")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -57,16 +59,11 @@ def contestants(dtype: str) -> list[str]:
     return [*(name for name in zoo.contestants(dtype) if name in CONTESTANTS), PROGRAM]
 
 
+_run = partial(run_model, contestants=CONTESTANTS, eager_may_fail=True)
+
+
 def run_job(
     progress: Progress, settings: Settings, model: str, dtype: str, batch: int | None
 ) -> Result:
     """Measure one model for the worker process."""
-    return run_model(
-        MODELS[model],
-        dtype,
-        settings,
-        batch=batch,
-        progress=progress,
-        contestants=CONTESTANTS,
-        eager_may_fail=True,
-    )
+    return _run(MODELS[model], dtype, settings, batch=batch, progress=progress)

@@ -45,15 +45,10 @@ def contestants(dtype: str) -> list[str]:
     return [name for name in CONTESTANTS if dtype != "float32" or name in ("eager", *OURS)]
 
 
+_run = partial(run_model, contestants=CONTESTANTS, eager_may_fail=True)
+
+
 def run_job(progress: Progress, settings: Settings, model: str, dtype: str, batch: int) -> Result:
     """Measure one model for the worker process."""
-    result = run_model(
-        ZOO[model],
-        dtype,
-        settings,
-        batch=batch,
-        progress=progress,
-        contestants=CONTESTANTS,
-        eager_may_fail=True,
-    )
+    result = _run(ZOO[model], dtype, settings, batch=batch, progress=progress)
     return {**result, "level": str(isa.active())}
