@@ -39,6 +39,9 @@ CALLS: tuple[tuple[int, int, int, str, int | None, bool, str, str | None], ...] 
     (300, 160, 17, "int4", 32, True, "none", None),
     (35, 512, 48, "nf4", 256, True, "gelu_mul", None),
     (12, 300, 70, "nf4", None, True, "none", None),
+    (600, 97, 130, "bf16", None, True, "gelu", None),
+    (129, 800, 200, "bf16", None, True, "none", None),
+    (130, 350, 100, "int8", None, True, "none", None),
 )
 
 

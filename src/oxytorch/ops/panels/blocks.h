@@ -13,15 +13,18 @@ inline constexpr std::int64_t kItemOutputs = kItemPanels * kPanelOutputs;
 // One block of some rows times one block of some panels, added to the rows' sums.
 struct Tile {
   const std::uint8_t* rows;
-  std::int64_t row_bytes;  // between rows
+  std::int64_t row_bytes;   // between rows
+  std::int64_t step_bytes;  // between units of a row that are 16 apart; tiles of AMX only
   const std::uint8_t* panels;
   std::int64_t panel_bytes;  // between panels
   std::int64_t units;        // along in_features
   const std::int32_t* row_sums;
   const std::int32_t* zero_points;  // of 16 outputs of each panel; null: all are `middle`
   std::int32_t middle;
-  const float* scales;  // likewise; null: 1
-  float* sums;          // rows are kItemOutputs apart
+  const float* scales;        // likewise; null: 1
+  float* sums;                // rows are kItemOutputs apart
+  bool begins;                // sums are not there yet; tiles only, of bfloat16 without scales
+  const std::uint8_t* ahead;  // panels that are multiplied next, or null; tiles only
 };
 
 // What a row's products with the codes have too much, for outputs `first` and on, negated.

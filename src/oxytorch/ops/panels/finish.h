@@ -3,6 +3,7 @@
 
 #include "core/vec.h"
 #include "ops/_gated/gelu.h"
+#include "ops/panels/blocks.h"
 #include "ops/panels/gemm_args.h"
 
 namespace oxytorch::OXY_LEVEL {
@@ -75,32 +76,86 @@ OXY_INLINE void finish_outputs(const PanelsArgs& weight, const PanelResultArgs& 
   store(static_cast<T*>(result.out) + row * result.out_stride + output, v, count);
 }
 
-template <class T>
+// Factors and summands of an item's outputs, in the order of its panels.
+struct OutputNumbers {
+  alignas(64) float scales[kItemOutputs];
+  alignas(64) float biases[kItemOutputs];
+};
+
+static void read_numbers(const GemmProduct& product, std::int64_t first_panel, std::int64_t panels,
+                         OutputNumbers& numbers) {
+  const PanelsArgs& weight = product.weight;
+  const PanelResultArgs& result = product.result;
+  const bool gated = is_gated(result.epilogue);
+  for (std::int64_t p = 0; p < panels; ++p) {
+    const std::int64_t panel = first_panel + p;
+    const std::int64_t first = (gated ? panel / 2 : panel) * kPanelOutputs;
+    const std::int64_t output = first + (gated && panel % 2 ? weight.out_features : 0);
+    const std::int64_t left = weight.out_features - first;
+    for (std::int64_t i = 0; i < kPanelOutputs; ++i) {
+      const std::int64_t at = p * kPanelOutputs + i;
+      numbers.scales[at] =
+          weight.channel_scales ? weight.channel_scales[panel * kPanelOutputs + i] : 1.0f;
+      numbers.biases[at] = -0.0f;  // which changes no summand
+    }
+    sweep(0, left < kPanelOutputs ? left : kPanelOutputs, [&](std::int64_t i, auto count) {
+      const f32v bias = add_from(splat(-0.0f), result.bias, result.bias_dtype, output + i, count);
+      store(numbers.biases + p * kPanelOutputs + i, bias, count);
+    });
+  }
+}
+
+template <PanelEpilogue epilogue, class T>
 static void finish_rows(const GemmProduct& product, std::int64_t first_row, std::int64_t rows,
                         std::int64_t first_panel, std::int64_t panels, const float* sums) {
   const PreparedRows& x = product.prepared;
-  const std::int64_t step = is_gated(product.result.epilogue) ? 2 : 1;
-  const std::int64_t first = first_panel / step * kPanelOutputs;
+  const PanelResultArgs& result = product.result;
+  constexpr std::int64_t kStep = is_gated(epilogue) ? 2 : 1;  // panels of a gated weight alternate
+  const std::int64_t first = first_panel / kStep * kPanelOutputs;
   const std::int64_t left = product.weight.out_features - first;
-  const std::int64_t most = panels / step * kPanelOutputs;
+  const std::int64_t most = panels / kStep * kPanelOutputs;
+  OutputNumbers numbers;
+  read_numbers(product, first_panel, panels, numbers);
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t row = first_row + r;
     const float scale = x.scales ? x.scales[x.first + row] : 1.0f;
-    const float* from = sums + r * kItemPanels * kPanelOutputs;
+    const float* from = sums + r * kItemOutputs;
+    T* out = static_cast<T*>(result.out) + row * result.out_stride + first;
+    const T* other = static_cast<const T*>(result.other) + row * result.other_stride + first;
+    const auto value = [&](std::int64_t at) {
+      return load(from + at) * scale * load(numbers.scales + at) + load(numbers.biases + at);
+    };
     sweep(0, left < most ? left : most, [&](std::int64_t i, auto count) {
-      // Panels of a gated weight alternate.
-      const std::int64_t at = (i / kPanelOutputs * step) * kPanelOutputs + i % kPanelOutputs;
-      finish_outputs<T>(product.weight, product.result, row, scale,
-                        first_panel * kPanelOutputs + at, first + i, from + at,
-                        from + at + kPanelOutputs, count);
+      const std::int64_t at = i / kPanelOutputs * kStep * kPanelOutputs + i % kPanelOutputs;
+      f32v v = activate(epilogue, value(at), T{});
+      if constexpr (is_gated(epilogue)) v *= value(at + kPanelOutputs);
+      if constexpr (epilogue == PanelEpilogue::add) v += load(other + i, count);
+      store(out + i, v, count);
     });
   }
+}
+
+template <PanelEpilogue epilogue>
+struct EpilogueConstant {
+  static constexpr PanelEpilogue value = epilogue;
+};
+
+// Calls body(EpilogueConstant<epilogue>{}).
+template <int number = 0, class Body>
+OXY_INLINE void with_epilogue(PanelEpilogue epilogue, Body body) {
+  using Constant = EpilogueConstant<static_cast<PanelEpilogue>(number)>;
+  if (epilogue == Constant::value) return body(Constant{});
+  constexpr int kCount = sizeof(kPanelEpilogues) / sizeof(kPanelEpilogues[0]);
+  if constexpr (number + 1 < kCount) with_epilogue<number + 1>(epilogue, body);
 }
 
 static void finish_chunk(const GemmProduct& product, std::int64_t first_row, std::int64_t rows,
                          std::int64_t first_panel, std::int64_t panels, const float* sums) {
   with_type(product.result.out_dtype, [&](auto element) {
-    finish_rows<decltype(element)>(product, first_row, rows, first_panel, panels, sums);
+    with_epilogue(product.result.epilogue, [&](auto epilogue) {
+      finish_rows<decltype(epilogue)::value, decltype(element)>(product, first_row, rows,
+                                                                first_panel, panels, sums);
+    });
   });
 }
 

@@ -31,6 +31,14 @@ static void read_group(const PanelsArgs& weight, std::int64_t first, std::int64_
   }
 }
 
+// Called before the first of blocks that are alike.
+template <class Dot>
+OXY_INLINE void prepare_blocks(std::int64_t units) {
+#if OXY_HAS_TILES
+  if constexpr (Dot::kDepth > 1) configure_tiles(tile_step(units));
+#endif
+}
+
 template <class Dot>
 OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels) {
 #if OXY_HAS_TILES
@@ -49,6 +57,14 @@ inline constexpr std::int64_t kPiece = Dot::kDepth == 1           ? kPanelBlock 
                                        : kReadsPanels<Dot, Codec> ? kLongPanelBlock
                                                                   : kPanelBlock;
 
+// Whether rows of x lie in the order in which tiles of AMX are loaded: those of 64 bytes of
+// in_features after each other, all blocks of one group.
+template <class Dot>
+OXY_INLINE bool is_in_tiles(const PreparedRows& x) {
+  return OXY_HAS_TILES && !Dot::kIsInteger && Dot::kDepth > 1 &&
+         x.block / Dot::kDepth * 4 == kTileBytes;
+}
+
 // Products of a chunk of rows with kItemPanels panels, before the channels' scales.
 template <class Dot, class Codec>
 static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t first_row,
@@ -62,15 +78,24 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t
   const PanelsArgs& weight = product.weight;
   const PreparedRows& x = product.prepared;
   const std::int64_t row_bytes = x.block / Dot::kDepth * 4;
-  std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
-  for (std::int64_t block = 0; block < x.blocks; ++block) {
-    const std::int64_t end = x.depth < (block + 1) * x.block ? x.depth : (block + 1) * x.block;
-    const std::int64_t row = block * x.rows + x.first + first_row;
-    if (block == 0 || weight.groups > 1) {
-      read_group(weight, first_panel, panels, weight.groups > 1 ? block : 0, numbers);
+  const bool in_tiles = is_in_tiles<Dot>(x) && !weight.group_scales;
+  const std::int64_t span = in_tiles ? x.depth : x.block;
+  const std::int64_t spans = in_tiles ? 1 : x.blocks;
+  // Pieces of panels stay in the nearest cache for the tiles of all rows.
+  const bool is_short = in_tiles && rows > 2 * kTileHeight && kLength > kPanelBlock;
+  const std::int64_t piece = is_short ? kPanelBlock : kLength;
+  const bool asks =
+      !unpacks && is_short && first_panel + kItemPanels + panels <= weight.panel_count;
+  prepare_blocks<Dot>(span / Dot::kDepth);
+  if (!in_tiles) std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
+  for (std::int64_t group = 0; group < spans; ++group) {
+    const std::int64_t end = x.depth < (group + 1) * span ? x.depth : (group + 1) * span;
+    if (group == 0 || weight.groups > 1) {
+      read_group(weight, first_panel, panels, weight.groups > 1 ? group : 0, numbers);
     }
-    for (std::int64_t begin = block * x.block; begin < end; begin += kLength) {
-      const std::int64_t length = end - begin < kLength ? end - begin : kLength;
+    for (std::int64_t begin = group * span; begin < end; begin += piece) {
+      const std::int64_t length = end - begin < piece ? end - begin : piece;
+      const std::int64_t row = begin / x.block * x.rows + x.first + first_row;
       const std::uint8_t* stored =
           weight.panels + first_panel * weight.panel_bytes + begin / Codec::kNumbers * 64;
       if constexpr (unpacks) {
@@ -80,8 +105,9 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t
         }
       }
       const Tile tile{
-          .rows = x.values + row * row_bytes + (begin - block * x.block) / Dot::kDepth * 4,
+          .rows = x.values + row * row_bytes + begin % x.block / Dot::kDepth * 4,
           .row_bytes = row_bytes,
+          .step_bytes = in_tiles ? x.rows * row_bytes : kTileBytes,
           .panels = unpacks ? unpacked : stored,
           .panel_bytes = unpacks ? kBytes : weight.panel_bytes,
           .units = length / Dot::kDepth,
@@ -90,6 +116,8 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t
           .middle = weight.middle,
           .scales = weight.group_scales ? numbers.scales : nullptr,
           .sums = sums,
+          .begins = in_tiles && begin == 0,
+          .ahead = asks ? stored + kItemPanels * weight.panel_bytes : nullptr,
       };
       multiply_block_at_level<Dot>(tile, rows, panels);
     }

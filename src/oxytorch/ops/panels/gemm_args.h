@@ -18,8 +18,9 @@ inline constexpr std::int64_t kLongPanelBlock = 1024;
 // Panels and rows of one work item.
 inline constexpr std::int64_t kItemPanels = 4;
 inline constexpr std::int64_t kItemRows = 288;
-// Rows of a tile of AMX.
+// Rows of a tile of AMX, and bytes of each.
 inline constexpr std::int64_t kTileHeight = 16;
+inline constexpr std::int64_t kTileBytes = 64;
 
 // x in the order of the product: blocks along in_features, in each block the rows one below the
 // other, `block` elements apart. In the last block they are padded with zeros up to `depth`.

@@ -18,6 +18,17 @@ OXY_INLINE void put(std::int8_t* to, f32v v) {
   store_raw(to, truncate_8_bits(bits & 0xff), Whole{});
 }
 
+// kLanes numbers as they are; after `count` of them zeros.
+template <class T>
+OXY_INLINE void copy(T* to, const T* from, Whole) {
+  std::memcpy(to, from, kLanes * sizeof(T));
+}
+
+template <class T>
+OXY_INLINE void copy(T* to, const T* from, std::int64_t count) {
+  put(to, load(from, count));
+}
+
 // The largest magnitude of a row; NaN if there is one.
 template <class T>
 OXY_INLINE float largest(const T* x, std::int64_t width) {
@@ -59,8 +70,12 @@ static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
       }
       put(values + i, v);
     };
-    const std::int64_t width = left < padded ? left : padded;
-    sweep(0, width, take);
+    const std::int64_t width = left < 0 ? 0 : left < padded ? left : padded;
+    if constexpr (__is_same(T, Element)) {
+      sweep(0, width, [&](std::int64_t i, auto count) { copy(values + i, x + begin + i, count); });
+    } else {
+      sweep(0, width, take);
+    }
     for (std::int64_t i = (width + kLanes - 1) / kLanes * kLanes; i < padded; i += kLanes) {
       put(values + i, f32v{});
     }

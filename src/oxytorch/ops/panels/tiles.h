@@ -39,25 +39,41 @@ OXY_INLINE void store_sums(void* to, std::int64_t stride) {
   if constexpr (second_rows && second_panel) _tile_stored(3, sums + 16 * stride + 64, stride);
 }
 
-template <class Dot, bool second_rows, bool second_panel>
+// Left operands in register `left`, times register `right`.
+#define OXY_MULTIPLY_TILES(sums, left, right) \
+  if constexpr (Dot::kIsInteger) {            \
+    _tile_dpbsud(sums, left, right);          \
+  } else {                                    \
+    _tile_dpbf16ps(sums, left, right);        \
+  }
+
+// `asked`: lines of both panels, from `ahead` on, that the second cache gets meanwhile.
+template <class Dot, bool second_rows, bool second_panel, int asked>
 OXY_INLINE void multiply_step(const std::uint8_t* rows, std::int64_t row_bytes,
-                              const std::uint8_t* panels, std::int64_t panel_bytes) {
-  _tile_loadd(4, rows, row_bytes);
+                              const std::uint8_t* panels, std::int64_t panel_bytes,
+                              const std::uint8_t* ahead) {
   _tile_loadd(6, panels, 64);
-  if constexpr (second_panel) _tile_loadd(7, panels + panel_bytes, 64);
-  if constexpr (second_rows) _tile_loadd(5, rows + 16 * row_bytes, row_bytes);
-  if constexpr (Dot::kIsInteger) {
-    _tile_dpbsud(0, 4, 6);
-    if constexpr (second_panel) _tile_dpbsud(1, 4, 7);
-    if constexpr (second_rows) _tile_dpbsud(2, 5, 6);
-    if constexpr (second_rows && second_panel) _tile_dpbsud(3, 5, 7);
-  } else {
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (second_panel) _tile_dpbf16ps(1, 4, 7);
-    if constexpr (second_rows) _tile_dpbf16ps(2, 5, 6);
-    if constexpr (second_rows && second_panel) _tile_dpbf16ps(3, 5, 7);
+  _tile_loadd(4, rows, row_bytes);
+  OXY_MULTIPLY_TILES(0, 4, 6)
+  if constexpr (second_panel) {
+    _tile_loadd(7, panels + panel_bytes, 64);
+    OXY_MULTIPLY_TILES(1, 4, 7)
+  }
+#pragma GCC unroll 16
+  for (int line = 0; line < asked; ++line) {
+    _mm_prefetch(ahead + line * 64, _MM_HINT_T1);
+    if constexpr (second_panel) _mm_prefetch(ahead + panel_bytes + line * 64, _MM_HINT_T1);
+  }
+  if constexpr (second_rows) {
+    _tile_loadd(5, rows + 16 * row_bytes, row_bytes);
+    OXY_MULTIPLY_TILES(2, 5, 6)
+    if constexpr (second_panel) {
+      OXY_MULTIPLY_TILES(3, 5, 7)
+    }
   }
 }
+
+#undef OXY_MULTIPLY_TILES
 
 // Sums of up to 32 rows and two panels that have left the registers. They are scaled and added
 // while the next ones are multiplied.
@@ -91,19 +107,21 @@ static void add_sums(WaitingSums& waiting) {
 }
 
 // Up to 32 rows times up to two panels.
-template <class Dot, bool second_rows, bool second_panel>
+template <class Dot, bool second_rows, bool second_panel, int asked>
 static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t step,
                            WaitingSums& waiting) {
   const bool continues = !Dot::kIsInteger && !tile.scales;
+  const std::int64_t row_step = tile.step_bytes * step / 16;
   finish_stores(tile.panels);
-  if (continues) {
+  if (continues && !tile.begins) {
     load_sums<second_rows, second_panel>(tile.sums);
   } else {
     clear_sums<second_rows, second_panel>();
   }
-  for (std::int64_t k = 0; k < tile.units; k += step) {
-    multiply_step<Dot, second_rows, second_panel>(tile.rows + k * 4, tile.row_bytes,
-                                                  tile.panels + k * 64, tile.panel_bytes);
+  const std::uint8_t* row = tile.rows;
+  for (std::int64_t k = 0; k < tile.units; k += step, row += row_step) {
+    multiply_step<Dot, second_rows, second_panel, asked>(row, tile.row_bytes, tile.panels + k * 64,
+                                                         tile.panel_bytes, tile.ahead + k * 64);
   }
   if (continues) {
     store_sums<second_rows, second_panel>(tile.sums, kItemOutputs * 4);
@@ -116,14 +134,33 @@ static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t ste
   waiting.panels = second_panel ? 2 : 1;
 }
 
+template <class Dot, bool second_panel, int asked>
+OXY_INLINE void multiply_tile_pair(const Tile& tile, std::int64_t rows, std::int64_t step,
+                                   WaitingSums& waiting) {
+  if (rows > 16) {
+    multiply_tiles<Dot, true, second_panel, asked>(tile, rows < 32 ? rows : 32, step, waiting);
+  } else {
+    multiply_tiles<Dot, false, second_panel, asked>(tile, rows, step, waiting);
+  }
+}
+
+// The panels ahead are asked for a quarter at a time, if the rows are that many.
 template <class Dot, bool second_panel>
 static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
                                WaitingSums& waiting) {
+  constexpr int kLines = 16, kQuarter = kLines / 4;
+  const bool by_quarters = rows > 3 * 32;
+  int left = tile.ahead ? kLines : 0;
   for (; rows > 0; rows -= 32) {
-    if (rows > 16) {
-      multiply_tiles<Dot, true, second_panel>(tile, rows < 32 ? rows : 32, step, waiting);
+    if (left == 0) {
+      multiply_tile_pair<Dot, second_panel, 0>(tile, rows, step, waiting);
+    } else if (by_quarters) {
+      multiply_tile_pair<Dot, second_panel, kQuarter>(tile, rows, step, waiting);
+      tile.ahead += kQuarter * 64;
+      left -= kQuarter;
     } else {
-      multiply_tiles<Dot, false, second_panel>(tile, rows, step, waiting);
+      multiply_tile_pair<Dot, second_panel, kLines>(tile, rows, step, waiting);
+      left = 0;
     }
     tile.rows += 32 * tile.row_bytes;
     if (tile.row_sums) tile.row_sums += 32;
@@ -131,12 +168,14 @@ static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
   }
 }
 
-// As multiply_block; there is room for sums of as many rows as tiles have.
+// Units of a step along in_features: groups of 32 bytes fill half a register.
+OXY_INLINE std::int64_t tile_step(std::int64_t units) { return units % 16 ? 8 : 16; }
+
+// As multiply_block, with registers configured for `tile_step(tile.units)`; there is room for sums
+// of as many rows as tiles have.
 template <class Dot>
 static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t panels) {
-  // Groups of 32 bytes fill half a register.
-  const std::int64_t step = tile.units % 16 ? 8 : 16;
-  configure_tiles(step);
+  const std::int64_t step = tile_step(tile.units);
   WaitingSums waiting;
   while (panels > 0) {
     const std::int64_t taken = panels > 1 ? 2 : 1;
@@ -147,6 +186,7 @@ static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t p
     }
     panels -= taken;
     tile.panels += taken * tile.panel_bytes;
+    if (tile.ahead) tile.ahead += taken * tile.panel_bytes;
     if (tile.zero_points) tile.zero_points += taken * kPanelOutputs;
     if (tile.scales) tile.scales += taken * kPanelOutputs;
     tile.sums += taken * kPanelOutputs;
