@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -89,3 +92,28 @@ def test_errors_and_unmet_values_end_the_team(threads: int) -> None:
         with pytest.raises(UnmetError):
             unmet([x, few, other])
         assert torch.equal(unmet([x, few, few.clone()])[0][0], right)
+
+
+COUNT = f"""
+import os, sys, torch
+from oxytorch import testing
+from oxytorch.program.program import Program
+program, tensors = Program({TEXT!r}, []), [torch.ones(4, 96), torch.ones(96)]
+threads = lambda: len(os.listdir("/proc/self/task"))
+before = threads()
+for _ in range(4):
+    program(tensors)
+alone = threads()
+with testing.settings(split=True):
+    program(tensors)
+print(alone - before, threads() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="Linux counts threads there")
+def test_no_team_gathers_where_no_kernel_is_split() -> None:
+    run = [sys.executable, "-c", COUNT]
+    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
+    found = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    alone, together = map(int, found.stdout.split())
+    assert alone == 0 < together

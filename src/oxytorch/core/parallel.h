@@ -12,6 +12,9 @@
 
 namespace oxytorch {
 
+// Kernels that this thread had others take pieces of.
+inline thread_local std::int64_t kernels_split = 0;
+
 // No thread gets fewer than `grain` items, unless there are fewer.
 template <class Args>
 void run_in_pieces(const Copies<Args>& copies, const Args& args, std::int64_t items,
@@ -32,6 +35,7 @@ void run_in_pieces(const Copies<Args>& copies, const Args& args, std::int64_t it
     const auto* call = static_cast<const Context*>(data);
     call->kernel(*call->args, begin, end);
   };
+  ++kernels_split;
   if (Team* team = Team::of_this_thread()) {
     team->run(items, grain, piece, &context);
   } else {

@@ -288,6 +288,7 @@ class Reader {
   }
 
   void note_teams() {
+    program_->is_split = std::vector<std::atomic<bool>>(program_->steps.size());
     bool follows = false;
     for (auto step = program_->steps.rbegin(); step != program_->steps.rend(); ++step) {
       step->threads = threads_of(*step);

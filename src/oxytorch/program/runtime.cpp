@@ -5,11 +5,13 @@
 // called by name through the stable ABI.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <exception>
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 
+#include "core/parallel.h"
 #include "core/team.h"
 #include "program/steps.h"
 
@@ -29,7 +31,7 @@ class Run {
     const std::int64_t threads = Team::of_this_thread() ? 1 : available_threads();
     while (next_ < program.steps.size() && holds_) {
       if (threads > 1 && program.steps[next_].gathers && stays(program.steps[next_])) {
-        run_with_team(threads);
+        run_stretch(threads);
       } else {
         holds_ = run(program.steps[next_++]);
       }
@@ -68,8 +70,11 @@ class Run {
     return threads;
   }
 
-  // Runs the next steps, up to one that needs torch's own threads.
-  void run_with_team(std::int64_t threads) {
+  // Runs the next steps, up to one that needs torch's own threads. A team pays where its kernels
+  // are split, which they are for the same sizes.
+  void run_stretch(std::int64_t threads) {
+    std::atomic<bool>& is_split = program_.is_split[next_];
+    const std::int64_t before = kernels_split;
     const auto lead = [](void* data) {
       auto& run = *static_cast<Run*>(data);
       try {
@@ -81,7 +86,12 @@ class Run {
         run.error_ = std::current_exception();
       }
     };
-    Team::gather(threads, lead, this);
+    if (is_split.load(std::memory_order_relaxed)) {
+      Team::gather(threads, lead, this);
+    } else {
+      lead(this);
+    }
+    is_split.store(kernels_split - before > 1, std::memory_order_relaxed);
     if (error_) std::rethrow_exception(error_);
   }
 

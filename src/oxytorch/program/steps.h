@@ -1,6 +1,7 @@
 // A program as steps, which `read_program` makes of its text and runtime.cpp runs.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -52,6 +53,8 @@ struct Program {
   std::int32_t tensor_slots = 0, size_slots = 0;
   std::vector<TensorOwner> constants;  // in the slots after the inputs
   std::vector<Step> steps;
+  // For the first step of each run of ours: whether several kernels of it were split last time.
+  mutable std::vector<std::atomic<bool>> is_split;
   std::vector<std::int32_t> outputs, size_outputs;
   std::size_t largest_stack = 1;
 };
