@@ -417,7 +417,7 @@ def test_operators_of_exported_graphs_are_joined_too(
 
 
 def test_weights_are_packed_in_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oxytorch.program.passes.linear._pays", lambda x, weight: True)
+    monkeypatch.setattr("oxytorch.program.passes.linear.pays", lambda x, weight: True)
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 200)).eval()
     exported = _export(model, torch.ones(4, 256), sizes=({0: BATCH},))
     program = oxytorch.optimize(exported)

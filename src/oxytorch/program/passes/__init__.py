@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from ..program import Steps, Value, values_of
-from . import convolution, linear, norms, panels
+from . import convolution, joined, linear, norms, panels
 from .attention import attention
 from .editor import Editor, Note, Pass
 from .embeddings import embedding_bags, merged_bags
@@ -43,6 +43,7 @@ CONVOLUTIONS: tuple[Pass, ...] = (
     convolution.fuse,
 )
 WITH_LASTING: tuple[Pass, ...] = (
+    joined.linear_layers,
     panels.fastest_in_panels,
     panels.fuse,
     linear.pack,
@@ -54,7 +55,12 @@ STORABLE_CONVOLUTIONS: tuple[Pass, ...] = (
     convolution.fold_norms,
     convolution.channels_last,
 )
-STORABLE: tuple[Pass, ...] = (panels.to_panels, panels.fuse, in_place)
+STORABLE: tuple[Pass, ...] = (
+    joined.storable_linear_layers,
+    panels.to_panels,
+    panels.fuse,
+    in_place,
+)
 """The same where packed weights have to be plain tensors, which files can hold."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...ops.linear import supports
 from ...rewriting.measure import about, first_win, numbers
 from ..program import Argument, Some, Step, Value
-from .editor import VIEWS, Editor, known
+from .editor import VIEWS, Editor, known, takes_any_order
 from .linear import fuse_after
 from .post_ops import words
 
@@ -277,11 +277,7 @@ def _order(value: Value) -> str | None:
 
 def can_follow_order(editor: Editor) -> bool:
     """Whether no step depends on how its input lies in memory."""
-    return not any(
-        step.target.startswith(_OF_ORDER)
-        or ("::" in step.target and not step.target.startswith(_KNOWN))
-        for step in editor.steps.steps
-    )
+    return all(map(takes_any_order, editor.steps.steps))
 
 
 def leave_all(editor: Editor) -> None:
@@ -290,12 +286,6 @@ def leave_all(editor: Editor) -> None:
     for step in editor.steps.steps:
         if step.target == CONVOLUTION:
             editor.leave(step, "another step depends on how its input lies in memory")
-
-
-_OF_ORDER = ("aten::as_strided", "aten::view.dtype", "aten::view_as_", "aten::set_")
-_KNOWN = ("aten::", "oxytorch::", "mkldnn::", "script::")
-"""Operators of others may want their inputs as they were when the graph was captured. Who writes
-steps of TorchScript has looked at those that no pass knows."""
 
 
 def fuse(editor: Editor) -> None:

@@ -158,3 +158,17 @@ def is_contiguous(value: Value | None) -> bool:
 def known(shape: Sequence[Any]) -> tuple[int, ...] | None:
     """A shape whose sizes are all known, else None."""
     return tuple(shape) if all(type(size) is int for size in shape) else None
+
+
+def takes_any_order(step: Step) -> bool:
+    """Whether a step does not depend on how its input lies in memory."""
+    is_operator = "::" in step.target
+    return not step.target.startswith(_OF_ORDER) and (
+        not is_operator or step.target.startswith(_KNOWN)
+    )
+
+
+_OF_ORDER = ("aten::as_strided", "aten::view.dtype", "aten::view_as_", "aten::set_")
+_KNOWN = ("aten::", "oxytorch::", "mkldnn::", "script::")
+"""Operators of others may want their inputs as they were when the graph was captured. Who writes
+steps of TorchScript has looked at those that no pass knows."""

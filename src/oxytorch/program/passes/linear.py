@@ -76,7 +76,7 @@ def pack(editor: Editor) -> None:
         why = _why_plain(editor, x, weight, bias)
         if not why and not is_contiguous(step.results[0]):
             why = "its result does not lie in torch's order"
-        if not why and not _pays(x.meta, weight.meta):
+        if not why and not pays(x.meta, weight.meta):
             why = "a packed weight was timed and is not faster"
         if why:
             editor.leave(step, why)
@@ -112,14 +112,18 @@ def _why_plain(editor: Editor, x: Value, weight: Value, bias: Any) -> str:
     bias_meta = bias.item.meta if isinstance(bias, Some) else meta
     if inner.dtype != meta.dtype or bias_meta is None or bias_meta.dtype != meta.dtype:
         return "input, weight and bias differ in dtype"
-    if 0 in inner.shape:
-        return "its input is empty"
-    if meta.dtype == torch.float32 and meta.numel() < SMALLEST:
+    return "its input is empty" if 0 in inner.shape else why_not_packed(meta)
+
+
+def why_not_packed(weight: Tensor) -> str:
+    """Why a weight is not packed in oneDNN's order, whatever it is multiplied with; empty if it
+    can be."""
+    if weight.dtype == torch.float32 and weight.numel() < SMALLEST:
         return f"its weight has fewer than {SMALLEST} elements, for which a call costs too much"
-    return supports(meta.dtype) or ""
+    return supports(weight.dtype) or ""
 
 
-def _pays(x: Any, weight: Any) -> bool:
+def pays(x: Any, weight: Any) -> bool:
     """Whether the packed layer is faster than torch's own on inputs like this one, or of any size
     where that is not known."""
     return is_faster("program", x, weight, packed_call, plain_call)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.linear import supports
 from ...ops.panels.formats import PLAIN_NAMES
 from ...ops.post_op import PostOp
 from ...rewriting.measure import Product
@@ -26,12 +27,12 @@ _OTHER, EPILOGUE = 8, 9
 
 def to_panels(editor: Editor) -> None:
     """Have linear layers whose weights last take them in panels, where that is faster."""
-    _to_panels(editor, _pays)
+    _to_panels(editor, pays)
 
 
 def fastest_in_panels(editor: Editor) -> None:
     """The same where that is faster than a weight in oneDNN's order, too."""
-    _to_panels(editor, lambda x, weight: _pays(x, weight) and _beats_packed(x, weight))
+    _to_panels(editor, lambda x, weight: pays(x, weight) and beats_packed(x, weight))
 
 
 def _to_panels(editor: Editor, pays: Callable[[Any, Any], bool]) -> None:
@@ -65,20 +66,28 @@ def _can_be_panels(editor: Editor, x: Any, weight: Any, bias: Any) -> bool:
         return False
     if isinstance(bias, Some) and (bias.item.meta is None or bias.item.meta.dtype != meta.dtype):
         return False
-    is_small = meta.dtype == torch.float32 and meta.numel() < SMALLEST
-    return meta.dtype in PLAIN_NAMES and not is_small and meta.numel() > 0
+    return fits(meta)
 
 
-def _pays(x: Any, weight: Any) -> bool:
+def fits(weight: Tensor) -> bool:
+    """Whether a weight may lie in panels, whatever it is multiplied with."""
+    is_small = weight.dtype == torch.float32 and weight.numel() < SMALLEST
+    return weight.dtype in PLAIN_NAMES and not is_small and weight.numel() > 0
+
+
+def pays(x: Any, weight: Any) -> bool:
     """Whether panels are faster than torch's own layer."""
-    return is_faster("program panels", x, weight, _panels_call, plain_call)
+    return is_faster("program panels", x, weight, panels_call, plain_call)
 
 
-def _beats_packed(x: Any, weight: Any) -> bool:
-    return is_faster(BESIDE_PACKED, x, weight, _panels_call, packed_call)
+def beats_packed(x: Any, weight: Any) -> bool:
+    """Whether panels are faster than a weight in oneDNN's order, where oneDNN has its products."""
+    has_none = supports(weight.dtype) is not None
+    return has_none or is_faster(BESIDE_PACKED, x, weight, panels_call, packed_call)
 
 
-def _panels_call(weight: Tensor) -> Product:
+def panels_call(weight: Tensor) -> Product:
+    """The product with a weight in panels."""
     format, outputs = PLAIN_NAMES[weight.dtype], weight.shape[0]
     panels = torch.ops.oxytorch.pack_panels.default(weight, format)
     run = torch.ops.oxytorch.linear_panels.default

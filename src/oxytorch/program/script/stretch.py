@@ -16,7 +16,7 @@ from .metas import UNKNOWN, Metas
 from .types import as_given, operator_of
 
 KEPT = "script::"
-"""Begins the targets of steps that stand for nodes as they are; their number follows."""
+"""Begins the targets of steps that stand for nodes as they are: script::3:aten::size."""
 
 _AS_THEY_ARE = (
     "aten::arange",
@@ -231,7 +231,7 @@ class Stretch(Capture):
         results = [self._new(each) for each in node.outputs()]
         for output, result in zip(node.outputs(), results, strict=True):
             self._named(output, result)
-        step = Step(f"{KEPT}{len(self.kept)}", [self._moment, *taken], results)
+        step = Step(f"{KEPT}{len(self.kept)}:{node.kind()}", [self._moment, *taken], results)
         self.kept.append(node)
         self.steps.steps.append(step)
 
@@ -255,3 +255,8 @@ def _is_of_tensors(meta: Any) -> bool:
     if isinstance(meta, list | tuple):
         return all(isinstance(each, Tensor) for each in meta)
     return isinstance(meta, Tensor)
+
+
+def number_of_kept(step: Step) -> int:
+    """The number of the node that a step stands for."""
+    return int(step.target.removeprefix(KEPT).partition(":")[0])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...graph.errors import CaptureError
 from ..program import Argument, Some, Step, Value
-from .stretch import KEPT, Stretch
+from .stretch import KEPT, Stretch, number_of_kept
 from .types import DTYPES, FORMATS, LAYOUTS, operator_named
 
 _OWN_NAMES = {"add": "aten::add.Tensor"}
@@ -53,7 +53,7 @@ class Writer:
 
     def _copy(self, step: Step) -> None:
         """A node as it was, of what its inputs are now."""
-        node = self._stretch.kept[int(step.target.removeprefix(KEPT))]
+        node = self._stretch.kept[number_of_kept(step)]
         own = [each for each in node.inputs() if each.node().kind() != "prim::Constant"]
         now = {a.unique(): self._value(b) for a, b in zip(own, step.arguments[1:], strict=True)}
         made = self._graph.createClone(node, lambda value: now.get(value.unique(), value))
