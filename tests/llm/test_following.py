@@ -152,7 +152,7 @@ def test_changes_are_followed_everywhere(name: str) -> None:
     fast = llm.optimize(model, dtype=torch.float32)
     given = prompt(1, 12)
     before = logits(fast, given)
-    llm.generate(fast, given["input_ids"], max_new_tokens=20)  # a tape is made
+    llm.generate(fast, given["input_ids"], max_new_tokens=20)  # a step is recorded
     for one in (model, fast):
         CHANGES[name](one)
     assert_follows(fast, model, given, before)

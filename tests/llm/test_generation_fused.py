@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from oxytorch import llm
 from oxytorch.llm.decoder import FusedDecoder, PlainDecoder, decoder_of
@@ -140,6 +141,18 @@ def test_recorded_steps_see_new_weights(monkeypatch):
         expected = model.generate(ids, do_sample=False, eos_token_id=None, **options)
         assert torch.equal(after, expected)
         before = after
+
+
+def test_recorded_steps_are_seen_by_a_profiler():
+    model = llm.optimize(_model("llama"), dtype=torch.float32)
+    ids, _ = _prompts()
+    options = {"max_new_tokens": 20, "eos_token_id": []}
+    expected = llm.generate(model, ids[1:], **options)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        assert torch.equal(llm.generate(model, ids[1:], **options), expected)
+    counts = {event.key: event.count for event in profiled.key_averages()}
+    assert counts["oxytorch::cached_attention"] == 20 * model.config.num_hidden_layers
+    assert counts["oxytorch::run_program"] == 19
 
 
 def test_capacity_changes_no_token():

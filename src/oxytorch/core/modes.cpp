@@ -45,6 +45,12 @@ Counts function_modes() {
   return found;
 }
 
+// at::hasCallbacks()
+Asks has_callbacks() {
+  static const auto found = reinterpret_cast<Asks>(dlsym(RTLD_DEFAULT, "_ZN2at12hasCallbacksEv"));
+  return found;
+}
+
 // Function modes of ours that are active on this thread: they leave derived values as they are.
 thread_local std::int64_t own_modes = 0;
 
@@ -109,3 +115,9 @@ OXY_EXPORT void oxytorch_enter_own_mode(int count) { oxytorch::own_modes += coun
 OXY_EXPORT void oxytorch_ask_for_own_code(int count) { oxytorch::own_code += count; }
 
 OXY_EXPORT void oxytorch_record(int count) { oxytorch::recordings += count; }
+
+// Whether a profiler, or somebody else, is told of each call of an operator.
+OXY_EXPORT int oxytorch_calls_are_noted() {
+  const auto asks = oxytorch::has_callbacks();
+  return !asks || asks();
+}

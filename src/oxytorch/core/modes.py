@@ -46,6 +46,12 @@ def is_plain_inference() -> bool:
     return not is_dynamo_compiling() and forward_ad._current_level < 0 and _mode() == PLAIN
 
 
+def is_unseen() -> bool:
+    """Whether nobody can tell how results are computed: plain inference, and no profiler."""
+    library = functions_in_known_torch()
+    return library is not None and is_plain_inference() and not library.oxytorch_calls_are_noted()
+
+
 class OwnFunctionMode(TorchFunctionMode):
     """A function mode of ours, under which derived values stand in as without it."""
 

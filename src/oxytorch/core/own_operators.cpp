@@ -1,4 +1,4 @@
-#include <set>
+#include <unordered_map>
 
 #include "core/torch_api.h"
 
@@ -7,15 +7,20 @@ namespace oxytorch {
 namespace {
 
 // Filled before main, file by file.
-std::set<std::string>& names() {
-  static std::set<std::string> names;
-  return names;
+std::unordered_map<std::string, BoxedOperator>& operators() {
+  static std::unordered_map<std::string, BoxedOperator> operators;
+  return operators;
 }
 
 }  // namespace
 
-OwnOperators::OwnOperators(const char* name) { names().insert(name); }
+OwnOperators::OwnOperators(const char* name, BoxedOperator operator_) {
+  operators().emplace(name, operator_);
+}
 
-bool OwnOperators::have(const std::string& name) { return names().count(name) > 0; }
+BoxedOperator OwnOperators::find(const std::string& name) {
+  const auto found = operators().find(name);
+  return found == operators().end() ? nullptr : found->second;
+}
 
 }  // namespace oxytorch

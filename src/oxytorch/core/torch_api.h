@@ -313,23 +313,28 @@ void boxed(StableIValue* stack, uint64_t, uint64_t) {
   unboxing::call(function, stack, noted, typename Signature::Indices{});
 }
 
-// Names of the operators that `OXY_OP` defines, among them `name`.
+// `stack` holds the arguments, which are taken, and then the results.
+using BoxedOperator = void (*)(StableIValue* stack, std::uint64_t, std::uint64_t);
+
+// The CPU kernels of the operators that `OXY_OP` defines. Whoever calls one knows that torch's
+// dispatcher has nothing to see to: gradients, autocast, modes, signs turned when read, a profiler.
 class OwnOperators {
  public:
-  explicit OwnOperators(const char* name);
-  static bool have(const std::string& name);
+  OwnOperators(const char* name, BoxedOperator operator_);
+  // Null where there is none.
+  static BoxedOperator find(const std::string& name);
 };
 
 }  // namespace oxytorch
 
 // Defines op `name` with the rest of its schema, its overload `reference`, and its CPU kernel.
-#define OXY_OP(name, schema, function)                                  \
-  static constexpr const char* name##_qualified = "oxytorch::" #name;   \
-  static const oxytorch::OwnOperators name##_own(name##_qualified);     \
-  STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {                    \
-    library.def(#name schema);                                          \
-    library.def(#name ".reference" schema);                             \
-  }                                                                     \
-  STABLE_TORCH_LIBRARY_IMPL(oxytorch, CPU, library) {                   \
-    library.impl(#name, &oxytorch::boxed<&function, name##_qualified>); \
-  }
+#define OXY_OP(name, schema, function)                                            \
+  static constexpr const char* name##_qualified = "oxytorch::" #name;             \
+  static constexpr oxytorch::BoxedOperator name##_boxed =                         \
+      &oxytorch::boxed<&function, name##_qualified>;                              \
+  static const oxytorch::OwnOperators name##_own(name##_qualified, name##_boxed); \
+  STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {                              \
+    library.def(#name schema);                                                    \
+    library.def(#name ".reference" schema);                                       \
+  }                                                                               \
+  STABLE_TORCH_LIBRARY_IMPL(oxytorch, CPU, library) { library.impl(#name, name##_boxed); }

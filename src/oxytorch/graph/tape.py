@@ -203,6 +203,13 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             self._protect(tensor)
         return found
 
+    def recording(self, tensors: Iterable[Tensor], output: Any = None) -> Recording:
+        """What was noted. tensors: those of the output, in order. Raises CaptureError."""
+        found = [*tensors]
+        outputs = [self.value(tensor) for tensor in found]
+        parts = self.steps, self.externals, outputs, found, output, self.forms
+        return Recording(*parts, self.literals)
+
     def _name(self, tensor: Tensor, value: Value) -> None:
         self._values[id(tensor)] = value
         self._alive.append(tensor)
@@ -340,7 +347,7 @@ def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tenso
         recorder = Recorder(inputs)
         with recorder.watching():
             output, found = run()
-        recordings.append(_recording(recorder, output, found))
+        recordings.append(recorder.recording(found, output))
     first, second = recordings
     same = len(first.externals) == len(second.externals) and all(
         a is b or (number in recorder.literals and is_same(a, b))
@@ -349,13 +356,6 @@ def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tenso
     if not same or first.steps != second.steps or first.outputs != second.outputs:
         raise CaptureError("two runs on one input differ")
     return second
-
-
-def _recording(recorder: Recorder, output: Any, found: Iterable[Tensor]) -> Recording:
-    tensors = [*found]
-    outputs = [recorder.value(tensor) for tensor in tensors]
-    parts = recorder.steps, recorder.externals, outputs, tensors, output, recorder.forms
-    return Recording(*parts, recorder.literals)
 
 
 def recorded_once(
@@ -374,7 +374,7 @@ def recorded_once(
     if any(is_random(step.operator, step.arguments) for step in recorder.steps):
         return output, CaptureError("its code draws random numbers")
     try:
-        return output, _recording(recorder, output, tensors_of(output))
+        return output, recorder.recording(tensors_of(output), output)
     except CaptureError as error:
         return output, error
     except RecursionError:

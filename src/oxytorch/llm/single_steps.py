@@ -12,30 +12,28 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.jit._fuser import optimized_execution
 
+from ..core.modes import is_unseen
 from ..graph.errors import CaptureError
-from ..graph.tape import Recorder, Tape
+from ..graph.tape import Recorder
+from ..program.program import Program
 from .cache import KVCache
 from .model import FusedModel
 
 UNRECORDED = 12
 """Steps of a model that run as they are first: recording takes as long as about a hundred save."""
 
-_TOKENS, _START, _GIVEN = range(3)
-"""Numbers of a tape's inputs: the tokens, the position, and from there on what a run keeps."""
-
 
 @dataclass
 class _Known:
-    """What is known of a model: steps so far, and its tapes by form; None where there is none.
+    """What is known of a model: steps so far, and its programs by form; None where there is none.
 
-    renewals: how often values had been written to the model when its tapes were made.
+    renewals: how often values had been written to the model when its programs were made.
     """
 
     renewals: int
     steps: int = 0
-    tapes: dict[tuple[Any, ...], Tape | None] = field(default_factory=dict)
+    programs: dict[tuple[Any, ...], Program | None] = field(default_factory=dict)
 
 
 _KNOWN: WeakKeyDictionary[FusedModel, _Known] = WeakKeyDictionary()
@@ -58,7 +56,8 @@ class SingleSteps:
         self._known = None if changing or (windows and padding is not None) else _known(model)
         self._form = (cache.batch, cache.layers[0].keys.dtype, padding is None)
         self._start = torch.zeros(1, dtype=torch.int64)
-        self._tape: Tape | None = None
+        self._program: Program | None = None
+        self._kept: list[Tensor] = []
 
     def __call__(self, tokens: Tensor) -> Tensor | None:
         """Logits [batch, 1, vocabulary] after tokens int64 [batch, 1], which the cache then counts.
@@ -68,44 +67,45 @@ class SingleSteps:
         known, cache = self._known, self.cache
         if known is None or cache.length >= cache.capacity or cache.beams is not None:
             return None
-        if self._tape is None:
+        if self._program is None:
             known.steps += 1
-            if self._form not in known.tapes:
+            if self._form not in known.programs:
                 if known.steps <= UNRECORDED:
                     return None
                 return self._record(known, tokens)
-            tape = known.tapes[self._form]
-            if tape is None:
+            self._program = known.programs[self._form]
+            if self._program is None:
                 self._known = None
                 return None
-            self._tape = tape.given(_GIVEN, self._kept())
+            self._kept = self._of_run()
         self._start.fill_(cache.length)
-        logits = _run(self._tape, [tokens, self._start])
+        logits = _run(self._program, [tokens, self._start, *self._kept])
         cache.length += 1
         return logits
 
     def _record(self, known: _Known, tokens: Tensor) -> Tensor | None:
-        """Runs a step and makes a tape of it, which has to give the same logits."""
+        """Runs a step and makes a program of it, which has to give the same logits."""
+        from ..program.recorded import repeated  # which imports more of torch than most uses need
+
         self._start.fill_(self.cache.length)
-        kept = self._kept()
+        kept = self._of_run()
         inputs = [tokens, self._start, *kept]
         recorder = _Recorder(inputs)
-        known.tapes[self._form] = None
+        known.programs[self._form] = None
         try:
             with recorder.watching():
                 logits = self._step(tokens, kept)
-            outputs = [recorder.value(logits)]
-            tape = Tape(recorder.steps, recorder.externals, outputs, constants=True)
+            program = repeated(recorder.recording([logits]), inputs)
         except CaptureError:
             return None
         # Both write the same keys and values at the same position.
-        if not torch.equal(_run(tape, inputs), logits):
+        if not torch.equal(_run(program, inputs), logits):
             return None
-        known.tapes[self._form] = tape
+        known.programs[self._form] = program
         self.cache.length += 1
         return logits
 
-    def _kept(self) -> list[Tensor]:
+    def _of_run(self) -> list[Tensor]:
         """The tensors of this run: tables of angles, the padding, the cache."""
         found = []
         for table in self.model.tables:
@@ -144,12 +144,9 @@ class _Recorder(Recorder):  # type: ignore[no-untyped-call]
         pass
 
 
-def _run(tape: Tape, inputs: list[Tensor]) -> Tensor:
-    # TorchScript's optimizations take longer than a prompt and find nothing in these graphs.
-    with optimized_execution(False):
-        results = tape(inputs)
-    assert results is not None, "a step without reads of values always holds"
-    return results[0]
+def _run(program: Program, inputs: list[Tensor]) -> Tensor:
+    (logits,), _ = program(inputs, is_unseen=is_unseen())
+    return logits
 
 
 def _known(model: FusedModel) -> _Known:

@@ -178,13 +178,19 @@ class Program:
         weakref.finalize(self, forget, ctypes.c_void_p(self._address))
 
     def __call__(
-        self, tensors: Sequence[Tensor], sizes: Sequence[int] = ()
+        self, tensors: Sequence[Tensor], sizes: Sequence[int] = (), is_unseen: bool = False
     ) -> tuple[list[Tensor], list[int]]:
         """Run on input tensors and sizes; return the output tensors and sizes.
 
+        is_unseen: nobody can tell how results are computed (see `core.modes.is_unseen`), and the
+        tensors have no signs that are turned when they are read (`Tensor.is_neg`): our operators
+        are then called, and views made, without torch's dispatcher.
+
         Raises UnmetError where a value is another one than a step requires.
         """
-        holds, found, numbers = torch.ops.oxytorch.run_program(self._address, tensors, sizes)
+        holds, found, numbers = torch.ops.oxytorch.run_program(
+            self._address, tensors, sizes, is_unseen
+        )
         if not holds:
             raise UnmetError
         return found, numbers

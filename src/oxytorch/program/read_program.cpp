@@ -86,7 +86,7 @@ constexpr std::string_view kViews[] = {
 Threads threads_of(const Step& step) {
   if (step.kind == Kind::kAdd) return Threads::kTorchs;
   if (step.kind != Kind::kOperator) return Threads::kOne;
-  if (OwnOperators::have(step.name) && step.overload.empty()) return Threads::kTeam;
+  if (step.own) return Threads::kTeam;
   const bool is_view =
       std::find(std::begin(kViews), std::end(kViews), step.name) != std::end(kViews);
   return is_view ? Threads::kOne : Threads::kTorchs;
@@ -177,6 +177,8 @@ class Reader {
       const std::size_t dot = std::min(target.find('.', colons), target.size());
       step.name = target.substr(0, dot);
       step.overload = target.substr(std::min(dot + 1, target.size()));
+      if (step.overload.empty()) step.own = OwnOperators::find(step.name);
+      step.view = view_kind(target);
     }
     for (word = words.next(); !word.empty(); word = words.next()) {
       step.arguments.push_back(argument(word, words));

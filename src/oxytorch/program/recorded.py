@@ -22,7 +22,7 @@ from .backend import WITH_NUMBERS
 from .capture import RESAMPLING, Outputs, steps_of
 from .in_place import without_writes
 from .placed import Placed, UnsettledError
-from .program import Steps, UnmetError
+from .program import Program, Steps, UnmetError
 from .sizes import Formula, SizedRun, Symbols
 
 _aten = torch.ops.aten
@@ -250,6 +250,25 @@ class Graph:
         return self._with_meta(found, torch.empty((), dtype=torch.bool, device="meta"))
 
 
+def repeated(recording: Recording, inputs: Sequence[Tensor]) -> Program:
+    """A program of these inputs that does what a run did once more, writes to tensors included.
+
+    It holds the tensors from outside; what is written to them later on is seen. Raises CaptureError
+    where the code reads values, or returns what is none of its operators' results.
+    """
+    graph = Graph(recording, forms_of(inputs))
+    if graph.required:
+        raise CaptureError("its code reads values of tensors")
+    steps, outputs = steps_of(graph.module)
+    if len(steps.outputs) < len(outputs):
+        raise CaptureError("a tensor of its output is none of its operators'")
+    held = [tensor.detach() for tensor in recording.externals]
+    steps.constants.update(zip(steps.inputs[len(inputs) :], held, strict=True))
+    del steps.inputs[len(inputs) :]
+    steps.drop_unused()
+    return steps.program()
+
+
 class _Rewriter(Recorder):  # type: ignore[no-untyped-call]
     """Notes smaller operators in place of those in a table."""
 
@@ -284,9 +303,8 @@ def _rewritten(module: fx.GraphModule, tensors: list[Tensor], table: Any) -> Rec
     recorder = _Rewriter(tensors, table)
     with torch.no_grad(), recorder:
         found = [*functional(*tensors)]
-    outputs = [recorder.value(tensor) for tensor in found]
-    parts = recorder.steps, recorder.externals, outputs, found, found, recorder.forms
-    return Recording(*parts, {*range(len(recorder.externals))})
+    recording = recorder.recording(found, found)
+    return replace(recording, literals={*range(len(recording.externals))})
 
 
 def _in_order(tensor: Tensor, form: tuple[Any, ...]) -> Tensor:

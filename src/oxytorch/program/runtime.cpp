@@ -2,7 +2,7 @@
 //
 // A program comes as text, one step a line (program.py describes it), is checked and translated
 // once (op `load_program`), and then runs for any sizes (op `run_program`). Operators of torch are
-// called by name through the stable ABI.
+// called by name through the stable ABI. Ours are called without it where nobody can tell.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -23,8 +23,8 @@ namespace {
 class Run {
  public:
   Run(const Program& program, std::vector<TensorOwner> tensors,
-      const std::vector<std::int64_t>& sizes)
-      : program_(program), values_(std::move(tensors)), sizes_(sizes) {
+      const std::vector<std::int64_t>& sizes, bool is_unseen)
+      : program_(program), is_unseen_(is_unseen), values_(std::move(tensors)), sizes_(sizes) {
     values_.resize(program.tensor_slots);
     sizes_.resize(program.size_slots);
     stack_.resize(program.largest_stack);
@@ -160,9 +160,14 @@ class Run {
   }
 
   void call(const Step& step) {
+    if (is_unseen_ && step.view != ViewKind::none && view(step)) return;
     for (std::size_t i = 0; i < step.arguments.size(); ++i) stack_[i] = boxed(step.arguments[i]);
     try {
-      call_operator(step.name.c_str(), step.overload.c_str(), stack_.data());
+      if (is_unseen_ && step.own) {
+        step.own(stack_.data(), stack_.size(), step.results.size());
+      } else {
+        call_operator(step.name.c_str(), step.overload.c_str(), stack_.data());
+      }
     } catch (const std::exception& error) {
       refuse(step.name + " fails: " + reason(error));
     }
@@ -175,6 +180,23 @@ class Run {
     for (std::size_t i = 0; i < step.results.size(); ++i) {
       keep(step.results[i], reinterpret_cast<AtenTensorHandle>(stack_[i]));
     }
+  }
+
+  // Returns whether the view is made; else torch has to.
+  bool view(const Step& step) {
+    std::array<std::int64_t, kMostOfView> numbers{};
+    std::size_t count = 0;
+    const bool is_list = step.arguments.size() > 1 && step.arguments[1].kind == Argument::kList;
+    const std::vector<Argument>& given = is_list ? step.arguments[1].items : step.arguments;
+    for (std::size_t i = is_list ? 0 : 1; i < given.size(); ++i) {
+      const Argument& each = given[i].kind == Argument::kSome ? given[i].items[0] : given[i];
+      if (count == numbers.size()) return false;
+      numbers[count++] = each.kind == Argument::kNone ? kNoNumber : size(each);
+    }
+    const AtenTensorHandle made = made_view(step.view, handle(step.arguments[0].slot),
+                                            {numbers.data(), static_cast<std::int64_t>(count)});
+    if (made) keep(step.results[0], made);
+    return made != nullptr;
   }
 
   // What torch says of an error; through this way in it says nothing of some.
@@ -271,6 +293,7 @@ class Run {
   static constexpr std::int64_t kLittle = 2048;
 
   const Program& program_;
+  const bool is_unseen_;
   bool holds_ = true;
   std::size_t next_ = 0;
   std::exception_ptr error_;
@@ -299,13 +322,14 @@ void run_program(StableIValue* stack, uint64_t, uint64_t) {
   const auto* program = reinterpret_cast<const Program*>(static_cast<std::uintptr_t>(stack[0]));
   std::vector<TensorOwner> tensors = values_of(stack[1]);
   const auto sizes = unboxing::Take<std::vector<std::int64_t>>::from(stack[2]);
+  const bool is_unseen = torch::stable::detail::to<bool>(stack[3]);
   if (static_cast<std::int32_t>(tensors.size()) != program->tensor_inputs ||
       static_cast<std::int32_t>(sizes.size()) != program->size_inputs) {
     refuse("expected " + std::to_string(program->tensor_inputs) + " tensors and " +
            std::to_string(program->size_inputs) + " sizes, got " + std::to_string(tensors.size()) +
            " and " + std::to_string(sizes.size()));
   }
-  Run run(*program, std::move(tensors), sizes);
+  Run run(*program, std::move(tensors), sizes, is_unseen);
   stack[0] = torch::stable::detail::from(run.holds());
   stack[1] = list_of(run.holds() ? run.outputs() : std::vector<TensorOwner>());
   stack[2] = list_of(run.holds() ? run.size_outputs() : std::vector<std::int64_t>());
@@ -315,8 +339,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(oxytorch, library) {
   library.def("load_program(str text, Tensor[] constants) -> int");
   // Its results may be views of its inputs and of each other.
   library.def(
-      "run_program(int program, Tensor(a -> *)[] tensors, int[] sizes) -> (bool, Tensor(a)[], "
-      "int[])");
+      "run_program(int program, Tensor(a -> *)[] tensors, int[] sizes, bool is_unseen=False) -> "
+      "(bool, Tensor(a)[], int[])");
 }
 
 // Implicit: autograd asks of a kernel that it does not know that no result is a view.

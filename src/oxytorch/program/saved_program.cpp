@@ -121,11 +121,11 @@ class SavedProgram {
     std::vector<TensorOwner> tensors;
     for (const TensorOwner& each : state_) tensors.push_back(share(each.get()));
     for (AtenTensorHandle each : given) tensors.push_back(share(each));
-    StableIValue stack[3] = {
+    StableIValue stack[4] = {
         static_cast<StableIValue>(reinterpret_cast<std::uintptr_t>(program_.get())),
-        list_of(std::move(tensors)), list_of(sizes)};
+        list_of(std::move(tensors)), list_of(sizes), torch::stable::detail::from(false)};
     // Not through torch_call_dispatcher: torch 2.13 mixes up the types of several results there.
-    runtime::run_program(stack, 3, 3);
+    runtime::run_program(stack, 4, 3);
     if (!torch::stable::detail::to<bool>(stack[0])) fail("a value is not the one that it requires");
     const auto numbers = unboxing::Take<std::vector<std::int64_t>>::from(stack[2]);
     std::vector<Tensor> made = unboxing::Take<std::vector<Tensor>>::from(stack[1]);

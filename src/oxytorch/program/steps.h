@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "program/stack.h"
+#include "program/views.h"
 
 namespace oxytorch::runtime {
 
@@ -33,6 +34,8 @@ enum class Threads { kTeam, kOne, kTorchs };
 struct Step {
   Kind kind = Kind::kOperator;
   std::string name, overload;
+  BoxedOperator own = nullptr;  // of an operator of ours
+  ViewKind view = ViewKind::none;
   std::vector<Argument> arguments;
   std::vector<std::int32_t> results;  // slots; -1 for none
   bool returns_list = false;
@@ -63,8 +66,8 @@ struct Program {
 // every value exists before it is taken. Throws std::runtime_error where it is no program.
 std::unique_ptr<Program> read_program(std::string_view text, std::vector<TensorOwner> constants);
 
-// The op: (program, tensors, sizes) in the stack become (whether all values are those that the
-// program requires, tensors, sizes).
+// The op: (program, tensors, sizes, is_unseen) in the stack become (whether all values are those
+// that the program requires, tensors, sizes). is_unseen: see program.py.
 void run_program(StableIValue* stack, uint64_t arguments, uint64_t results);
 
 }  // namespace oxytorch::runtime
