@@ -24,7 +24,7 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def set_to(pays: bool, in_panels: bool = False, joined: bool = True) -> None:
         wins = {panels.BESIDE_PACKED: in_panels, joining.JOINED: joined}
 
-        def first_win(key: Any, sizes: Any) -> int | None:
+        def first_win(key: Any, sizes: Any, gain: float = 1.0) -> int | None:
             for both in sizes:  # a way that fails is not taken when times are
                 for run in both:
                     run()

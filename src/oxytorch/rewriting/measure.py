@@ -165,17 +165,18 @@ def hold_heap() -> None:
         _heap_end = blocks[-1]
 
 
-def first_win(key: Hashable, sizes: Sequence[Calls]) -> int | None:
+def first_win(key: Hashable, sizes: Sequence[Calls], gain: float = GAIN) -> int | None:
     """The number of the size from which on a packed layer is faster than torch's own, or None.
 
     key: what the times depend on, besides threads. sizes: both layers, on larger and larger inputs.
+    gain: the part of torch's time that it takes at most, for one of them.
     """
     first, wins = None, False
     for number in reversed(range(len(sizes))):
         ratio = _ratio_of((key, number), sizes[number])
         if ratio > NO_LOSS:
             break
-        first, wins = number, wins or ratio <= GAIN
+        first, wins = number, wins or ratio <= gain
     return first if wins else None
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ...rewriting.measure import Calls, about, first_win, input_of, numbers, rows_of
+from ...rewriting.measure import Product, about, calls_of, first_win, numbers, rows_of
 from ..program import Argument, Some, Step, Value, values_of
-from . import attention, linear, panels
+from . import linear, panels
+from .attention import OURS, TORCHS, WHOLE
 from .editor import VIEWS, Editor, is_contiguous, known, takes_any_order
-from .linear import LINEAR, Product
+from .linear import LINEAR, Make, within_program
 from .post_ops import activation, other_of_sum
 
 JOINED = "program joined"
@@ -25,7 +24,7 @@ _STRIDED = frozenset(
         "add", "size", "aten::mul.Tensor", "aten::neg", "aten::bmm", "aten::cat", "aten::clone",
         "oxytorch::silu_mul", "oxytorch::gelu_mul", "oxytorch::layer_norm", "oxytorch::rms_norm",
         "oxytorch::add_layer_norm", "oxytorch::add_rms_norm",
-        attention.OURS, attention.TORCHS, attention.WHOLE,
+        OURS, TORCHS, WHOLE,
     ]
 )  # fmt: skip
 """Steps that are as fast where rows lie apart in memory; others may copy them first."""
@@ -70,10 +69,6 @@ def linear_layers(editor: Editor) -> None:
 def storable_linear_layers(editor: Editor) -> None:
     """The same where packed weights have to be plain tensors."""
     _join(editor, _fastest_storable)
-
-
-Make = Callable[[Tensor], Product]
-"""Gives the product of inputs with a weight."""
 
 
 def _join(editor: Editor, fastest: Callable[[Any, Any], Make]) -> None:
@@ -206,25 +201,22 @@ def _pays(group: Sequence[_Layer], fastest: Callable[[Any, Any], Make]) -> bool:
     names = tuple(make.__name__ for make in (*makers, together))
     key = (JOINED, tuple(map(about, sizes)), about(width), metas[0].dtype, x.dim(), rows)
 
-    @cache
-    def both() -> tuple[list[Product], Product]:
+    def split(result: Value) -> list[Step]:
+        parts = [Value() for _ in sizes]
+        steps = [Step(SPLIT, [result, [*map(str, sizes)], "-1"], [*parts], returns_list=True)]
+        for part, own in zip(parts, copied, strict=True):
+            if own:
+                steps.append(Step("aten::clone", [part, Some("=contiguous_format")], [Value()]))
+        return steps
+
+    def both() -> tuple[Product, Product]:
         weights = [numbers(size, width, dtype=metas[0].dtype) for size in sizes]
-        parts = [make(weight) for make, weight in zip(makers, weights, strict=True)]
-        return parts, together(torch.cat(weights))
+        whole = torch.cat(weights)
+        pairs = [*zip(makers, weights, strict=True)]
+        apart = within_program(lambda: [make(weight) for make, weight in pairs], whole.numel())
+        return apart, within_program(lambda: [together(whole)], whole.numel(), split)
 
-    def calls(count: int) -> Calls:
-        given = cache(lambda: input_of(count, width, [1] * x.dim()).to(metas[0].dtype))
-
-        def apart() -> Tensor:
-            return [product(given()) for product in both()[0]][-1]
-
-        def joined() -> Tensor:
-            parts = both()[1](given()).split_with_sizes(sizes, -1)
-            pairs = zip(parts, copied, strict=True)
-            return [part.contiguous() if own else part for part, own in pairs][-1]
-
-        return apart, joined
-
+    calls = calls_of(both, width, [1] * x.dim(), metas[0].dtype)
     return first_win((*key, names, tuple(copied)), [calls(count) for count in rows]) == 0
 
 

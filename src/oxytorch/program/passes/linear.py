@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ...ops.linear import supports
-from ...rewriting.measure import Product, about, calls_of, first_win, numbers, rows_of
-from ..program import Some, Step, Value
+from ...rewriting.measure import GAIN, Product, about, calls_of, first_win, numbers, rows_of
+from ..program import Argument, Some, Step, Steps, Value
 from .editor import VIEWS, Editor, are_same, is_contiguous, is_same, known
 from .post_ops import activation, other_of_sum, words
 
 LINEAR, PACK, PACKED = "aten::linear", "mkldnn::_reorder_linear_weight", "mkldnn::_linear_pointwise"
 SMALLEST = 32 << 10
 """Elements of a float32 weight below which a call of oneDNN costs more than it saves."""
+
+
+FOR_ONE_THREAD, EPSILON = 16 << 10, "1e-05"
+"""Numbers of a kernel that are worth a thread of their own, and what their norm takes."""
+OF_ONE_CACHE, OF_CACHES = 4 << 20, 64 << 20
+"""Bytes after which the second cache of a thread's processor, and those of all, hold others."""
 
 
 def as_linear(editor: Editor) -> None:
@@ -126,20 +132,26 @@ def why_not_packed(weight: Tensor) -> str:
 def pays(x: Any, weight: Any) -> bool:
     """Whether the packed layer is faster than torch's own on inputs like this one, or of any size
     where that is not known."""
-    return is_faster("program", x, weight, packed_call, plain_call)
+    return is_faster("program", x, weight, packed_call, plain_call, gain=1.0)
+
+
+Make = Callable[[Tensor], "Call"]
+"""The product with a weight of some numbers."""
 
 
 def is_faster(
     name: str,
     x: Any,
     weight: Any,
-    make: Callable[[Tensor], Product],
-    than: Callable[[Tensor], Product],
+    make: Make,
+    than: Make,
+    gain: float = GAIN,
 ) -> bool:
     """Whether the product that `make` gives for a weight is faster than that of `than`, on inputs
     like this one, or of any size where that is not known.
 
-    name: what the times are kept under.
+    name: what the times are kept under. gain: the part of the other's time that it takes at most;
+    1 where more is gained after it, by what follows in the same sweep.
     """
     outputs, width = weight.shape
     rows = rows_of(known(x.shape), outputs * width)
@@ -147,22 +159,76 @@ def is_faster(
 
     def both() -> tuple[Product, Product]:
         values = numbers(outputs, width, dtype=weight.dtype)
-        return than(values), make(values)
+        own = within_program(lambda: [than(values)], values.numel())
+        return own, within_program(lambda: [make(values)], values.numel())
 
     calls = calls_of(both, width, [1] * x.dim(), weight.dtype)
-    return first_win(key, [calls(count) for count in rows]) == 0
+    return first_win(key, [calls(count) for count in rows], gain) == 0
 
 
-def plain_call(weight: Tensor) -> Product:
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A product with a weight of numbers, and with a bias, as a step.
+
+    arguments: what follows the input. constants: the values among them.
+    """
+
+    target: str
+    arguments: Sequence[Argument]
+    constants: dict[Value, Tensor]
+
+    def of(self, x: Value) -> Step:
+        """The step with an input."""
+        return Step(self.target, [x, *self.arguments], [Value()])
+
+
+def plain_call(weight: Tensor) -> Call:
     """The product of torch's own layer."""
-    return lambda x: functional.linear(x, weight)
+    value, bias = Value(), Value()
+    return Call(LINEAR, [value, Some(bias)], {value: weight, bias: bias_of(weight)})
 
 
-def packed_call(weight: Tensor) -> Product:
+def packed_call(weight: Tensor) -> Call:
     """The product with a weight in oneDNN's order."""
+    value, bias = Value(), Value()
     packed = torch.ops.mkldnn._reorder_linear_weight.default(weight, None)
-    run = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: run(x, packed, None, "none", [], "")
+    arguments = [value, Some(bias), *words("none", "")]
+    return Call(PACKED, arguments, {value: packed, bias: bias_of(weight)})
+
+
+def bias_of(weight: Tensor) -> Tensor:
+    """One for a layer that is timed, as most have."""
+    return torch.zeros(weight.shape[0], dtype=weight.dtype)
+
+
+def within_program(
+    make: Callable[[], Sequence[Call]],
+    elements: int,
+    after: Callable[[Value], Sequence[Step]] = lambda result: (),
+) -> Product:
+    """What an input gives with several products, computed as in a program: before a kernel of ours
+    that all threads take a part of, and again with other weights, until no cache holds the first.
+
+    elements: of the weights that `make` gives products with. after: steps with the last product,
+    which are timed with it.
+    """
+    x, beside, steps = Value(), Value(), Steps()
+    steps.inputs.append(x)
+    steps.constants[beside] = torch.ones(torch.get_num_threads(), FOR_ONE_THREAD)
+    turns, held = 0, 0
+    while turns < 2 or held < min(torch.get_num_threads() * OF_ONE_CACHE, OF_CACHES):
+        calls = make()
+        turns, held = turns + 1, held + 2 * elements
+        for call in calls:
+            steps.constants |= call.constants
+        products = [call.of(x) for call in calls]
+        last = products[-1].results[0]
+        assert last is not None
+        kernel = Step("oxytorch::rms_norm", [beside, "none", EPSILON], [Value()])
+        steps.steps += [*products, *after(last), kernel]
+        steps.outputs = [last]
+    program = steps.program()
+    return lambda given: program([given])[0][0]
 
 
 def fuse(editor: Editor) -> None:

@@ -12,10 +12,9 @@ from torch import Tensor
 from ...ops.linear import supports
 from ...ops.panels.formats import PLAIN_NAMES
 from ...ops.post_op import PostOp
-from ...rewriting.measure import Product
 from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous, known
-from .linear import LINEAR, SMALLEST, is_faster, packed_call, plain_call
+from .linear import LINEAR, SMALLEST, Call, bias_of, is_faster, packed_call, plain_call
 from .post_ops import activation, other_of_sum
 
 PACK, PANELS = "oxytorch::pack_panels", "oxytorch::linear_panels"
@@ -77,7 +76,7 @@ def fits(weight: Tensor) -> bool:
 
 def pays(x: Any, weight: Any) -> bool:
     """Whether panels are faster than torch's own layer."""
-    return is_faster("program panels", x, weight, panels_call, plain_call)
+    return is_faster("program panels", x, weight, panels_call, plain_call, gain=1.0)
 
 
 def beats_packed(x: Any, weight: Any) -> bool:
@@ -86,12 +85,13 @@ def beats_packed(x: Any, weight: Any) -> bool:
     return has_none or is_faster(BESIDE_PACKED, x, weight, panels_call, packed_call)
 
 
-def panels_call(weight: Tensor) -> Product:
+def panels_call(weight: Tensor) -> Call:
     """The product with a weight in panels."""
-    format, outputs = PLAIN_NAMES[weight.dtype], weight.shape[0]
-    panels = torch.ops.oxytorch.pack_panels.default(weight, format)
-    run = torch.ops.oxytorch.linear_panels.default
-    return lambda x: run(x, format, panels, None, None, None, outputs)
+    format, value, bias = PLAIN_NAMES[weight.dtype], Value(), Value()
+    packed = torch.ops.oxytorch.pack_panels.default(weight, format)
+    after = [str(weight.shape[0]), Some(bias), "none", '"none"', '"none"']
+    arguments = [f'"{format}"', value, *["none"] * 3, *after]
+    return Call(PANELS, arguments, {value: packed, bias: bias_of(weight)})
 
 
 def fuse(editor: Editor) -> None:
