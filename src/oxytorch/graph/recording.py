@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -76,28 +76,22 @@ def _calls_noted(model: nn.Module, record: Record) -> Iterator[None]:
 
         return hook
 
-    handles = []
-    try:
+    with ExitStack() as hooks:
         for module in model.modules():
             if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
                 continue
-            has_hooks = bool(module._forward_hooks or module._forward_pre_hooks)
+            before, after = module.register_forward_pre_hook, module.register_forward_hook
             begin, end = noting(record.enter, True), noting(record.leave, False)
-            if has_hooks:
-                begin, end = (
-                    noting(record.enter_hooks, True),
-                    noting(record.leave_last_hooks, False),
-                )
+            if module._forward_hooks or module._forward_pre_hooks:
+                begin = noting(record.enter_hooks, True)
+                end = noting(record.leave_last_hooks, False)
                 last = noting(record.leave_hooks, True)
                 first = noting(record.enter_last_hooks, False)
-                handles.append(module.register_forward_pre_hook(last, with_kwargs=True))
-                handles.append(module.register_forward_hook(first, prepend=True))
-            handles.append(module.register_forward_pre_hook(begin, with_kwargs=True, prepend=True))
-            handles.append(module.register_forward_hook(end))
+                hooks.enter_context(before(last, with_kwargs=True))
+                hooks.enter_context(after(first, prepend=True))
+            hooks.enter_context(before(begin, with_kwargs=True, prepend=True))
+            hooks.enter_context(after(end))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Attributes:

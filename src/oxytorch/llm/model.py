@@ -304,17 +304,13 @@ class _Seen:
             states.append(output[0] if isinstance(output, tuple) else output)
 
         layers = forwards[0].module, forwards[-1].module
-        handles = [
+        with (
             layers[0].register_forward_pre_hook(before, with_kwargs=True),
             layers[1].register_forward_hook(behind),
-        ]
-        try:
-            with torch.no_grad():
-                prompt = model(input_ids=tokens[:, :-1], use_cache=True)
-                token = model(input_ids=tokens[:, -1:], past_key_values=prompt.past_key_values)
-        finally:
-            for handle in handles:
-                handle.remove()
+            torch.no_grad(),
+        ):
+            prompt = model(input_ids=tokens[:, :-1], use_cache=True)
+            token = model(input_ids=tokens[:, -1:], past_key_values=prompt.past_key_values)
         self.first, self.last = states[:2]
         self.logits = prompt.logits, token.logits
 

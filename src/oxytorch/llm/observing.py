@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,19 +152,15 @@ class _Watch:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        handles = [m.register_forward_pre_hook(self._called, with_kwargs=True) for m in self._calls]
-        handles += [m.register_forward_hook(self._returned) for m in self._calls]
         inside = {part for m in self._calls for part in m.modules()}
-        handles += [
-            m.register_forward_hook(self._rotated, with_kwargs=True)
-            for m in model.modules()
-            if m not in inside and not [*m.parameters()]
-        ]
-        try:
+        outside = [m for m in model.modules() if m not in inside and not [*m.parameters()]]
+        with ExitStack() as hooks:
+            for m in self._calls:
+                hooks.enter_context(m.register_forward_pre_hook(self._called, with_kwargs=True))
+                hooks.enter_context(m.register_forward_hook(self._returned))
+            for m in outside:
+                hooks.enter_context(m.register_forward_hook(self._rotated, with_kwargs=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         setattr(self._calls[module], self.phase, named_arguments(module, args, kwargs))

@@ -49,11 +49,8 @@ def decoded_states(
                 if state:
                     states[index] = state
 
-    handle = optimizer.register_state_dict_post_hook(decode, prepend=True)
-    try:
+    with optimizer.register_state_dict_post_hook(decode, prepend=True):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -67,15 +64,11 @@ def hidden_states(optimizer: Optimizer, conform: Callable[[], None]) -> Iterator
     def hide(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
         return {**loaded, "state": {k: _hide(v) for k, v in loaded["state"].items()}}
 
-    handles = [
+    with (
         optimizer.register_load_state_dict_pre_hook(hide),
         optimizer.register_load_state_dict_post_hook(lambda _: conform(), prepend=True),
-    ]
-    try:
+    ):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def adopt(

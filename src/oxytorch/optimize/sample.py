@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -107,9 +107,7 @@ def _is_one_of(leaf: Any, dtypes: set[torch.dtype]) -> bool:
 @contextmanager
 def before_each(modules: Iterable[nn.Module], note: Callable[..., None]) -> Iterator[None]:
     """While modules tell what they are called with: note(module, args, kwargs)."""
-    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
-    try:
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_pre_hook(note, with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -67,15 +67,13 @@ class _Modules:
     @contextmanager
     def compared(self) -> Iterator[None]:
         """Compare in runs of the original."""
-        handles = []
-        for module in self._changed:
-            handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
-            handles.append(module.register_forward_hook(self._after))
-        try:
+        with ExitStack() as hooks:
+            for module in self._changed:
+                hooks.enter_context(
+                    module.register_forward_pre_hook(self._before, with_kwargs=True)
+                )
+                hooks.enter_context(module.register_forward_hook(self._after))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         state = State([[args, kwargs]], None)  # which the callee may write to

@@ -31,11 +31,8 @@ def no_weights() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
-    handle = register_module_parameter_registration_hook(to_meta)
-    try:
+    with register_module_parameter_registration_hook(to_meta):
         yield
-    finally:
-        handle.remove()
 
 
 def read_json(path: Path) -> dict[str, Any]:

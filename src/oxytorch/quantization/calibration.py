@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,13 +34,14 @@ class Moments:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Adds what the layers read meanwhile."""
-        handles = [layer.register_forward_pre_hook(self._add) for layer in self._sums]
-        try:
+        with ExitStack() as hooks:
+            hooks.callback(self._forget_last)
+            for layer in self._sums:
+                hooks.enter_context(layer.register_forward_pre_hook(self._add))
             yield
-        finally:
-            self._last = None
-            for handle in handles:
-                handle.remove()
+
+    def _forget_last(self) -> None:
+        self._last = None
 
     def _add(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         given: Tensor = arguments[0]
@@ -169,14 +170,12 @@ def _tried(
     def read(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         trial.widths[layer] = arguments[0].shape[-1]
 
-    handles = [block.register_forward_hook(answered) for block in blocks]
-    handles += [layer.register_forward_pre_hook(read) for layer in layers]
-    try:
-        with _running(model):
-            _call(model, call)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, _running(model):
+        for block in blocks:
+            hooks.enter_context(block.register_forward_hook(answered))
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(read))
+        _call(model, call)
     return trial
 
 
@@ -202,17 +201,10 @@ def _run_block(
         found.append(output)
         raise _Enough
 
-    handle = block.register_forward_hook(keep)
-    try:
-        with _running(model):
-            for call, output in zip(calls, outputs, strict=True):
-                try:
-                    with _answering(done, output):
-                        _call(model, call)
-                except _Enough:
-                    continue
-    finally:
-        handle.remove()
+    with block.register_forward_hook(keep), _running(model):
+        for call, output in zip(calls, outputs, strict=True):
+            with suppress(_Enough), _answering(done, output):
+                _call(model, call)
     return found
 
 
