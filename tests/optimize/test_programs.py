@@ -364,12 +364,15 @@ def test_code_of_a_call_has_its_effects_once(kind: str, mode: Any) -> None:
             assert torch.equal(*given)
 
 
-def test_inputs_with_attributes_run_the_module() -> None:
-    class Marked(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * getattr(x, "factor", 1.0)
+class Asking(nn.Linear):
+    """Reads an attribute of its own and of its input, where they have one."""
 
-    model, x = Marked(8, 4).eval(), torch.randn(3, 8)
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * getattr(x, "factor", 1.0) * getattr(self, "factor", 1.0)
+
+
+def test_inputs_with_attributes_run_the_module() -> None:
+    model, x = Asking(8, 4).eval(), torch.randn(3, 8)
     optimized = _as_program(model, x)
     with torch.no_grad():
         marked = x.clone()
@@ -379,10 +382,6 @@ def test_inputs_with_attributes_run_the_module() -> None:
 
 
 def test_what_is_put_in_later_is_followed() -> None:
-    class Asking(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * getattr(self, "factor", 1.0)
-
     model, x = Asking(8, 4).eval(), torch.randn(3, 8)
     optimized = _as_program(model, x)
     calls = counts_original(optimized)
@@ -547,12 +546,16 @@ def test_an_object_that_a_model_keeps_is_not_rebuilt() -> None:
         assert optimized(x)["cache"] is optimized.own
 
 
-class InPlace(nn.Module):
-    """Writes to its own results, through views as well."""
+class OneLayer(nn.Module):
+    """Has a layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
+
+
+class InPlace(OneLayer):
+    """Writes to its own results, through views as well."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.layer(x)
@@ -571,12 +574,8 @@ def test_writes_to_results_are_as_they_are() -> None:
             torch.testing.assert_close(optimized(given), model(given))
 
 
-class Deciding(nn.Module):
+class Deciding(OneLayer):
     """Goes one of two ways by a value that it computes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.layer(x)

@@ -38,6 +38,20 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
+def everything_is_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Layers of any size are packed, whatever was timed, and no gradients are asked of them."""
+    from oxytorch.program.passes import linear, panels
+    from oxytorch.rewriting import measure
+
+    monkeypatch.setattr(measure, "TIMED", False)
+    monkeypatch.setattr(linear, "SMALLEST", 0)
+    monkeypatch.setattr(panels, "SMALLEST", 0)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from seen import Seen
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,24 +14,15 @@ from torch.nn import functional as F
 import oxytorch
 from oxytorch.ops.linear import supports
 from oxytorch.program.backend import compile_graph
-from oxytorch.program.passes import linear, panels
-from oxytorch.rewriting import measure
 from threads import errors_in_threads
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.usefixtures("everything_is_packed"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 SPLIT = "aten::split_with_sizes"
-
-
-@pytest.fixture(autouse=True)
-def everything_is_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(measure, "TIMED", False)
-    monkeypatch.setattr(linear, "SMALLEST", 0)
-    monkeypatch.setattr(panels, "SMALLEST", 0)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
 
 
 class Layers(nn.Module):

@@ -6,7 +6,7 @@ import io
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import oxytorch
-from oxytorch.program.passes import linear, panels
-from oxytorch.rewriting import measure
 from threads import errors_in_threads
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::UserWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("everything_is_packed"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::UserWarning"
+    ),
+]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(autouse=True)
-def everything_pays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(measure, "TIMED", False)
-    monkeypatch.setattr(linear, "SMALLEST", 0)
-    monkeypatch.setattr(panels, "SMALLEST", 0)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
 
 
 class Layers(nn.Module):

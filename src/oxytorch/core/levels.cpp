@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "core/dispatch.h"
+#include "core/export.h"
 
 namespace oxytorch {
 
@@ -65,8 +66,6 @@ int active_level() {
 bool level_has(Capability capability) { return has(active_level(), capability); }
 
 }  // namespace oxytorch
-
-#define OXY_EXPORT extern "C" __attribute__((visibility("default")))
 
 OXY_EXPORT int oxytorch_level_count() { return OXY_LEVEL_COUNT; }
 OXY_EXPORT const char* oxytorch_level_name(int level) { return oxytorch::kNames[level]; }

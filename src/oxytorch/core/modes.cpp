@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "core/export.h"
 #include "core/torch_api.h"
 
 namespace oxytorch {
@@ -76,8 +77,6 @@ KeySets without(const KeySets& keys, const KeySets& known) {
 }  // namespace
 
 }  // namespace oxytorch
-
-#define OXY_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Called once, in inference mode, to learn how that looks. Returns whether modes can be told.
 OXY_EXPORT int oxytorch_learn_inference_mode() {

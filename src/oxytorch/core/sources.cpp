@@ -13,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/export.h"
 #include "core/torch_api.h"
 
 namespace oxytorch {
@@ -457,8 +458,6 @@ STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
 }
 
 }  // namespace oxytorch
-
-#define OXY_EXPORT extern "C" __attribute__((visibility("default")))
 
 OXY_EXPORT int oxytorch_can_compare_sources() {
   using namespace oxytorch;

@@ -1,5 +1,7 @@
 #include "core/tuning.h"
 
+#include "core/export.h"
+
 #include <unistd.h>
 
 namespace oxytorch {
@@ -22,8 +24,8 @@ Tuning tuning{half_of_last_cache(), kBytesPerThread, 0};
 
 }  // namespace oxytorch
 
-extern "C" __attribute__((visibility("default"))) void oxytorch_set_tuning(
-    std::int64_t stream_bytes, std::int64_t bytes_per_thread, std::int64_t guard_elements) {
+OXY_EXPORT void oxytorch_set_tuning(std::int64_t stream_bytes, std::int64_t bytes_per_thread,
+                                    std::int64_t guard_elements) {
   oxytorch::tuning = {
       stream_bytes >= 0 ? stream_bytes : oxytorch::half_of_last_cache(),
       bytes_per_thread >= 0 ? bytes_per_thread : oxytorch::kBytesPerThread,

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/export.h"
 #include "core/levels.h"
 
 namespace oxytorch::verbose {
@@ -127,8 +128,6 @@ void note_kernel(const char* kernel, int level) {
 }
 
 }  // namespace oxytorch::verbose
-
-#define OXY_EXPORT extern "C" __attribute__((visibility("default")))
 
 OXY_EXPORT void oxytorch_verbose_begin() {
   oxytorch::verbose::take_output();

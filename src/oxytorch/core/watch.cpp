@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/export.h"
 #include "core/torch_api.h"
 
 namespace oxytorch {
@@ -225,8 +226,6 @@ STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeExplicitAutograd, library) {
 }
 
 }  // namespace oxytorch
-
-#define OXY_EXPORT extern "C" __attribute__((visibility("default")))
 
 OXY_EXPORT int oxytorch_can_watch() {
   return oxytorch::gradient_function() && oxytorch::bump_version_function() &&

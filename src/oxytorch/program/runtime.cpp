@@ -11,6 +11,7 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 
+#include "core/export.h"
 #include "core/parallel.h"
 #include "core/team.h"
 #include "program/steps.h"
@@ -351,6 +352,6 @@ STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeImplicitAutograd, library) {
 
 }  // namespace oxytorch::runtime
 
-extern "C" __attribute__((visibility("default"))) void oxytorch_forget_program(void* program) {
+OXY_EXPORT void oxytorch_forget_program(void* program) {
   delete static_cast<oxytorch::runtime::Program*>(program);
 }

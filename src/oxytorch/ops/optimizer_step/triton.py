@@ -246,35 +246,17 @@ def sweep(
                 if ((unaligned & 15) == 0) & (left == BLOCK):
                     for ahead in range(0, BLOCK, CHUNK):
                         more_first, more_second = step_piece(
-                            own_tensor,
-                            start + ahead,
-                            formats,
-                            RULE,
-                            INPUTS,
-                            READS,
-                            WRITES,
-                            SUMS_NORMS,
-                            FORMATS,
-                            CHUNK // CODE_BLOCK,
-                            VECTOR,
-                        )
+                            own_tensor, start + ahead, formats, RULE, INPUTS, READS, WRITES,
+                            SUMS_NORMS, FORMATS, CHUNK // CODE_BLOCK, VECTOR,
+                        )  # fmt: skip
                         first += more_first
                         second += more_second
                     left = left * 0
             for ahead in range(0, left, PIECE):
                 more_first, more_second = step_piece(
-                    own_tensor,
-                    start + ahead,
-                    formats,
-                    RULE,
-                    INPUTS,
-                    READS,
-                    WRITES,
-                    SUMS_NORMS,
-                    FORMATS,
-                    PIECE // CODE_BLOCK,
-                    0,
-                )
+                    own_tensor, start + ahead, formats, RULE, INPUTS, READS, WRITES,
+                    SUMS_NORMS, FORMATS, PIECE // CODE_BLOCK, 0,
+                )  # fmt: skip
                 first += more_first
                 second += more_second
             if SUMS_NORMS:

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/export.h"
 #include "core/math_mode.h"
 #include "core/parallel.h"
 #include "ops/panels/entry.h"
@@ -427,9 +428,9 @@ void multiply_rows(const Rows& x, const std::vector<std::int64_t>* order, DType 
 
 }  // namespace oxytorch
 
-extern "C" __attribute__((visibility("default"))) void oxytorch_split_float_product(
-    std::int64_t rows, std::int64_t out_features, std::int64_t in_features, std::int64_t threads,
-    std::int64_t* result) {
+OXY_EXPORT void oxytorch_split_float_product(std::int64_t rows, std::int64_t out_features,
+                                             std::int64_t in_features, std::int64_t threads,
+                                             std::int64_t* result) {
   using namespace oxytorch;
   const std::int64_t panels = panels_of(out_features, false);
   const Split split = split_float_product(rows, panels, in_features, false, threads);
