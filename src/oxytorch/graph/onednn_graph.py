@@ -19,10 +19,11 @@ from torch.utils import _pytree as pytree
 
 from .agreement import TOLERANCE, difference
 from .errors import CaptureError
+from .onednn_script import scripted
 from .onednn_steps import Rewriting
 from .outputs import output_tensors
 from .replay import input_tensors
-from .tape import Recording, Step, Tape, Value, recorded
+from .tape import Recording, Step, Value, recorded
 
 _NARROW = (torch.bfloat16, torch.float16)
 WARM_UP = 3
@@ -48,9 +49,8 @@ class OneDnnProgram:
         steps = rewriting.run()
         weights = rewriting.weights(steps)
         self.nbytes = rewriting.nbytes + sum(weight.nbytes for weight in weights)
-        self._tape = Tape(
-            steps, _protected(rewriting.externals, weights), recording.outputs, constants=True
-        )
+        constants = _protected(rewriting.externals, weights)
+        self._run = scripted(steps, len(tensors), constants, recording.outputs)
         with _fusing():
             self.parts = self._compile(tensors)
         if not self.parts:
@@ -58,7 +58,7 @@ class OneDnnProgram:
 
     def _compile(self, tensors: list[Tensor]) -> int:
         for _ in range(WARM_UP):
-            self._tape(tensors)
+            self._run(*tensors)
         graph = str(torch._C._last_executed_optimized_graph())
         return graph.count("= prim::oneDNNFusionGroup_")
 
@@ -70,7 +70,7 @@ class OneDnnProgram:
             return None
         if any(t._version != version for t, version in self._constants):
             return None
-        return self._tape(tensors)
+        return self._run(*tensors)
 
 
 def _form(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:

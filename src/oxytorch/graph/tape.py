@@ -1,9 +1,8 @@
-"""Record one run of a module as a list of operator calls, and run the list without Python.
+"""The record of one run of a module as a list of operator calls, from which programs are made.
 
-A tape holds for calls of one form (shapes, dtypes, strides, constants): what Python computed from
-the form is a constant on it. Where the module's code reads a tensor's value to decide something,
-the value is compared with the recorded one before the tape goes on.
-TorchScript's interpreter runs a tape: it needs no Python and calls every operator of torch.
+It is that of calls of one form (shapes, dtypes, strides, constants): what Python computed from the
+form is a constant in it. Where the module's code reads a tensor's value to decide something, the
+value is noted.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -43,19 +42,11 @@ _ESCAPES = (
 _READERS = (_aten._pack_padded_sequence.default,)
 """Operators whose results depend on values in a way that no tag tells."""
 
-_MEMORY_FORMATS = {
-    torch.contiguous_format: 0,
-    torch.preserve_format: 1,
-    torch.channels_last: 2,
-    torch.channels_last_3d: 3,
-}
-"""The numbers that TorchScript knows them by (c10/core/MemoryFormat.h)."""
-
 
 @dataclass(frozen=True)
 class Value:
-    """Stands for a tensor on a tape: kind is "input", "external" (kept) or what made it: "result",
-    or the name of a rewriting."""
+    """Stands for a tensor of a record: kind is "input", "external" (kept) or what made it:
+    "result", or the name of a rewriting."""
 
     kind: str
     number: int
@@ -391,96 +382,6 @@ def is_same(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
-@dataclass
-class _Segment:
-    """A stretch of a tape up to a read: a TorchScript function and what it takes and returns.
-
-    bound: its arguments with the external tensors in place; open: the other positions.
-    """
-
-    run: Callable[..., list[Tensor]]
-    bound: list[Tensor | None]
-    open: list[tuple[int, Value]]
-    gives: list[Value]
-    read: Step | None
-
-
-class Tape:
-    """Recorded operator calls as TorchScript functions, split where Python reads a value.
-
-    constants: whether the functions hold the external tensors as constants, which TorchScript then
-    computes with ahead; else they take them as arguments.
-    """
-
-    def __init__(
-        self,
-        steps: list[Step],
-        externals: list[Tensor],
-        outputs: list[Value],
-        constants: bool = False,
-    ) -> None:
-        self._externals = externals
-        self._constants = externals if constants else None
-        self._outputs = outputs
-        self._segments: list[_Segment] = []
-        reads = [i for i, step in enumerate(steps) if step.operator in _READS]
-        ends = [*reads, len(steps)]
-        begin = 0
-        for end in ends:
-            later = steps[end:]
-            wanted = {v for step in later for v in values_in(step.arguments)} | {*outputs}
-            read = steps[end] if end < len(steps) else None
-            self._segments.append(self._segment(steps[begin:end], wanted, read))
-            begin = end + 1
-
-    def _segment(self, steps: list[Step], wanted: set[Value], read: Step | None) -> _Segment:
-        made = [v for step in steps for v in values_in(step.results)]
-        gives = [value for value in made if value in wanted]
-        builder = _GraphBuilder(self._constants)
-        for step in steps:
-            builder.add(step)
-        run = builder.function(gives)
-        bound = [
-            self._externals[v.number] if v.kind == "external" else None for v in builder.inputs
-        ]
-        open_ = [(i, v) for i, v in enumerate(builder.inputs) if v.kind != "external"]
-        return _Segment(run, bound, open_, gives, read)
-
-    def given(self, first: int, tensors: list[Tensor]) -> Tape:
-        """A tape whose inputs from number `first` on are these tensors, for good."""
-        known = {Value("input", first + i): tensor for i, tensor in enumerate(tensors)}
-        segments = []
-        for segment in self._segments:
-            bound = segment.bound.copy()
-            for position, value in segment.open:
-                bound[position] = known.get(value)
-            open_ = [(position, value) for position, value in segment.open if value not in known]
-            segments.append(replace(segment, bound=bound, open=open_))
-        result = Tape([], self._externals, self._outputs)
-        result._segments = segments
-        return result
-
-    def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None:
-        """Run on the tensors of a call; None where a value read differs from the recorded one."""
-        values = {Value("input", i): t for i, t in enumerate(tensors)}
-        for segment in self._segments:
-            arguments = segment.bound.copy()
-            for position, value in segment.open:
-                arguments[position] = values[value]
-            if segment.gives:
-                values.update(zip(segment.gives, segment.run(*arguments), strict=True))
-            if segment.read is not None and not self._holds(segment.read, values):
-                return None
-        return [self._tensor(value, values) for value in self._outputs]
-
-    def _holds(self, step: Step, values: dict[Value, Tensor]) -> bool:
-        arguments = [self._tensor(a, values) if isinstance(a, Value) else a for a in step.arguments]
-        return bool(step.operator(*arguments) == step.read)
-
-    def _tensor(self, value: Value, values: dict[Value, Tensor]) -> Tensor:
-        return self._externals[value.number] if value.kind == "external" else values[value]
-
-
 def values_in(nested: Any) -> Iterator[Value]:
     """All Values among arguments or results, in order."""
     for item in nested:
@@ -488,76 +389,3 @@ def values_in(nested: Any) -> Iterator[Value]:
             yield item
         elif isinstance(item, (list, tuple)):
             yield from values_in(item)
-
-
-@dataclass
-class _GraphBuilder:
-    """Writes steps as a TorchScript graph; constants: the external tensors that it is to hold."""
-
-    constants: list[Tensor] | None = None
-    graph: Any = field(default_factory=lambda: torch._C.Graph())
-    inputs: list[Value] = field(default_factory=list)
-    _nodes: dict[Value, Any] = field(default_factory=dict)
-
-    def add(self, step: Step) -> None:
-        schema = step.operator._schema
-        arguments = [
-            self._argument(value, argument.type)
-            for value, argument in zip(step.arguments, schema.arguments, strict=True)
-        ]
-        node = self.graph.create(schema.name, arguments, len(schema.returns))
-        self.graph.appendNode(node)
-        for output, result, returned in zip(
-            node.outputs(), step.results, schema.returns, strict=True
-        ):
-            output.setType(returned.type)
-            if isinstance(result, Value):
-                self._nodes[result] = output
-            elif isinstance(result, list):
-                self._unpack(output, result)
-
-    def _unpack(self, output: Any, results: list[Any]) -> None:
-        node = self.graph.create("prim::ListUnpack", [output], len(results))
-        self.graph.appendNode(node)
-        for part, result in zip(node.outputs(), results, strict=True):
-            part.setType(torch._C.TensorType.get())
-            self._nodes[result] = part
-
-    def _argument(self, value: Any, kind: Any) -> Any:
-        if isinstance(value, Value):
-            return self._tensor(value)
-        if isinstance(value, tuple):
-            while kind.kind() == "OptionalType":
-                kind = kind.getElementType()
-            items = [self._argument(item, kind.getElementType()) for item in value]
-            node = self.graph.create("prim::ListConstruct", items, 1)
-            self.graph.appendNode(node)
-            node.output().setType(kind)
-            return node.output()
-        if isinstance(value, torch.memory_format):
-            value = _MEMORY_FORMATS[value]
-        try:
-            return self.graph.insertConstant(value)
-        except (RuntimeError, TypeError) as error:
-            raise CaptureError(f"an operator's argument {value!r} has no constant form") from error
-
-    def _tensor(self, value: Value) -> Any:
-        if value not in self._nodes and value.kind == "external" and self.constants is not None:
-            self._nodes[value] = self.graph.insertConstant(self.constants[value.number].detach())
-        if value not in self._nodes:
-            node = self.graph.addInput()
-            node.setType(torch._C.TensorType.get())
-            self._nodes[value] = node
-            self.inputs.append(value)
-        return self._nodes[value]
-
-    def function(self, gives: list[Value]) -> Callable[..., list[Tensor]]:
-        """The function of the inputs, in their order, that returns the given values."""
-        node = self.graph.create("prim::ListConstruct", [self._tensor(v) for v in gives], 1)
-        self.graph.appendNode(node)
-        node.output().setType(torch._C.ListType(torch._C.TensorType.get()))
-        self.graph.registerOutput(node.output())
-        if self.constants is not None:
-            torch._C._jit_pass_constant_propagation(self.graph)
-        made: Callable[..., list[Tensor]] = torch._C._create_function_from_graph("tape", self.graph)
-        return made
