@@ -304,8 +304,8 @@ IMAGES: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
     ),
     "transposed": (
         lambda: Run(lambda m, x: m.n(m.c(x)), c=nn.ConvTranspose2d(8, 8, 3), n=nn.BatchNorm2d(8)),
-        ["aten::convolution", "batch_norm"],
-        ["mkldnn"],
+        ["mkldnn::_convolution_transpose_pointwise"],
+        ["batch_norm", "aten::convolution"],
     ),
     "flattened": (
         lambda: Run(lambda m, x: m.a(m.c(x).flatten(1)), c=_convolution(), a=nn.Linear(8 * 63, 4)),

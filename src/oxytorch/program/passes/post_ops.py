@@ -29,6 +29,11 @@ def activation(step: Step | None) -> tuple[str, str] | None:
     return None if name is None else (name, "")
 
 
+def is_activation(step: Step) -> bool:
+    """Whether a step computes each element of its result from one of its first argument alone."""
+    return step.target in _IN_PLACE
+
+
 def other_of_sum(step: Step | None, value: Value) -> Value | None:
     """What a step adds to a value, if it is of the same shape and dtype."""
     if step is None or step.target != "add" or step.arguments[2] != "1.0":

@@ -8,6 +8,11 @@ from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous
 
 CONVOLUTIONS = {"aten::conv1d": 1, "aten::conv2d": 2, "aten::conv3d": 3}
+TRANSPOSED = {
+    "aten::conv_transpose1d": 1,
+    "aten::conv_transpose2d.input": 2,
+    "aten::conv_transpose3d.input": 3,
+}
 
 
 def spellings(editor: Editor) -> None:
@@ -17,6 +22,8 @@ def spellings(editor: Editor) -> None:
         made = None
         if dims is not None:
             made = _convolution(step, dims)
+        elif step.target in TRANSPOSED:
+            made = _transposed(step, TRANSPOSED[step.target])
         elif step.target == "aten::layer_norm":
             made = Step("aten::native_layer_norm", step.arguments[:5], [*step.results, None, None])
         elif step.target in ("aten::batch_norm", "aten::native_batch_norm"):
@@ -30,11 +37,24 @@ def spellings(editor: Editor) -> None:
 
 def _convolution(step: Step, dims: int) -> Step | None:
     x, weight, bias, *lists, groups = step.arguments
-    if not isinstance(x, Value) or x.meta is None or x.meta.dim() != dims + 2:
-        return None
     stride, padding, dilation = (each * dims if len(each) == 1 else each for each in lists)
     rest = [stride, padding, dilation, "false", ["0"] * dims, groups]
-    return Step("aten::convolution", [x, weight, bias, *rest], step.results)
+    return _of_batch(step, dims, [x, weight, bias, *rest])
+
+
+def _transposed(step: Step, dims: int) -> Step | None:
+    x, weight, bias, *lists = step.arguments
+    groups = lists.pop(3)
+    stride, padding, more, dilation = (each * dims if len(each) == 1 else each for each in lists)
+    return _of_batch(step, dims, [x, weight, bias, stride, padding, dilation, "true", more, groups])
+
+
+def _of_batch(step: Step, dims: int, arguments: list[Any]) -> Step | None:
+    """A convolution of a batch, which is what the one operator for all dimensions takes."""
+    x = arguments[0]
+    if not isinstance(x, Value) or x.meta is None or x.meta.dim() != dims + 2:
+        return None
+    return Step("aten::convolution", arguments, step.results)
 
 
 def _batch_norm(step: Step) -> Step | None:
