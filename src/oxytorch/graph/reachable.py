@@ -79,6 +79,14 @@ _OPAQUE = (
 )  # fmt: skip
 """What holds nothing that a module's code reads through it, or holds it for good."""
 
+_VIEWS: tuple[type, ...] = (
+    types.MappingProxyType,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
+"""Of dictionaries, which may also be read and written under another name."""
+
 _MOVING = (Iterator, bytearray, memoryview)
 """Built-in kinds whose state nothing shows that could be compared."""
 
@@ -280,9 +288,11 @@ class Reachable:
         elif isinstance(value, (tuple, frozenset)):
             self._todo += value
             self._object(value)
-        elif isinstance(value, (dict, types.MappingProxyType)):
+        elif isinstance(value, dict):
             self._dictionary(value)
             self._object(value)
+        elif isinstance(value, _VIEWS):
+            self._todo += gc.get_referents(value)  # the dictionary, or what stands for one
         elif isinstance(value, list):
             self._places.lists.append((value, [*value]))
             self._todo += value
@@ -357,8 +367,6 @@ class Reachable:
         self._class(type(module))
 
     def _dictionary(self, found: Any) -> None:
-        if not isinstance(found, dict):
-            raise CaptureError("its code can read a view of a dictionary, which cannot be compared")
         self._count(found)
         self._places.add_order(found)
         for key in [*found]:

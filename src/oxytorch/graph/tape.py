@@ -93,8 +93,8 @@ _MADE_OF_DATA = frozenset(["tensor", "as_tensor", "asarray", "new_tensor", "new"
 _INDEXED = frozenset(["__getitem__", "__setitem__", "index_put", "index_put_", "index_fill"])
 _RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
 _READ_INSIDE = frozenset(
-    ["_pack_padded_sequence", "_pad_packed_sequence", "tensor_split", "ctc_loss", "block_diag",
-     "histogramdd", "__repr__", "__str__", "__format__"]
+    ["_pack_padded_sequence", "_pad_packed_sequence", "ctc_loss", "block_diag", "histogramdd",
+     "__repr__", "__str__", "__format__"]
 )  # fmt: skip
 """Functions that read values of their tensors without an operator that says so."""
 
@@ -107,6 +107,9 @@ def _refuse_escape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _reads_inside(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if name == "tensor_split":
+        named = [value for key, value in kwargs.items() if key != "input"]
+        return any(isinstance(each, Tensor) for each in (*args[1:], *named))
     if name in _READ_INSIDE:
         return not (name == "__format__" and args[0].dim() == 0)  # which reads by an operator
     if name in _MADE_OF_DATA:
@@ -213,6 +216,9 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is _aten.allclose.default:
+            with self:  # which notes the value that is read as any other
+                return bool(_aten.isclose.default(*args, **kwargs).all().item())
         arguments = self._try(self._arguments, func, args, kwargs)
         result = func(*args, **kwargs)
         self._try(self._step, func, args, arguments, result)

@@ -16,38 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._C import DispatchKey
-from torch._decomp import get_decompositions
 from torch._guards import TracingContext
 
 from ..graph.errors import CaptureError
 from .capture import RESAMPLING, Outputs, steps_of
 from .placed import Placed, UnsettledError
 from .program import Program, Steps, Value
+from .smaller import smaller_ones
 
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten
-
-WITH_NUMBERS = (
-    _aten.addcdiv,
-    _aten.addcmul,
-    _aten.celu,
-    _aten.elu,
-    _aten.hardtanh_backward,
-    _aten.leaky_relu,
-    _aten.linalg_vector_norm,
-    _aten.leaky_relu_backward,
-    _aten.elu_backward,
-    _aten.softplus,
-    _aten.softplus_backward,
-    _aten.softshrink,
-    _aten.std,
-    _aten.std_mean,
-    _aten.threshold,
-    _aten.threshold_backward,
-    _aten.var,
-    _aten.var_mean,
-)
-"""Operators that take numbers of unknown type, which a program cannot pass, as several others."""
 
 
 def compile_graph(
@@ -66,7 +44,7 @@ def compile_graph(
     backend = aot_autograd(
         fw_compiler=partial(_compiled, is_inference=False),
         inference_compiler=partial(_compiled, is_inference=True),
-        decompositions=get_decompositions(WITH_NUMBERS),
+        decompositions=smaller_ones(),
     )
     with nullcontext() if _has_symbols(graph) else _own_resampling():
         found: Callable[..., Any] = backend(graph, example_inputs)

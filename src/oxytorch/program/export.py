@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import core_aten_decompositions
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
@@ -23,7 +23,6 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from ..graph.errors import CaptureError
 from . import conditions
-from .backend import WITH_NUMBERS
 from .capture import RESAMPLING, Given, Outputs, steps_of
 from .conditions import Condition
 from .model import (
@@ -40,6 +39,7 @@ from .model import (
 from .passes import improve, split
 from .passes.editor import Note
 from .program import Program, Steps, Value
+from .smaller import smaller_ones
 from .structure import Structure
 
 _aten = torch.ops.aten
@@ -94,8 +94,8 @@ def captured(exported: ExportedProgram) -> Captured:
 
 def _imported(exported: ExportedProgram, read: Callable[[_Import], _Found]) -> _Found:
     tables = (
-        get_decompositions((*WITH_NUMBERS, *RESAMPLING)),
-        {**core_aten_decompositions(), **get_decompositions((*WITH_NUMBERS, *RESAMPLING))},
+        smaller_ones(RESAMPLING),
+        {**core_aten_decompositions(), **smaller_ones(RESAMPLING)},
     )
     reasons: list[CaptureError] = []
     for table in tables:  # the second one has smaller operators, which are slower

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import core_aten_decompositions
 
 from ..graph.errors import CaptureError
 from ..graph.replay import UnreadyError
 from ..graph.tape import Form, Recorder, Recording, Step, Value, form_of, values_in
-from .backend import WITH_NUMBERS
 from .capture import RESAMPLING, Outputs, steps_of
 from .in_place import without_writes
 from .placed import Placed, UnsettledError
 from .program import Program, Steps, UnmetError
 from .sizes import Formula, SizedRun, Symbols
+from .smaller import smaller_ones
 
 _aten = torch.ops.aten
 
@@ -120,11 +120,8 @@ class Run:
                 return steps_of(graph.module)
             except CaptureError as error:
                 reasons.append(error)
-        known = (*WITH_NUMBERS, *RESAMPLING)
-        for table in (
-            get_decompositions(known),
-            {**core_aten_decompositions(), **get_decompositions(known)},
-        ):
+        known = smaller_ones(RESAMPLING)
+        for table in (known, {**core_aten_decompositions(), **known}):
             try:
                 smaller = _rewritten(graph.module, self._tensors, table)
                 found = steps_of(Graph(smaller, forms_of(self._tensors)).module)
@@ -279,13 +276,18 @@ class _Rewriter(Recorder):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        smaller = self._table.get(func)
+        small = self._table.get(func)
         if func is _aten.view.default and not _can_be_viewed(*args):
-            smaller = torch.reshape  # what makes the tensor has another order in smaller operators
-        if smaller is None:
+            small = torch.reshape  # what makes the tensor has another order in smaller operators
+        if small is None:
             return super().__torch_dispatch__(func, types, args, kwargs)
         with self:
-            return smaller(*args, **(kwargs or {}))
+            found = small(*args, **(kwargs or {}))
+        return (
+            super().__torch_dispatch__(func, types, args, kwargs)
+            if found is NotImplemented
+            else found
+        )
 
 
 def _can_be_viewed(tensor: Tensor, shape: Sequence[int]) -> bool:
