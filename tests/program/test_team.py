@@ -87,7 +87,7 @@ def test_errors_and_unmet_values_end_the_team(threads: int) -> None:
         torch.ops.oxytorch.rms_norm(torch.ops.oxytorch.rms_norm(x, None, 1e-5), None, 1e-5)
     )
     for _ in range(3):
-        with pytest.raises(RuntimeError, match=r"expected weight of shape \[96\], got \[5\]"):
+        with pytest.raises(RuntimeError, match="oxytorch::rms_norm fails"):
             wrong([x, few, other])
         with pytest.raises(UnmetError):
             unmet([x, few, other])
