@@ -173,21 +173,19 @@ RowType row_type(DType dtype, bool rounds_to_int8, PanelCodec codec) {
 
 // in_features of a block. Bytes of x times codes of 4 bits have a sum of x for each block that is
 // unpacked at once.
-std::int64_t block_of(RowType type, const PanelsArgs& weight, std::int64_t rows,
-                      std::int64_t in_features) {
+std::int64_t block_of(RowType type, const PanelsArgs& weight, std::int64_t in_features) {
   if (weight.groups > 1) return in_features / weight.groups;
-  // Many rows lie as tiles are loaded.
-  const bool takes_tiles = type == RowType::bfloat16 && level_has(Capability::tiles);
-  if (takes_tiles && !weight.group_scales && rows > 2 * kTileHeight) return kTileBytes / 2;
   const bool sums_pieces = type == RowType::int8 && weight.codec == PanelCodec::nibbles;
   return sums_pieces ? kPanelBlock : kLongPanelBlock;
 }
 
 PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType type,
                            const PanelsArgs& weight, RowBuffers& buffers) {
-  const std::int64_t block = block_of(type, weight, rows, in_features);
+  // Many rows lie as tiles are loaded.
+  const bool in_tiles = type == RowType::bfloat16 && level_has(Capability::tiles) &&
+                        !weight.group_scales && rows > 2 * kTileHeight;
+  const std::int64_t block = in_tiles ? kTileBytes / 2 : block_of(type, weight, in_features);
   const std::int64_t depth = round_up(in_features, kPanelDepth);
-  const bool in_tiles = block == kTileBytes / 2 && !weight.group_scales;
   const std::int64_t blocks = divide_up(in_tiles ? depth : in_features, block);
   // Tiles of AMX read whole ones. With an even number of them between blocks, these would share a
   // part of the nearest cache's lines.
@@ -212,6 +210,7 @@ PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType 
       .in_features = in_features,
       .depth = depth,
       .type = type,
+      .in_tiles = in_tiles,
   };
 }
 

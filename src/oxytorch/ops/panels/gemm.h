@@ -57,14 +57,6 @@ inline constexpr std::int64_t kPiece = Dot::kDepth == 1           ? kPanelBlock 
                                        : kReadsPanels<Dot, Codec> ? kLongPanelBlock
                                                                   : kPanelBlock;
 
-// Whether rows of x lie in the order in which tiles of AMX are loaded: those of 64 bytes of
-// in_features after each other, all blocks of one group.
-template <class Dot>
-OXY_INLINE bool is_in_tiles(const PreparedRows& x) {
-  return OXY_HAS_TILES && !Dot::kIsInteger && Dot::kDepth > 1 &&
-         x.block / Dot::kDepth * 4 == kTileBytes;
-}
-
 // Products of a chunk of rows with kItemPanels panels, before the channels' scales.
 template <class Dot, class Codec>
 static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t first_row,
@@ -78,7 +70,7 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t
   const PanelsArgs& weight = product.weight;
   const PreparedRows& x = product.prepared;
   const std::int64_t row_bytes = x.block / Dot::kDepth * 4;
-  const bool in_tiles = is_in_tiles<Dot>(x) && !weight.group_scales;
+  const bool in_tiles = OXY_HAS_TILES && Dot::kDepth > 1 && x.in_tiles;
   const std::int64_t span = in_tiles ? x.depth : x.block;
   const std::int64_t spans = in_tiles ? 1 : x.blocks;
   // Pieces of panels stay in the nearest cache for the tiles of all rows.

@@ -35,6 +35,7 @@ struct PreparedRows {
   std::int64_t in_features;
   std::int64_t depth;  // in_features, padded
   RowType type;
+  bool in_tiles;  // blocks are as wide as tiles of AMX, and all of one group
 };
 
 // Items are rows. Row i of the prepared rows is row `order[i]` of x, or row i where that is null.

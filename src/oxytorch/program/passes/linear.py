@@ -18,8 +18,6 @@ from .post_ops import activation, other_of_sum, words
 LINEAR, PACK, PACKED = "aten::linear", "mkldnn::_reorder_linear_weight", "mkldnn::_linear_pointwise"
 SMALLEST = 32 << 10
 """Elements of a float32 weight below which a call of oneDNN costs more than it saves."""
-
-
 FOR_ONE_THREAD, EPSILON = 16 << 10, "1e-05"
 """Numbers of a kernel that are worth a thread of their own, and what their norm takes."""
 OF_ONE_CACHE, OF_CACHES = 4 << 20, 64 << 20
