@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,32 @@ TABLE, BAGS = ones(9, 4), whole(0, 2)
 # A weight of 16 outputs and 64 in_features.
 INT4 = ("int4", codes(512), ones(16), None, None, 16)
 INT8 = ("int8", codes(1024), ones(16), None, None, 16)
+
+
+IMAGES = ones(1, 4, 5, 5)
+
+
+def convolution(x: torch.Tensor, **changed: Any) -> torch.Tensor:
+    """A convolution of 3 x 3 with 8 outputs, but for what is changed."""
+    arguments: dict[str, Any] = {
+        "format": "fp32",
+        "panels": codes(4096),
+        "kernel_size": [3, 3],
+        "out_channels": 8,
+        "bias": None,
+        "other": None,
+        "stride": [1, 1],
+        "padding": [0] * 4,
+        "dilation": [1, 1],
+        "groups": 1,
+    }
+    return ops.convolution_panels(x, **arguments | changed)
+
+
+def depthwise(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    return ops.depthwise_convolution(x, weight, bias, None, [1, 1], [0] * 4, [1, 1])
 
 
 def linear(
@@ -261,6 +288,84 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.interaction(ones(3, 4), [ones(3, 4), ones(3, 5)]),
     ),
     (
+        "convolution_panels: expected x of shape [images, channels, 1 to 3 spatial sizes], "
+        "got [3, 4]",
+        lambda: convolution(ones(3, 4)),
+    ),
+    (
+        "convolution_panels: expected kernel_size of 2 numbers of at least 1, got [3]",
+        lambda: convolution(IMAGES, kernel_size=[3]),
+    ),
+    (
+        "convolution_panels: expected stride of 2 numbers of at least 1, got [1, 0]",
+        lambda: convolution(IMAGES, stride=[1, 0]),
+    ),
+    (
+        "convolution_panels: expected padding of 4 numbers of at least 0, got [1, 1]",
+        lambda: convolution(IMAGES, padding=[1, 1]),
+    ),
+    (
+        "convolution_panels: expected dilation of 2 numbers of at least 1, got []",
+        lambda: convolution(IMAGES, dilation=[]),
+    ),
+    (
+        "convolution_panels: expected groups that divide the 4 channels of x, got 3",
+        lambda: convolution(IMAGES, groups=3),
+    ),
+    (
+        "convolution_panels: expected out_channels a multiple of groups, 4, got 5",
+        lambda: convolution(IMAGES, groups=4, out_channels=5),
+    ),
+    (
+        "convolution_panels: expected x that kernels of 9 elements fit into, got 5 with its padding",
+        lambda: convolution(IMAGES, dilation=[1, 4]),
+    ),
+    (
+        "convolution_panels: expected format 'fp32' or 'bf16', got 'int8'",
+        lambda: convolution(IMAGES, format="int8"),
+    ),
+    (
+        "convolution_panels: expected panels with 4096 elements, got [512]",
+        lambda: convolution(IMAGES, panels=codes(512)),
+    ),
+    (
+        "convolution_panels: expected bias of shape [8], got [9]",
+        lambda: convolution(IMAGES, bias=ones(9)),
+    ),
+    (
+        "convolution_panels: expected epilogue without '_mul', got 'silu_mul'",
+        lambda: convolution(IMAGES, epilogue="silu_mul"),
+    ),
+    (
+        "convolution_panels: expected other with epilogue 'add_relu', got None",
+        lambda: convolution(IMAGES, epilogue="add_relu"),
+    ),
+    (
+        "convolution_panels: expected other of shape [1, 8, 3, 3], got [1, 8, 5, 5]",
+        lambda: convolution(IMAGES, other=ones(1, 8, 5, 5), epilogue="add"),
+    ),
+    (
+        "depthwise_convolution: expected weight of shape [*kernel_size, 4], got [3, 3, 5]",
+        lambda: depthwise(IMAGES, ones(3, 3, 5)),
+    ),
+    (
+        "depthwise_convolution: expected weight of dtype float32, got bfloat16",
+        lambda: depthwise(IMAGES, ones(3, 3, 4, dtype=torch.bfloat16)),
+    ),
+    (
+        "depthwise_convolution: expected weight of at most 64 lines, got 65",
+        lambda: depthwise(IMAGES, ones(65, 3, 4)),
+    ),
+    (
+        "depthwise_convolution: expected x of shape [images, channels, 1 to 3 spatial sizes], "
+        "got [3, 4]",
+        lambda: depthwise(ones(3, 4), ones(3, 3, 4)),
+    ),
+    (
+        "depthwise_convolution: expected bias of shape [4], got [3]",
+        lambda: depthwise(IMAGES, ones(3, 3, 4), ones(3)),
+    ),
+    (
         "linear_panels: expected panels with 2048 elements, got [2047]",
         lambda: linear(ones(3, 64), "bf16", codes(2047)),
     ),
@@ -278,7 +383,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     ),
     (
         "linear_panels: expected epilogue 'none', 'gelu', 'gelu_tanh', 'silu', 'relu', 'tanh', "
-        "'sigmoid', 'hardswish', 'add', 'silu_mul', 'gelu_mul' or 'gelu_tanh_mul', got 'sin'",
+        "'sigmoid', 'hardswish', 'relu6', 'add', 'add_relu', 'silu_mul', 'gelu_mul' or 'gelu_tanh_mul', got 'sin'",
         lambda: ops.linear_panels(ones(3, 64), *INT4, epilogue="sin"),
     ),
     (

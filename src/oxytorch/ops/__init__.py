@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .add_rms_norm import add_rms_norm
     from .attention import attention
     from .cached_attention import cached_attention
+    from .convolution_panels import convolution_panels
+    from .depthwise_convolution import depthwise_convolution
     from .embedding_bag import embedding_bag
     from .gelu_mul import gelu_mul
     from .global_norm import global_norm
@@ -41,6 +43,8 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "cached_attention",
+    "convolution_panels",
+    "depthwise_convolution",
     "embedding_bag",
     "gelu_mul",
     "global_norm",

@@ -245,7 +245,7 @@ def _pull_back(
     leaves: list[Tensor] = []
 
     def leaf(value: Any, wanted: Any) -> Any:
-        if isinstance(value, list):
+        if isinstance(value, list) and not isinstance(wanted, bool):  # of tensors
             return [leaf(*pair) for pair in zip(value, wanted, strict=True)]
         if not isinstance(value, Tensor) or not wanted:
             return value
@@ -274,7 +274,7 @@ def _pull_back(
     )
 
     def collect(value: Any, wanted: Any) -> Any:
-        if isinstance(value, list):
+        if isinstance(value, list) and not isinstance(wanted, bool):  # of tensors
             return [collect(*pair) for pair in zip(value, wanted, strict=True)]
         return next(found) if isinstance(value, Tensor) and wanted else None
 

@@ -55,7 +55,10 @@ class PostOp:
     def epilogue(self) -> str | None:
         """The epilogue of `linear_panels` that computes it; None if there is none."""
         if self.binary is not None:
-            return "add" if self.binary == "add" and self.name == "none" else None
+            sums = {"none": "add", "relu": "add_relu"}
+            return sums.get(self.name) if self.binary == "add" else None
+        if self.name == "hardtanh":
+            return "relu6" if self.scalars == (0.0, 6.0) else None
         if self.name == "gelu":
             return "gelu_tanh" if self.algorithm == "tanh" else "gelu"
         return self.name if self.name in ACTIVATIONS else None

@@ -41,8 +41,8 @@ def linear_panels(
     zero_points: uint8 [panels, groups, 16], or None: 128 for int8, 8 for int4. A weight is
     scale * (code - zero point), for nf4 scale * value of the code.
     out_features: of the result. bias: [out_features], of x's dtype or float32.
-    epilogue: "none", "gelu", "gelu_tanh", "silu", "relu", "tanh", "sigmoid", "hardswish"; "add"
-    adds other [..., out_features];
+    epilogue: "none", "gelu", "gelu_tanh", "silu", "relu", "tanh", "sigmoid", "hardswish",
+    "relu6"; "add" adds other [..., out_features], "add_relu" is the ReLU of that sum;
     "silu_mul", "gelu_mul", "gelu_tanh_mul": panels alternate between gate and up, the activation of
     the gate's result multiplies the up's, and bias has both, gate before up.
     activation_dtype: for int8 and int4. "int8" rounds x to 255 steps a row, dynamically; else

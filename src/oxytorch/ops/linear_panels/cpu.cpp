@@ -20,10 +20,7 @@ static PanelResultArgs describe_result(const std::string& epilogue, const Tensor
     result.bias_dtype = check_weight_dtype(kOp, "bias", *bias, dtype);
     result.bias = contiguous_data(*bias, bias_copy);
   }
-  if ((result.epilogue == PanelEpilogue::add) != other.has_value()) {
-    fail(kOp, "other", other ? "None with epilogue '" + epilogue + "'" : "with epilogue 'add'",
-         other ? describe(other->sizes()) : "None");
-  }
+  check_other(kOp, epilogue, other);
   if (other) {
     check_shape(kOp, "other", *other, sizes);
     check_same_dtype(kOp, "other", *other, x);

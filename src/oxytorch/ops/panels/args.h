@@ -22,6 +22,10 @@ constexpr bool is_integer(PanelCodec codec) {
   return codec == PanelCodec::bytes || codec == PanelCodec::nibbles;
 }
 
+constexpr bool adds_other(PanelEpilogue epilogue) {
+  return epilogue == PanelEpilogue::add || epilogue == PanelEpilogue::add_relu;
+}
+
 constexpr bool is_gated(PanelEpilogue epilogue) { return epilogue >= kFirstGated; }
 
 // A weight [out_features, in_features] in panels.
@@ -43,7 +47,7 @@ struct PanelsArgs {
 struct PanelResultArgs {
   void* out;
   const void* bias;   // [out_features]; gated: [2 out_features], the gate's first; or null
-  const void* other;  // null unless the epilogue is add
+  const void* other;  // null unless the epilogue adds it
   std::int64_t out_stride;
   std::int64_t other_stride;
   DType out_dtype;

@@ -99,6 +99,12 @@ static const void* grouped_data(const char* op, const char* argument, const Tens
   return contiguous_data(tensor, copy);
 }
 
+void check_other(const char* op, const std::string& epilogue, const std::optional<Tensor>& other) {
+  if (adds_other(parse_epilogue(op, epilogue)) == other.has_value()) return;
+  fail(op, "other", (other ? "None with epilogue " : "with epilogue ") + quoted(epilogue),
+       other ? describe(other->sizes()) : "None");
+}
+
 static void check_groups(const char* op, std::int64_t in_features, std::int64_t groups) {
   for (const std::int64_t size : kGroupSizes) {
     if (groups * size == in_features) return;
@@ -151,6 +157,21 @@ PanelsArgs describe_weight(const char* op, const PanelFormat& format, const Pane
   return weight;
 }
 
+RowType row_type(DType dtype, bool rounds_to_int8, PanelCodec codec) {
+  if (rounds_to_int8) return RowType::int8;
+  if (codec == PanelCodec::fp32) return RowType::float32;
+  // A level without fast products of bfloat16 would lose time by it.
+  const bool gains = level_has(Capability::tiles) || level_has(Capability::fast_bf16_dot);
+  if (dtype == DType::float32 && gains && rounds_products()) return RowType::bfloat16;
+  return dtype == DType::bfloat16 ? RowType::bfloat16 : RowType::float32;
+}
+
+std::int64_t available_threads() {
+  std::uint32_t threads = 1;
+  check_call(torch_get_num_threads(&threads), "get_num_threads");
+  return threads;
+}
+
 namespace {
 
 // Many rows: a gemm.
@@ -161,15 +182,6 @@ struct RowBuffers {
   Tensor scales;
   Tensor sums;
 };
-
-RowType row_type(DType dtype, bool rounds_to_int8, PanelCodec codec) {
-  if (rounds_to_int8) return RowType::int8;
-  if (codec == PanelCodec::fp32) return RowType::float32;
-  // A level without fast products of bfloat16 would lose time by it.
-  const bool gains = level_has(Capability::tiles) || level_has(Capability::fast_bf16_dot);
-  if (dtype == DType::float32 && gains && rounds_products()) return RowType::bfloat16;
-  return dtype == DType::bfloat16 ? RowType::bfloat16 : RowType::float32;
-}
 
 // in_features of a block. Bytes of x times codes of 4 bits have a sum of x for each block that is
 // unpacked at once.
@@ -212,12 +224,6 @@ PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType 
       .type = type,
       .in_tiles = in_tiles,
   };
-}
-
-std::int64_t available_threads() {
-  std::uint32_t threads = 1;
-  check_call(torch_get_num_threads(&threads), "get_num_threads");
-  return threads;
 }
 
 Split split_of(std::span<const RowsProduct> products, std::int64_t in_features) {

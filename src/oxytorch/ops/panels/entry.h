@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "ops/panels/args.h"
+#include "ops/panels/gemm_args.h"
 
 namespace oxytorch {
 
@@ -49,6 +49,9 @@ std::string epilogue_names(PanelEpilogue first);
 
 PanelEpilogue parse_epilogue(const char* op, const std::string& name);
 
+// `other` is there with an epilogue that adds it, and with no other one.
+void check_other(const char* op, const std::string& epilogue, const std::optional<Tensor>& other);
+
 // `coded`: only those with codes.
 const PanelFormat& parse_format(const char* op, const char* argument, const std::string& name,
                                 bool coded = false);
@@ -82,6 +85,12 @@ struct RowsProduct {
 // groups. There is at least one product, and a row.
 void multiply_rows(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype,
                    bool rounds_to_int8, std::span<const RowsProduct> products);
+
+// What x becomes for a product. `rounds_to_int8`: as above.
+RowType row_type(DType dtype, bool rounds_to_int8, PanelCodec codec);
+
+// Of torch's team.
+std::int64_t available_threads();
 
 inline Tensor scratch(std::int64_t bytes) {
   static const std::int32_t byte = aoti_torch_dtype_uint8();

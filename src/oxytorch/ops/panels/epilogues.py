@@ -26,7 +26,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "hardswish": F.hardswish,
+    "relu6": F.relu6,
     "add": _identity,
+    "add_relu": _identity,
     "silu_mul": F.silu,
     "gelu_mul": F.gelu,
     "gelu_tanh_mul": _tanh_gelu,
@@ -36,6 +38,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 C++ has the names as an enumeration, which `tools/write_panel_tables.py` writes; the gated ones come
 last.
 """
+
+ADDED: dict[str, Callable[[Tensor], Tensor]] = {"add": _identity, "add_relu": F.relu}
+"""The epilogues that add another tensor, and what they do to the total."""
 
 _GATED = frozenset(name for name in ACTIVATIONS if name.endswith("_mul"))
 

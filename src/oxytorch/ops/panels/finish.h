@@ -1,50 +1,11 @@
 // From sums of products to the result: scales, bias, epilogue, one rounding.
 #pragma once
 
-#include "core/vec.h"
-#include "ops/_gated/gelu.h"
+#include "ops/panels/activation.h"
 #include "ops/panels/blocks.h"
 #include "ops/panels/gemm_args.h"
 
 namespace oxytorch::OXY_LEVEL {
-
-// The activation of an epilogue, as accurate as a result of type T needs.
-template <class T>
-OXY_INLINE f32v activate(PanelEpilogue epilogue, f32v v, T) {
-  switch (epilogue) {
-    case PanelEpilogue::none:
-    case PanelEpilogue::add:
-      return v;
-    case PanelEpilogue::gelu:
-    case PanelEpilogue::gelu_mul:
-      return gelu(v, T{});
-    case PanelEpilogue::gelu_tanh:
-    case PanelEpilogue::gelu_tanh_mul:
-      return gelu_tanh(v, T{});
-    case PanelEpilogue::silu:
-    case PanelEpilogue::silu_mul:
-      return v * sigmoid(v, T{});
-    case PanelEpilogue::relu:
-      return v < 0.0f ? f32v{} : v;
-    case PanelEpilogue::tanh:
-      return hyperbolic_tangent(v, T{});
-    case PanelEpilogue::sigmoid:
-      return sigmoid(v, T{});
-    case PanelEpilogue::hardswish:
-      return v * maximum(splat(0.0f), minimum(splat(6.0f), v + 3.0f)) * (1.0f / 6.0f);
-  }
-  return v;
-}
-
-// v + from[i]; nothing where `from` is null.
-template <class Count>
-OXY_INLINE f32v add_from(f32v v, const void* from, DType dtype, std::int64_t i, Count count) {
-  if (!from) return v;
-  with_type(dtype, [&](auto element) {
-    v += load(static_cast<const decltype(element)*>(from) + i, count);
-  });
-  return v;
-}
 
 // Sums of neighbouring outputs, scaled and with their bias. `channel`: the first one's place in the
 // order of the panels; `output`: in the user's order.
@@ -69,9 +30,9 @@ OXY_INLINE void finish_outputs(const PanelsArgs& weight, const PanelResultArgs& 
     v *= scaled(weight, result, up, row_scale, channel + kPanelOutputs,
                 weight.out_features + output, count);
   }
-  if (result.epilogue == PanelEpilogue::add) {
+  if (adds_other(result.epilogue)) {
     const T* other = static_cast<const T*>(result.other) + row * result.other_stride;
-    v += load(other + output, count);
+    v = total(result.epilogue, v, load(other + output, count));
   }
   store(static_cast<T*>(result.out) + row * result.out_stride + output, v, count);
 }
@@ -129,7 +90,7 @@ static void finish_rows(const GemmProduct& product, std::int64_t first_row, std:
       const std::int64_t at = i / kPanelOutputs * kStep * kPanelOutputs + i % kPanelOutputs;
       f32v v = activate(epilogue, value(at), T{});
       if constexpr (is_gated(epilogue)) v *= value(at + kPanelOutputs);
-      if constexpr (epilogue == PanelEpilogue::add) v += load(other + i, count);
+      if constexpr (adds_other(epilogue)) v = total(epilogue, v, load(other + i, count));
       store(out + i, v, count);
     });
   }

@@ -139,7 +139,7 @@ static void finish_float_rows(const FloatGemmArgs& args, const FloatItem& item, 
           sums + r * stride + (i / kPanelOutputs * step) * kPanelOutputs + i % kPanelOutputs;
       f32v v = activate(result.epilogue, load(from), float{});
       if (step == 2) v *= load(from + kPanelOutputs);
-      if (result.other) v += load(other + i, count);
+      if (result.other) v = total(result.epilogue, v, load(other + i, count));
       store(to + i, v, count);
     });
   }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .epilogues import ACTIVATIONS, is_gated
+from .epilogues import ACTIVATIONS, ADDED, is_gated
 
 
 def product(
@@ -36,9 +36,9 @@ def product(
         result = ACTIVATIONS[epilogue](gate) * up
     else:
         result = ACTIVATIONS[epilogue](sums)
-    if epilogue == "add":
+    if epilogue in ADDED:
         assert other is not None
-        result = result + other.to(wide)
+        result = ADDED[epilogue](result + other.to(wide))
     return result.to(x.dtype)
 
 

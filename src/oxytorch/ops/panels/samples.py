@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._op import Sample
 from .._samples import values
-from .epilogues import is_gated
+from .epilogues import ADDED, is_gated
 from .formats import FORMATS
 from .weight import PanelWeight
 
@@ -33,10 +33,13 @@ _CALLS: tuple[tuple[int, int, int, int | None, bool, bool, str, str], ...] = (
     (4, 20, 64, None, False, True, "sigmoid", "none"),
     (10, 33, 64, None, False, True, "tanh", "none"),
     (14, 16, 70, None, False, False, "hardswish", "none"),
+    (11, 20, 64, None, False, True, "relu6", "none"),
+    (2, 33, 128, None, False, True, "add_relu", "none"),
+    (13, 40, 70, None, False, True, "add_relu", "none"),
 )
 
 # Those that one format is enough to try.
-_RARE = ("sigmoid", "tanh", "hardswish")
+_RARE = ("sigmoid", "tanh", "hardswish", "relu6")
 
 
 def linear_calls(format: str, dtype: torch.dtype, size: str) -> Iterator[Sample]:
@@ -68,9 +71,9 @@ def _calls(
         else:
             weight = weight_of_codes(format, out, inputs, group, asymmetric)
         # Gradients of small results can be compared by their absolute error.
-        size_of_values = 1 / 64 if epilogue == "add" else 1.0
+        size_of_values = 1 / 64 if epilogue in ADDED else 1.0
         bias = values(width, dtype=dtype) * size_of_values if has_bias else None
-        other = values(rows, out, dtype=dtype) * size_of_values if epilogue == "add" else None
+        other = values(rows, out, dtype=dtype) * size_of_values if epilogue in ADDED else None
         name = f"{rows}x{inputs}x{out}-{epilogue}" + ("-int8" if activation_dtype == "int8" else "")
         x = values(rows, inputs, dtype=dtype) * size_of_values
         yield name, x, weight, out, (bias, other, epilogue, activation_dtype)
