@@ -317,7 +317,8 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: convolution(IMAGES, groups=4, out_channels=5),
     ),
     (
-        "convolution_panels: expected x that kernels of 9 elements fit into, got 5 with its padding",
+        "convolution_panels: expected x that kernels of 9 elements fit into, got 5 with its "
+        "padding",
         lambda: convolution(IMAGES, dilation=[1, 4]),
     ),
     (
@@ -383,7 +384,8 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     ),
     (
         "linear_panels: expected epilogue 'none', 'gelu', 'gelu_tanh', 'silu', 'relu', 'tanh', "
-        "'sigmoid', 'hardswish', 'relu6', 'add', 'add_relu', 'silu_mul', 'gelu_mul' or 'gelu_tanh_mul', got 'sin'",
+        "'sigmoid', 'hardswish', 'relu6', 'add', 'add_relu', 'silu_mul', 'gelu_mul' or "
+        "'gelu_tanh_mul', got 'sin'",
         lambda: ops.linear_panels(ones(3, 64), *INT4, epilogue="sin"),
     ),
     (

@@ -15,14 +15,20 @@ sys.path[:0] = [str(Path(__file__).parent)]
 def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Programs pack every weight that they can, whatever was timed; call it with False for none.
 
-    Where oneDNN's order serves too, it is taken, or panels with `in_panels`. Layers that share an
-    input are joined.
+    Where oneDNN's order serves too, it is taken, or panels with `in_panels`; convolutions of our
+    own with `own`. Layers that share an input are joined.
     """
-    from oxytorch.program.passes import convolution, linear, panels
+    from oxytorch.program.passes import convolution_times, linear, own_convolutions, panels
     from oxytorch.program.passes import joined as joining
 
-    def set_to(pays: bool, in_panels: bool = False, joined: bool = True) -> None:
-        wins = {panels.BESIDE_PACKED: in_panels, joining.JOINED: joined}
+    def set_to(
+        pays: bool, in_panels: bool = False, joined: bool = True, own: bool = False
+    ) -> None:
+        wins = {
+            panels.BESIDE_PACKED: in_panels,
+            joining.JOINED: joined,
+            own_convolutions.OWN: own,
+        }
 
         def first_win(key: Any, sizes: Any, gain: float = 1.0) -> int | None:
             for both in sizes:  # a way that fails is not taken when times are
@@ -30,7 +36,7 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                     run()
             return 0 if wins.get(key[0], pays) else None
 
-        for module in (convolution, joining, linear):
+        for module in (convolution_times, joining, linear, own_convolutions):
             monkeypatch.setattr(module, "first_win", first_win)
 
     set_to(True)

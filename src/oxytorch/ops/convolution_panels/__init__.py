@@ -64,8 +64,8 @@ def convolution_panels(
     rows = groups * (outputs + -outputs % layout.OUTPUTS)
     stored = layout.unpack(format, panels, rows, in_features)
     wide = torch.promote_types(x.dtype, torch.float32)
-    weight = stored.to(wide).unflatten(0, (groups, -1))[:, :outputs].flatten(0, 1)
-    weight = weight.unflatten(1, (*kernel_size, -1)).movedim(-1, 1)
+    weight = stored.to(wide).reshape(groups, -1, in_features)[:, :outputs]
+    weight = weight.reshape(out_channels, *kernel_size, -1).movedim(-1, 1)
     none = [0] * len(stride)
     result = torch.convolution(
         padded(x.to(wide), padding),

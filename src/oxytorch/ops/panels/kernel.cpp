@@ -4,4 +4,5 @@
 #include "ops/panels/float_gemm.h"
 #include "ops/panels/gemm.h"
 #include "ops/panels/gemv.h"
+#include "ops/panels/lines.h"
 #include "ops/panels/windows.h"

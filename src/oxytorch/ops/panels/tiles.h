@@ -118,10 +118,17 @@ static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t ste
   } else {
     clear_sums<second_rows, second_panel>();
   }
-  const std::uint8_t* row = tile.rows;
-  for (std::int64_t k = 0; k < tile.units; k += step, row += row_step) {
+  const auto multiply = [&](const std::uint8_t* row, std::int64_t k)
+                            __attribute__((always_inline)) {
     multiply_step<Dot, second_rows, second_panel, asked>(row, tile.row_bytes, tile.panels + k * 64,
                                                          tile.panel_bytes, tile.ahead + k * 64);
+  };
+  if (tile.steps) {
+    const std::int32_t* at = tile.steps;
+    for (std::int64_t k = 0; k < tile.units; k += step) multiply(tile.rows + *at++, k);
+  } else {
+    const std::uint8_t* row = tile.rows;
+    for (std::int64_t k = 0; k < tile.units; k += step, row += row_step) multiply(row, k);
   }
   if (continues) {
     store_sums<second_rows, second_panel>(tile.sums, kItemOutputs * 4);
@@ -175,7 +182,7 @@ OXY_INLINE std::int64_t tile_step(std::int64_t units) { return units % 16 ? 8 : 
 // of as many rows as tiles have.
 template <class Dot>
 static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t panels) {
-  const std::int64_t step = tile_step(tile.units);
+  const std::int64_t step = tile.steps ? tile.step_bytes / 4 : tile_step(tile.units);
   WaitingSums waiting;
   while (panels > 0) {
     const std::int64_t taken = panels > 1 ? 2 : 1;

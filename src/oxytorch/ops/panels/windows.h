@@ -9,8 +9,29 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// Writes a row of the prepared ones from its start on. What lies behind an end may be overwritten
-// with anything: rows are written in their order.
+// Rows are written in their order, and each from its start on, so that what lies behind an end may
+// be overwritten with anything.
+template <class Element, class T>
+OXY_INLINE void copy_elements(Element* to, const T* from, std::int64_t count) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  if constexpr (__is_same(T, Element)) {
+    for (; count >= kLine; count -= kLine, to += kLine, from += kLine) std::memcpy(to, from, 64);
+  }
+  sweep(0, count, [&](std::int64_t i, auto lanes) {
+    if constexpr (__is_same(T, Element)) {
+      copy(to + i, from + i, lanes);
+    } else {
+      put(to + i, load(from + i, lanes));
+    }
+  });
+}
+
+template <class Element>
+OXY_INLINE void clear_elements(Element* to, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += kLanes) put(to + i, f32v{});
+}
+
+// Writes a row of the prepared ones.
 template <class Element>
 struct RowWriter {
   Element* to;
@@ -38,19 +59,13 @@ struct RowWriter {
   template <class T>
   OXY_MEMBER void take(const T* from, std::int64_t count) {
     write(count, [&](Element* values, std::int64_t at, std::int64_t some) {
-      sweep(0, some, [&](std::int64_t i, auto lanes) {
-        if constexpr (__is_same(T, Element)) {
-          copy(values + i, from + at + i, lanes);
-        } else {
-          put(values + i, load(from + at + i, lanes));
-        }
-      });
+      copy_elements(values, from + at, some);
     });
   }
 
   OXY_MEMBER void zeros(std::int64_t count) {
     write(count, [&](Element* values, std::int64_t, std::int64_t some) {
-      for (std::int64_t i = 0; i < some; i += kLanes) put(values + i, f32v{});
+      clear_elements(values, some);
     });
   }
 };
@@ -73,56 +88,78 @@ OXY_INLINE void write_line(const WindowArgs& args, const T* line, std::int64_t f
   row.zeros((dim.kernel - columns.end) * args.channels);
 }
 
+// A window that does not lie within the image; `first`: where it begins.
 template <class Element, class T>
-OXY_INLINE void write_window(const WindowArgs& args, const T* image, const std::int64_t* place,
-                             RowWriter<Element>& row) {
-  std::int64_t first[kWindowDims];
-  Inside parts[kWindowDims];
-  for (int d = 0; d < kWindowDims; ++d) {
-    first[d] = place[d] * args.dims[d].stride - args.dims[d].padding;
-    parts[d] = inside(args.dims[d], first[d]);
-  }
+static void write_edge(const WindowArgs& args, const T* image, const std::int64_t* first,
+                       RowWriter<Element> row) {
   const WindowDim &outer = args.dims[0], &inner = args.dims[1];
+  const Inside planes = inside(outer, first[0]), lines = inside(inner, first[1]);
+  const Inside columns = inside(args.dims[2], first[2]);
   const std::int64_t line = args.dims[2].kernel * args.channels;
   for (std::int64_t i = 0; i < outer.kernel; ++i) {
-    if (i < parts[0].begin || i >= parts[0].end) {
+    if (i < planes.begin || i >= planes.end) {
       row.zeros(inner.kernel * line);
       continue;
     }
     const T* plane = image + (first[0] + i * outer.dilation) * outer.x_stride;
-    row.zeros(parts[1].begin * line);
-    for (std::int64_t j = parts[1].begin; j < parts[1].end; ++j) {
-      write_line(args, plane + (first[1] + j * inner.dilation) * inner.x_stride, first[2], parts[2],
+    row.zeros(lines.begin * line);
+    for (std::int64_t j = lines.begin; j < lines.end; ++j) {
+      write_line(args, plane + (first[1] + j * inner.dilation) * inner.x_stride, first[2], columns,
                  row);
     }
-    row.zeros((inner.kernel - parts[1].end) * line);
+    row.zeros((inner.kernel - lines.end) * line);
   }
   row.zeros(row.depth);
 }
 
+// A window that lies within the image, and begins at `window`.
+template <class Element, class T>
+OXY_INLINE void write_window(const WindowGemmArgs& args, const T* window, Element* row) {
+  for (std::int64_t i = 0; i < args.stretch_count; ++i) {
+    const WindowStretch& stretch = args.stretches[i];
+    copy_elements(row + stretch.to, window + stretch.from, stretch.count);
+  }
+  const PreparedRows& to = args.prepared;
+  for (std::int64_t k = to.in_features; k < to.depth;) {
+    const std::int64_t end = (k / to.block + 1) * to.block;
+    const std::int64_t count = (end < to.depth ? end : to.depth) - k;
+    clear_elements(row + k / to.block * to.rows * to.block + k % to.block, count);
+    k += count;
+  }
+}
+
 // `rows` windows of a group from `first` on, which become the first ones of `to`.
 template <class Dot, class T>
-static void write_windows(const WindowArgs& args, const PreparedRows& to, std::int64_t group,
+static void write_windows(const WindowGemmArgs& args, const PreparedRows& to, std::int64_t group,
                           std::int64_t first, std::int64_t rows) {
   using Element = typename Dot::Element;
+  const WindowArgs& windows = args.windows;
   std::int64_t place[kWindowDims], left = first;
   for (int d = kWindowDims - 1; d >= 0; --d) {
-    place[d] = left % args.dims[d].out_size;
-    left /= args.dims[d].out_size;
+    place[d] = left % windows.dims[d].out_size;
+    left /= windows.dims[d].out_size;
   }
-  const T* image = static_cast<const T*>(args.x) + left * args.image_stride + group * args.channels;
+  const T* image =
+      static_cast<const T*>(windows.x) + left * windows.image_stride + group * windows.channels;
   for (std::int64_t r = 0; r < rows; ++r) {
-    RowWriter<Element> row{
-        .to = reinterpret_cast<Element*>(to.values) + r * to.block,
-        .left = to.block,
-        .block = to.block,
-        .next = (to.rows - 1) * to.block,
-        .depth = to.depth,
-    };
-    write_window(args, image, place, row);
+    Element* row = reinterpret_cast<Element*>(to.values) + r * to.block;
+    std::int64_t begin[kWindowDims], offset = 0;
+    bool is_within = true;
+    for (int d = 0; d < kWindowDims; ++d) {
+      const WindowDim& dim = windows.dims[d];
+      begin[d] = place[d] * dim.stride - dim.padding;
+      is_within &= begin[d] >= 0 && begin[d] + dim.dilation * (dim.kernel - 1) < dim.size;
+      offset += begin[d] * dim.x_stride;
+    }
+    if (is_within) {
+      write_window(args, image + offset, row);
+    } else {
+      write_edge(windows, image, begin,
+                 RowWriter<Element>{row, to.block, to.block, (to.rows - 1) * to.block, to.depth});
+    }
     int d = kWindowDims - 1;
-    while (d >= 0 && ++place[d] == args.dims[d].out_size) place[d--] = 0;
-    if (d < 0) image += args.image_stride;
+    while (d >= 0 && ++place[d] == windows.dims[d].out_size) place[d--] = 0;
+    if (d < 0) image += windows.image_stride;
   }
 }
 
@@ -185,6 +222,18 @@ static void multiply_windows(const WindowItem& item, std::int64_t panel, std::in
   });
 }
 
+// Has a result begin with a later row and output.
+static void move_result(PanelResultArgs& result, std::int64_t row, std::int64_t output) {
+  const std::int64_t size = size_of(result.out_dtype);
+  const auto moved = [](const void* from, std::int64_t elements, std::int64_t bytes) {
+    return from ? static_cast<const std::uint8_t*>(from) + elements * bytes : nullptr;
+  };
+  result.out =
+      static_cast<std::uint8_t*>(result.out) + (row * result.out_stride + output) * size;
+  result.other = moved(result.other, row * result.other_stride + output, size);
+  result.bias = moved(result.bias, output, size_of(result.bias_dtype));
+}
+
 // What a chunk of a group's rows is multiplied with, and where its results go.
 static WindowItem item_of(const WindowGemmArgs& args, std::int64_t group, std::int64_t chunk,
                           std::uint8_t* scratch) {
@@ -193,15 +242,7 @@ static WindowItem item_of(const WindowGemmArgs& args, std::int64_t group, std::i
   if (item.rows > args.rows - first) item.rows = args.rows - first;
   item.prepared.values = scratch;
   item.weight.panels += group * args.weight.panel_count * args.weight.panel_bytes;
-  const std::int64_t size = size_of(args.result.out_dtype);
-  const auto moved = [&](const void* from, std::int64_t elements, std::int64_t bytes) {
-    return from ? static_cast<const std::uint8_t*>(from) + elements * bytes : nullptr;
-  };
-  const std::int64_t output = group * outputs;
-  item.result.out = static_cast<std::uint8_t*>(args.result.out) +
-                    (first * args.result.out_stride + output) * size;
-  item.result.other = moved(args.result.other, first * args.result.other_stride + output, size);
-  item.result.bias = moved(args.result.bias, output, size_of(args.result.bias_dtype));
+  move_result(item.result, first, group * outputs);
   return item;
 }
 
@@ -217,7 +258,7 @@ static void multiply_part(const WindowGemmArgs& args, std::int64_t part) {
       with_dot(args.prepared.type, [&](auto dot) {
         with_type(args.windows.dtype, [&](auto element) {
           write_windows<decltype(dot), decltype(element)>(
-              args.windows, item.prepared, block / args.chunks,
+              args, item.prepared, block / args.chunks,
               block % args.chunks * args.chunk_rows, item.rows);
         });
       });

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from ..program import Steps, Value, values_of
-from . import convolution, joined, linear, norms, panels
+from . import convolution, joined, linear, norms, own_convolutions, panels
 from .attention import attention
 from .editor import Editor, Note, Pass
 from .embeddings import embedding_bags, merged_bags
@@ -39,6 +39,8 @@ ALWAYS: tuple[Pass, ...] = (
 CONVOLUTIONS: tuple[Pass, ...] = (
     convolution.fold_pads,
     convolution.fold_norms,
+    own_convolutions.fastest_own,
+    panels.fuse,
     convolution.pack,
     convolution.fuse,
 )
@@ -53,6 +55,8 @@ WITH_LASTING: tuple[Pass, ...] = (
 STORABLE_CONVOLUTIONS: tuple[Pass, ...] = (
     convolution.fold_pads,
     convolution.fold_norms,
+    own_convolutions.own,
+    panels.fuse,
     convolution.channels_last,
 )
 STORABLE: tuple[Pass, ...] = (

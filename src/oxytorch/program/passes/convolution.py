@@ -2,62 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...ops.linear import supports
-from ...rewriting.measure import CLEAR_GAIN, Calls, about, first_win, numbers
 from ..program import Argument, Some, Step, Value
+from .convolution_times import (
+    CONVOLUTION,
+    LAST,
+    PACK,
+    PACK_TRANSPOSED,
+    PACKED,
+    PACKED_TRANSPOSED,
+    geometry_of,
+    winners,
+)
 from .editor import VIEWS, Editor, known, takes_any_order
 from .linear import fuse_after
 from .post_ops import is_activation, other_of_sum, words
 
-CONVOLUTION, NORM = "aten::convolution", "aten::_native_batch_norm_legit_no_training"
-PACK = "mkldnn::_reorder_convolution_weight"
-PACKED = "mkldnn::_convolution_pointwise"
-PACK_TRANSPOSED = "mkldnn::_reorder_convolution_transpose_weight"
-PACKED_TRANSPOSED = "mkldnn::_convolution_transpose_pointwise"
+NORM = "aten::_native_batch_norm_legit_no_training"
 UNSQUEEZE, SQUEEZE = "aten::unsqueeze", "aten::squeeze.dim"
 _ONE = "2"
 """The dimension of size 1 that a convolution of one dimension gets: oneDNN's have two or three."""
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""The orders with channels last, by numbers of dimensions."""
 _FOLDED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def fold_pads(editor: Editor) -> None:
     """Have convolutions add the zeros that a step before them adds on both sides alike."""
     for step in editor.steps.steps:
-        if step.target != CONVOLUTION:
+        if step.target != CONVOLUTION or step.arguments[6] != "false":
             continue
-        before = editor.made_by(step.arguments[0], "aten::pad")
-        if before is None:
+        found = zeros_before(editor, step)
+        if found is None or any(before != after for before, after in found[1]):
             continue
-        x, sizes, mode, value = before.arguments
-        padding, is_transposed = step.arguments[4], step.arguments[6] != "false"
-        own = _on_both_sides(sizes, len(padding))
-        if own is None or mode != '"constant"' or value != Some("0.0") or is_transposed:
-            continue
-        total = [str(int(a) + b) for a, b in zip(padding, own, strict=True)]
-        arguments = [x, *step.arguments[1:4], total, *step.arguments[5:]]
+        x, pairs = found
+        padding = [str(int(own) + n) for own, (n, _) in zip(step.arguments[4], pairs, strict=True)]
+        arguments = [x, *step.arguments[1:4], padding, *step.arguments[5:]]
         editor.replace(step, step.with_arguments(arguments))
     editor.apply()
 
 
-def _on_both_sides(sizes: list[Any], dims: int) -> list[int] | None:
-    """The zeros on each side of each of the last dimensions, None where the sides differ."""
-    if not all(isinstance(size, str) for size in sizes):
+def zeros_before(editor: Editor, step: Step) -> tuple[Value, list[tuple[int, int]]] | None:
+    """What a step before a convolution adds zeros to, and how many before and after each spatial
+    dimension; None where there is no such step."""
+    before = editor.made_by(step.arguments[0], "aten::pad", "aten::constant_pad_nd")
+    if before is None:
         return None
+    x, sizes, *rest = before.arguments
+    are_zeros = rest == ["0.0"] or rest == ["0"] or rest == ['"constant"', Some("0.0")]
+    if not are_zeros or not all(isinstance(size, str) for size in sizes):
+        return None
+    dims = len(step.arguments[4])
     pairs = [(int(a), int(b)) for a, b in zip(sizes[::2], sizes[1::2], strict=True)][::-1]
     others, last = pairs[:-dims], pairs[-dims:]
-    if any(pair != (0, 0) for pair in others) or any(a != b or a < 0 for a, b in last):
+    if any(pair != (0, 0) for pair in others) or any(min(pair) < 0 for pair in last):
         return None
-    return [0] * (dims - len(last)) + [a for a, _ in last]
+    return x, [(0, 0)] * (dims - len(last)) + last
 
 
 def fold_norms(editor: Editor) -> None:
@@ -74,7 +78,12 @@ def fold_norms(editor: Editor) -> None:
         if before is None or editor.only_taker(x) is not step:
             editor.leave(step, "no convolution before it, or others take what that makes")
             continue
-        lasting = [before.arguments[1], mean, variance, *_given(before.arguments[2], weight, bias)]
+        lasting = [
+            before.arguments[1],
+            mean,
+            variance,
+            *given_of(before.arguments[2], weight, bias),
+        ]
         if not all(value in editor.lasting for value in lasting):
             editor.leave(step, "the weight of the convolution changes")
             continue
@@ -86,7 +95,7 @@ def fold_norms(editor: Editor) -> None:
     editor.apply()
 
 
-def _given(*optional: Argument) -> list[Value]:
+def given_of(*optional: Argument) -> list[Value]:
     return [each.item for each in optional if isinstance(each, Some)]
 
 
@@ -113,14 +122,14 @@ def _folded(editor: Editor, convolution: Step, norm: Any) -> tuple[Value, Value,
     small = Value()
     editor.steps.constants[small] = torch.tensor(float(eps))
     scale = make("aten::rsqrt", make("add", wide(variance), small, "1.0"))
-    for each in _given(weight):
+    for each in given_of(weight):
         scale = make("aten::mul.Tensor", scale, wide(each))
     folded = _scaled(make, convolution, wide(own), scale)
     shift = make("aten::neg", wide(mean))
-    for each in _given(convolution.arguments[2]):
+    for each in given_of(convolution.arguments[2]):
         shift = make("add", shift, wide(each), "1.0")
     shift = make("aten::mul.Tensor", shift, scale)
-    for each in _given(bias):
+    for each in given_of(bias):
         shift = make("add", shift, wide(each), "1.0")
     folded, shift = cast(folded, own.meta.dtype), cast(shift, own.meta.dtype)
     folded.meta, shift.meta = own.meta, norm[3].meta.to(own.meta.dtype)
@@ -143,21 +152,8 @@ def _scaled(make: Callable[..., Value], convolution: Step, weight: Value, scale:
 def pack(editor: Editor) -> None:
     """Have convolutions of known sizes take packed weights, where that is faster."""
     found = False
-    steps = []
-    are_restored = all(
-        map(_can_be_restored, {_base(editor, value) for value in editor.steps.outputs})
-    )
-    for step in editor.steps.steps:
-        if step.target != CONVOLUTION:
-            continue
-        why = _why_plain(editor, step)
-        if not why and not are_restored:
-            why = "an output of the program lies in an order that a program cannot make"
-        if why:
-            editor.leave(step, why)
-        else:
-            steps.append(step)
-    wins = _winners(editor, steps)
+    steps = changeable(editor, lambda step: why_plain(editor, step))
+    wins = winners(editor, steps)
     for step in steps:
         if step not in wins:
             editor.leave(step, "a packed weight was timed and is not faster")
@@ -167,7 +163,25 @@ def pack(editor: Editor) -> None:
     editor.apply()
     if found:
         _past_squeezes(editor)
-        _follow_order(editor)
+        follow_order(editor)
+
+
+def changeable(editor: Editor, why_not: Callable[[Step], str]) -> list[Step]:
+    """The convolutions that may return another order; of others it is said why not."""
+    bases = {_base(editor, value) for value in editor.steps.outputs}
+    are_restored = all(map(_can_be_restored, bases))
+    steps = []
+    for step in editor.steps.steps:
+        if step.target != CONVOLUTION:
+            continue
+        why = why_not(step)
+        if not why and not are_restored:
+            why = "an output of the program lies in an order that a program cannot make"
+        if why:
+            editor.leave(step, why)
+        else:
+            steps.append(step)
+    return steps
 
 
 def _packed(step: Step) -> list[Step]:
@@ -175,7 +189,7 @@ def _packed(step: Step) -> list[Step]:
     x, weight, bias, *_ = step.arguments
     result: Any = step.results[0]
     steps: list[Step] = []
-    geometry = [[*map(str, each)] for each in _geometry(step)[:-1]]
+    geometry = [[*map(str, each)] for each in geometry_of(step)[:-1]]
     words_ = [*geometry, step.arguments[8]]
     own = result
     if x.meta.dim() == 3:
@@ -199,24 +213,13 @@ def _unsqueezed(value: Value, steps: list[Step]) -> Value:
     return own
 
 
-def _geometry(step: Step) -> list[Any]:
-    """Padding, stride, dilation and groups as oneDNN's operators take them, for two dimensions
-    where it has one; for a transposed convolution the padding of the result after the first."""
-    stride, padding, dilation, transposed, more, groups = step.arguments[3:]
-    pairs = [(padding, 0), (more, 0), (stride, 1), (dilation, 1)]
-    if transposed == "false":
-        del pairs[1]
-    is_flat = len(stride) == 1
-    return [
-        *([neutral] * is_flat + [int(each) for each in word] for word, neutral in pairs),
-        int(groups),
-    ]
+def why_plain(editor: Editor, step: Step, any_size: bool = False, own: bool = False) -> str:
+    """Why a convolution cannot take a packed weight; empty if it can.
 
-
-def _why_plain(editor: Editor, step: Step, any_size: bool = False) -> str:
-    """Why a convolution cannot take a packed weight; empty if it can."""
+    any_size: whether the size of its input may be unknown. own: whether the operator is ours.
+    """
     x, weight, bias, *_ = step.arguments
-    metas = [value.meta for value in (x, weight, *_given(bias))]
+    metas = [value.meta for value in (x, weight, *given_of(bias))]
     if weight not in editor.lasting:
         return "its weight is computed at each call"
     if any(meta is None or meta.dtype != metas[0].dtype for meta in metas):
@@ -227,94 +230,7 @@ def _why_plain(editor: Editor, step: Step, any_size: bool = False) -> str:
         return "the size of its weight is not known"
     if not any_size and (known(metas[0].shape) is None or 0 in metas[0].shape):
         return "the size of its input is not known, or it is empty"
-    return supports(metas[0].dtype) or ""
-
-
-def _winners(editor: Editor, steps: list[Step]) -> set[Step]:
-    """The convolutions that are faster with packed weights.
-
-    Those of one dimension win or lose together, since they mostly exchange tensors, and have to be
-    faster by more: other operators may be slower in their order.
-    """
-    timed = {step: _timed(step, *_torchs_order(editor, step, steps)) for step in steps}
-    flat = [step for step in steps if step.arguments[0].meta.dim() == 3]
-    wins = {step for step in steps if step not in flat and first_win(*timed[step]) is not None}
-    if flat:
-        keys = tuple(timed[step][0] for step in flat)
-        pairs = [timed[step][1][0] for step in flat]
-
-        def plain() -> Tensor:
-            return [run() for run, _ in pairs][-1]
-
-        def ours() -> Tensor:
-            return [run() for _, run in pairs][-1]
-
-        if first_win(keys, [(plain, ours)], CLEAR_GAIN) is not None:
-            wins |= {*flat}
-    return wins
-
-
-def _torchs_order(editor: Editor, step: Step, steps: list[Step]) -> tuple[bool, bool]:
-    """Whether what a convolution takes, and what it returns, is taken to have torch's order: where
-    it is the only one; of one dimension also where no other one or transposition is next to it."""
-    if len(steps) == 1:
-        return True, True
-    if step.arguments[0].meta.dim() != 3:
-        return False, False
-    before = editor.maker.get(step.arguments[0])
-    while before is not None and is_activation(before):
-        before = editor.maker.get(before.arguments[0])
-    taken = before is None or before.target not in _NEXT
-    todo, returned = [*editor.takers.get(step.results[0], [])], False  # type: ignore[arg-type]
-    while todo:
-        taker = todo.pop()
-        if is_activation(taker) and taker.results[0] is not None:
-            todo += editor.takers.get(taker.results[0], [])
-        else:
-            returned |= taker.target not in _NEXT
-    return taken, returned
-
-
-_NEXT = (CONVOLUTION, "aten::transpose.int", "aten::permute")
-
-
-def _timed(step: Step, takes: bool, returns: bool) -> tuple[Hashable, list[Calls]]:
-    """What the times of a convolution depend on; torch's own, and the packed one.
-
-    takes, returns: whether what it takes, and returns, has torch's order.
-    """
-    x, weight = step.arguments[0].meta, step.arguments[1].meta
-    geometry, is_transposed = _geometry(step), step.arguments[6] != "false"
-    size, channels = tuple(x.shape), tuple(map(about, weight.shape[:2]))
-    frozen = tuple(map(tuple, geometry[:-1])), geometry[-1], is_transposed
-    key = ("program", takes, returns, channels, tuple(weight.shape[2:]), weight.dtype, frozen, size)
-    targets = (PACK_TRANSPOSED, PACKED_TRANSPOSED) if is_transposed else (PACK, PACKED)
-    pack_, run = (getattr(torch.ops.mkldnn, target.split("::")[1]) for target in targets)
-    lists = [[int(each) for each in word] for word in (*step.arguments[3:6], step.arguments[7])]
-    is_flat = x.dim() == 3
-
-    @cache  # made where times are not known yet
-    def made() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        given = numbers(*size).to(x.dtype)
-        values = numbers(*weight.shape).to(x.dtype)
-        wide, wide_values = (t.unsqueeze(2) if is_flat else t for t in (given, values))
-        packed = pack_.default(wide_values, *geometry, [*wide.shape])
-        return given, wide.contiguous(memory_format=_LAST[wide.dim()]), values, packed
-
-    def plain() -> Tensor:
-        given, _, values, _ = made()
-        stride, padding, dilation, more = lists
-        return torch.convolution(
-            given, values, None, stride, padding, dilation, is_transposed, more, geometry[-1]
-        )
-
-    def ours() -> Tensor:
-        given, last, _, packed = made()
-        x = last if not takes else given.unsqueeze(2) if is_flat else given
-        found: Tensor = run.default(x, packed, None, *geometry, "none", [], "")
-        return found.contiguous() if returns else found
-
-    return key, [(plain, ours)]
+    return "" if own else supports(metas[0].dtype) or ""
 
 
 def _past_squeezes(editor: Editor) -> None:
@@ -370,17 +286,13 @@ def _past_squeeze(editor: Editor, step: Step) -> bool:
 def channels_last(editor: Editor) -> None:
     """Have convolutions take their weights, and with them their inputs, in channels-last order:
     in torch's order oneDNN orders what each takes and returns anew."""
-    if not all(map(_can_be_restored, {_base(editor, value) for value in editor.steps.outputs})):
-        return
     found = False
-    for step in editor.steps.steps:
-        if step.target != CONVOLUTION or _why_plain(editor, step, any_size=True):
-            continue
+    for step in changeable(editor, lambda step: why_plain(editor, step, any_size=True)):
         x, weight, *rest = step.arguments
-        if weight.meta.dim() not in _LAST or step.arguments[6] != "false":
+        if weight.meta.dim() not in LAST or step.arguments[6] != "false":
             editor.leave(step, "it is transposed, or of one dimension")
             continue
-        order = _LAST[weight.meta.dim()]
+        order = LAST[weight.meta.dim()]
         own = Value(meta=weight.meta.to(memory_format=order))
         word = Some(f"={order}".replace("torch.", ""))
         make = Step("aten::clone", [weight, word], [own])
@@ -388,10 +300,10 @@ def channels_last(editor: Editor) -> None:
         found = True
     editor.apply()
     if found:
-        _follow_order(editor)
+        follow_order(editor)
 
 
-def _follow_order(editor: Editor) -> None:
+def follow_order(editor: Editor) -> None:
     """Take care of what expects tensors in torch's order: packed convolutions return them in
     channels-last order, which is not what the graph was captured with."""
     for step in editor.steps.steps:
@@ -446,7 +358,7 @@ def _order(value: Value) -> str | None:
         return None
     if meta.is_contiguous():
         return "=contiguous_format"
-    last = _LAST.get(meta.dim())
+    last = LAST.get(meta.dim())
     is_last = last is not None and meta.is_contiguous(memory_format=last)
     return f"={last}".replace("torch.", "") if is_last else None
 

@@ -11,17 +11,14 @@ from torch import Tensor
 
 from ...ops.linear import supports
 from ...ops.panels.formats import PLAIN_NAMES
-from ...ops.post_op import PostOp
 from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous, known
 from .linear import LINEAR, SMALLEST, Call, bias_of, is_faster, packed_call, plain_call
-from .post_ops import activation, other_of_sum
+from .post_ops import epilogue_of, other_of_sum
 
 PACK, PANELS = "oxytorch::pack_panels", "oxytorch::linear_panels"
 BESIDE_PACKED = "program panels beside oneDNN's order"
 """What times of both are called."""
-_OTHER, EPILOGUE = 8, 9
-"""Places of arguments of the operator."""
 
 
 def to_panels(editor: Editor) -> None:
@@ -94,32 +91,45 @@ def panels_call(weight: Tensor) -> Call:
     return Call(PANELS, arguments, {value: packed, bias: bias_of(weight)})
 
 
+SWEEPS = {
+    PANELS: (8, 9),
+    "oxytorch::convolution_panels": (6, 11),
+    "oxytorch::depthwise_convolution": (3, 7),
+}
+"""Operators that compute what follows in their sweep: places of what they add, and of the epilogue
+that says so."""
+
+
 def fuse(editor: Editor) -> None:
     """Compute activations and sums in the sweep of the layer before them."""
-    for step in editor.steps.steps:
-        if step.target != PANELS or editor.is_changed(step):
-            continue
-        (result,) = step.results
-        taker = None if result is None else editor.only_taker(result)
-        if taker is None or result is None or editor.is_changed(taker):
-            continue
-        arguments = [*step.arguments]
-        epilogue, other = _epilogue(taker), other_of_sum(taker, result)
-        if arguments[EPILOGUE] != '"none"' or not is_contiguous(taker.results[0]):
-            continue
-        if epilogue is not None:
-            arguments[EPILOGUE] = f'"{epilogue}"'
-        elif other is not None:
-            arguments[_OTHER], arguments[EPILOGUE] = Some(other), '"add"'
-        else:
-            continue
-        editor.replace(step)
-        editor.replace(taker, Step(PANELS, arguments, taker.results))
-    editor.apply()
+    before = None
+    while before != len(editor.steps.steps):  # a sum, and then what follows that
+        before = len(editor.steps.steps)
+        for step in editor.steps.steps:
+            if step.target in SWEEPS and not editor.is_changed(step):
+                _fuse(editor, step)
+        editor.apply()
 
 
-def _epilogue(step: Step) -> str | None:
-    if step.target == "aten::relu":  # which keeps NaN here, and not in oneDNN's layers
-        return "relu"
-    found = activation(step)
-    return None if found is None else PostOp.of_onednn(*found).epilogue
+def _fuse(editor: Editor, step: Step) -> None:
+    (result,) = step.results
+    taker = None if result is None else editor.only_taker(result)
+    if taker is None or result is None or editor.is_changed(taker):
+        return
+    if step.target == PANELS and not is_contiguous(taker.results[0]):
+        return  # convolutions have seen to the order
+    arguments = [*step.arguments]
+    place, last = SWEEPS[step.target]
+    epilogue, other = epilogue_of(taker), other_of_sum(taker, result)
+    if arguments[last] == '"add"' and epilogue == "relu":
+        arguments[last] = '"add_relu"'
+    elif arguments[last] != '"none"':
+        return
+    elif epilogue is not None:
+        arguments[last] = f'"{epilogue}"'
+    elif other is not None:
+        arguments[place], arguments[last] = Some(other), '"add"'
+    else:
+        return
+    editor.replace(step)
+    editor.replace(taker, Step(step.target, arguments, taker.results))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...ops.post_op import PostOp
 from ..allowed import IN_PLACE
 from ..program import Some, Step, Value
 from .editor import Editor, are_same
@@ -27,6 +28,13 @@ def activation(step: Step | None) -> tuple[str, str] | None:
         return "gelu", str(step.arguments[1]).strip('"')
     name = UNARY.get(step.target)
     return None if name is None else (name, "")
+
+
+def epilogue_of(step: Step) -> str | None:
+    """The epilogue of our operators that computes an activation; None if there is none."""
+    own = {"aten::relu": "relu", "aten::relu6": "relu6"}  # which keep NaN, as not all of oneDNN's
+    found = activation(step)
+    return own.get(step.target) if found is None else PostOp.of_onednn(*found).epilogue
 
 
 def is_activation(step: Step) -> bool:
@@ -68,7 +76,10 @@ def _keeps_dtype(x: Value, result: Value | None) -> bool:
 
 _IN_PLACE = frozenset(f"aten::{name.removesuffix('_')}" for name in IN_PLACE)
 """Activations of which torch has a form that writes to what it takes."""
-_LAYERS = ("aten::linear", "aten::convolution", "mkldnn::", "oxytorch::linear_panels")
+_LAYERS = (
+    "aten::linear", "aten::convolution", "mkldnn::", "oxytorch::linear_panels",
+    "oxytorch::convolution_panels", "oxytorch::depthwise_convolution",
+)  # fmt: skip
 """Steps whose results are new tensors."""
 
 

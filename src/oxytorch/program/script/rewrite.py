@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..passes import convolution, improve, panels, split
+from ..passes import convolution_times, improve, own_convolutions, panels, split
 from ..program import Step
 from .metas import Metas
 from .stretch import Stretch
@@ -154,6 +154,12 @@ def _gained(before: Sequence[Step], after: Sequence[Step]) -> Counter[str]:
     return Counter({name: number for name, number in count.items() if name and number > 0})
 
 
+_LAYERS = {
+    panels.PANELS: "linear",
+    own_convolutions.PANELS: "convolution",
+    own_convolutions.DEPTHWISE: "depthwise convolution",
+}
+_STORED = dict.fromkeys((panels.PANELS, own_convolutions.PANELS), ", weight in panels")
 _TITLES = {
     "aten::gelu": "gelu",
     "aten::silu": "silu",
@@ -167,10 +173,11 @@ _TITLES = {
 
 def _title(step: Step) -> str:
     """What a call computes, for calls that passes make; else nothing."""
-    if step.target == panels.PANELS:
-        epilogue = step.arguments[panels.EPILOGUE].strip('"')
-        return f"linear{'' if epilogue == 'none' else f' + {epilogue}'}, weight in panels"
-    if step.target == convolution.CONVOLUTION:
+    if step.target in panels.SWEEPS:
+        epilogue = step.arguments[panels.SWEEPS[step.target][1]].strip('"')
+        after = "" if epilogue == "none" else f" + {epilogue}"
+        return f"{_LAYERS[step.target]}{after}{_STORED.get(step.target, '')}"
+    if step.target == convolution_times.CONVOLUTION:
         weight = step.arguments[1].meta
         is_plain = weight is None or weight.is_contiguous()
         return "" if is_plain else "convolution, channels last"

@@ -1,0 +1,333 @@
+// Windows of images times a weight in panels, read from the images' lines: a row of the product is
+// where a window begins, and neighbouring rows overlap.
+#pragma once
+
+#include "ops/_windows/positions.h"
+#include "ops/panels/float_gemm.h"
+#include "ops/panels/gemm.h"
+#include "ops/panels/window_args.h"
+#include "ops/panels/windows.h"
+
+namespace oxytorch::OXY_LEVEL {
+
+// Some results of a group: of an image, and of its outermost dimension, lines and columns.
+struct LineChunk {
+  std::int64_t group, image, plane, line, column;
+  std::int64_t lines, columns;  // how many
+  std::uint8_t* memory;
+};
+
+OXY_INLINE std::int64_t line_rows(const LineGemmArgs& args) {
+  return args.columns / args.windows.dims[2].stride;
+}
+
+// Planes and phases that some window reads, with their lines and columns, one after the other.
+OXY_INLINE std::int64_t pixels_of(const LineGemmArgs& args) {
+  const WindowDim* dims = args.windows.dims;
+  return dims[0].kernel * phases_of(dims[1]) * args.phase_lines * args.columns;
+}
+
+// The pixels of a line from `column` on, with zeros beyond its ends.
+template <class Element, class T>
+static void write_pixels(const LineGemmArgs& args, const T* line, std::int64_t column,
+                         Element* to) {
+  const WindowDim& dim = args.windows.dims[2];
+  const std::int64_t channels = args.windows.channels, block = args.in_tiles ? args.block : channels;
+  const std::int64_t next = pixels_of(args) * block;  // from a block of channels to the next one
+  const std::int64_t left = dim.size - column, end = line ? (left < args.columns ? left : args.columns) : 0;
+  std::int64_t begin = column < 0 ? -column : 0;
+  if (begin > end) begin = end < 0 ? 0 : end;
+  const auto clear = [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t c = 0; c < channels; c += block) {
+      if (last > first) clear_elements(to + c / block * next + first * block, (last - first) * block);
+    }
+  };
+  clear(0, end > begin ? begin : args.columns);
+  if (end <= begin) return;
+  const T* from = line + (column + begin) * dim.x_stride;
+  if (block == channels && dim.x_stride == channels) {
+    copy_elements(to + begin * block, from, (end - begin) * channels);
+  } else {
+    for (std::int64_t w = begin; w < end; ++w, from += dim.x_stride) {
+      for (std::int64_t c = 0; c < channels; c += block) {
+        copy_elements(to + c / block * next + w * block, from + c, block);
+      }
+    }
+  }
+  clear(end, args.columns);
+}
+
+// Writes the lines that a chunk's windows cover.
+template <class Dot, class T>
+static void write_lines(const LineGemmArgs& args, const LineChunk& chunk) {
+  using Element = typename Dot::Element;
+  const WindowArgs& windows = args.windows;
+  const WindowDim &outer = windows.dims[0], &inner = windows.dims[1], &last = windows.dims[2];
+  const T* image = static_cast<const T*>(windows.x) + chunk.image * windows.image_stride +
+                   chunk.group * windows.channels;
+  const std::int64_t block = args.in_tiles ? args.block : windows.channels;
+  const std::int64_t first_line = chunk.line * inner.stride - inner.padding;
+  const std::int64_t phases = phases_of(inner), needed = phase_lines_of(inner, chunk.lines);
+  for (std::int64_t p = 0; p < outer.kernel; ++p) {
+    const std::int64_t depth = chunk.plane * outer.stride - outer.padding + p * outer.dilation;
+    const bool has_plane = depth >= 0 && depth < outer.size;
+    for (std::int64_t phase = 0; phase < phases; ++phase) {
+      for (std::int64_t l = 0; l < needed; ++l) {
+        const std::int64_t line = first_line + l * inner.stride + phase;
+        const bool has_line = has_plane && line >= 0 && line < inner.size;
+        const T* from = has_line ? image + depth * outer.x_stride + line * inner.x_stride : nullptr;
+        const std::int64_t at = ((p * phases + phase) * args.phase_lines + l) * args.columns;
+        write_pixels(args, from, chunk.column * last.stride - last.padding,
+                     reinterpret_cast<Element*>(chunk.memory) + at * block);
+      }
+    }
+  }
+}
+
+// What the results of a chunk's line are, from its first one and the group's first output on.
+static PanelResultArgs line_result(const LineGemmArgs& args, const LineChunk& chunk,
+                                   std::int64_t line) {
+  PanelResultArgs result = args.result;
+  const WindowDim* dims = args.windows.dims;
+  const std::int64_t row =
+      ((chunk.image * dims[0].out_size + chunk.plane) * dims[1].out_size + chunk.line + line) *
+          dims[2].out_size +
+      chunk.column;
+  move_result(result, row, chunk.group * args.weight.out_features);
+  return result;
+}
+
+// Panels of floats times rows of floats. Sums begin anew in each piece: short ones err less.
+static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& weight,
+                                 const LineChunk& chunk, std::int64_t rows, std::int64_t panel,
+                                 std::int64_t panels) {
+  alignas(64) float sums[kFloatItem * kPanelOutputs];
+  alignas(64) float bias[kMostFloatPanels * kPanelOutputs];
+  const std::int64_t stride = panels * kPanelOutputs, panel_stride = weight.panel_bytes / 4;
+  const WindowDim& last = args.windows.dims[2];
+  const bool by_lines = last.dilation == 1;
+  const std::int64_t run = args.windows.channels * (by_lines ? last.kernel : 1);
+  FloatGemmArgs product{};
+  product.weight = weight;
+  product.result = line_result(args, chunk, 0);
+  const FloatItem item{0, rows, panel, panels};
+  if (product.result.bias) {
+    arrange_bias(product, item, bias);
+  } else {
+    std::memset(bias, 0, sizeof(float) * stride);
+  }
+  const auto* x = reinterpret_cast<const float*>(chunk.memory);
+  const auto* stored = reinterpret_cast<const float*>(weight.panels) + panel * panel_stride;
+  const std::int64_t x_stride = last.stride * args.windows.channels;
+  std::int64_t k = 0;
+  const auto multiply = [&](std::int64_t pixel) {
+    for (std::int64_t begin = 0; begin < run; begin += kFloatPiece) {
+      const std::int64_t length = run - begin < kFloatPiece ? run - begin : kFloatPiece;
+      const bool is_first = k + begin == 0;
+      for (std::int64_t p = 0; p < panels; p += kFloatPanels) {
+        for (std::int64_t r = 0; r < rows; r += kTileRows) {
+          const std::int64_t rows_left = rows - r, panels_left = panels - p;
+          float* to = sums + r * stride + p * kPanelOutputs;
+          const FloatTile tile{
+              .x = x + pixel * args.windows.channels + begin + r * x_stride,
+              .x_stride = x_stride,
+              .panels = stored + p * panel_stride + (k + begin) * kPanelOutputs,
+              .panel_stride = panel_stride,
+              .length = length,
+              .from = is_first ? bias + p * kPanelOutputs : to,
+              .from_stride = is_first ? 0 : stride,
+              .to = to,
+              .to_stride = stride,
+              .asks_ahead = false,
+          };
+          multiply_float_panels(tile, rows_left < kTileRows ? rows_left : kTileRows,
+                                panels_left < kFloatPanels ? panels_left : kFloatPanels);
+        }
+      }
+    }
+    k += run;
+  };
+  each_position(args.windows.dims, args.phase_lines, args.columns, by_lines, multiply);
+  for (std::int64_t l = 0; l < chunk.lines; ++l) {
+    product.result = line_result(args, chunk, l);
+    finish_float_rows(product, {0, chunk.columns, panel, panels},
+                      sums + l * line_rows(args) * stride, stride);
+  }
+}
+
+// Products of a chunk's rows with at most kItemPanels panels, before bias and epilogue.
+template <class Dot, class Codec>
+static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsArgs& weight,
+                           const LineChunk& chunk, std::int64_t rows, std::int64_t panel,
+                           std::int64_t panels, float* sums) {
+  using Element = typename Dot::Element;
+  constexpr std::int64_t kLength = kPanelBlock;
+  constexpr std::int64_t kBytes = kLength / Dot::kDepth * 64;
+  constexpr bool unpacks = !kReadsPanels<Dot, Codec>;
+  alignas(64) std::uint8_t unpacked[unpacks ? kItemPanels * kBytes : 64];
+  alignas(64) static constexpr std::int32_t kNoZeroPoints[kPanelOutputs] = {};
+  const WindowDim& last = args.windows.dims[2];
+  const std::int64_t pixel_bytes =
+      (args.in_tiles ? args.block : args.windows.channels) * sizeof(Element);
+  const std::uint8_t* stored = weight.panels + panel * weight.panel_bytes;
+  Tile tile{
+      .rows = chunk.memory,
+      .row_bytes = last.stride * pixel_bytes,
+      .step_bytes = pixel_bytes,
+      .steps = nullptr,
+      .panels = stored,
+      .panel_bytes = unpacks ? kBytes : weight.panel_bytes,
+      .units = 0,
+      .row_sums = nullptr,
+      .zero_points = nullptr,
+      .middle = 0,
+      .scales = nullptr,
+      .sums = sums,
+      .begins = false,
+      .ahead = nullptr,
+  };
+#if OXY_HAS_TILES
+  if (args.in_tiles) {
+    const WindowDim* dims = args.windows.dims;
+    const std::int64_t depth =
+        dims[0].kernel * dims[1].kernel * dims[2].kernel * args.windows.channels;
+    prepare_blocks<Dot>(args.block / Dot::kDepth);
+    const bool asks = panel + kItemPanels + panels <= weight.panel_count;
+    for (std::int64_t begin = 0; begin < depth; begin += kLength) {
+      tile.units = (depth - begin < kLength ? depth - begin : kLength) / Dot::kDepth;
+      tile.panels = stored + begin / Codec::kNumbers * 64;
+      tile.steps = args.steps + begin / args.block;
+      tile.begins = begin == 0;
+      tile.ahead = asks ? tile.panels + kItemPanels * weight.panel_bytes : nullptr;
+      multiply_block_at_level<Dot>(tile, rows, panels);
+    }
+    return;
+  }
+#endif
+  std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
+  const bool by_lines = last.dilation == 1;
+  const std::int64_t run = args.windows.channels * (by_lines ? last.kernel : 1);
+  std::int64_t k = 0;
+  const auto multiply = [&](std::int64_t pixel) {
+    for (std::int64_t begin = 0; begin < run; begin += kLength) {
+      const std::int64_t length = run - begin < kLength ? run - begin : kLength;
+      const std::uint8_t* part = stored + (k + begin) / Codec::kNumbers * 64;
+      if constexpr (unpacks) {
+        for (std::int64_t p = 0; p < panels; ++p) {
+          unpack_panel(Dot{}, codec, part + p * weight.panel_bytes, length / Codec::kNumbers,
+                       kNoZeroPoints, unpacked + p * kBytes);
+        }
+      }
+      tile.rows = chunk.memory + pixel * pixel_bytes + begin * sizeof(Element);
+      tile.panels = unpacks ? unpacked : part;
+      tile.units = length / Dot::kDepth;
+      multiply_block<Dot>(tile, rows, panels);
+    }
+    k += run;
+  };
+  each_position(args.windows.dims, args.phase_lines, args.columns, by_lines, multiply);
+}
+
+static void finish_lines(const LineGemmArgs& args, const PanelsArgs& weight, const LineChunk& chunk,
+                         std::int64_t panel, std::int64_t panels, const float* sums) {
+  GemmProduct product{};
+  product.weight = weight;
+  for (std::int64_t l = 0; l < chunk.lines; ++l) {
+    product.result = line_result(args, chunk, l);
+    finish_chunk(product, 0, chunk.columns, panel, panels,
+                 sums + l * line_rows(args) * kItemOutputs);
+  }
+}
+
+static void multiply_line_range(const LineGemmArgs& args, const LineChunk& chunk,
+                                std::int64_t panel, std::int64_t panels) {
+  PanelsArgs weight = args.weight;
+  weight.panels += chunk.group * weight.panel_count * weight.panel_bytes;
+  const std::int64_t rows = (chunk.lines - 1) * line_rows(args) + chunk.columns;
+  if (args.windows.dtype == DType::float32 && weight.codec == PanelCodec::fp32) {
+    const std::int64_t fits = kFloatItem / rows;
+    const std::int64_t most = fits < kMostFloatPanels ? fits : kMostFloatPanels;
+    for (std::int64_t p = 0; p < panels; p += most) {
+      multiply_float_lines(args, weight, chunk, rows, panel + p,
+                           panels - p < most ? panels - p : most);
+    }
+    return;
+  }
+  alignas(64) float sums[kItemRows * kItemOutputs];
+  with_dot(args.type, [&](auto dot) {
+    with_codec(weight, [&](auto codec) {
+      using Dot = decltype(dot);
+      if constexpr (kFits<Dot, decltype(codec)> && !Dot::kIsInteger) {
+        for (std::int64_t p = panel; p < panel + panels; p += kItemPanels) {
+          const std::int64_t left = panel + panels - p;
+          const std::int64_t some = left < kItemPanels ? left : kItemPanels;
+          multiply_lines<Dot>(codec, args, weight, chunk, rows, p, some, sums);
+          finish_lines(args, weight, chunk, p, some, sums);
+        }
+      }
+    });
+  });
+}
+
+// The chunk number `number` of all.
+static LineChunk chunk_of(const LineGemmArgs& args, std::int64_t number, std::uint8_t* memory) {
+  const WindowDim* dims = args.windows.dims;
+  const auto divide = [&](std::int64_t by) {
+    const std::int64_t rest = number % by;
+    number /= by;
+    return rest;
+  };
+  LineChunk chunk{};
+  chunk.memory = memory;
+  chunk.column = divide((dims[2].out_size + args.out_columns - 1) / args.out_columns) *
+                 args.out_columns;
+  chunk.line = divide((dims[1].out_size + args.lines - 1) / args.lines) * args.lines;
+  chunk.plane = divide(dims[0].out_size);
+  chunk.image = divide(args.images);
+  chunk.group = number;
+  const std::int64_t lines = dims[1].out_size - chunk.line;
+  const std::int64_t columns = dims[2].out_size - chunk.column;
+  chunk.lines = lines < args.lines ? lines : args.lines;
+  chunk.columns = columns < args.out_columns ? columns : args.out_columns;
+  return chunk;
+}
+
+OXY_INLINE std::int64_t line_chunks(const LineGemmArgs& args) {
+  const WindowDim* dims = args.windows.dims;
+  return args.groups * args.images * dims[0].out_size *
+         ((dims[1].out_size + args.lines - 1) / args.lines) *
+         ((dims[2].out_size + args.out_columns - 1) / args.out_columns);
+}
+
+static void multiply_line_part(const LineGemmArgs& args, std::int64_t part) {
+  const std::int64_t all = args.weight.panel_count;
+  const std::int64_t ranges = (all + args.range_panels - 1) / args.range_panels;
+  const std::int64_t items = line_chunks(args) * ranges;
+  std::uint8_t* memory = args.scratch + part * args.scratch_bytes;
+  std::int64_t written = -1;
+  LineChunk chunk{};
+  for (std::int64_t i = part * items / args.parts; i < (part + 1) * items / args.parts; ++i) {
+    if (i / ranges != written) {
+      written = i / ranges;
+      chunk = chunk_of(args, written, memory);
+      with_dot(args.type, [&](auto dot) {
+        with_type(args.windows.dtype, [&](auto element) {
+          if constexpr (!decltype(dot)::kIsInteger) {
+            write_lines<decltype(dot), decltype(element)>(args, chunk);
+          }
+        });
+      });
+    }
+    const std::int64_t panel = i % ranges * args.range_panels, left = all - panel;
+    multiply_line_range(args, chunk, panel, left < args.range_panels ? left : args.range_panels);
+  }
+}
+
+static void line_gemm(const LineGemmArgs& args, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t part = begin; part < end; ++part) multiply_line_part(args, part);
+#if OXY_HAS_TILES
+  release_tiles();
+#endif
+}
+
+}  // namespace oxytorch::OXY_LEVEL
