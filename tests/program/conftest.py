@@ -21,9 +21,7 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     from oxytorch.program.passes import convolution_times, linear, own_convolutions, panels
     from oxytorch.program.passes import joined as joining
 
-    def set_to(
-        pays: bool, in_panels: bool = False, joined: bool = True, own: bool = False
-    ) -> None:
+    def set_to(pays: bool, in_panels: bool = False, joined: bool = True, own: bool = False) -> None:
         wins = {
             panels.BESIDE_PACKED: in_panels,
             joining.JOINED: joined,

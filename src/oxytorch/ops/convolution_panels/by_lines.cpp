@@ -106,9 +106,10 @@ void multiply_lines(const Convolution& call, RowType type, std::int64_t threads)
   std::vector<std::int32_t> steps;
   if (in_tiles) steps = steps_of(call, split.chunk, block);
   const std::int64_t written = pixels_of(split.chunk, dims) * call.windows.channels;
-  // Tiles read whole ones behind the last row, and vectors are written whole.
+  // Whole tiles are read behind the last row, and whole vectors written.
+  const std::int64_t row = dims[2].stride * (in_tiles ? block * 2 : call.windows.channels * 4);
   const std::int64_t behind =
-      in_tiles ? 2 * kTileHeight * dims[2].stride * block * 2 + kTileBytes : kTileBytes;
+      (in_tiles ? 2 * kTileHeight : chunk_costs(type).row_step) * row + kTileBytes;
   const std::int64_t chunks = call.groups * call.images * dims[0].out_size *
                               divide_up(dims[1].out_size, split.chunk.lines) *
                               divide_up(dims[2].out_size, split.chunk.out_columns);

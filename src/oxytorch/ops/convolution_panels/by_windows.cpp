@@ -19,8 +19,8 @@ WindowSplit split_windows(const ChunkCosts& costs, std::int64_t rows, std::int64
   WindowSplit best{};
   std::int64_t least = 0;
   const std::int64_t fits = std::max(kChunkBytes / row_bytes, costs.row_step);
-  const std::int64_t most =
-      std::min({fits / costs.row_step * costs.row_step, kChunkRows, round_up(rows, costs.row_step)});
+  const std::int64_t most = std::min(
+      {fits / costs.row_step * costs.row_step, kChunkRows, round_up(rows, costs.row_step)});
   for (std::int64_t chunk = most; chunk >= costs.row_step; chunk -= costs.row_step) {
     for (std::int64_t ranges = 1; ranges <= panels; ranges *= 2) {
       const std::int64_t range = round_up(divide_up(panels, ranges), ranges > 1 ? 2 : 1);
@@ -96,8 +96,8 @@ void multiply_windows(const Convolution& call, RowType type, std::int64_t thread
   const WindowArgs& windows = call.windows;
   const std::int64_t in_features = call.in_features(), panels = call.weight.panel_count;
   const std::int64_t element = bytes_of_element(type);
-  const WindowSplit split =
-      split_windows(chunk_costs(type), call.rows, call.groups, panels, in_features * element, threads);
+  const WindowSplit split = split_windows(chunk_costs(type), call.rows, call.groups, panels,
+                                          in_features * element, threads);
   const PreparedRows chunk = describe_chunk(type, split.chunk_rows, in_features);
   const std::vector<WindowStretch> stretches = stretches_of(windows, chunk);
   WindowGemmArgs args{

@@ -27,9 +27,8 @@ void multiply(const Convolution& call, const Tensor& images) {
   }
   const std::int64_t outputs = call.groups * call.weight.panel_count * kPanelOutputs;
   const std::int64_t per_byte = type == RowType::float32 ? kFloatsPerByte : kUnitsPerByte;
-  const std::int64_t threads =
-      threads_for(call.rows * outputs * call.in_features(), tuning.bytes_per_thread * per_byte,
-                  available_threads());
+  const std::int64_t threads = threads_for(call.rows * outputs * call.in_features(),
+                                           tuning.bytes_per_thread * per_byte, available_threads());
   if (reads_lines(call, type)) return multiply_lines(call, type, threads);
   multiply_windows(call, type, threads);
 }

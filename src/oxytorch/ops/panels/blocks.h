@@ -15,7 +15,8 @@ struct Tile {
   const std::uint8_t* rows;
   std::int64_t row_bytes;   // between rows
   std::int64_t step_bytes;  // between units of a row that are 16 apart; tiles of AMX only
-  const std::int32_t* steps;  // or where steps of `step_bytes` lie, in bytes from `rows` on; or null
+  const std::int32_t*
+      steps;  // or where steps of `step_bytes` lie, in bytes from `rows` on; or null
   const std::uint8_t* panels;
   std::int64_t panel_bytes;  // between panels
   std::int64_t units;        // along in_features

@@ -32,14 +32,17 @@ template <class Element, class T>
 static void write_pixels(const LineGemmArgs& args, const T* line, std::int64_t column,
                          Element* to) {
   const WindowDim& dim = args.windows.dims[2];
-  const std::int64_t channels = args.windows.channels, block = args.in_tiles ? args.block : channels;
+  const std::int64_t channels = args.windows.channels,
+                     block = args.in_tiles ? args.block : channels;
   const std::int64_t next = pixels_of(args) * block;  // from a block of channels to the next one
-  const std::int64_t left = dim.size - column, end = line ? (left < args.columns ? left : args.columns) : 0;
+  const std::int64_t left = dim.size - column,
+                     end = line ? (left < args.columns ? left : args.columns) : 0;
   std::int64_t begin = column < 0 ? -column : 0;
   if (begin > end) begin = end < 0 ? 0 : end;
   const auto clear = [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t c = 0; c < channels; c += block) {
-      if (last > first) clear_elements(to + c / block * next + first * block, (last - first) * block);
+      if (last > first)
+        clear_elements(to + c / block * next + first * block, (last - first) * block);
     }
   };
   clear(0, end > begin ? begin : args.columns);
@@ -97,7 +100,8 @@ static PanelResultArgs line_result(const LineGemmArgs& args, const LineChunk& ch
   return result;
 }
 
-// Panels of floats times rows of floats. Sums begin anew in each piece: short ones err less.
+// Panels of floats times rows of floats. Sums begin anew in each piece: short ones err less. Tiles
+// are whole, the last one too, because sums of a part of one are added up in another order.
 static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& weight,
                                  const LineChunk& chunk, std::int64_t rows, std::int64_t panel,
                                  std::int64_t panels) {
@@ -126,7 +130,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
       const bool is_first = k + begin == 0;
       for (std::int64_t p = 0; p < panels; p += kFloatPanels) {
         for (std::int64_t r = 0; r < rows; r += kTileRows) {
-          const std::int64_t rows_left = rows - r, panels_left = panels - p;
+          const std::int64_t panels_left = panels - p;
           float* to = sums + r * stride + p * kPanelOutputs;
           const FloatTile tile{
               .x = x + pixel * args.windows.channels + begin + r * x_stride,
@@ -140,7 +144,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
               .to_stride = stride,
               .asks_ahead = false,
           };
-          multiply_float_panels(tile, rows_left < kTileRows ? rows_left : kTileRows,
+          multiply_float_panels(tile, kTileRows,
                                 panels_left < kFloatPanels ? panels_left : kFloatPanels);
         }
       }
@@ -245,7 +249,7 @@ static void multiply_line_range(const LineGemmArgs& args, const LineChunk& chunk
   weight.panels += chunk.group * weight.panel_count * weight.panel_bytes;
   const std::int64_t rows = (chunk.lines - 1) * line_rows(args) + chunk.columns;
   if (args.windows.dtype == DType::float32 && weight.codec == PanelCodec::fp32) {
-    const std::int64_t fits = kFloatItem / rows;
+    const std::int64_t fits = kFloatItem / ((rows + kTileRows - 1) / kTileRows * kTileRows);
     const std::int64_t most = fits < kMostFloatPanels ? fits : kMostFloatPanels;
     for (std::int64_t p = 0; p < panels; p += most) {
       multiply_float_lines(args, weight, chunk, rows, panel + p,
@@ -279,8 +283,8 @@ static LineChunk chunk_of(const LineGemmArgs& args, std::int64_t number, std::ui
   };
   LineChunk chunk{};
   chunk.memory = memory;
-  chunk.column = divide((dims[2].out_size + args.out_columns - 1) / args.out_columns) *
-                 args.out_columns;
+  chunk.column =
+      divide((dims[2].out_size + args.out_columns - 1) / args.out_columns) * args.out_columns;
   chunk.line = divide((dims[1].out_size + args.lines - 1) / args.lines) * args.lines;
   chunk.plane = divide(dims[0].out_size);
   chunk.image = divide(args.images);

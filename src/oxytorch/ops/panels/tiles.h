@@ -118,8 +118,8 @@ static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t ste
   } else {
     clear_sums<second_rows, second_panel>();
   }
-  const auto multiply = [&](const std::uint8_t* row, std::int64_t k)
-                            __attribute__((always_inline)) {
+  const auto multiply = [&](const std::uint8_t* row,
+                            std::int64_t k) __attribute__((always_inline)) {
     multiply_step<Dot, second_rows, second_panel, asked>(row, tile.row_bytes, tile.panels + k * 64,
                                                          tile.panel_bytes, tile.ahead + k * 64);
   };

@@ -51,11 +51,11 @@ struct LineGemmArgs {
   PanelResultArgs result;
   std::int64_t images;
   std::int64_t groups;
-  std::int64_t block;        // channels of a block of tiles
-  std::int64_t lines;        // of a chunk's results
-  std::int64_t out_columns;  // likewise
-  std::int64_t columns;      // of a line in memory
-  std::int64_t phase_lines;  // lines of a phase in memory
+  std::int64_t block;         // channels of a block of tiles
+  std::int64_t lines;         // of a chunk's results
+  std::int64_t out_columns;   // likewise
+  std::int64_t columns;       // of a line in memory
+  std::int64_t phase_lines;   // lines of a phase in memory
   const std::int32_t* steps;  // of tiles: bytes from a row's start to each step along the sum
   std::int64_t range_panels;
   std::int64_t parts;

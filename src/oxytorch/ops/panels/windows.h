@@ -64,9 +64,8 @@ struct RowWriter {
   }
 
   OXY_MEMBER void zeros(std::int64_t count) {
-    write(count, [&](Element* values, std::int64_t, std::int64_t some) {
-      clear_elements(values, some);
-    });
+    write(count,
+          [&](Element* values, std::int64_t, std::int64_t some) { clear_elements(values, some); });
   }
 };
 
@@ -173,6 +172,7 @@ struct WindowItem {
   PanelsArgs weight;       // the group's
   PanelResultArgs result;  // from the first row and the group's first output on
   std::int64_t rows;
+  std::int64_t all_rows;  // of the call
 };
 
 static void multiply_float_windows(const WindowItem& item, std::int64_t panel,
@@ -181,7 +181,7 @@ static void multiply_float_windows(const WindowItem& item, std::int64_t panel,
   const FloatGemmArgs product{
       .x = reinterpret_cast<const float*>(item.prepared.values),
       .x_stride = item.prepared.block,
-      .rows = item.rows,
+      .rows = item.all_rows,
       .in_features = item.prepared.in_features,
       .weight = item.weight,
       .result = item.result,
@@ -228,8 +228,7 @@ static void move_result(PanelResultArgs& result, std::int64_t row, std::int64_t 
   const auto moved = [](const void* from, std::int64_t elements, std::int64_t bytes) {
     return from ? static_cast<const std::uint8_t*>(from) + elements * bytes : nullptr;
   };
-  result.out =
-      static_cast<std::uint8_t*>(result.out) + (row * result.out_stride + output) * size;
+  result.out = static_cast<std::uint8_t*>(result.out) + (row * result.out_stride + output) * size;
   result.other = moved(result.other, row * result.other_stride + output, size);
   result.bias = moved(result.bias, output, size_of(result.bias_dtype));
 }
@@ -237,7 +236,7 @@ static void move_result(PanelResultArgs& result, std::int64_t row, std::int64_t 
 // What a chunk of a group's rows is multiplied with, and where its results go.
 static WindowItem item_of(const WindowGemmArgs& args, std::int64_t group, std::int64_t chunk,
                           std::uint8_t* scratch) {
-  WindowItem item{args.prepared, args.weight, args.result, args.chunk_rows};
+  WindowItem item{args.prepared, args.weight, args.result, args.chunk_rows, args.rows};
   const std::int64_t first = chunk * args.chunk_rows, outputs = args.weight.out_features;
   if (item.rows > args.rows - first) item.rows = args.rows - first;
   item.prepared.values = scratch;
@@ -257,9 +256,9 @@ static void multiply_part(const WindowGemmArgs& args, std::int64_t part) {
       item = item_of(args, block / args.chunks, block % args.chunks, scratch);
       with_dot(args.prepared.type, [&](auto dot) {
         with_type(args.windows.dtype, [&](auto element) {
-          write_windows<decltype(dot), decltype(element)>(
-              args, item.prepared, block / args.chunks,
-              block % args.chunks * args.chunk_rows, item.rows);
+          write_windows<decltype(dot), decltype(element)>(args, item.prepared, block / args.chunks,
+                                                          block % args.chunks * args.chunk_rows,
+                                                          item.rows);
         });
       });
       written = block;
