@@ -10,6 +10,9 @@ namespace oxytorch {
 // Spatial dimensions; a convolution of fewer has sizes of 1 before its own.
 inline constexpr int kWindowDims = 3;
 
+// Images of fewer channels are read whatever order they lie in.
+inline constexpr std::int64_t kFewChannels = 8;
+
 // A convolution along one spatial dimension.
 struct WindowDim {
   std::int64_t size;      // of an image
@@ -21,11 +24,11 @@ struct WindowDim {
   std::int64_t x_stride;  // elements between neighbours of the image
 };
 
-// Images whose channels lie side by side.
 struct WindowArgs {
   const void* x;
-  std::int64_t image_stride;  // elements
-  std::int64_t channels;      // of a group
+  std::int64_t image_stride;    // elements
+  std::int64_t channel_stride;  // likewise; 1 but where few channels are read
+  std::int64_t channels;        // of a group
   WindowDim dims[kWindowDims];
   DType dtype;
 };

@@ -49,10 +49,11 @@ inline std::int64_t pixel_stride(const Tensor& x) {
 }
 
 // Copies the tensor only where its channels do not lie side by side. `evenly`: nor where pixels
-// are not as many elements apart everywhere.
-inline Images images_of(const Tensor& x, bool evenly = false) {
+// are not as many elements apart everywhere. `apart`: only for that.
+inline Images images_of(const Tensor& x, bool evenly = false, bool apart = false) {
   Images found{Tensor(), &x};
-  if ((x.size(1) == 1 || x.stride(1) == 1) && (!evenly || pixel_stride(x) > 0)) return found;
+  if ((apart || x.size(1) == 1 || x.stride(1) == 1) && (!evenly || pixel_stride(x) > 0))
+    return found;
   found.copy = empty_images(Shape(x.sizes().begin(), x.sizes().end()), x.dtype_code());
   check_call(aoti_torch_copy_(found.copy.handle(), x.handle(), 0), "copy_");
   return found;
@@ -112,6 +113,7 @@ inline WindowArgs describe_windows(const char* op, const Tensor& x, const Number
 inline void set_data(WindowArgs& args, const Tensor& x) {
   args.x = x.data();
   args.image_stride = x.stride(0);
+  args.channel_stride = x.size(1) == 1 ? 1 : x.stride(1);
   const std::int64_t missing = kWindowDims + 2 - x.dim();
   for (std::int64_t i = 2; i < x.dim(); ++i) args.dims[i - 2 + missing].x_stride = x.stride(i);
 }

@@ -15,17 +15,23 @@ from .._samples import shape_name, values
 from .._windows import channels_last, padded, positions
 from ..panels import layout
 from ..panels.epilogues import ACTIVATIONS, ADDED
-from ..panels.formats import PLAIN_NAMES
+from ..panels.formats import PLAIN, PLAIN_NAMES
 
 
 def matrix_of(weight: Tensor, groups: int = 1) -> Tensor:
     """The rows that `pack_panels` takes, of a weight [out_channels, in_channels / groups, *kernel].
 
-    Returns [groups * rows, kernel positions * in_channels / groups]: the outputs of each group,
-    padded with zeros to a multiple of 16; of each output the positions, channels within these.
+    Returns [groups * rows, kernel positions * channels]: the outputs of each group, padded with
+    zeros to a multiple of 16; of each output the positions, and of each position the channels,
+    padded to an even number in bfloat16, whose panels hold pairs.
     """
-    rows = weight.movedim(1, -1).reshape(groups, weight.shape[0] // groups, -1)
+    rows = F.pad(weight.movedim(1, -1), (0, _padding(weight.shape[1], weight.dtype)))
+    rows = rows.reshape(groups, weight.shape[0] // groups, -1)
     return F.pad(rows, (0, 0, 0, -rows.shape[1] % layout.OUTPUTS)).flatten(0, 1)
+
+
+def _padding(channels: int, dtype: torch.dtype) -> int:
+    return channels % 2 if dtype == torch.bfloat16 else 0
 
 
 @with_kernel
@@ -57,7 +63,8 @@ def convolution_panels(
     devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device or name does not fit.
     """
-    in_features = x.shape[1] // groups
+    channels = x.shape[1] // groups
+    in_features = channels + _padding(channels, PLAIN[format])
     for size in kernel_size:
         in_features *= size
     outputs = out_channels // groups
@@ -65,7 +72,7 @@ def convolution_panels(
     stored = layout.unpack(format, panels, rows, in_features)
     wide = torch.promote_types(x.dtype, torch.float32)
     weight = stored.to(wide).reshape(groups, -1, in_features)[:, :outputs]
-    weight = weight.reshape(out_channels, *kernel_size, -1).movedim(-1, 1)
+    weight = weight.reshape(out_channels, *kernel_size, -1)[..., :channels].movedim(-1, 1)
     none = [0] * len(stride)
     result = torch.convolution(
         padded(x.to(wide), padding),
@@ -114,8 +121,8 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         dims = len(kernel)
         x = channels_last(values(*shape, dtype=dtype) * scale)
         plain = values(out, shape[1] // groups, *kernel, dtype=torch.float32)
-        matrix = matrix_of(plain / plain[0].numel() ** 0.5, groups)
         stored = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+        matrix = matrix_of((plain / plain[0].numel() ** 0.5).to(stored), groups)
         format = PLAIN_NAMES[stored]
         bias = values(out, dtype=dtype) * scale if has_bias else None
         pads = [padding, padding + (stride == 2)] * dims
@@ -124,7 +131,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         other = None
         if epilogue in ADDED:
             other = channels_last(values(shape[0], out, *spatial, dtype=dtype) * scale)
-        panels = layout.pack(format, matrix.to(stored))
+        panels = layout.pack(format, matrix)
         rest = (list(kernel), out, bias, other, *geometry, groups, epilogue)
         yield Sample(f"{shape_name(shape)}-{epilogue}", (x, format, panels, *rest))
 

@@ -10,17 +10,26 @@ constexpr const char* kOp = "convolution_panels";
 
 // Whether windows are the pixels of the images, one after the other.
 bool takes_pixels(const Convolution& call, const Tensor& images) {
-  bool same = call.groups == 1 && pixel_stride(images) > 0;
+  bool same = call.groups == 1 && call.windows.channel_stride == 1 && pixel_stride(images) > 0;
   for (const WindowDim& dim : call.windows.dims) {
     same &= dim.kernel == 1 && dim.stride == 1 && dim.out_size == dim.size;
   }
   return same;
 }
 
+// The same as a convolution of one dimension, whose images are one.
+Convolution in_one_line(Convolution call, std::int64_t stride) {
+  for (WindowDim& dim : call.windows.dims) dim = {1, 1, 1, 1, 0, 1, 0};
+  call.windows.dims[kWindowDims - 1] = {call.rows, call.rows, 1, 1, 0, 1, stride};
+  call.images = 1;
+  return call;
+}
+
 void multiply(const Convolution& call, const Tensor& images) {
   const RowType type = row_type(call.windows.dtype, false, call.weight.codec);
-  // Tiles want rows in their order, which multiply_windows writes just before they are read.
-  if (takes_pixels(call, images) && !has_tiles(type)) {
+  const bool are_pixels = takes_pixels(call, images);
+  // Tiles want rows in their order, which multiply_lines writes just before they are read.
+  if (are_pixels && !has_tiles(type)) {
     const Rows rows{Tensor(), images.data(), call.rows, images.size(1), pixel_stride(images)};
     const RowsProduct product{call.weight, call.result, 0, call.rows};
     return multiply_rows(rows, nullptr, call.windows.dtype, false, {&product, 1});
@@ -29,8 +38,7 @@ void multiply(const Convolution& call, const Tensor& images) {
   const std::int64_t per_byte = type == RowType::float32 ? kFloatsPerByte : kUnitsPerByte;
   const std::int64_t threads = threads_for(call.rows * outputs * call.in_features(),
                                            tuning.bytes_per_thread * per_byte, available_threads());
-  if (reads_lines(call, type)) return multiply_lines(call, type, threads);
-  multiply_windows(call, type, threads);
+  multiply_lines(are_pixels ? in_one_line(call, pixel_stride(images)) : call, type, threads);
 }
 
 Tensor convolution_panels(const Tensor& x, const std::string& format_name, const Tensor& panels,
@@ -47,8 +55,8 @@ Tensor convolution_panels(const Tensor& x, const std::string& format_name, const
     fail(kOp, "out_channels", "a multiple of groups, " + std::to_string(groups),
          std::to_string(out_channels));
   }
-  std::int64_t in_features = call.windows.channels;
-  for (const std::int64_t size : kernel_size) in_features *= size;
+  call.weight.codec = codec_of(format);
+  const std::int64_t in_features = call.in_features();
   const std::int64_t outputs = out_channels / groups;
   const std::int64_t padded = round_up(outputs, kPanelOutputs);
   PanelCopies copies;
@@ -62,7 +70,8 @@ Tensor convolution_panels(const Tensor& x, const std::string& format_name, const
                                 copies.bias);
   Tensor out = empty_images(shape, x.dtype_code());
   if (out.numel() == 0) return out;
-  const Images copied = images_of(x);
+  const bool may_lie_apart = groups == 1 && call.windows.channels < kFewChannels;
+  const Images copied = images_of(x, false, may_lie_apart);
   const Tensor& images = copied.tensor();
   set_data(call.windows, images);
   call.result.out = out.mutable_data();

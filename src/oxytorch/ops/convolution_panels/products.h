@@ -1,4 +1,4 @@
-// The ways in which a convolution is multiplied.
+// How a convolution is multiplied.
 #pragma once
 
 #include "core/levels.h"
@@ -15,8 +15,12 @@ struct Convolution {
   std::int64_t rows;  // results of a channel
   std::int64_t groups;
 
+  // In memory and in panels. Those of bfloat16 hold pairs, which two positions do not share.
+  std::int64_t channels() const {
+    return weight.codec == PanelCodec::bf16 ? round_up(windows.channels, 2) : windows.channels;
+  }
   std::int64_t in_features() const {
-    std::int64_t product = windows.channels;
+    std::int64_t product = channels();
     for (const WindowDim& dim : windows.dims) product *= dim.kernel;
     return product;
   }
@@ -58,11 +62,7 @@ inline constexpr std::int64_t kChunkBytes = 512 << 10;
 // Rows of a chunk, whose sums are to stay in the nearest cache.
 inline constexpr std::int64_t kChunkRows = 96;
 
-// Writes windows side by side, of any geometry.
-void multiply_windows(const Convolution& call, RowType type, std::int64_t threads);
-
-// Whether a convolution can read windows where they overlap.
-bool reads_lines(const Convolution& call, RowType type);
+// Computes a convolution whose threads read windows from the lines of images.
 void multiply_lines(const Convolution& call, RowType type, std::int64_t threads);
 
 }  // namespace oxytorch

@@ -19,6 +19,9 @@ inline constexpr std::int64_t kLineFloats = 16;
 struct FloatTile {
   const float* x;
   std::int64_t x_stride;
+  const float* const* starts;  // or where each row begins, `offset` before what is read; or null
+  std::int64_t offset;
+  bool asks_ahead;  // rows follow, x_stride apart
   const float* panels;
   std::int64_t panel_stride;
   std::int64_t length;  // along in_features
@@ -26,7 +29,6 @@ struct FloatTile {
   std::int64_t from_stride;
   float* to;
   std::int64_t to_stride;
-  bool asks_ahead;  // rows follow
 };
 
 // Independent sums of a tile, where registers have room for them: additions need not wait for each
@@ -44,15 +46,19 @@ __attribute__((noinline)) static void multiply_float_tile(const FloatTile& given
   // A copy, because what is stored below could otherwise be the tile.
   const FloatTile tile = given;
   f32v sums[kSums][rows][kVectors] = {};
+  const float* x[rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+    x[r] = tile.starts ? tile.starts[r] + tile.offset : tile.x + r * tile.x_stride;
+  }
   if (tile.asks_ahead) {
-    const float* next = tile.x + rows * tile.x_stride;
     for (int r = 0; r < rows; ++r) {
       for (std::int64_t k = 0; k < tile.length; k += kLineFloats) {
-        __builtin_prefetch(next + r * tile.x_stride + k);
+        __builtin_prefetch(x[r] + rows * tile.x_stride + k);
       }
     }
   }
-  const float* x = tile.x;
+  std::int64_t at = 0;
   const float* panel = tile.panels;
   const auto add = [&](int chain) __attribute__((always_inline)) {
     f32v weights[kVectors];
@@ -62,11 +68,11 @@ __attribute__((noinline)) static void multiply_float_tile(const FloatTile& given
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
-      const auto number = load_as<float>(x + r * tile.x_stride);
+      const auto number = load_as<float>(x[r] + at);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sums[chain][r][v] += weights[v] * number;
     }
-    ++x;
+    ++at;
     panel += kPanelOutputs;
   };
   std::int64_t left = tile.length;
@@ -177,6 +183,9 @@ static void multiply_float_piece(const FloatGemmArgs& args, const FloatPiece& pi
   FloatTile tile{
       .x = args.x + item.row * args.x_stride + piece.begin,
       .x_stride = args.x_stride,
+      .starts = nullptr,
+      .offset = 0,
+      .asks_ahead = piece.asks_ahead,
       .panels = panels + item.panel * panel_stride + piece.begin * kPanelOutputs,
       .panel_stride = panel_stride,
       .length = piece.length,
@@ -184,7 +193,6 @@ static void multiply_float_piece(const FloatGemmArgs& args, const FloatPiece& pi
       .from_stride = piece.begin == 0 ? 0 : stride,
       .to = sums,
       .to_stride = stride,
-      .asks_ahead = piece.asks_ahead,
   };
   const std::int64_t end = (item.panel + item.panels) * kPanelOutputs;
   const bool is_done = result.epilogue == PanelEpilogue::none && end <= args.weight.out_features;

@@ -5,4 +5,3 @@
 #include "ops/panels/gemm.h"
 #include "ops/panels/gemv.h"
 #include "ops/panels/lines.h"
-#include "ops/panels/windows.h"

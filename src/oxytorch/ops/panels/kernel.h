@@ -7,7 +7,6 @@
 OXY_KERNEL_OF(panels, prepare_rows, PrepareRowsArgs)
 OXY_KERNEL_OF(panels, gemm, GemmArgs)
 OXY_KERNEL_OF(panels, float_gemm, FloatGemmArgs)
-OXY_KERNEL_OF(panels, window_gemm, WindowGemmArgs)
 OXY_KERNEL_OF(panels, line_gemm, LineGemmArgs)
 OXY_KERNEL_OF(panels, stage_gemv, GemvArgs)
 OXY_KERNEL_OF(panels, gemv, GemvArgs)

@@ -5,8 +5,8 @@
 #include "ops/_windows/positions.h"
 #include "ops/panels/float_gemm.h"
 #include "ops/panels/gemm.h"
+#include "ops/panels/prepare_rows.h"
 #include "ops/panels/window_args.h"
-#include "ops/panels/windows.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -17,6 +17,7 @@ struct LineChunk {
   std::uint8_t* memory;
 };
 
+// Rows of the product from one line of a chunk to the next one.
 OXY_INLINE std::int64_t line_rows(const LineGemmArgs& args) {
   return args.columns / args.windows.dims[2].stride;
 }
@@ -27,33 +28,79 @@ OXY_INLINE std::int64_t pixels_of(const LineGemmArgs& args) {
   return dims[0].kernel * phases_of(dims[1]) * args.phase_lines * args.columns;
 }
 
-// The pixels of a line from `column` on, with zeros beyond its ends.
+// Memory is written from its start on, so that what lies behind an end may be overwritten with
+// zeros, or with anything that is written later.
+template <class Element, class T>
+OXY_INLINE void copy_elements(Element* to, const T* from, std::int64_t count) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  if constexpr (__is_same(T, Element)) {
+    for (; count >= kLine; count -= kLine, to += kLine, from += kLine) std::memcpy(to, from, 64);
+  }
+  sweep(0, count, [&](std::int64_t i, auto lanes) {
+    if constexpr (__is_same(T, Element)) {
+      copy(to + i, from + i, lanes);
+    } else {
+      put(to + i, load(from + i, lanes));
+    }
+  });
+}
+
+template <class Element>
+OXY_INLINE void clear_elements(Element* to, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += kLanes) put(to + i, f32v{});
+}
+
+// Pixels of few channels, which may lie apart: one value after the other.
+template <class Element, class T>
+static void write_few_channels(const LineGemmArgs& args, const T* from, std::int64_t count,
+                               Element* to) {
+  const WindowArgs& windows = args.windows;
+  const std::int64_t step = windows.dims[2].x_stride;
+  for (std::int64_t c = 0; c < args.channels; ++c) {
+    const T* values = from + c * windows.channel_stride;
+    for (std::int64_t w = 0; w < count; ++w) {
+      Element& value = to[w * args.channels + c];
+      if (c >= windows.channels) {
+        value = Element{};
+      } else if constexpr (__is_same(T, Element)) {
+        value = values[w * step];
+      } else {
+        Element some[kLanes];
+        put(some, load(values + w * step, 1));
+        value = some[0];
+      }
+    }
+  }
+}
+
+// The pixels of a line from `column` on, with zeros beyond its ends; `line` is null for zeros
+// alone.
 template <class Element, class T>
 static void write_pixels(const LineGemmArgs& args, const T* line, std::int64_t column,
                          Element* to) {
-  const WindowDim& dim = args.windows.dims[2];
-  const std::int64_t channels = args.windows.channels,
-                     block = args.in_tiles ? args.block : channels;
-  const std::int64_t next = pixels_of(args) * block;  // from a block of channels to the next one
-  const std::int64_t left = dim.size - column,
-                     end = line ? (left < args.columns ? left : args.columns) : 0;
-  std::int64_t begin = column < 0 ? -column : 0;
-  if (begin > end) begin = end < 0 ? 0 : end;
+  const WindowArgs& windows = args.windows;
+  const WindowDim& dim = windows.dims[2];
+  const std::int64_t block = args.block, next = pixels_of(args) * block;
+  std::int64_t begin = column < 0 ? -column : 0, end = dim.size - column;
+  if (end > args.columns) end = args.columns;
+  if (!line || begin >= end) begin = end = args.columns;
   const auto clear = [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t c = 0; c < channels; c += block) {
-      if (last > first)
-        clear_elements(to + c / block * next + first * block, (last - first) * block);
+    for (std::int64_t c = 0; first < last && c < args.channels; c += block) {
+      clear_elements(to + c / block * next + first * block, (last - first) * block);
     }
   };
-  clear(0, end > begin ? begin : args.columns);
-  if (end <= begin) return;
+  clear(0, begin);
   const T* from = line + (column + begin) * dim.x_stride;
-  if (block == channels && dim.x_stride == channels) {
-    copy_elements(to + begin * block, from, (end - begin) * channels);
+  const bool are_neighbours = windows.channel_stride == 1;
+  if (are_neighbours && block == windows.channels && dim.x_stride == block) {
+    copy_elements(to + begin * block, from, (end - begin) * block);
+  } else if (!are_neighbours || windows.channels < kFewChannels) {
+    write_few_channels(args, from, end - begin, to + begin * block);
   } else {
     for (std::int64_t w = begin; w < end; ++w, from += dim.x_stride) {
-      for (std::int64_t c = 0; c < channels; c += block) {
-        copy_elements(to + c / block * next + w * block, from + c, block);
+      for (std::int64_t c = 0; c < windows.channels; c += block) {
+        const std::int64_t left = windows.channels - c;
+        copy_elements(to + c / block * next + w * block, from + c, left < block ? left : block);
       }
     }
   }
@@ -67,8 +114,7 @@ static void write_lines(const LineGemmArgs& args, const LineChunk& chunk) {
   const WindowArgs& windows = args.windows;
   const WindowDim &outer = windows.dims[0], &inner = windows.dims[1], &last = windows.dims[2];
   const T* image = static_cast<const T*>(windows.x) + chunk.image * windows.image_stride +
-                   chunk.group * windows.channels;
-  const std::int64_t block = args.in_tiles ? args.block : windows.channels;
+                   chunk.group * windows.channels * windows.channel_stride;
   const std::int64_t first_line = chunk.line * inner.stride - inner.padding;
   const std::int64_t phases = phases_of(inner), needed = phase_lines_of(inner, chunk.lines);
   for (std::int64_t p = 0; p < outer.kernel; ++p) {
@@ -81,10 +127,21 @@ static void write_lines(const LineGemmArgs& args, const LineChunk& chunk) {
         const T* from = has_line ? image + depth * outer.x_stride + line * inner.x_stride : nullptr;
         const std::int64_t at = ((p * phases + phase) * args.phase_lines + l) * args.columns;
         write_pixels(args, from, chunk.column * last.stride - last.padding,
-                     reinterpret_cast<Element*>(chunk.memory) + at * block);
+                     reinterpret_cast<Element*>(chunk.memory) + at * args.block);
       }
     }
   }
+}
+
+// Has a result begin with a later row and output.
+static void move_result(PanelResultArgs& result, std::int64_t row, std::int64_t output) {
+  const std::int64_t size = size_of(result.out_dtype);
+  const auto moved = [](const void* from, std::int64_t elements, std::int64_t bytes) {
+    return from ? static_cast<const std::uint8_t*>(from) + elements * bytes : nullptr;
+  };
+  result.out = static_cast<std::uint8_t*>(result.out) + (row * result.out_stride + output) * size;
+  result.other = moved(result.other, row * result.other_stride + output, size);
+  result.bias = moved(result.bias, output, size_of(result.bias_dtype));
 }
 
 // What the results of a chunk's line are, from its first one and the group's first output on.
@@ -103,50 +160,48 @@ static PanelResultArgs line_result(const LineGemmArgs& args, const LineChunk& ch
 // Panels of floats times rows of floats. Sums begin anew in each piece: short ones err less. Tiles
 // are whole, the last one too, because sums of a part of one are added up in another order.
 static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& weight,
-                                 const LineChunk& chunk, std::int64_t rows, std::int64_t panel,
-                                 std::int64_t panels) {
-  alignas(64) float sums[kFloatItem * kPanelOutputs];
-  alignas(64) float bias[kMostFloatPanels * kPanelOutputs];
-  const std::int64_t stride = panels * kPanelOutputs, panel_stride = weight.panel_bytes / 4;
+                                 const LineChunk& chunk, std::int64_t panel, std::int64_t panels) {
+  alignas(64) float sums[(kItemRows + kTileRows) * kFloatPanels * kPanelOutputs];
+  alignas(64) float bias[kFloatPanels * kPanelOutputs] = {};
+  const float* starts[kItemRows + kTileRows];
+  const std::int64_t rows = chunk.lines * chunk.columns, panel_stride = weight.panel_bytes / 4;
   const WindowDim& last = args.windows.dims[2];
-  const bool by_lines = last.dilation == 1;
-  const std::int64_t run = args.windows.channels * (by_lines ? last.kernel : 1);
+  for (std::int64_t r = 0; r < rows + kTileRows; ++r) {
+    const std::int64_t row = r < rows ? r : rows - 1;
+    const std::int64_t pixel =
+        (row / chunk.columns * line_rows(args) + row % chunk.columns) * last.stride;
+    starts[r] = reinterpret_cast<const float*>(chunk.memory) + pixel * args.channels;
+  }
   FloatGemmArgs product{};
   product.weight = weight;
   product.result = line_result(args, chunk, 0);
-  const FloatItem item{0, rows, panel, panels};
-  if (product.result.bias) {
-    arrange_bias(product, item, bias);
-  } else {
-    std::memset(bias, 0, sizeof(float) * stride);
-  }
-  const auto* x = reinterpret_cast<const float*>(chunk.memory);
+  if (product.result.bias) arrange_bias(product, {0, rows, panel, panels}, bias);
   const auto* stored = reinterpret_cast<const float*>(weight.panels) + panel * panel_stride;
-  const std::int64_t x_stride = last.stride * args.windows.channels;
+  const bool by_lines = last.dilation == 1;
+  const std::int64_t run = args.channels * (by_lines ? last.kernel : 1);
   std::int64_t k = 0;
   const auto multiply = [&](std::int64_t pixel) {
     for (std::int64_t begin = 0; begin < run; begin += kFloatPiece) {
-      const std::int64_t length = run - begin < kFloatPiece ? run - begin : kFloatPiece;
+      FloatTile tile{
+          .x = nullptr,
+          .x_stride = 0,
+          .starts = starts,
+          .offset = pixel * args.channels + begin,
+          .asks_ahead = false,
+          .panels = stored + (k + begin) * kPanelOutputs,
+          .panel_stride = panel_stride,
+          .length = run - begin < kFloatPiece ? run - begin : kFloatPiece,
+          .from = bias,
+          .from_stride = 0,
+          .to = sums,
+          .to_stride = kFloatPanels * kPanelOutputs,
+      };
       const bool is_first = k + begin == 0;
-      for (std::int64_t p = 0; p < panels; p += kFloatPanels) {
-        for (std::int64_t r = 0; r < rows; r += kTileRows) {
-          const std::int64_t panels_left = panels - p;
-          float* to = sums + r * stride + p * kPanelOutputs;
-          const FloatTile tile{
-              .x = x + pixel * args.windows.channels + begin + r * x_stride,
-              .x_stride = x_stride,
-              .panels = stored + p * panel_stride + (k + begin) * kPanelOutputs,
-              .panel_stride = panel_stride,
-              .length = length,
-              .from = is_first ? bias + p * kPanelOutputs : to,
-              .from_stride = is_first ? 0 : stride,
-              .to = to,
-              .to_stride = stride,
-              .asks_ahead = false,
-          };
-          multiply_float_panels(tile, kTileRows,
-                                panels_left < kFloatPanels ? panels_left : kFloatPanels);
-        }
+      for (std::int64_t r = 0; r < rows; r += kTileRows) {
+        tile.starts = starts + r;
+        tile.to = sums + r * kFloatPanels * kPanelOutputs;
+        if (!is_first) tile.from = tile.to, tile.from_stride = tile.to_stride;
+        multiply_float_panels(tile, kTileRows, panels);
       }
     }
     k += run;
@@ -155,11 +210,37 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   for (std::int64_t l = 0; l < chunk.lines; ++l) {
     product.result = line_result(args, chunk, l);
     finish_float_rows(product, {0, chunk.columns, panel, panels},
-                      sums + l * line_rows(args) * stride, stride);
+                      sums + l * chunk.columns * kFloatPanels * kPanelOutputs,
+                      kFloatPanels * kPanelOutputs);
   }
 }
 
+#if OXY_HAS_TILES
 // Products of a chunk's rows with at most kItemPanels panels, before bias and epilogue.
+template <class Dot>
+static void multiply_line_tiles(const LineGemmArgs& args, Tile tile, const PanelsArgs& weight,
+                                std::int64_t rows, std::int64_t panel, std::int64_t panels) {
+  const WindowDim* dims = args.windows.dims;
+  const std::int64_t units =
+      dims[0].kernel * dims[1].kernel * dims[2].kernel * args.channels / Dot::kDepth;
+  // Pieces of panels stay in the nearest cache for the tiles of all rows.
+  const std::int64_t steps = kPanelBlock / Dot::kDepth / args.step_units;
+  configure_tiles(args.step_units);
+  const bool asks = panel + kItemPanels + panels <= weight.panel_count;
+  const std::uint8_t* stored = tile.panels;
+  tile.step_bytes = args.step_units * 4;
+  for (std::int64_t begin = 0; begin < units; begin += steps * args.step_units) {
+    const std::int64_t left = units - begin;
+    tile.units = left < steps * args.step_units ? left : steps * args.step_units;
+    tile.panels = stored + begin * 64;
+    tile.steps = args.steps + begin / args.step_units;
+    tile.begins = begin == 0;
+    tile.ahead = asks ? tile.panels + kItemPanels * weight.panel_bytes : nullptr;
+    multiply_block_in_tiles<Dot>(tile, rows, panels);
+  }
+}
+#endif
+
 template <class Dot, class Codec>
 static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsArgs& weight,
                            const LineChunk& chunk, std::int64_t rows, std::int64_t panel,
@@ -171,13 +252,12 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
   alignas(64) std::uint8_t unpacked[unpacks ? kItemPanels * kBytes : 64];
   alignas(64) static constexpr std::int32_t kNoZeroPoints[kPanelOutputs] = {};
   const WindowDim& last = args.windows.dims[2];
-  const std::int64_t pixel_bytes =
-      (args.in_tiles ? args.block : args.windows.channels) * sizeof(Element);
+  const std::int64_t pixel_bytes = args.block * sizeof(Element);
   const std::uint8_t* stored = weight.panels + panel * weight.panel_bytes;
   Tile tile{
       .rows = chunk.memory,
       .row_bytes = last.stride * pixel_bytes,
-      .step_bytes = pixel_bytes,
+      .step_bytes = 0,
       .steps = nullptr,
       .panels = stored,
       .panel_bytes = unpacks ? kBytes : weight.panel_bytes,
@@ -191,26 +271,13 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
       .ahead = nullptr,
   };
 #if OXY_HAS_TILES
-  if (args.in_tiles) {
-    const WindowDim* dims = args.windows.dims;
-    const std::int64_t depth =
-        dims[0].kernel * dims[1].kernel * dims[2].kernel * args.windows.channels;
-    prepare_blocks<Dot>(args.block / Dot::kDepth);
-    const bool asks = panel + kItemPanels + panels <= weight.panel_count;
-    for (std::int64_t begin = 0; begin < depth; begin += kLength) {
-      tile.units = (depth - begin < kLength ? depth - begin : kLength) / Dot::kDepth;
-      tile.panels = stored + begin / Codec::kNumbers * 64;
-      tile.steps = args.steps + begin / args.block;
-      tile.begins = begin == 0;
-      tile.ahead = asks ? tile.panels + kItemPanels * weight.panel_bytes : nullptr;
-      multiply_block_at_level<Dot>(tile, rows, panels);
-    }
-    return;
+  if constexpr (Dot::kDepth > 1 && !unpacks) {
+    if (args.in_tiles) return multiply_line_tiles<Dot>(args, tile, weight, rows, panel, panels);
   }
 #endif
   std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
   const bool by_lines = last.dilation == 1;
-  const std::int64_t run = args.windows.channels * (by_lines ? last.kernel : 1);
+  const std::int64_t run = args.channels * (by_lines ? last.kernel : 1);
   std::int64_t k = 0;
   const auto multiply = [&](std::int64_t pixel) {
     for (std::int64_t begin = 0; begin < run; begin += kLength) {
@@ -247,16 +314,15 @@ static void multiply_line_range(const LineGemmArgs& args, const LineChunk& chunk
                                 std::int64_t panel, std::int64_t panels) {
   PanelsArgs weight = args.weight;
   weight.panels += chunk.group * weight.panel_count * weight.panel_bytes;
-  const std::int64_t rows = (chunk.lines - 1) * line_rows(args) + chunk.columns;
   if (args.windows.dtype == DType::float32 && weight.codec == PanelCodec::fp32) {
-    const std::int64_t fits = kFloatItem / ((rows + kTileRows - 1) / kTileRows * kTileRows);
-    const std::int64_t most = fits < kMostFloatPanels ? fits : kMostFloatPanels;
-    for (std::int64_t p = 0; p < panels; p += most) {
-      multiply_float_lines(args, weight, chunk, rows, panel + p,
-                           panels - p < most ? panels - p : most);
+    for (std::int64_t p = 0; p < panels; p += kFloatPanels) {
+      const std::int64_t left = panels - p;
+      multiply_float_lines(args, weight, chunk, panel + p,
+                           left < kFloatPanels ? left : kFloatPanels);
     }
     return;
   }
+  const std::int64_t rows = (chunk.lines - 1) * line_rows(args) + chunk.columns;
   alignas(64) float sums[kItemRows * kItemOutputs];
   with_dot(args.type, [&](auto dot) {
     with_codec(weight, [&](auto codec) {

@@ -159,12 +159,14 @@ def _own_steps(editor: Editor, step: Step) -> list[Step]:
 
 def _matrix(weight: Value, size: tuple[int, ...]) -> tuple[list[Step], Value]:
     """`matrix_of` as steps, of a weight whose groups have whole panels or that has one group."""
-    turned, matrix = Value(), Value()
+    turned, even, matrix = Value(), Value(), Value()
     order = ["0", *map(str, range(2, len(size))), "1"]
-    return [
-        Step("aten::permute", [weight, order], [turned], is_view=True),
-        Step("aten::reshape", [turned, [str(size[0]), "-1"]], [matrix], is_view=True),
-    ], matrix
+    steps = [Step("aten::permute", [weight, order], [turned], is_view=True)]
+    if weight.meta is not None and weight.meta.dtype == torch.bfloat16 and size[1] % 2:
+        steps.append(Step("aten::pad", [turned, ["0", "1"], '"constant"', Some("0.0")], [even]))
+        turned = even
+    steps.append(Step("aten::reshape", [turned, [str(size[0]), "-1"]], [matrix], is_view=True))
+    return steps, matrix
 
 
 def _positions_first(weight: Value, size: tuple[int, ...]) -> tuple[list[Step], Value]:

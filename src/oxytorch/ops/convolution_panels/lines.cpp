@@ -7,10 +7,27 @@
 namespace oxytorch {
 namespace {
 
-// Channels of a block of tiles, 0 where they cannot be cut into whole steps.
-std::int64_t tile_block(std::int64_t channels) {
-  constexpr std::int64_t kWhole = kTileBytes / 2;
-  return channels % kWhole == 0 ? kWhole : channels % (kWhole / 2) == 0 ? kWhole / 2 : 0;
+// How channels lie in memory, and what a step along the sum takes of them.
+struct TileSteps {
+  std::int64_t block;  // channels
+  std::int64_t units;
+};
+
+// Elements along the sum that lie side by side where channels are one block.
+std::int64_t run_of(const Convolution& call) {
+  const WindowDim& last = call.windows.dims[2];
+  return call.channels() * (last.dilation == 1 ? last.kernel : 1);
+}
+
+// Whole tiles where blocks of channels fill them, else the widest that divide what lies side by
+// side: tiles never take what is not theirs, which might be NaN.
+TileSteps tile_steps(const Convolution& call) {
+  constexpr std::int64_t kUnits = kTileBytes / 4;
+  if (call.channels() % (2 * kUnits) == 0) return {2 * kUnits, kUnits};
+  const std::int64_t run = run_of(call) / 2;
+  std::int64_t units = std::min(run, kUnits);
+  while (run % units != 0) --units;
+  return {call.channels(), units};
 }
 
 // What a chunk's results are: lines and columns, and the columns of a line in memory.
@@ -53,7 +70,7 @@ LineSplit split_lines(const Convolution& call, RowType type, std::int64_t thread
   std::int64_t least = 0;
   for (; chunk.lines <= inner.out_size; ++chunk.lines) {
     const std::int64_t rows = rows_of(chunk, last);
-    const std::int64_t written = pixels_of(chunk, dims) * call.windows.channels;
+    const std::int64_t written = pixels_of(chunk, dims) * call.channels();
     const bool is_large = rows > kItemRows || written * bytes_of_element(type) > kChunkBytes;
     if (chunk.lines > 1 && is_large) break;
     const std::int64_t chunks = call.groups * call.images * dims[0].out_size *
@@ -74,14 +91,18 @@ LineSplit split_lines(const Convolution& call, RowType type, std::int64_t thread
 
 // Bytes from a row's start to each step along the sum.
 std::vector<std::int32_t> steps_of(const Convolution& call, const ChunkShape& chunk,
-                                   std::int64_t block) {
+                                   const TileSteps& tiles) {
   std::vector<std::int32_t> steps;
   const WindowDim* dims = call.windows.dims;
-  const std::int64_t pixels = pixels_of(chunk, dims);
-  each_position(dims, phase_lines_of(dims[1], chunk.lines), chunk.columns, false,
+  const bool is_blocked = tiles.block < call.channels() || tiles.units * 2 == tiles.block;
+  const std::int64_t next = is_blocked ? pixels_of(chunk, dims) * tiles.block : tiles.units * 2;
+  const std::int64_t count = is_blocked ? call.channels() / tiles.block : run_of(call) / next;
+  const bool by_lines = !is_blocked && dims[2].dilation == 1;
+  each_position(dims, phase_lines_of(dims[1], chunk.lines), chunk.columns, by_lines,
                 [&](std::int64_t pixel) {
-                  for (std::int64_t c = 0; c < call.windows.channels / block; ++c) {
-                    steps.push_back(static_cast<std::int32_t>((c * pixels + pixel) * block * 2));
+                  for (std::int64_t i = 0; i < count; ++i) {
+                    const std::int64_t element = pixel * tiles.block + i * next;
+                    steps.push_back(static_cast<std::int32_t>(element * 2));
                   }
                 });
   return steps;
@@ -89,27 +110,16 @@ std::vector<std::int32_t> steps_of(const Convolution& call, const ChunkShape& ch
 
 }  // namespace
 
-bool reads_lines(const Convolution& call, RowType type) {
-  std::int64_t positions = 1;
-  for (const WindowDim& dim : call.windows.dims) positions *= dim.kernel;
-  if (positions == 1) return false;
-  const std::int64_t channels = call.windows.channels;
-  if (has_tiles(type)) return tile_block(channels) > 0;
-  return call.weight.codec == PanelCodec::fp32 || channels % 2 == 0;  // units are not cut
-}
-
 void multiply_lines(const Convolution& call, RowType type, std::int64_t threads) {
   const LineSplit split = split_lines(call, type, threads);
   const WindowDim* dims = call.windows.dims;
   const bool in_tiles = has_tiles(type);
-  const std::int64_t block = in_tiles ? tile_block(call.windows.channels) : 0;
+  const TileSteps tiles = in_tiles ? tile_steps(call) : TileSteps{call.channels(), 0};
   std::vector<std::int32_t> steps;
-  if (in_tiles) steps = steps_of(call, split.chunk, block);
-  const std::int64_t written = pixels_of(split.chunk, dims) * call.windows.channels;
+  if (in_tiles) steps = steps_of(call, split.chunk, tiles);
+  const std::int64_t written = pixels_of(split.chunk, dims) * call.channels();
   // Whole tiles are read behind the last row, and whole vectors written.
-  const std::int64_t row = dims[2].stride * (in_tiles ? block * 2 : call.windows.channels * 4);
-  const std::int64_t behind =
-      (in_tiles ? 2 * kTileHeight : chunk_costs(type).row_step) * row + kTileBytes;
+  const std::int64_t behind = 2 * kTileHeight * dims[2].stride * tiles.block * 2 + kTileBytes;
   const std::int64_t chunks = call.groups * call.images * dims[0].out_size *
                               divide_up(dims[1].out_size, split.chunk.lines) *
                               divide_up(dims[2].out_size, split.chunk.out_columns);
@@ -123,12 +133,14 @@ void multiply_lines(const Convolution& call, RowType type, std::int64_t threads)
       .result = call.result,
       .images = call.images,
       .groups = call.groups,
-      .block = block,
+      .channels = call.channels(),
+      .block = tiles.block,
       .lines = split.chunk.lines,
       .out_columns = split.chunk.out_columns,
       .columns = split.chunk.columns,
       .phase_lines = phase_lines_of(dims[1], split.chunk.lines),
       .steps = steps.data(),
+      .step_units = tiles.units,
       .range_panels = split.range_panels,
       .parts = std::min(threads, chunks * divide_up(call.weight.panel_count, split.range_panels)),
   };
