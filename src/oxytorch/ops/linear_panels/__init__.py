@@ -90,6 +90,8 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     """Calls for tests ("test") and benchmarks ("cache", "memory"), in every format."""
     for format in FORMATS:
         yield from linear_calls(format, dtype, size)
+    for format in FORMATS if size == "test" else ():
+        yield from linear_calls(format, dtype, size, sums=True)
 
 
 def cost(x: Tensor, out_features: int, epilogue: str, **rest: object) -> Cost:

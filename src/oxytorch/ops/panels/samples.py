@@ -33,6 +33,8 @@ _CALLS: tuple[tuple[int, int, int, int | None, bool, bool, str, str], ...] = (
     (4, 20, 64, None, False, True, "sigmoid", "none"),
     (10, 33, 64, None, False, True, "tanh", "none"),
     (14, 16, 70, None, False, False, "hardswish", "none"),
+)
+_SUMS: tuple[tuple[int, int, int, int | None, bool, bool, str, str], ...] = (
     (11, 20, 64, None, False, True, "relu6", "none"),
     (2, 33, 128, None, False, True, "add_relu", "none"),
     (13, 40, 70, None, False, True, "add_relu", "none"),
@@ -42,15 +44,17 @@ _CALLS: tuple[tuple[int, int, int, int | None, bool, bool, str, str], ...] = (
 _RARE = ("sigmoid", "tanh", "hardswish", "relu6")
 
 
-def linear_calls(format: str, dtype: torch.dtype, size: str) -> Iterator[Sample]:
-    """Sample calls of linear_panels in one format."""
-    for name, x, weight, out_features, extras in _calls(format, dtype, size):
+def linear_calls(
+    format: str, dtype: torch.dtype, size: str, sums: bool = False
+) -> Iterator[Sample]:
+    """Sample calls of linear_panels in one format; `sums`: those of the last epilogues."""
+    for name, x, weight, out_features, extras in _calls(format, dtype, size, sums):
         tensors = weight.packed, weight.channel_scales, weight.group_scales, weight.zero_points
         yield Sample(f"{format}-{name}", (x, format, *tensors, out_features, *extras))
 
 
 def _calls(
-    format: str, dtype: torch.dtype, size: str
+    format: str, dtype: torch.dtype, size: str, sums: bool
 ) -> Iterator[tuple[str, Tensor, PanelWeight, int, tuple[object, ...]]]:
     if size != "test":
         out, inputs = (512, 512) if size == "cache" else (16384, 8192)
@@ -59,7 +63,9 @@ def _calls(
         )
         yield f"1x{inputs}x{out}", values(1, inputs, dtype=dtype), weight, out, ()
         return
-    for rows, out, inputs, group, asymmetric, has_bias, epilogue, activation_dtype in _CALLS:
+    for rows, out, inputs, group, asymmetric, has_bias, epilogue, activation_dtype in (
+        _SUMS if sums else _CALLS
+    ):
         if activation_dtype == "int8" and FORMATS[format].middle is None:
             continue
         if epilogue in _RARE and format != "fp32":
