@@ -27,7 +27,7 @@ def _times(monkeypatch: pytest.MonkeyPatch, times: Callable[[nn.Module], Any]) -
     """Have layers take so many seconds: as they are, so amid converted ones, and converted."""
     monkeypatch.setattr(measure, "TIMED", True)
     monkeypatch.setattr(measure, "_ratio", lambda plain, ours: 0.5)
-    monkeypatch.setattr(tune, "loses", lambda *_: False)
+    monkeypatch.setattr(tune, "_turns", lambda runs, *_: [(1.0,) * len(runs)])
     monkeypatch.setattr(precision, "_times", lambda context, module: times(module))
 
 
@@ -135,6 +135,12 @@ def test_what_is_much_slower_keeps_its_dtype(
     times: list[tuple[float, float, float]], kept: set[int]
 ) -> None:
     assert precision.slower(times, [1.15] * len(times)) == kept
+
+
+def test_what_is_slower_as_it_is_may_be_faster_packed() -> None:
+    times = [(1.0, 1.0, 3.0, 0.5), (1.0, 1.0, 0.5, 0.4)]
+    assert precision.slower(times, [1.0, 1.0]) == set()
+    assert precision.slower([each[:3] for each in times], [1.0, 1.0]) == {0}
 
 
 def test_a_layer_is_converted_for_what_is_around_it() -> None:

@@ -386,8 +386,7 @@ def test_a_program_is_kept_where_it_is_no_slower_than_the_other_passes(
     ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "TIMED", True)
-    monkeypatch.setattr(tune, "_paired", lambda *_: (ratio, 1e-3, ratio * 1e-3))
-    monkeypatch.setattr(tune, "loses", lambda *_: False)
+    monkeypatch.setattr(tune, "_turns", lambda *_: [(1.0, 1e-3, ratio * 1e-3)])
     model, given = Encoder().eval(), _ids(3, 12)
     optimized = oxytorch.optimize(model, sample_input=given, graph=True)
     report = oxytorch.explain(optimized)

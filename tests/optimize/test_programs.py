@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from zoo import CASES, build, call
 
 import oxytorch
 from oxytorch.graph.replay import Replay
-from oxytorch.optimize import DEFAULT
+from oxytorch.optimize import DEFAULT, tune
 
 PASSES = (*DEFAULT, "program")
 
@@ -248,6 +249,7 @@ def test_errors_while_a_form_is_recorded_run_the_module(where: str) -> None:
         failures.append(1)
         raise RuntimeError("could not create a memory")
 
+    replay._stands_in = lambda: where == "_watched"  # else the first call was all that is to see
     setattr(replay._builder if where == "build" else replay, where, fails)
     with torch.no_grad():
         for _ in range(4):
@@ -786,3 +788,41 @@ def test_a_model_with_a_packed_lstm_is_no_program() -> None:
     assert "LSTM" in _reasons(optimized)
     with torch.no_grad():
         torch.testing.assert_close(optimized(x)[0], nn.LSTM.forward(model, x)[0])
+
+
+def test_a_first_copy_of_its_class_leaves_a_program_current() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * 2
+
+    model = Scaled().eval()
+    optimized = oxytorch.optimize(model, sample_input=torch.randn(2, 8), graph=True, inplace=True)
+    state = optimized.__dict__["forward"]._state
+    copy.deepcopy(Scaled())  # Python notes in a class that it has looked for its slots
+    assert "__slotnames__" in vars(Scaled)
+    assert state.is_current()
+
+
+def test_few_runs_make_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = importlib.import_module("oxytorch.optimize.context")
+    monkeypatch.setattr("oxytorch.rewriting.measure.TIMED", True)
+    monkeypatch.setattr(tune, "_turns", lambda runs, *_: [(*[1.0] * (len(runs) - 1), 0.5)])
+    runs: list[str] = []
+
+    def noting(name: str, inner: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            runs.append(name)
+            return inner(*args, **kwargs)
+
+        return noted
+
+    monkeypatch.setattr(Replay, "forward", noting("own", Replay.forward))
+    monkeypatch.setattr(context, "recorded", noting("recorded", context.recorded))
+    for dtype in (None, torch.bfloat16):
+        runs.clear()
+        oxytorch.optimize(_mlp(), sample_input=torch.randn(3, 8), dtype=dtype, graph=True)
+        assert sorted(runs) == ["own"] * 4 + ["recorded"] * 2

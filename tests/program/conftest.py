@@ -34,8 +34,17 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                     run()
             return 0 if wins.get(key[0], pays) else None
 
-        for module in (convolution_times, joining, linear, own_convolutions):
+        def is_faster(
+            name: str, x: Any, weight: Any, make: Any, than: Any, gain: float = 1
+        ) -> bool:
+            for call in linear.products_of(x, weight, (make, than), 4):
+                call()
+            return wins.get(name, pays)
+
+        for module in (convolution_times, joining, own_convolutions):
             monkeypatch.setattr(module, "first_win", first_win)
+        for module in (linear, panels):
+            monkeypatch.setattr(module, "is_faster", is_faster)
 
     set_to(True)
     return set_to
@@ -44,12 +53,11 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.fixture
 def everything_is_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Layers of any size are packed, whatever was timed, and no gradients are asked of them."""
-    from oxytorch.program.passes import linear, panels
+    from oxytorch.program.passes import linear
     from oxytorch.rewriting import measure
 
     monkeypatch.setattr(measure, "TIMED", False)
     monkeypatch.setattr(linear, "SMALLEST", 0)
-    monkeypatch.setattr(panels, "SMALLEST", 0)
     torch.manual_seed(0)
     with torch.no_grad():
         yield

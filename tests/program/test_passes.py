@@ -17,7 +17,7 @@ from oxytorch.ops.attention import is_fast
 from oxytorch.ops.linear import supports
 from oxytorch.program.backend import compile_graph
 from oxytorch.program.derived import MOST_IN_A_ROW
-from oxytorch.program.passes import linear, panels
+from oxytorch.program.passes import linear
 from oxytorch.program.passes.editor import Editor
 from oxytorch.program.passes.simplify import simplify
 from oxytorch.program.program import Step, Steps, Value
@@ -365,7 +365,7 @@ def test_layers_in_panels_are_joined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packing_pays(True, in_panels=True)
-    monkeypatch.setattr(panels, "SMALLEST", 0)
+    monkeypatch.setattr(linear, "SMALLEST", 0)
     after = IN_PANELS[name]
     layer = nn.Linear(16, 16, bias=bias)
     model = Run(lambda m, x: after(m.a(x), x), a=layer).to(dtype)

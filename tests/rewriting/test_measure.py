@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from oxytorch.rewriting import measure
 def _timed(pack_small_layers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "TIMED", True)
     monkeypatch.setattr(measure, "_known", {})
-    monkeypatch.setattr(tune, "_paired", lambda *_: (1.0, 1.0, 1.0))
+    monkeypatch.setattr(tune, "_turns", lambda runs, *_: [(1.0,) * len(runs)])
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,8 @@ def test_a_model_that_is_slower_as_a_whole_is_left_as_it_was(
     monkeypatch: pytest.MonkeyPatch, ratio: float, is_kept: bool
 ) -> None:
     monkeypatch.setattr(measure, "_ratio", lambda plain, ours: 0.5)
-    monkeypatch.setattr(tune, "_paired", lambda *_: (ratio, ratio, 1.0))
+    monkeypatch.setattr(tune, "_turns", lambda *_: [(1.0, ratio)])
+    monkeypatch.setattr(tune, "_paired", lambda *_: (ratio, 1.0, ratio))
     stock = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).eval()
     model = oxytorch.optimize(stock, sample_input=torch.randn(8, 64))
     report = oxytorch.explain(model)
@@ -137,9 +139,57 @@ def test_a_model_that_is_slower_as_a_whole_is_left_as_it_was(
 def test_a_dtype_that_was_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_ratio", lambda plain, ours: 0.5)
     monkeypatch.setattr(measure, "_quartiles", lambda calls: (2.0, 3.0, 1.0))
-    monkeypatch.setattr(tune, "_paired", lambda *_: (1.5, 1.0, 1.0))
+    monkeypatch.setattr(tune, "_turns", lambda *_: [(1.0, 1.5)])
+    monkeypatch.setattr(tune, "_paired", lambda *_: (1.5, 1.0, 1.5))
     stock = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).eval()
     x = torch.randn(8, 64)
     model = oxytorch.optimize(stock, sample_input=x, dtype=torch.bfloat16)
     assert {e.pass_name for e in oxytorch.explain(model).done} == {"cast"}
     assert model[0].weight.dtype == torch.bfloat16 and model(x).dtype == torch.bfloat16  # type: ignore[index]
+
+
+def test_times_that_agree_are_believed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for spread, turns in ((1.0, measure.FEWEST_ROUNDS), (0.9, measure.ROUNDS)):
+        taken = {"plain": 1e-2, "packed": 0.95e-2, "_nothing": 0.0}
+        calls: list[int] = []
+
+        def seconds(
+            run: Any,
+            between: Tensor,
+            count: int,
+            taken: dict[str, float] = taken,
+            calls: list[int] = calls,
+            spread: float = spread,
+        ) -> float:
+            calls.append(count)
+            is_odd = run.__name__ == "packed" and len(calls) // 3 % 2
+            return taken[run.__name__] * (spread if is_odd else 1.0)
+
+        def plain() -> Tensor:
+            return torch.empty(0)
+
+        def packed() -> Tensor:
+            return torch.empty(0)
+
+        monkeypatch.setattr(measure, "_seconds", seconds)
+        assert 0.8 < measure._ratio(plain, packed) < 1.0
+        assert len(calls) == 3 * (turns + 1)
+        assert {*calls} == {1}  # long ones are called once a turn
+
+
+@pytest.mark.parametrize(
+    ("turns", "is_settled"),
+    [
+        ([(1.0, 1.0, 0.8)], False),
+        ([(1.0, 1.0, 0.8)] * 2, True),
+        ([(1.0, 1.0, 0.95)] * 2, False),
+        ([(1.0, 1.0, 0.95)] * 3, True),
+        ([(1.0, 0.9, 0.95)] * 3, False),
+        ([(0.9, 1.0, 0.95)] * 3, False),
+        ([(1.0, 1.0, 0.8)] * 2 + [(1.0, 1.0, 1.2)], True),
+    ],
+)
+def test_whole_models_are_timed_until_none_is_faster(
+    turns: list[tuple[float, ...]], is_settled: bool
+) -> None:
+    assert tune._is_settled(turns) is is_settled

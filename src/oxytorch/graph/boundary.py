@@ -59,6 +59,10 @@ class BoundaryForward(Forward):
         self._is_own = not is_script and "forward" not in module.__dict__
         self._witness = None if boundary.beside is None else _first_name(boundary.beside)
 
+    @property
+    def stands_in(self) -> bool:  # type: ignore[override]
+        return bool(getattr(self.inner, "stands_in", False))
+
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
         if isinstance(self.module, torch.jit.ScriptModule):

@@ -230,8 +230,10 @@ class CodeWatch:
         known: set[str] = set()
         for name in global_names:
             value = frame.f_globals.get(name)
-            is_library = isinstance(value, (types.ModuleType, logging.Logger))
-            known.update(dir(value) if is_library else ())
+            if type(value) is types.ModuleType and "__dir__" not in vars(value):
+                known.update(filter(vars(value).__contains__, attributes))
+            elif isinstance(value, (types.ModuleType, logging.Logger)):
+                known.update(dir(value))
         this = frame.f_locals.get("self")
         if this is not own and any(this is value for value in own.__dict__.values()):
             known.update(dir(this))  # a configuration's own code
@@ -350,6 +352,7 @@ def _holds(module: nn.Module, name: str) -> bool:
     return name in module._parameters or name in module._buffers or name in module._modules
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_pythons(filename: str) -> bool:
     is_installed = filename.startswith(_PYTHON) and "-packages" not in filename
     return is_installed or filename.startswith("<frozen")
@@ -359,6 +362,7 @@ def _is_library_or_pythons(filename: str) -> bool:
     return _is_library(filename) or _is_pythons(filename)
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_library(filename: str) -> bool:
     return filename.startswith((_TORCH, _OURS))
 

@@ -23,8 +23,11 @@ _torch: Any = torch._C  # its stubs lack functions
 class OwnSignature:
     """Looks like a module's own forward to code that asks for its names, code and annotations.
 
-    module: the one in whose instance dictionary it lies.
+    module: the one in whose instance dictionary it lies. stands_in: whether it is left out where
+    the module's own code is to be looked at (`core.modes.own_code`).
     """
+
+    stands_in = True
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

@@ -22,7 +22,7 @@ from .errors import CaptureError
 from .onednn_script import scripted
 from .onednn_steps import Rewriting
 from .outputs import output_tensors
-from .replay import input_tensors
+from .replay import Seen, input_tensors
 from .tape import Recording, Step, Value, recorded
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -121,7 +121,7 @@ class Graphs:
     follows_writes = False  # weights are constants of oneDNN's
 
     def build(
-        self, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Seen
     ) -> tuple[OneDnnProgram, Any]:
         """A program for calls like this one, and its output. Raises CaptureError."""
         return build(forward, args, kwargs)

@@ -14,6 +14,7 @@ that calls those is refused.
 from __future__ import annotations
 
 import builtins
+import copyreg
 import dis
 import functools
 import gc
@@ -126,6 +127,13 @@ class Codes:
     def watching(self) -> AbstractContextManager[None]:
         return watched(self._note)
 
+    def add(self, other: Codes) -> None:
+        """Take over what was seen elsewhere."""
+        self.seen.update(other.seen)
+        self.reads_environment |= other.reads_environment
+        self.looks_up_names |= other.looks_up_names
+        self.refusal = self.refusal or other.refusal
+
     def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
         if code.co_name == _IMPORT and code.co_filename == _IMPORTER:
@@ -171,6 +179,7 @@ def _module_of_method(method: Any, name: str) -> str:
     return next((m for m, value in found if value and not isinstance(value, is_python)), "?")
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_pythons(filename: str) -> bool:
     is_installed = filename.startswith(_PYTHON) and "-packages" not in filename
     return is_installed or filename.startswith("<frozen")
@@ -419,6 +428,7 @@ class Reachable:
             table = _table_of(owner)
             if id(table) not in self._seen and owner.__module__ != "builtins":
                 self._seen[id(table)] = table
+                copyreg._slotnames(owner)  # type: ignore[attr-defined]  # else the first copy adds it
                 self._count(table)
         is_library = _is_of_torch(kind) or kind.__module__.split(".")[0] in sys.stdlib_module_names
         for name in _CALLS if is_library else self._in_class(kind):

@@ -50,6 +50,13 @@ def recorded(
     return record, output
 
 
+def are_alike(run: Record, again: Record) -> bool:
+    """Whether the code did the same in two runs on the same input."""
+    if len(run.steps) != len(again.steps) or len(run.calls) != len(again.calls):
+        return False
+    return all(map(is_same, run.steps, again.steps))
+
+
 def refuse_differences(run: Record, again: Record) -> None:
     """Refuse the calls of a run whose code did something else in a second run on the same input."""
     same_length = len(run.steps) == len(again.steps) and len(run.calls) == len(again.calls)

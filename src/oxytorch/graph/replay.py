@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from operator import is_
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from .errors import CaptureError
 from .forward import OwnSignature
 from .outputs import CONSTANTS, Output, containers, output_tensors
 from .reachable import Codes, Reachable
-from .tape import recorded_once
+from .tape import Form, Recording, form_of, recorded_once
 
 MOST_FORMS = 16
 """Forms of call that are captured unless another number is given."""
@@ -41,6 +42,18 @@ class Program(Protocol):
     def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None: ...
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What runs of a module's own code gave before a program is made of it.
+
+    recording: of one of them. forms: of the tensors of another one's output, which nothing but a
+    look at its code went with: under modes torch's fast paths are left out, and strides differ.
+    """
+
+    recording: Recording
+    forms: list[Form]
+
+
 class Builder(Protocol):
     """Makes programs of calls of one module.
 
@@ -50,7 +63,11 @@ class Builder(Protocol):
     follows_writes: bool
 
     def build(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        seen: Seen,
     ) -> tuple[Program, Any]:
         """A program for calls like this one of `forward`, and its output.
 
@@ -104,7 +121,7 @@ class Replay(OwnSignature):
         self._refused: dict[Hashable, str] = {}
         self._seen: dict[Hashable, int] = {}
         self._misses: dict[Hashable, int] = {}
-        self._before: dict[Hashable, Reachable] = {}  # what a form's first call left behind
+        self._before: dict[Hashable, _Look] = {}  # what a form's first call left behind
         self._served = 0
         self._wasted = 0
         self._patience = 2  # calls of a form, of which the last one is captured
@@ -229,7 +246,9 @@ class Replay(OwnSignature):
                 raise CaptureError(codes.refusal)
             if len(self._before) >= MOST_FORMS:
                 self._before.pop(next(iter(self._before)), None)
-            self._before[form] = Reachable(self.module, codes)
+            state = Reachable(self.module, codes)
+            forms = None if self._stands_in() else _forms(value)
+            self._before[form] = _Look(state, codes, forms)
         except CaptureError as error:
             self._refused[form] = str(error)
         return value
@@ -294,18 +313,22 @@ class Replay(OwnSignature):
         Where there can be no program the reason is noted. Raises what the module's code raises.
         """
         with self._lock:
-            state = self._before.pop(form, None)
-            if state is None or not state.is_current():
+            look = self._before.pop(form, None)
+            if look is None or not look.state.is_current():
                 return (self._look(form, args, kwargs),)
             before = _Before(self.module, args, kwargs)
-            value, reason = self._run_once(args, kwargs)
+            value, recording, codes = self._run_once(args, kwargs)
             try:
-                if reason is not None:
-                    raise reason
-                if not (state.is_current() and before.holds()) or _form(args, kwargs)[0] != form:
+                if isinstance(recording, CaptureError):
+                    raise recording
+                if (
+                    not (look.state.is_current() and before.holds())
+                    or _form(args, kwargs)[0] != form
+                ):
                     # Else the runs below would do again what was asked for once.
                     raise CaptureError("its code writes to its input or keeps a state")
-                state, program, again = self._built(args, kwargs)
+                codes.add(look.codes)
+                state, program, again = self._built(recording, look.forms, codes, args, kwargs)
                 output = self._output(again, state, args, kwargs)
             except CaptureError as error:
                 self._refused[form] = str(error)
@@ -322,8 +345,9 @@ class Replay(OwnSignature):
 
     def _run_once(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, CaptureError | None]:
-        """The output of the module's own code, and why such a run cannot be recorded, if so."""
+    ) -> tuple[Any, Recording | CaptureError, Codes]:
+        """The output of the module's own code, a recording of the run, or why there is none, and
+        the code that ran."""
         codes = Codes()
 
         def run() -> Any:
@@ -333,19 +357,47 @@ class Replay(OwnSignature):
         with own_code():
             value, found = recorded_once(run, output_tensors, input_tensors(args, kwargs))
         if codes.refusal is not None:
-            return value, CaptureError(codes.refusal)
-        return value, found if isinstance(found, CaptureError) else None
+            found = CaptureError(codes.refusal)
+        return value, found, codes
 
     def _built(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        recording: Recording,
+        forms: list[Form] | None,
+        codes: Codes,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[Reachable, Program, Any]:
-        """What the module's code can read, a program for such calls, and the output of this one."""
+        """What the module's code can read, a program for such calls, and the output of this one.
+
+        recording, codes: of a run of its own code. forms: of the output's tensors in another one.
+        """
+        if forms is None:
+            forms = self._watched(codes, args, kwargs)
+        self._codes.add(codes)  # of all programs, which one look serves
         for _ in range(2):  # building imports parts of torch at its first time
-            state = self._watched(args, kwargs)
-            program, output = self._builder.build(self.forward, args, kwargs)
+            state = Reachable(self.module, self._codes)
+            seen = Seen(recording, forms)
+            program, output = self._builder.build(self.forward, args, kwargs, seen)
             if state.is_current():
                 return state, program, output
         raise CaptureError("its code keeps a state")
+
+    def _watched(self, codes: Codes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Form]:
+        """Look at a run of the module's own code, and at one of what stands in for parts; the forms
+        of the tensors that the first one gives."""
+        with codes.watching():
+            with own_code():
+                value = self.forward(*args, **kwargs)
+            self.forward(*args, **kwargs)
+        if codes.refusal is not None:
+            raise CaptureError(codes.refusal)
+        return _forms(value)
+
+    def _stands_in(self) -> bool:
+        """Whether something else runs in place of the own code of parts."""
+        own = (m.__dict__.get("forward") for m in self.module.modules() if m is not self.module)
+        return any(getattr(forward, "stands_in", False) for forward in (self.inner, *own))
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
@@ -367,18 +419,6 @@ class Replay(OwnSignature):
             m.training or m._forward_hooks or m._forward_pre_hooks for m in self.module.modules()
         )
 
-    def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reachable:
-        """What the module's code can read, seen in a run of it and of what stands in for parts."""
-        codes = self._codes  # of all programs, which one look serves
-        codes.refusal = None
-        with codes.watching():
-            with own_code():
-                self.forward(*args, **kwargs)
-            self.forward(*args, **kwargs)
-        if codes.refusal is not None:
-            raise CaptureError(codes.refusal)
-        return Reachable(self.module, codes)
-
     def __getstate__(self) -> dict[str, Any]:
         kept = ("module", "make", "most_forms", "inner")
         return {name: self.__dict__[name] for name in kept}
@@ -386,6 +426,27 @@ class Replay(OwnSignature):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a run of a module's code can have read, the code that ran, and the forms of the tensors
+    that it gave, if it was the module's own."""
+
+    state: Reachable
+    codes: Codes
+    forms: list[Form] | None
+
+
+def _forms(value: Any) -> list[Form]:
+    """The forms of the tensors in an output. Raises CaptureError where they cannot be asked."""
+    try:
+        return [form_of(tensor)._replace(memory=0) for tensor in output_tensors(value)]
+    except RecursionError:
+        raise CaptureError("its output holds itself") from None
+    except RuntimeError as error:  # of tensors of other kinds
+        first = str(error).partition("\n")[0]
+        raise CaptureError(f"its output cannot be recorded: {first}") from None
 
 
 class _Before:

@@ -339,20 +339,28 @@ def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tenso
     inputs: the tensors of the call. Runs twice: a module whose second run differs keeps a state of
     its own. Raises CaptureError.
     """
-    recordings = []
-    for _ in range(2):
-        recorder = Recorder(inputs)
-        with recorder.watching():
-            output, found = run()
-        recordings.append(recorder.recording(found, output))
-    first, second = recordings
+    return recorded_again(_recorded(run, inputs), run, inputs)
+
+
+def recorded_again(
+    first: Recording, run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
+) -> Recording:
+    """Record `run` as `recorded` does, of which `first` is a recording already."""
+    second = _recorded(run, inputs)
     same = len(first.externals) == len(second.externals) and all(
-        a is b or (number in recorder.literals and is_same(a, b))
+        a is b or (number in second.literals and is_same(a, b))
         for number, (a, b) in enumerate(zip(first.externals, second.externals, strict=True))
     )
     if not same or first.steps != second.steps or first.outputs != second.outputs:
         raise CaptureError("two runs on one input differ")
     return second
+
+
+def _recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]) -> Recording:
+    recorder = Recorder(inputs)
+    with recorder.watching():
+        output, found = run()
+    return recorder.recording(found, output)
 
 
 def recorded_once(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, overload
+from functools import partial
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
+from .. import _garbage
 from ..graph.state import random_unmoved
 from ..program.model import ProgramModel
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
@@ -24,6 +27,7 @@ from .context import Context, observe
 from .passes import DEFAULT, PASSES, boundaries
 from .passes.cast import dtypes, made_for
 from .sample import Sample
+from .tune import choose, keep_fastest
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -164,6 +168,7 @@ def _optimized(
     tune: bool,
     passes: Iterable[str] | None,
 ) -> _Model:
+    began = time.perf_counter()
     names = tuple(DEFAULT if passes is None else passes)
     if graph:
         names = tuple(dict.fromkeys(("program", *names)))
@@ -172,8 +177,6 @@ def _optimized(
     if sample is not None:
         sample.fit(result, {*_asked(dtype)})
     if tune:
-        from .tune import choose
-
         assert sample is not None
         if passes is None:
             names = tuple(PASSES)
@@ -181,9 +184,11 @@ def _optimized(
     reference = copied(model) if verify and inplace else model
     try:
         separate = _nothing if inplace else Separation(model)
-        _optimize_in_place(result, dtype, sample, names, separate)
         if sample is not None and passes is None and not (tune or inplace):
-            result, tuned = _fastest(model, result, dtype, sample, names, separate)
+            found, tuned = keep_fastest(model, result, dtype, sample, names, separate)
+            result = cast(_Model, found)
+        else:
+            _optimize_in_place(result, dtype, sample, names, separate)
         report = explain(result)
         report.tuned = tuned
         if verify:
@@ -197,32 +202,8 @@ def _optimized(
             undo(result)
         raise
     report.bytes_after = nbytes(result)
+    report.seconds = time.perf_counter() - began
     return result
-
-
-def _fastest(
-    model: _Model,
-    result: _Model,
-    dtype: Any,
-    sample: Sample,
-    names: tuple[str, ...],
-    separate: Callable[[nn.Module], None],
-) -> tuple[_Model, Any]:
-    """The result of the passes `names`, or of fewer that are faster on the sample, and what was
-    timed for it."""
-    from .tune import choose, loses, without_program
-
-    tuned = None
-    found = without_program(model, result, dtype, sample, names)
-    if found is not None:
-        (names, tuned), result = found, copied(model)
-        _optimize_in_place(result, dtype, sample, names, separate)
-    if loses(model, result, dtype, sample):
-        always = () if dtype is None else ("cast",)
-        names, tuned = choose(model, dtype, sample, names, always)
-        result = copied(model)
-        _optimize_in_place(result, dtype, sample, names, separate)
-    return result, tuned
 
 
 def _asked(dtype: Any) -> list[torch.dtype]:
@@ -323,7 +304,14 @@ def _optimize_in_place(
     sample: Sample | None,
     names: tuple[str, ...],
     separate: Callable[[nn.Module], None],
-) -> None:
+    seen: Context | None = None,
+    runs: tuple[str, ...] | None = None,
+) -> Context:
+    """Run the passes `names` on a model; what is known of it then.
+
+    seen: of a model like it, whose run on the sample serves this one too. runs: those of the passes
+    that are run, which ask what the others would do.
+    """
     wanted = {} if dtype is None else dtypes(model, dtype)
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
     report = Report(type(model).__name__, "/".join(distinct) or "dtypes as they are", list(names))
@@ -332,12 +320,15 @@ def _optimize_in_place(
     if "cast" in names and dtype is not None:
         context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
         context.dtype, context.made_for = context.rules.get(""), made_for(model)
-    run_passes(context, _steps(names))
+    look = observe if seen is None else partial(Context.take_over, seen=seen)
+    with _garbage.paused():
+        run_passes(context, [look, *_steps(names if runs is None else runs)])
+    return context
 
 
 def _steps(names: tuple[str, ...]) -> list[Callable[[Context], None]]:
     """What is run for these passes, in order."""
-    steps: list[Callable[[Context], None]] = [observe, boundaries.prepare]
+    steps: list[Callable[[Context], None]] = [boundaries.prepare]
     for run in dict.fromkeys(run for name, (_, run) in PASSES.items() if name in names):
         steps.append(Context.index)
         steps.append(run)

@@ -15,7 +15,7 @@ from ..graph.boundary import Boundary
 from ..graph.fused import Folded
 from ..graph.recognize import Recognizer
 from ..graph.record import Record
-from ..graph.recording import recorded, refuse_differences
+from ..graph.recording import are_alike, recorded, refuse_differences
 from ..graph.steps import Value
 from ..rewriting.changes import BufferSet, ChangeLog, ParameterSet
 from .sample import Sample
@@ -56,6 +56,19 @@ class Observed:
     shared_inputs: list[tuple[nn.Module, ...]] = field(default_factory=list)
     attention: dict[nn.Module, AttentionCall] = field(default_factory=dict)
 
+    def of(self, other: Mapping[nn.Module, nn.Module]) -> Observed:
+        """The same of a model like it, whose modules are given for this one's."""
+        return Observed(
+            {other[m]: size for m, size in self.input_sizes.items() if m in other},
+            {other[m] for m in self.without_tensor if m in other},
+            [
+                tuple(other[m] for m in group)
+                for group in self.shared_inputs
+                if other.keys() >= {*group}
+            ],
+            {other[m]: call for m, call in self.attention.items() if m in other},
+        )
+
 
 @dataclass
 class Context:
@@ -72,7 +85,9 @@ class Context:
     rules: the dtypes asked for, by "", path or type. boundaries: what modules are given and give
     where some are converted. kept: modules that keep their dtype since their code needs it;
     kept_parts: these with all below. slower: layers that keep their dtype since they are faster in
-    it, with the one that was asked for. converts_vectors: whether vectors of the model's own
+    it, with the one that was asked for. packing_decides: whether that would be other ones without
+    packed weights. runs_with: the dtypes of modules, by path, with which it was seen to run.
+    converts_vectors: whether vectors of the model's own
     classes are converted too. made_for: modules that make a weight at each call, and for which
     module.
     """
@@ -101,6 +116,8 @@ class Context:
     kept_parts: set[nn.Module] = field(default_factory=set)
     slower: dict[nn.Module, torch.dtype] = field(default_factory=dict)
     converts_vectors: bool = False
+    packing_decides: bool = False
+    runs_with: Mapping[str, torch.dtype] | None = None
     made_for: dict[nn.Module, nn.Module] = field(default_factory=dict)
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
@@ -116,6 +133,13 @@ class Context:
                 self.patched.add(module)
                 self.closed.add(module)
         self.index()
+
+    def take_over(self, seen: Context) -> None:
+        """Take what a run of a model like this one showed, but for the record of it."""
+        own = {path: module for module, path in self.paths.items()}
+        other = {m: own[path] for m, path in seen.paths.items() if path in own}
+        self.observed, self.why_no_run = seen.observed.of(other), seen.why_no_run
+        self.runs_with = seen.runs_with
 
     def index(self) -> None:
         """Note which modules hold each parameter, by id; valid until a pass replaces some."""
@@ -261,10 +285,10 @@ def observe(context: Context) -> None:
         is_leaf(module)
     try:
         with sample.running(context.model):
-            with torch.no_grad():  # what is made at the first call is not recorded
-                context.model(*sample.args, **sample.kwargs)
-            run, _ = recorded(context.model, is_leaf, *sample.call)
             again, _ = recorded(context.model, is_leaf, *sample.call)
+            run, _ = recorded(context.model, is_leaf, *sample.call)
+            if not are_alike(run, again):  # what is made at the first call counts for none
+                again, _ = recorded(context.model, is_leaf, *sample.call)
     except Exception as error:  # the model runs, but not under modes: then it keeps its own code
         first = str(error).splitlines()[0] if str(error) else ""
         context.why_no_run = f"its run cannot be recorded ({type(error).__name__}: {first})"

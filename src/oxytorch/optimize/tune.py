@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from .. import _garbage
 from ..rewriting import measure
+from ..rewriting.copies import copied
+from .context import Context
 from .passes import DEFAULT
 from .sample import Sample
+
+Run = Callable[[], Any]
+"""A call of a model on the sample."""
 
 ROUNDS = 9
 """Paired rounds per comparison; the median of their ratios decides."""
 FIRST_ROUNDS = 3
 """Rounds after which a model that is no slower than it was is believed to be so, if calls are not
 short."""
+CLEAR_ROUNDS, CLEAR = 2, 0.9
+"""Rounds after which it is believed to be faster where it took at most this part in each."""
 LONGEST = 3.0
 """Seconds that further rounds may take, where the first ones say that it is slower."""
 SHORT = 0.05
-"""Seconds of both models' calls together up to which calls are short: each is timed after one that
+"""Seconds of two models' calls together up to which calls are short: each is timed after one that
 is not."""
 LOSS = 1.03
 """Ratio above which a model is slower than it was."""
@@ -82,51 +90,123 @@ def choose(
     return chosen, {"passes": list(chosen), "ratio": ratio, "lines": lines}
 
 
-def loses(model: nn.Module, optimized: nn.Module, dtype: Any, sample: Sample) -> bool:
-    """Whether a model is slower as a whole than it was, or than in another dtype alone, though each
-    of its layers is faster by itself."""
-    if not measure.TIMED:
-        return False
-    if dtype is not None:
-        model = _built(model, dtype, sample, ("cast",))
-    return _compared(model, optimized, sample)[0] > LOSS
+def keep_fastest(
+    model: nn.Module,
+    result: nn.Module,
+    dtype: Any,
+    sample: Sample,
+    names: tuple[str, ...],
+    separate: Callable[[nn.Module], None],
+) -> tuple[nn.Module, dict[str, Any] | None]:
+    """Run the passes on `result`, a copy of `model`, or on another one, and return what is fastest
+    on the sample; with the times that speak against passes that were left out.
 
-
-def without_program(
-    model: nn.Module, optimized: nn.Module, dtype: Any, sample: Sample, names: tuple[str, ...]
-) -> tuple[tuple[str, ...], dict[str, Any]] | None:
-    """The passes without `program`, and the times that say so, if they make a faster model.
-
-    optimized: what all of them made of `model`. None if it is as fast, or has no program.
+    A program has to be as fast as what the other passes make, and the result as fast as the model
+    was, or is in another dtype alone, though each of its layers is faster by itself.
     """
-    if not measure.TIMED or not _differs(optimized, "program"):
-        return None
+    from . import _optimize_in_place, explain
+
+    if not measure.TIMED:
+        _optimize_in_place(result, dtype, sample, names, separate)
+        return result, None
     others = tuple(name for name in names if name != "program")
-    ratio, before, after = _compared(_built(model, dtype, sample, others), optimized, sample)
-    if ratio <= LOSS:
-        return None
-    line = f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: not taken"
-    return others, {
-        "passes": [*others], "ratio": ratio, "lines": [("with program", line)]
-    }  # fmt: skip
+    seen = _optimize_in_place(result, dtype, sample, others, separate)
+    program = None if others == names else copied(model)
+    if program is not None:
+        _optimize_in_place(program, dtype, sample, names, separate, seen, ("program",))
+        if not _differs(program, "program"):
+            report = explain(result)
+            report.passes, report.entries[:0] = [*names], explain(program).entries
+            program = None
+    first, beside = _first(model, dtype, sample, seen, program)
+    candidates = [result] if program is None else [result, program]
+    runs = [first, *(_call(each, sample) for each in candidates)]
+    turns = _turns(runs, sample, [*beside, *candidates])
+    tuned = None
+    if program is not None:
+        ratio, before, after = _of_turns(turns, 1, 2)
+        if ratio <= LOSS:
+            result = program
+        else:
+            turns, names = [turn[:2] for turn in turns], others
+            line = f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: not taken"
+            tuned = {"passes": [*others], "ratio": ratio, "lines": [("with program", line)]}
+    if _of_turns(turns, 0, -1)[0] <= LOSS:
+        return result, tuned
+    names, tuned = choose(model, dtype, sample, names, () if dtype is None else ("cast",))
+    result = copied(model)
+    _optimize_in_place(result, dtype, sample, names, separate)
+    return result, tuned
 
 
-def _compared(first: nn.Module, second: nn.Module, sample: Sample) -> tuple[float, float, float]:
-    """The same as `_paired`, in more rounds where the first ones say that the second is slower."""
-    found = _paired(first, second, sample, FIRST_ROUNDS)
-    ratio, before, after = found
-    rounds = min(ROUNDS, int(LONGEST / (before + after)))
-    if ratio > 1.0 and rounds > FIRST_ROUNDS:
-        return _paired(first, second, sample, rounds)
-    return found
+def _first(
+    model: nn.Module, dtype: Any, sample: Sample, seen: Context, program: nn.Module | None
+) -> tuple[Run, list[nn.Module]]:
+    """A call of the model as it was, or in another dtype alone, and the modules that it runs.
+
+    program: the model as a program, whose own code is that of the model in the other dtype.
+    """
+    if dtype is None:
+        return _call(model, sample), [model]
+    if program is not None and not seen.packing_decides:
+        own = program.__dict__["forward"].forward
+        return lambda: own(*sample.args, **sample.kwargs), []
+    converted = _built(model, dtype, sample, ("cast",), seen)
+    return _call(converted, sample), [converted]
 
 
-def _built(model: nn.Module, dtype: Any, sample: Sample, chosen: tuple[str, ...]) -> nn.Module:
-    from ..rewriting.copies import copied
+def _call(model: nn.Module, sample: Sample) -> Run:
+    return lambda: model(*sample.args, **sample.kwargs)
+
+
+def _of_turns(
+    turns: Sequence[tuple[float, ...]], first: int, second: int
+) -> tuple[float, float, float]:
+    """The median ratio of two calls, second / first, and both median times in seconds."""
+    pairs = [(turn[first], turn[second]) for turn in turns]
+    ratio = statistics.median(b / a for a, b in pairs)
+    return ratio, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+
+
+def _turns(
+    runs: Sequence[Run], sample: Sample, models: Iterable[nn.Module]
+) -> list[tuple[float, ...]]:
+    """The times of calls in turns: few where the last call is no slower than the others, more where
+    it may be."""
+    measure.hold_heap()
+    with _garbage.paused(), sample.running(*models), torch.no_grad():
+        for run in runs:
+            run()
+        turns = [tuple(_seconds(run) for run in runs)]
+        if sum(turns[0]) < SHORT * len(runs) / 2:
+            return [tuple(_turn(run, True) for run in runs) for _ in range(ROUNDS)]
+        most = max(FIRST_ROUNDS, min(ROUNDS, int(LONGEST / sum(turns[0]))))
+        while len(turns) < most and not _is_settled(turns):
+            turns.append(tuple(_seconds(run) for run in runs))
+    return turns
+
+
+def _is_settled(turns: Sequence[tuple[float, ...]]) -> bool:
+    """Whether the last call is surely no slower than the others."""
+    if len(turns) >= CLEAR_ROUNDS and all(t[-1] <= CLEAR * min(t[:-1]) for t in turns):
+        return True
+    last = len(turns[0]) - 1
+    return len(turns) >= FIRST_ROUNDS and all(
+        _of_turns(turns, n, last)[0] <= 1.0 for n in range(last)
+    )
+
+
+def _built(
+    model: nn.Module,
+    dtype: Any,
+    sample: Sample,
+    chosen: tuple[str, ...],
+    seen: Context | None = None,
+) -> nn.Module:
     from . import _nothing, _optimize_in_place
 
     candidate = copied(model)
-    _optimize_in_place(candidate, dtype, sample, chosen, _nothing)
+    _optimize_in_place(candidate, dtype, sample, chosen, _nothing, seen)
     return candidate
 
 
@@ -142,10 +222,7 @@ def _paired(
 ) -> tuple[float, float, float]:
     """Median ratio second / first over paired rounds, and both median times in seconds."""
 
-    def call(model: nn.Module) -> Callable[[], Any]:
-        return lambda: model(*sample.args, **sample.kwargs)
-
-    runs = (call(first), call(second))
+    runs = (_call(first, sample), _call(second, sample))
     measure.hold_heap()
     with sample.running(first, second), torch.no_grad():
         for run in runs:
@@ -153,11 +230,10 @@ def _paired(
         is_short = sum(map(_seconds, runs)) < SHORT
         rounds = max(rounds, ROUNDS) if is_short else rounds
         pairs = [(_turn(runs[0], is_short), _turn(runs[1], is_short)) for _ in range(rounds)]
-    ratio = statistics.median(b / a for a, b in pairs)
-    return ratio, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+    return _of_turns(pairs, 0, 1)
 
 
-def _turn(run: Callable[[], Any], is_short: bool) -> float:
+def _turn(run: Run, is_short: bool) -> float:
     """Seconds of a call: a short one after another of the same model, as in a program's loop, where
     its weights lie in the caches still."""
     if is_short:
@@ -165,7 +241,7 @@ def _turn(run: Callable[[], Any], is_short: bool) -> float:
     return _seconds(run)
 
 
-def _seconds(run: Callable[[], Any]) -> float:
+def _seconds(run: Run) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began

@@ -11,10 +11,10 @@ from torch import Tensor
 from ..core.modes import own_code
 from ..graph.errors import CaptureError
 from ..graph.outputs import output_tensors
-from ..graph.replay import input_tensors
-from ..graph.tape import Form, form_of, is_same, recorded, recorded_once
+from ..graph.replay import Seen, input_tensors
+from ..graph.tape import Form, form_of, is_same, recorded_again, recorded_once
 from .placed import Placed
-from .recorded import RecordedProgram, Run, forms_of
+from .recorded import OutputForm, RecordedProgram, Run, forms_of
 from .sizes import DifferentError, SizedRun, Symbols
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,11 @@ class Programs:
         self._is_plain = True  # whether recorded runs give tensors of the forms of others
 
     def build(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        seen: Seen,
     ) -> tuple[RecordedProgram, Any]:
         """The program of such calls, and the output of this one. Raises CaptureError."""
         inputs = input_tensors(args, kwargs)
@@ -51,19 +55,19 @@ class Programs:
             return output, output_tensors(output)
 
         with own_code():
-            _, plain = run_once()  # unseen: torch's fast paths give other strides
-            recording = recorded(run_once, inputs)
+            recording = recorded_again(seen.recording, run_once, inputs)
         if not recording.tensors:
             raise CaptureError("it returns no tensor")
         if any(tensor.requires_grad for tensor in recording.tensors):
             raise CaptureError("its output asks for gradients: a view of a weight, for example")
         run = Run(recording, inputs)
-        self._is_plain &= _forms(plain) == _forms(recording.tensors)
+        plain = [form[:3] for form in seen.forms]
+        self._is_plain &= plain == _forms(recording.tensors)
         program = RecordedProgram(*self._placed(run), plain)
         found = program(inputs)
         if found is None:
             raise CaptureError("a second run of its operators gives other values")
-        if _forms(found) != _forms(plain):
+        if _forms(found) != plain:
             raise CaptureError("the program gives tensors of another form")
         return program, recording.output
 
@@ -91,7 +95,7 @@ class Programs:
             return output, None
         if family is None or family.placed is None:
             return output, None
-        return output, RecordedProgram(family.placed, family.externals, recording.tensors)
+        return output, RecordedProgram(family.placed, family.externals, _forms(recording.tensors))
 
     def _serving(self, run: Run) -> _Family | None:
         """The calls of other sizes whose program stands for a run. Raises CaptureError."""
@@ -189,7 +193,7 @@ class _Family:
         return placed
 
 
-def _forms(tensors: Sequence[Tensor]) -> list[Any]:
+def _forms(tensors: Sequence[Tensor]) -> list[OutputForm]:
     """The shapes, strides and dtypes of tensors."""
     return [form_of(tensor)[:3] for tensor in tensors]
 

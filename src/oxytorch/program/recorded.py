@@ -28,19 +28,23 @@ from .smaller import smaller_ones
 _aten = torch.ops.aten
 
 
+OutputForm = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""The shape, the strides and the dtype of a tensor."""
+
+
 class RecordedProgram:
     """A program for calls of one form.
 
-    externals: the tensors that it takes besides those of the call. outputs: those of the module's
-    own code.
+    externals: the tensors that it takes besides those of the call. outputs: the forms of those of
+    the module's own code.
     """
 
     def __init__(
-        self, placed: Placed, externals: Sequence[Tensor], outputs: Sequence[Tensor]
+        self, placed: Placed, externals: Sequence[Tensor], outputs: Sequence[OutputForm]
     ) -> None:
         self._externals = externals
         self._placed = placed
-        self._forms = [form_of(tensor)[:3] for tensor in outputs]
+        self._forms = outputs
 
     def __str__(self) -> str:
         return str(self._placed.program)

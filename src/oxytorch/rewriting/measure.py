@@ -37,6 +37,10 @@ FEW_ROUNDS = 7
 """Turns whose lower quartiles are compared where differences are large."""
 FEWEST_ROUNDS, CLEAR_GAIN, CLEAR_LOSS = 3, 0.8, 1.25
 """Turns after which times are believed that say the same each time, by so much."""
+STEADY = 1.05
+"""Or whose largest is at most this many times the smallest: more turns would tell no more."""
+CALLS, LONG = 3, 1e-3
+"""Calls of a turn, for calls up to so many seconds; longer ones are their own mean."""
 GAIN = 0.95
 """A layer is packed where it takes at most this part of torch's time."""
 NO_LOSS = 1.04
@@ -209,9 +213,16 @@ def _quartiles(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
         nothing, *taken = (_seconds(run, between, 1) for run in (_nothing, *calls))
         if turn:
             turns.append([max(each - nothing, 1e-7) for each in taken])
+        if turn >= FEWEST_ROUNDS and all(map(_are_steady, zip(*turns, strict=True))):
+            break
         if turn and time.perf_counter() - began > LONGEST:
             break
     return tuple(sorted(each)[len(each) // 4] for each in zip(*turns, strict=True))
+
+
+def _are_steady(found: Sequence[float]) -> bool:
+    """Whether times, or their ratios, agree with each other."""
+    return max(found) <= STEADY * min(found)
 
 
 def _ratio_of(key: Hashable, both: Calls) -> float:
@@ -231,14 +242,17 @@ def _ratio(plain: Callable[[], Tensor], packed: Callable[[], Tensor]) -> float:
     """The packed layer's time divided by torch's: the median of turns."""
     hold_heap()
     between = torch.zeros(torch.get_num_threads() << 16)  # large enough for all threads
-    ratios = []
+    ratios: list[float] = []
+    calls = 1
     began = time.perf_counter()
     for turn in range(ROUNDS + 1):
-        nothing, ours, own = (_seconds(run, between) for run in (_nothing, packed, plain))
+        nothing, ours, own = (_seconds(run, between, calls) for run in (_nothing, packed, plain))
         if turn:  # the first turn fills caches
             ratios.append((ours - nothing + COLD) / max(own - nothing, 1e-7))
+        elif max(ours, own) < LONG:
+            calls = CALLS
         is_clear = max(ratios, default=1) < CLEAR_GAIN or min(ratios, default=1) > CLEAR_LOSS
-        if turn >= FEWEST_ROUNDS and is_clear:
+        if turn >= FEWEST_ROUNDS and (is_clear or _are_steady(ratios)):
             break
         if turn and time.perf_counter() - began > LONGEST:
             break
@@ -249,7 +263,7 @@ def _nothing() -> None:
     return None
 
 
-def _seconds(run: Callable[[], Any], between: Tensor, calls: int = 3) -> float:
+def _seconds(run: Callable[[], Any], between: Tensor, calls: int) -> float:
     """Of a call and the operator after it, which finds the threads that the call left."""
     between.add_(1)
     began = time.perf_counter()

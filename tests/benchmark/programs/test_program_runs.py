@@ -72,8 +72,7 @@ def test_a_model_without_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_program_that_was_timed_away_says_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
     tune = importlib.import_module("oxytorch.optimize.tune")
-    monkeypatch.setattr(tune, "_paired", lambda *_: (1.5, 1e-3, 1.5e-3))
-    monkeypatch.setattr(tune, "loses", lambda *_: False)
+    monkeypatch.setattr(tune, "_turns", lambda *_: [(1.0, 1e-3, 1.5e-3)])
     model = nn.Sequential(nn.Linear(8, 8)).eval()
     kept = oxytorch.optimize(model, sample_input=torch.randn(2, 8), graph=True)
     assert "not taken" in str(runs.why_none(kept))

@@ -38,8 +38,13 @@ def prepare(context: Context) -> None:
     context.boundaries = _boundaries(context)
     if context.sample is None or not _converted(context):
         return
+    wanted = {context.paths[module]: dtype for module, dtype in context.dtype_of.items()}
+    if context.runs_with == wanted:
+        return
     error = _error(context)
-    if error is not None:
+    if error is None:
+        context.runs_with = wanted
+    else:
         context.converts_vectors = True
         context.boundaries = _boundaries(context)
         if _error(context) is None:

@@ -294,6 +294,8 @@ def short_name(dtype: torch.dtype) -> str:
 class CastInput(Forward):
     """A layer's own forward on inputs converted to its dtype."""
 
+    stands_in = False
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module, converts=True)
 

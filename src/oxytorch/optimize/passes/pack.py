@@ -26,6 +26,7 @@ from ...graph.patterns import is_packable_convolution
 from ...graph.recognize import convolution_of_module
 from ...ops.convolution import PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, can_lie_in_panels, linear, supports
+from ...program.passes import linear as products
 from ...rewriting import measure
 from ...rewriting.measure import (
     Calls,
@@ -183,6 +184,12 @@ def _pays(
     calls = calls_of(lambda: (partial(own, stock), forward), width, size, weight.dtype)
     dims = None if size is None else len(size)
     key = (*key_of_linear(weight, packed.transposed, dims, "module"), packed.in_panels)
+    if size is not None and _is_as_in_program(weight, packed.transposed):
+        way = products.panels_call if packed.in_panels else products.packed_call
+        if not products.is_faster("layer", *_metas(size, weight), way, products.plain_call):
+            return False
+        _leave_fewer_rows(packed, weight, key, rows[0], calls)
+        return True
     first = first_win((*key, rows), [calls(count) for count in rows])
     if first is None:
         return False
@@ -195,6 +202,16 @@ def _pays(
         packed.leave_few_rows(rows[first], weight)
         return may_stay_beside((*key, rows, first), calls(rows[0]))
     return True
+
+
+def _is_as_in_program(weight: torch.Tensor, transposed: bool) -> bool:
+    """Whether a layer takes the time that it takes in a program, so that one of both is timed."""
+    return measure.TIMED and not transposed and weight.numel() >= measure.SMALL
+
+
+def _metas(size: tuple[int, ...], weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """An input of a size and a weight without values."""
+    return weight.new_empty(size, device="meta"), weight.to("meta")
 
 
 def _leave_fewer_rows(
@@ -279,6 +296,9 @@ def _is_faster_in_panels(
     size = context.observed.input_sizes.get(module)
     if size is None or not measure.TIMED or not can_lie_in_panels(dtype):
         return None
+    if _is_as_in_program(weight, transposed) and not products.why_not_packed(weight):
+        x, like = _metas(size, weight.to(device="meta", dtype=dtype))
+        return products.is_faster("layouts", x, like, products.panels_call, products.packed_call)
     (rows,) = rows_of(size, weight.numel())
 
     def both() -> list[Product]:

@@ -46,7 +46,8 @@ stands around linear layers (attention, activations) gains by a narrow dtype too
 around convolutions does not."""
 
 Times = tuple[float, ...]
-"""Seconds in the own dtype, in it amid converted layers, and in the dtype asked for."""
+"""Seconds in the own dtype, in it amid converted layers, and in the dtype asked for: as it is and,
+where a layer may be packed, packed."""
 
 
 def choose(context: Context) -> None:
@@ -58,7 +59,10 @@ def choose(context: Context) -> None:
         GAIN_OF_LINEAR if context.recognizer.linear(layer) else GAIN_OF_CONVOLUTIONS
         for layer in layers
     ]
-    kept = slower([_times(context, layer) for layer in layers], gains)
+    times = [_times(context, layer) for layer in layers]
+    plain = slower([each[:3] for each in times], gains)
+    kept = slower(times, gains) if "pack" in context.passes else plain
+    context.packing_decides = kept != plain
     leave(context, {layers[number] for number in kept})
     if len(kept) == len(layers) > 0:
         _leave_the_rest(context)
@@ -70,9 +74,10 @@ def slower(times: Sequence[Times], gains: Sequence[float]) -> set[int]:
     gains: how many times as fast each counts to have to be in its own dtype.
     """
     # Times have noise: amid converted layers none is faster than alone.
-    amid = [max(own, between) for own, between, _ in times]
-    kept = {n for n, (*_, converted) in enumerate(times) if converted > amid[n] * CLEAR}
-    mixed = sum(amid[n] if n in kept else converted for n, (*_, converted) in enumerate(times))
+    amid = [max(own, between) for own, between, *_ in times]
+    fastest = [min(converted) for _, _, *converted in times]
+    kept = {n for n, converted in enumerate(fastest) if converted > amid[n] * CLEAR}
+    mixed = sum(amid[n] if n in kept else converted for n, converted in enumerate(fastest))
     unconverted = sum(own * gain for (own, *_), gain in zip(times, gains, strict=True))
     return {*range(len(times))} if unconverted <= mixed else kept
 
@@ -137,7 +142,7 @@ def _times(context: Context, module: nn.Module) -> Times:
     weight = weight.detach()
     dtype, own = context.dtype_of[module], weight.dtype
     size = context.observed.input_sizes.get(module)
-    is_packed = "pack" in context.passes and pack.refusal(context, module) is None
+    is_packed = pack.refusal(context, module) is None
     form = context.recognizer.linear(module)
     make, numel, kind = (
         _convolution_input(module, weight, size)
@@ -146,10 +151,7 @@ def _times(context: Context, module: nn.Module) -> Times:
     )
     kind += (*map(about, (*weight.shape[:2], numel)), own, dtype, is_packed)
     key = (type(module), *kind)
-    own_time, amid, *converted = measure.seconds_of(
-        key, lambda: _ways(context, module, weight, make(), is_packed)
-    )
-    return own_time, amid, min(converted)
+    return measure.seconds_of(key, lambda: _ways(context, module, weight, make(), is_packed))
 
 
 _Input = tuple[Callable[[], Tensor], int, tuple[Any, ...]]

@@ -213,8 +213,8 @@ def _pays(group: Sequence[_Layer], fastest: Callable[[Any, Any], Make]) -> bool:
         weights = [numbers(size, width, dtype=metas[0].dtype) for size in sizes]
         whole = torch.cat(weights)
         pairs = [*zip(makers, weights, strict=True)]
-        apart = within_program(lambda: [make(weight) for make, weight in pairs], whole.numel())
-        return apart, within_program(lambda: [together(whole)], whole.numel(), split)
+        apart = within_program(lambda: [make(weight) for make, weight in pairs], whole.nbytes)
+        return apart, within_program(lambda: [together(whole)], whole.nbytes, split)
 
     calls = calls_of(both, width, [1] * x.dim(), metas[0].dtype)
     return first_win((*key, names, tuple(copied)), [calls(count) for count in rows]) == 0
@@ -222,15 +222,15 @@ def _pays(group: Sequence[_Layer], fastest: Callable[[Any, Any], Make]) -> bool:
 
 def _fastest(x: Any, weight: Any) -> Make:
     """How a layer is computed by the passes that follow."""
-    if _fastest_storable(x, weight) is panels.panels_call and panels.beats_packed(x, weight):
-        return panels.panels_call
+    if _fastest_storable(x, weight) is linear.panels_call and panels.beats_packed(x, weight):
+        return linear.panels_call
     is_packed = not linear.why_not_packed(weight) and linear.pays(x, weight)
     return linear.packed_call if is_packed else linear.plain_call
 
 
 def _fastest_storable(x: Any, weight: Any) -> Make:
-    is_in_panels = panels.fits(weight) and panels.pays(x, weight)
-    return panels.panels_call if is_in_panels else linear.plain_call
+    is_in_panels = linear.fits_panels(weight) and panels.pays(x, weight)
+    return linear.panels_call if is_in_panels else linear.plain_call
 
 
 def _joined_weight(weights: Sequence[Value]) -> Value:

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.linear import supports
-from ...rewriting.measure import GAIN, Product, about, calls_of, first_win, numbers, rows_of
+from ...ops.panels.formats import PLAIN_NAMES
+from ...rewriting import measure
+from ...rewriting.measure import (
+    GAIN,
+    NO_LOSS,
+    Product,
+    about,
+    input_of,
+    numbers,
+    rows_of,
+    seconds_of,
+)
 from ..program import Argument, Some, Step, Steps, Value
 from .editor import VIEWS, Editor, are_same, is_contiguous, is_same, known
 from .post_ops import activation, other_of_sum, words
 
 LINEAR, PACK, PACKED = "aten::linear", "mkldnn::_reorder_linear_weight", "mkldnn::_linear_pointwise"
+PANELS = "oxytorch::linear_panels"
 SMALLEST = 32 << 10
 """Elements of a float32 weight below which a call of oneDNN costs more than it saves."""
 FOR_ONE_THREAD, EPSILON = 16 << 10, "1e-05"
@@ -150,20 +163,44 @@ def is_faster(
     """Whether the product that `make` gives for a weight is faster than that of `than`, on inputs
     like this one, or of any size where that is not known.
 
-    name: what the times are kept under. gain: the part of the other's time that it takes at most;
-    1 where more is gained after it, by what follows in the same sweep.
+    All ways to compute it are timed at once, so that each is timed once.
+    name: of what is asked. gain: the part of the other's time that it takes at most; 1 where more
+    is gained after it, by what follows in the same sweep.
     """
+    ways = tuple(dict.fromkeys((*ways_of(weight), make, than)))
+    rows = rows_of(known(x.shape), weight.numel())
+    if not measure.TIMED:
+        for count in rows:
+            for call in products_of(x, weight, ways, count):
+                call()
+        return True
     outputs, width = weight.shape
-    rows = rows_of(known(x.shape), outputs * width)
-    key = (name, about(outputs), about(width), weight.dtype, x.dim(), rows)
+    key = ("program", about(outputs), about(width), weight.dtype, x.dim(), *ways)
+    ratios = []
+    for count in rows:
+        times = seconds_of((*key, count), partial(products_of, x, weight, ways, count))
+        ratios.append(times[ways.index(make)] / times[ways.index(than)])
+    return max(ratios) <= NO_LOSS and min(ratios) <= gain
 
-    def both() -> tuple[Product, Product]:
-        values = numbers(outputs, width, dtype=weight.dtype)
-        own = within_program(lambda: [than(values)], values.numel())
-        return own, within_program(lambda: [make(values)], values.numel())
 
-    calls = calls_of(both, width, [1] * x.dim(), weight.dtype)
-    return first_win(key, [calls(count) for count in rows], gain) == 0
+def ways_of(weight: Tensor) -> tuple[Make, ...]:
+    """The ways to compute a product with a weight like this one."""
+    is_packable, fits = not why_not_packed(weight), fits_panels(weight)
+    return plain_call, *[packed_call] * is_packable, *[panels_call] * fits
+
+
+def products_of(
+    x: Tensor, weight: Tensor, ways: Sequence[Make], rows: int
+) -> list[Callable[[], Tensor]]:
+    """Calls of products with a weight of numbers, on so many rows in as many dimensions as x."""
+    values = numbers(*weight.shape, dtype=weight.dtype)
+    given = input_of(rows, weight.shape[1], [1] * x.dim()).to(weight.dtype)
+    made = [within_program(partial(_listed, make, values), values.nbytes) for make in ways]
+    return [partial(product, given) for product in made]
+
+
+def _listed(make: Make, values: Tensor) -> list[Call]:
+    return [make(values)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +233,21 @@ def packed_call(weight: Tensor) -> Call:
     return Call(PACKED, arguments, {value: packed, bias: bias_of(weight)})
 
 
+def panels_call(weight: Tensor) -> Call:
+    """The product with a weight in panels."""
+    format, value, bias = PLAIN_NAMES[weight.dtype], Value(), Value()
+    packed = torch.ops.oxytorch.pack_panels.default(weight, format)
+    after = [str(weight.shape[0]), Some(bias), "none", '"none"', '"none"']
+    arguments = [f'"{format}"', value, *["none"] * 3, *after]
+    return Call(PANELS, arguments, {value: packed, bias: bias_of(weight)})
+
+
+def fits_panels(weight: Tensor) -> bool:
+    """Whether a weight may lie in panels, whatever it is multiplied with."""
+    is_small = weight.dtype == torch.float32 and weight.numel() < SMALLEST
+    return weight.dtype in PLAIN_NAMES and not is_small and weight.numel() > 0
+
+
 def bias_of(weight: Tensor) -> Tensor:
     """One for a layer that is timed, as most have."""
     return torch.zeros(weight.shape[0], dtype=weight.dtype)
@@ -203,13 +255,13 @@ def bias_of(weight: Tensor) -> Tensor:
 
 def within_program(
     make: Callable[[], Sequence[Call]],
-    elements: int,
+    nbytes: int,
     after: Callable[[Value], Sequence[Step]] = lambda result: (),
 ) -> Product:
     """What an input gives with several products, computed as in a program: before a kernel of ours
     that all threads take a part of, and again with other weights, until no cache holds the first.
 
-    elements: of the weights that `make` gives products with. after: steps with the last product,
+    nbytes: of the weights that `make` gives products with. after: steps with the last product,
     which are timed with it.
     """
     x, beside, steps = Value(), Value(), Steps()
@@ -219,7 +271,7 @@ def within_program(
     cached = min(torch.get_num_threads() * OF_ONE_CACHE, OF_CACHES)
     while turns < 2 or (turns < MOST_TURNS and held < cached):
         calls = make()
-        turns, held = turns + 1, held + 2 * elements
+        turns, held = turns + 1, held + nbytes
         for call in calls:
             steps.constants |= call.constants
         products = [call.of(x) for call in calls]

@@ -6,17 +6,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ...ops.linear import supports
 from ...ops.panels.formats import PLAIN_NAMES
 from ..program import Some, Step, Value
 from .editor import Editor, is_contiguous, known
-from .linear import LINEAR, SMALLEST, Call, bias_of, is_faster, packed_call, plain_call
+from .linear import (
+    LINEAR,
+    PANELS,
+    fits_panels,
+    is_faster,
+    packed_call,
+    panels_call,
+    plain_call,
+)
 from .post_ops import epilogue_of, other_of_sum
 
-PACK, PANELS = "oxytorch::pack_panels", "oxytorch::linear_panels"
+PACK = "oxytorch::pack_panels"
 BESIDE_PACKED = "program panels beside oneDNN's order"
 """What times of both are called."""
 
@@ -62,13 +67,7 @@ def _can_be_panels(editor: Editor, x: Any, weight: Any, bias: Any) -> bool:
         return False
     if isinstance(bias, Some) and (bias.item.meta is None or bias.item.meta.dtype != meta.dtype):
         return False
-    return fits(meta)
-
-
-def fits(weight: Tensor) -> bool:
-    """Whether a weight may lie in panels, whatever it is multiplied with."""
-    is_small = weight.dtype == torch.float32 and weight.numel() < SMALLEST
-    return weight.dtype in PLAIN_NAMES and not is_small and weight.numel() > 0
+    return fits_panels(meta)
 
 
 def pays(x: Any, weight: Any) -> bool:
@@ -80,15 +79,6 @@ def beats_packed(x: Any, weight: Any) -> bool:
     """Whether panels are faster than a weight in oneDNN's order, where oneDNN has its products."""
     has_none = supports(weight.dtype) is not None
     return has_none or is_faster(BESIDE_PACKED, x, weight, panels_call, packed_call)
-
-
-def panels_call(weight: Tensor) -> Call:
-    """The product with a weight in panels."""
-    format, value, bias = PLAIN_NAMES[weight.dtype], Value(), Value()
-    packed = torch.ops.oxytorch.pack_panels.default(weight, format)
-    after = [str(weight.shape[0]), Some(bias), "none", '"none"', '"none"']
-    arguments = [f'"{format}"', value, *["none"] * 3, *after]
-    return Call(PANELS, arguments, {value: packed, bias: bias_of(weight)})
 
 
 SWEEPS = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..passes import convolution_times, improve, own_convolutions, panels, split
+from ..passes import convolution_times, improve, linear, own_convolutions, panels, split
 from ..program import Step
 from .metas import Metas
 from .stretch import Stretch
@@ -155,11 +155,11 @@ def _gained(before: Sequence[Step], after: Sequence[Step]) -> Counter[str]:
 
 
 _LAYERS = {
-    panels.PANELS: "linear",
+    linear.PANELS: "linear",
     own_convolutions.PANELS: "convolution",
     own_convolutions.DEPTHWISE: "depthwise convolution",
 }
-_STORED = dict.fromkeys((panels.PANELS, own_convolutions.PANELS), ", weight in panels")
+_STORED = dict.fromkeys((linear.PANELS, own_convolutions.PANELS), ", weight in panels")
 _TITLES = {
     "aten::gelu": "gelu",
     "aten::silu": "silu",
