@@ -425,7 +425,7 @@ def test_texts_that_are_altered_by_who_knows_the_format(path: Path) -> None:
 
 
 def test_only_programs_are_saved(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"save: expected a program, got a Linear; export"):
+    with pytest.raises(TypeError, match=r"save: expected a program, or a module with sample_input, got a Linear"):
         oxytorch.save(nn.Linear(2, 2), tmp_path / "x.oxy")  # type: ignore[arg-type]
 
 

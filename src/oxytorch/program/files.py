@@ -21,18 +21,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.errors import CheckpointError
 from ..core.tensor_file import DTYPES, Source, TensorFile, bytes_of, write
 from . import conditions
 from .check import Counts, check
+from .export import from_exported
 from .model import (
     FixedInput,
     Input,
@@ -54,19 +55,28 @@ _Item = TypeVar("_Item")
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
-def save(model: ProgramModel, path: str | Path) -> None:
+def save(model: ProgramModel | nn.Module, path: str | Path, sample_input: Any = None) -> None:
     """Write a program and its tensors to one file, which `load` opens in any process.
 
-    model: what `oxytorch.optimize` returns for an exported program. path: a file that exists is
-    replaced; a process that has loaded it keeps the old one.
+    model: what `oxytorch.optimize` returns for an exported program; or a module, which
+    `torch.export` exports with `sample_input`. path: a file that exists is replaced; a process that
+    has loaded it keeps the old one.
+    sample_input: for a module: a tensor (the only argument), a tuple (positional arguments) or a
+    mapping (keyword arguments). The program takes inputs of these sizes; export the module yourself
+    with `dynamic_shapes` for others.
 
-    Raises TypeError if `model` is none, and ValueError if it holds what a file cannot.
+    Raises TypeError if `model` is neither or the sample is missing or not wanted, ValueError if the
+    file cannot hold it, and torch's errors where a module cannot be exported.
     """
-    if not isinstance(model, ProgramModel):
+    if isinstance(model, nn.Module) and sample_input is not None:
+        model = _exported(model, sample_input)
+    elif not isinstance(model, ProgramModel):
         raise TypeError(
-            f"save: expected a program, got a {type(model).__name__}; export a module first: "
-            "oxytorch.optimize(torch.export.export(model, example))"
+            f"save: expected a program, or a module with sample_input, got a "
+            f"{type(model).__name__}; oxytorch.save(model, path, sample_input=x) exports a module"
         )
+    elif sample_input is not None:
+        raise TypeError("save: expected no sample_input with a program")
     sources: dict[str, Tensor] = {}
     try:
         description = _described(model, sources)
@@ -172,6 +182,17 @@ def _input_data(each: Input) -> list[Any]:
     if isinstance(each, SizeInput):
         return ["size", each.name]
     return ["fixed", each.name, each.value]
+
+
+def _exported(model: nn.Module, sample_input: Any) -> ProgramModel:
+    args: tuple[Any, ...] = (sample_input,)
+    kwargs: dict[str, Any] = {}
+    if isinstance(sample_input, Mapping):
+        args, kwargs = (), dict(sample_input)
+    elif isinstance(sample_input, tuple):
+        args = sample_input
+    with torch.no_grad():
+        return from_exported(torch.export.export(model, args, kwargs))
 
 
 def load(path: str | Path, *, verify: bool = False) -> ProgramModel:

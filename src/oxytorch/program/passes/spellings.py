@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..program import Some, Step, Value
-from .editor import Editor, is_contiguous
+from .editor import Editor, is_contiguous, known
 
 CONVOLUTIONS = {"aten::conv1d": 1, "aten::conv2d": 2, "aten::conv3d": 3}
 TRANSPOSED = {
@@ -22,6 +24,12 @@ def spellings(editor: Editor) -> None:
         made = None
         if dims is not None:
             made = _convolution(step, dims)
+        elif step.target == "aten::convolution":
+            made = _in_full(step)
+        elif step.target.removesuffix(".padding") in CONVOLUTIONS:
+            makes = _named_padding(step, CONVOLUTIONS[step.target.removesuffix(".padding")])
+            if makes:
+                editor.replace(step, *makes)
         elif step.target in TRANSPOSED:
             made = _transposed(step, TRANSPOSED[step.target])
         elif step.target == "aten::layer_norm":
@@ -35,11 +43,47 @@ def spellings(editor: Editor) -> None:
     editor.apply()
 
 
+def _in_full(step: Step) -> Step | None:
+    """A convolution with a number for each dimension, where one stands for all."""
+    x, weight, bias, stride, padding, dilation, transposed, more, groups = step.arguments
+    if not isinstance(x, Value) or x.meta is None:
+        return None
+    dims = x.meta.dim() - 2
+    lists = [each * dims if len(each) == 1 else each for each in (stride, padding, dilation, more)]
+    if lists == [stride, padding, dilation, more]:
+        return None
+    arguments = [x, weight, bias, *lists[:3], transposed, lists[3], groups]
+    return step.with_arguments(arguments)
+
+
 def _convolution(step: Step, dims: int) -> Step | None:
     x, weight, bias, *lists, groups = step.arguments
     stride, padding, dilation = (each * dims if len(each) == 1 else each for each in lists)
     rest = [stride, padding, dilation, "false", ["0"] * dims, groups]
     return _of_batch(step, dims, [x, weight, bias, *rest])
+
+
+def _named_padding(step: Step, dims: int) -> list[Step]:
+    """A convolution whose padding is "same" or "valid", by numbers; with the zeros added before it
+    where they are not as many on both sides."""
+    x, weight, bias, stride, named, dilation, groups = step.arguments
+    size = known(weight.meta.shape) if weight.meta is not None else None
+    if size is None or x.meta is None or named not in ('"same"', '"valid"'):
+        return []
+    dilation = dilation * dims if len(dilation) == 1 else dilation
+    reach = [int(d) * (k - 1) for d, k in zip(dilation, size[2:], strict=True)]
+    totals = reach if named == '"same"' else [0] * dims
+    makes: list[Step] = []
+    if any(total % 2 for total in totals):
+        sizes = [n for total in totals[::-1] for n in (total // 2, total - total // 2)]
+        padded = Value(meta=torch.nn.functional.pad(x.meta, sizes))
+        arguments = [x, [*map(str, sizes)], '"constant"', Some("0.0")]
+        makes.append(Step("aten::pad", arguments, [padded]))
+        x, totals = padded, [0] * dims
+    padding = [str(total // 2) for total in totals]
+    arguments = [x, weight, bias, stride, padding, dilation, groups]
+    made = _convolution(step.with_arguments(arguments), dims)
+    return [] if made is None else [*makes, made]
 
 
 def _transposed(step: Step, dims: int) -> Step | None:
