@@ -24,6 +24,7 @@ from oxytorch.core.tensor_file import Source, TensorFile, write
 from oxytorch.program import Fields, ProgramModel, conditions
 from oxytorch.program.allowed import IN_PLACE
 from oxytorch.program.check import check
+from oxytorch.program.passes import own_convolutions
 from oxytorch.quantization import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -58,7 +59,9 @@ def model() -> ProgramModel:
     args, kwargs = _call()
     sizes = {"ids": {0: Dim("batch", max=32), 1: Dim.DYNAMIC}, "image": None, "factor": None}
     exported = torch.export.export(Model().eval(), args, kwargs, dynamic_shapes=sizes)
-    return oxytorch.optimize(exported)
+    with pytest.MonkeyPatch.context() as patch:  # as `packing_pays` decides for each test
+        patch.setattr(own_convolutions, "first_win", lambda *_: None)
+        return oxytorch.optimize(exported)
 
 
 @pytest.fixture
@@ -424,8 +427,21 @@ def test_texts_that_are_altered_by_who_knows_the_format(path: Path) -> None:
     assert refused > 100 and ran > 0
 
 
+def test_a_module_is_exported_with_its_sample(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 32, 3, groups=32)).eval()
+    x, path = torch.randn(2, 3, 20, 20), tmp_path / "model.oxy"
+    for sample in (x, (x,), {"input": x}):
+        oxytorch.save(model, path, sample_input=sample)
+        loaded = oxytorch.load(path)
+        found = loaded(**sample) if isinstance(sample, dict) else loaded(x)
+        torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
+    with pytest.raises(TypeError, match="save: expected no sample_input with a program"):
+        oxytorch.save(loaded, path, sample_input=x)
+
+
 def test_only_programs_are_saved(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"save: expected a program, or a module with sample_input, got a Linear"):
+    wanted = r"save: expected a program, or a module with sample_input, got a Linear"
+    with pytest.raises(TypeError, match=wanted):
         oxytorch.save(nn.Linear(2, 2), tmp_path / "x.oxy")  # type: ignore[arg-type]
 
 

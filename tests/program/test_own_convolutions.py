@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,14 +162,3 @@ def test_recordings_have_them_too() -> None:
     for _ in range(3):
         _same(found(x), model(x), torch.float32)
     assert "program" in str(oxytorch.explain(found))
-
-
-def test_files_hold_them(tmp_path: Path) -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 32, 3, groups=32), nn.ReLU6()
-    ).eval()
-    x = torch.randn(2, 3, 20, 20)
-    oxytorch.save(model, tmp_path / "model.oxy", sample_input=x)
-    loaded = oxytorch.load(tmp_path / "model.oxy")
-    assert PANELS in str(loaded) and DEPTHWISE in str(loaded)
-    _same(loaded(x), model(x), torch.float32)

@@ -33,7 +33,6 @@ from ..core.errors import CheckpointError
 from ..core.tensor_file import DTYPES, Source, TensorFile, bytes_of, write
 from . import conditions
 from .check import Counts, check
-from .export import from_exported
 from .model import (
     FixedInput,
     Input,
@@ -185,6 +184,8 @@ def _input_data(each: Input) -> list[Any]:
 
 
 def _exported(model: nn.Module, sample_input: Any) -> ProgramModel:
+    from .export import from_exported  # which who loads a file has no use for
+
     args: tuple[Any, ...] = (sample_input,)
     kwargs: dict[str, Any] = {}
     if isinstance(sample_input, Mapping):
