@@ -322,9 +322,8 @@ def is_random(func: Any, arguments: Sequence[Any]) -> bool:
     """Whether a call draws random numbers."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    named = zip(func._schema.arguments, arguments, strict=True)
-    chances = [value for argument, value in named if argument.name == "dropout_p"]
-    return chances != [0.0]
+    named = {a.name: value for a, value in zip(func._schema.arguments, arguments, strict=True)}
+    return named.get("dropout_p") != 0.0 and named.get("training") is not False
 
 
 def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
