@@ -397,8 +397,25 @@ def test_of_several_operators_the_one_that_has_no_parts_is_named() -> None:
 
 
 def test_other_arguments_of_optimize_are_refused() -> None:
-    with pytest.raises(ValueError, match="no other argument with an exported program"):
+    with pytest.raises(
+        ValueError, match=r"no other argument .* got dtype; convert the model before"
+    ):
         oxytorch.optimize(_mixed(), dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="no other argument with an exported program, got verify"):
+        oxytorch.optimize(_mixed(), verify=True)
+
+
+def test_a_keyword_for_an_argument_by_position_is_named() -> None:
+    program = oxytorch.optimize(_export(nn.Linear(3, 2), torch.ones(3, 3)))
+    with pytest.raises(TypeError, match=r"got 0 and the keyword arguments \['input'\]; pass arg"):
+        program(input=torch.ones(3, 3))
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    program = oxytorch.optimize(_export(nn.Linear(3, 2), torch.ones(3, 3)))
+    with pytest.raises(FileNotFoundError, match=r"found no .*absent; create it first") as found:
+        oxytorch.save(program, tmp_path / "absent" / "program.oxy")
+    assert "partial" not in str(found.value)
 
 
 def test_many_threads_call_one_program() -> None:

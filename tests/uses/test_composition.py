@@ -721,9 +721,7 @@ def test_composition(check: Callable[..., None], name: str, way: str, form: str)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("name", "way"), _cases(LONG_WAYS, LONG_OFTEN)
-)
+@pytest.mark.parametrize(("name", "way"), _cases(LONG_WAYS, LONG_OFTEN))
 def test_recorded_by_torch(check: Callable[..., None], name: str, way: str) -> None:
     _check(check, name, LONG_WAYS[way], "default")
 
