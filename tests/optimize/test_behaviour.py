@@ -659,3 +659,20 @@ def test_parametrized_layers_are_cast_too(has_bias: bool) -> None:
         assert {p.dtype for p in optimized.parameters()} == {torch.float32}
         with torch.no_grad():  # the values stay those that were used
             assert (optimized(x) - model(x)).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("name", ["graph", "inplace", "verify", "tune"])
+def test_switches_are_true_or_false(name: str) -> None:
+    switch: Any = {name: "yes"}
+    with pytest.raises(TypeError, match=f"expected {name} to be True or False, got 'yes'"):
+        oxytorch.optimize(nn.Linear(4, 4).eval(), sample_input=torch.ones(2, 4), **switch)
+
+
+def test_a_model_without_values_is_named() -> None:
+    with pytest.raises(ValueError, match="got weight on the device meta; load the weights first"):
+        oxytorch.optimize(nn.Linear(4, 4, device="meta").eval(), sample_input=torch.ones(2, 4))
+
+
+def test_a_key_of_dtype_that_is_no_path_is_named() -> None:
+    with pytest.raises(ValueError, match=r"paths as in model\.named_modules\(\), got 'nope'"):
+        oxytorch.optimize(nn.Linear(4, 4).eval(), dtype={"nope": torch.bfloat16})

@@ -9,6 +9,7 @@ import pickle
 import threading
 from collections import namedtuple
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -323,7 +324,7 @@ def test_random_numbers_are_those_of_torch() -> None:
     _same([program(torch.ones(5, 3)) for _ in range(2)], wanted)
 
 
-class Refused(nn.Module):
+class _Function(nn.Module):
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
         self.function = function
@@ -344,19 +345,77 @@ class Refused(nn.Module):
 def test_what_a_program_cannot_hold_is_named(
     function: Callable[[Tensor], Any], message: str
 ) -> None:
-    exported = _export(Refused(function), torch.ones(3, 3))
+    exported = _export(_Function(function), torch.ones(3, 3))
     with pytest.raises(ValueError, match=rf"cannot become a program: .*({message})"):
         oxytorch.optimize(exported)
 
 
 def test_what_torch_can_write_in_smaller_operators_is_held() -> None:
-    exported = _export(Refused(lambda x: torch.renorm(x, 2, 0, 1.0)), torch.ones(3, 3))
+    exported = _export(_Function(lambda x: torch.renorm(x, 2, 0, 1.0)), torch.ones(3, 3))
     _same(oxytorch.optimize(exported)(torch.ones(3, 3)), torch.ones(3, 3).renorm(2, 0, 1.0))
 
 
+_IN_PARTS: dict[str, Callable[[Tensor], Any]] = {
+    "one_hot": lambda x: F.one_hot(x.argmax(-1), 16),
+    "addmm_of_a_matrix": lambda x: torch.addmm(x[:, :3], x, x.T),
+    "addmm_with_factors": lambda x: torch.addmm(x[0, :3], x, x.T, beta=0.5, alpha=2),
+    "addmm_without_sum": lambda x: torch.addmm(x[:, :3] / 0, x, x.T, beta=0),
+    "addmv": lambda x: torch.addmv(x[:, 0], x, x[0], beta=0.5),
+    "baddbmm": lambda x: torch.baddbmm(x[None, :, :3], x[None], x.T[None], alpha=0.25),
+    "shift_left": lambda x: x.argmax(1) << 1,
+    "shift_right": lambda x: torch.bitwise_right_shift(x.argmax(1), 1),
+    "complex_factor": lambda x: (torch.complex(x, x) * 1j).real,
+    "complex_sum": lambda x: (torch.complex(x, x) + (1 + 2j)).imag,
+    "rrelu": lambda x: F.rrelu(x, 0.1, 0.4),
+    "floor_divide": lambda x: x // 0.3,
+    "norm": torch.linalg.norm,
+    "renorm": lambda x: torch.renorm(x, 2, 0, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", [*_IN_PARTS])
+def test_operators_are_taken_apart_independently_of_each_other(name: str, tmp_path: Path) -> None:
+    """Each as it is, and beside one that is written in other parts; in a file too."""
+    own = _IN_PARTS[name]
+    both = _Function(lambda x: (own(x), torch.einsum("ab,cb->ac", x, x))).eval()
+    x = torch.linspace(-2, 3, 48).reshape(3, 16)
+    for model in (_Function(own).eval(), both):
+        program = oxytorch.optimize(_export(model, x))
+        _same(program(x), model(x))
+        oxytorch.save(program, tmp_path / "program.oxy")
+        _same(oxytorch.load(tmp_path / "program.oxy")(x), model(x))
+        fast = oxytorch.optimize(model, sample_input=x, passes=["program"])
+        assert "fused in one program" in str(oxytorch.explain(fast))
+        with torch.no_grad():
+            _same(fast(x), model(x))
+
+
+def test_of_several_operators_the_one_that_has_no_parts_is_named() -> None:
+    model = _Function(lambda x: (torch.einsum("ab,cb->ac", x, x), torch.histc(x, 4)))
+    with pytest.raises(ValueError, match=r"cannot become a program: aten\.histc"):
+        oxytorch.optimize(_export(model, torch.ones(3, 3)))
+
+
 def test_other_arguments_of_optimize_are_refused() -> None:
-    with pytest.raises(ValueError, match="no other argument with an exported program"):
+    with pytest.raises(
+        ValueError, match=r"no other argument .* got dtype; convert the model before"
+    ):
         oxytorch.optimize(_mixed(), dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="no other argument with an exported program, got verify"):
+        oxytorch.optimize(_mixed(), verify=True)
+
+
+def test_a_keyword_for_an_argument_by_position_is_named() -> None:
+    program = oxytorch.optimize(_export(nn.Linear(3, 2), torch.ones(3, 3)))
+    with pytest.raises(TypeError, match=r"got 0 and the keyword arguments \['input'\]; pass arg"):
+        program(input=torch.ones(3, 3))
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    program = oxytorch.optimize(_export(nn.Linear(3, 2), torch.ones(3, 3)))
+    with pytest.raises(FileNotFoundError, match=r"found no .*absent; create it first") as found:
+        oxytorch.save(program, tmp_path / "absent" / "program.oxy")
+    assert "partial" not in str(found.value)
 
 
 def test_many_threads_call_one_program() -> None:

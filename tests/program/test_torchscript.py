@@ -584,7 +584,7 @@ def test_sample_that_does_not_fit_is_refused(sample: Any) -> None:
 )
 def test_other_arguments_are_refused(option: dict[str, Any]) -> None:
     script: Any = torch.jit.script(SumNorm().eval())
-    with pytest.raises(ValueError, match="no other argument than sample_input"):
+    with pytest.raises(ValueError, match=r"no other argument than sample_input .*, got "):
         oxytorch.optimize(script, sample_input=torch.randn(5, 16), **option)
 
 

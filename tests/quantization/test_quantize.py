@@ -398,3 +398,20 @@ def test_a_model_that_is_the_layer_itself_is_named(value: float) -> None:
         layer.weight[0, 0] = value
     with pytest.raises(ValueError, match=r"expected finite values in weight, got NaN or infinity"):
         oxytorch.quantize_(layer, Int8Weight())
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inputs_of_any_dtype_are_taken_in_every_mode(
+    dtype: torch.dtype, given: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(64, 32)).eval().to(dtype)
+    oxytorch.quantize_(layer, Int8Weight())
+    x = torch.randn(5, 64).to(given)
+    with torch.no_grad():
+        wanted = layer(x)
+    found = layer(x)
+    assert wanted.dtype == found.dtype == given
+    assert found.requires_grad
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)

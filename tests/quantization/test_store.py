@@ -460,3 +460,9 @@ def test_optimizing_a_loaded_language_model_copies_no_weights(tmp_path: Path) ->
     ]
     assert len(parts) == 14
     assert all(_mapped_at(part.packed.data_ptr()) == file for part in parts)
+
+
+def test_a_model_of_which_nothing_is_quantized_is_refused(small: Any, tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match=r"call oxytorch\.quantize_\(model, \.\.\.\) first"):
+        oxytorch.quantization.save_quantized(small, tmp_path / "model")
+    assert not (tmp_path / "model").exists()

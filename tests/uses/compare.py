@@ -43,9 +43,12 @@ _PACKAGE = str(Path(oxytorch.__file__).parent)
 def optimized(model: nn.Module, form: str, sample: Any = None) -> Any:
     """Return the optimized copy of a model in one of the forms in which users ask for it.
 
-    form: "default", "sample" (with sample_input), "program", "join", "all" (every pass) or
-        "bfloat16".
+    form: "default", "sample" (with sample_input), "program", "join", "all" (every pass),
+        "bfloat16", or "int8" (`quantize_`).
     """
+    if form == "int8":
+        oxytorch.quantize_(model, oxytorch.quantization.Int8Weight())
+        return model
     if form == "default":
         return oxytorch.optimize(model)
     if form == "sample":

@@ -35,6 +35,17 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 6)).eval()
 
 
+def eight_bits() -> nn.Module:
+    """The same with weights that 8 bits hold exactly, and halves and doubles of them too."""
+    model = mlp()
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            codes = torch.randint(-127, 128, layer.weight.shape)
+            codes[:, 0] = 127
+            layer.weight.copy_(codes / 512)
+    return model
+
+
 def gelu_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 12), nn.GELU(), nn.Linear(12, 6)).eval()
 

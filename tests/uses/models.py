@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from .layers import KINDS
+from .layers import KINDS, eight_bits
 from .networks import NETWORKS
 
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[], torch.Tensor], str]] = {
     **{name: (kind.build, kind.sample, kind.form) for name, kind in KINDS.items()},
     **{name: (*pair, "default") for name, pair in NETWORKS.items()},
+    "quantized": (eight_bits, KINDS["linear"].sample, "int8"),
 }
 """How to build each and a sample of its input, and the form in which it is optimized by default."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .fields import Fields
 from .no_modes import DYNAMO, no_modes
 from .operators import Uses, uses_of
 
@@ -159,7 +160,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def _restored(self) -> Tensor:
         with torch.inference_mode(False), torch.no_grad(), no_modes():
-            return self.restore()
+            return self.restore().detach()  # a view would hold what it is a view of
 
     def _taken_out(self) -> Tensor:
         cell = self.cell
@@ -320,15 +321,14 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         return self.pin()
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        return ["_plain_values"], (type(self), self.fields())
+        return ["_plain_values"], Fields(type(self), self.fields())
 
     @staticmethod
     def __tensor_unflatten__(
-        inner: dict[str, Tensor], context: Any, size: Any, stride: Any
+        inner: dict[str, Tensor], context: Fields, size: Any, stride: Any
     ) -> PackedTensor:
-        kind, fields = context
-        plain = inner["_plain_values"]
-        result: PackedTensor = packed_around(kind, plain, fields)
+        kind: type[PackedTensor] = context.kind  # type: ignore[assignment]
+        result = packed_around(kind, inner["_plain_values"], context.values)
         result.cell.is_pinned = True
         return result
 
@@ -428,7 +428,7 @@ def _is_aliased(plain: Tensor) -> bool:
 @functools.cache
 def _leave_alone() -> None:
     """Tell the compiler not to compile these files: it would, of a layer not compiled whole."""
-    for name in (__name__, no_modes.__module__, f"{__package__}.reordered"):
+    for name in (__name__, Fields.__module__, no_modes.__module__, f"{__package__}.reordered"):
         sys.modules[DYNAMO].add(name)
 
 

@@ -354,8 +354,9 @@ class Replay(OwnSignature):
             with codes.watching():
                 return self.forward(*args, **kwargs)
 
-        with own_code():
-            value, found = recorded_once(run, output_tensors, input_tensors(args, kwargs))
+        inputs = input_tensors(args, kwargs)
+        with own_code():  # its value is the caller's: it may not take a way for recordings
+            value, found = recorded_once(run, output_tensors, inputs, looks_on=True)
         if codes.refusal is not None:
             found = CaptureError(codes.refusal)
         return value, found, codes

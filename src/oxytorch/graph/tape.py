@@ -7,6 +7,7 @@ value is noted.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -157,8 +158,18 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note what runs in it, where values of tensors may not be shown unseen."""
-        with recording(), FunctionsTo(self._function), self:
+        """Note what runs in it, where values of tensors may not be shown unseen.
+
+        torch's layers that compute several operators in one (TransformerEncoder, among others) do
+        not under a function mode: `looking_on` sees those.
+        """
+        with self.looking_on(), FunctionsTo(self._function):
+            yield
+
+    @contextmanager
+    def looking_on(self) -> Iterator[None]:
+        """Note the operators of what runs in it, which takes the ways that it takes otherwise."""
+        with recording(), self:
             yield
 
     def _function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -168,7 +179,10 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
     def _try(self, note: Callable[..., Any], *given: Any) -> Any:
         """Note something, unless something else was refused before; None if it is refused."""
         if not self._goes_on:
-            return note(*given)
+            try:
+                return note(*given)
+            except CaptureError as error:
+                raise CaptureError(f"{error}{_place()}") from None
         if self.refusal is not None:
             return None
         watch = sys.getprofile()
@@ -176,7 +190,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return note(*given)
         except CaptureError as error:
-            self.refusal = error
+            self.refusal = CaptureError(f"{error}{_place()}")
             return None
         except Exception as error:  # of tensors of other kinds, whose sizes cannot be asked
             first = str(error).partition("\n")[0]
@@ -251,7 +265,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             self.steps.append(Step(func, arguments, (), result))
         else:
             results = result if len(func._schema.returns) != 1 else (result,)
-            made = tuple(self._result(each) for each in results or ())
+            made = tuple(self._result(func, each) for each in results or ())
             self.steps.append(Step(func, arguments, made))
 
     def _literal(self, tensor: Tensor, result: Tensor) -> None:
@@ -259,7 +273,9 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         value = Value("external", len(self.externals))
         self.externals.append(tensor.detach().clone())
         self.literals.add(value.number)
-        self.steps.append(Step(_aten.clone.default, (value, None), (self._result(result),)))
+        self.steps.append(
+            Step(_aten.clone.default, (value, None), (self._result(_aten.clone.default, result),))
+        )
 
     def _replaced(self, argument: Any) -> Any:
         if isinstance(argument, Tensor):
@@ -270,19 +286,21 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             raise CaptureError("an operator takes an object of TorchScript's")
         return argument
 
-    def _result(self, result: Any) -> Any:
+    def _result(self, func: Any, result: Any) -> Any:
         if isinstance(result, Tensor):
             value = Value("result", self._results)
             self._results += 1
             if result.layout != torch.strided:
-                raise CaptureError(f"an operator returns a {result.layout} tensor")
+                raise CaptureError(f"{func} returns a {result.layout} tensor")
             self.forms[value] = form_of(result)
             self._name(result, value)
             return value
         if isinstance(result, (list, tuple)):
-            return [self._result(item) for item in result]
+            return [self._result(func, item) for item in result]
         if result is not None:
-            raise CaptureError(f"an operator returns a {type(result).__name__}")
+            raise CaptureError(
+                f"{func} returns a {type(result).__name__}, which depends on values of its tensors"
+            )
         return None
 
     def _refuse_write(self, func: Any, value: Any) -> None:
@@ -304,9 +322,8 @@ def is_random(func: Any, arguments: Sequence[Any]) -> bool:
     """Whether a call draws random numbers."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    named = zip(func._schema.arguments, arguments, strict=True)
-    chances = [value for argument, value in named if argument.name == "dropout_p"]
-    return chances != [0.0]
+    named = {a.name: value for a, value in zip(func._schema.arguments, arguments, strict=True)}
+    return named.get("dropout_p") != 0.0 and named.get("training") is not False
 
 
 def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -345,8 +362,13 @@ def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tenso
 def recorded_again(
     first: Recording, run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
 ) -> Recording:
-    """Record `run` as `recorded` does, of which `first` is a recording already."""
+    """Record `run` as `recorded` does, of which `first` is a recording already.
+
+    Where that was looked on, and torch took another way in it, the run is recorded twice.
+    """
     second = _recorded(run, inputs)
+    if operators(first) != operators(second):
+        first, second = second, _recorded(run, inputs)
     same = len(first.externals) == len(second.externals) and all(
         a is b or (number in second.literals and is_same(a, b))
         for number, (a, b) in enumerate(zip(first.externals, second.externals, strict=True))
@@ -354,6 +376,11 @@ def recorded_again(
     if not same or first.steps != second.steps or first.outputs != second.outputs:
         raise CaptureError("two runs on one input differ")
     return second
+
+
+def operators(recording: Recording) -> list[Any]:
+    """The operators of a run, in order."""
+    return [step.operator for step in recording.steps]
 
 
 def _recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]) -> Recording:
@@ -364,15 +391,20 @@ def _recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tens
 
 
 def recorded_once(
-    run: Callable[[], Any], tensors_of: Callable[[Any], Iterable[Tensor]], inputs: list[Tensor]
+    run: Callable[[], Any],
+    tensors_of: Callable[[Any], Iterable[Tensor]],
+    inputs: list[Tensor],
+    *,
+    looks_on: bool = False,
 ) -> tuple[Any, Recording | CaptureError]:
-    """Run `run` once, to its end, and record it as `recorded` does.
+    """Run `run` once, to its end, and record it.
 
-    Returns the module's output, and the recording of what `tensors_of` finds in it, or why there is
-    none: only errors of the module's own code are raised.
+    looks_on: whether it runs as it does otherwise (see `Recorder.looking_on`); else the recording
+    is as that of `recorded`. Returns the module's output, and the recording of what `tensors_of`
+    finds in it, or why there is none: only errors of the module's own code are raised.
     """
     recorder = Recorder(inputs, goes_on=True)
-    with recorder.watching():
+    with recorder.looking_on() if looks_on else recorder.watching():
         output = run()
     if recorder.refusal is not None:
         return output, recorder.refusal
@@ -387,6 +419,24 @@ def recorded_once(
     except RuntimeError as error:  # of tensors of other kinds, whose sizes cannot be asked
         first = str(error).partition("\n")[0]
         return output, CaptureError(f"its output cannot be recorded: {first}")
+
+
+def _place() -> str:
+    """The line of the module's code, outside of torch, that is recorded now; "" if there is none.
+
+    Where only torch's own layers run there is none.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code not in (_recorded.__code__, recorded_once.__code__):
+        name = frame.f_code.co_filename
+        if not name.startswith((*_LIBRARIES, "<")):
+            return f", at {os.path.basename(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+_LIBRARIES = tuple(os.path.dirname(path) for path in (torch.__file__, os.path.dirname(__file__)))
+"""The folders of torch and of this package."""
 
 
 def is_same(first: Tensor, second: Tensor) -> bool:

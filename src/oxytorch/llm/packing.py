@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from ..core.packed import PackedTensor
-from ..graph.forward import Forward
 from ..ops.panels import PanelWeight
 from ..ops.panels.layout import OUTPUTS
 from ..quantization.configs import WeightConfig
 from ..quantization.joining import whole_of
-from ..quantization.layers import PanelForward
+from ..quantization.layers import PanelForward, RoundingForward
 from ..quantization.weights import ReorderedPanelWeight, quantized
 from ..rewriting.changes import BufferSet, ChangeLog, ParameterSet, Untied
 from .layer import Product
@@ -29,7 +28,7 @@ from .tied import TiedEmbeddingForward, TiedHeadForward, TiedState
 from .weights import RowsWeight, StackedWeight
 
 
-class OwnForward(Forward):
+class OwnForward(RoundingForward):
     """The forward of a module whose weights only a fused layer reads packed: its own."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

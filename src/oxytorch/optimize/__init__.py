@@ -107,13 +107,20 @@ def optimize(
     Raises TypeError or ValueError before anything is changed if an argument does not fit, and
     VerificationError, which names the module, if `verify` finds a difference beyond the tolerance.
     """
+    switches = {"graph": graph, "inplace": inplace, "verify": verify, "tune": tune}
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"optimize: expected {name} to be True or False, got {value!r}")
+    others = {
+        "optimizer": optimizer,
+        "dtype": dtype,
+        "passes": passes,
+        **{name: value or None for name, value in switches.items()},
+    }
     if isinstance(model, torch.jit.ScriptModule):
-        given = (optimizer, dtype, passes, graph or inplace or verify or tune or None)
-        return _of_scripted(model, sample_input, given)  # type: ignore[return-value]
+        return _of_scripted(model, sample_input, others)  # type: ignore[return-value]
     if isinstance(model, ExportedProgram):
-        switches = graph or inplace or verify or tune or None
-        others = (optimizer, dtype, sample_input, passes, switches)
-        return _of_exported(model, others)
+        return _of_exported(model, {**others, "sample_input": sample_input})
     if optimizer is not None:
         from .training import optimize_for_training
 
@@ -132,28 +139,41 @@ def optimize(
         raise ValueError(
             f"optimize: {wanted}=True expected a sample_input to run the model on, got None"
         )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if sample_input is not None and tensor.is_meta:
+            raise ValueError(
+                f"optimize: expected a model whose tensors have values, got {name} on the device "
+                "meta; load the weights first"
+            )
     sample = None if sample_input is None else Sample(sample_input)
     with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
         return _optimized(model, dtype, sample, graph, inplace, verify, tune, passes)
 
 
-def _of_exported(model: ExportedProgram, others: Iterable[Any]) -> ProgramModel:
+def _of_exported(model: ExportedProgram, others: Mapping[str, Any]) -> ProgramModel:
     from ..program.export import from_exported
 
-    if any(each is not None for each in others):
-        raise ValueError("optimize: expected no other argument with an exported program")
+    for name, value in others.items():
+        if value is not None:
+            instead = "; convert the model before it is exported" if name == "dtype" else ""
+            raise ValueError(
+                "optimize: expected no other argument with an exported program, got "
+                f"{name}{instead}"
+            )
     return from_exported(model)
 
 
 def _of_scripted(
-    model: torch.jit.ScriptModule, sample_input: Any, others: Iterable[Any]
+    model: torch.jit.ScriptModule, sample_input: Any, others: Mapping[str, Any]
 ) -> torch.jit.ScriptModule:
     from .scripted import optimize_scripted
 
-    if any(each is not None for each in others):
-        raise ValueError(
-            "optimize: expected no other argument than sample_input with a module of TorchScript"
-        )
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                "optimize: expected no other argument than sample_input with a module of "
+                f"TorchScript, got {name}"
+            )
     with random_unmoved(), torch.autocast("cpu", enabled=False):
         return optimize_scripted(model, sample_input)
 
@@ -290,7 +310,10 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
                     f"optimize: expected dtype keys to be paths or types of modules, got {key!r}"
                 )
             if isinstance(key, str) and key and key not in paths:
-                raise ValueError(f"optimize: expected dtype keys to be modules, got {key!r}")
+                raise ValueError(
+                    "optimize: expected dtype keys to be types, or paths as in "
+                    f"model.named_modules(), got {key!r}, which is none"
+                )
     if isinstance(passes, str):
         raise TypeError(f"optimize: expected passes to be a list of names, got {passes!r}")
     for name in passes or ():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..graph.errors import CaptureError
+from ..graph.errors import CaptureError, UnfitError
 from ..graph.tape import is_random
 from .program import Argument, Some, Step, Steps, Value
 from .words import DTYPES_OF, holds, name_of_dtype, word_of
@@ -60,6 +60,10 @@ _OF_TENSORS: dict[Any, Any] = {
     _aten.bitwise_and.Scalar: _aten.bitwise_and.Tensor,
     _aten.bitwise_or.Scalar: _aten.bitwise_or.Tensor,
     _aten.bitwise_xor.Scalar: _aten.bitwise_xor.Tensor,
+    _aten.__lshift__.Scalar: _aten.bitwise_left_shift.Tensor,
+    _aten.__rshift__.Scalar: _aten.bitwise_right_shift.Tensor,
+    _aten.bitwise_left_shift.Tensor_Scalar: _aten.bitwise_left_shift.Tensor,
+    _aten.bitwise_right_shift.Tensor_Scalar: _aten.bitwise_right_shift.Tensor,
     _aten.masked_fill.Scalar: _aten.masked_fill.Tensor,
     _aten.where.ScalarOther: _aten.where.self,
     _aten.where.ScalarSelf: _aten.where.self,
@@ -104,12 +108,25 @@ _ASSERTIONS = (_aten._assert_scalar.default, _aten._assert_tensor_metadata.defau
 def steps_of(graph: fx.GraphModule) -> tuple[Steps, Outputs]:
     """The steps of a graph, with an input for each of its placeholders, and its outputs.
 
-    Raises CaptureError, which names the operator, where a program cannot hold the graph.
+    Raises CaptureError, which names the operator, where a program cannot hold the graph: UnfitError
+    with all such operators.
     """
     with _disable_current_modes():  # under which constants would be tensors without values
         capture = Capture(graph)
+        unfit: dict[Any, CaptureError] = {}
+        skipped: set[fx.Node] = set()
         for node in graph.graph.nodes:
-            _add(capture, node)
+            try:
+                _add(capture, node)
+            except CaptureError as error:
+                if skipped.isdisjoint(node.all_input_nodes):  # else it may be for what these gave
+                    if not isinstance(node.target, torch._ops.OpOverload):
+                        raise
+                    unfit.setdefault(node.target, error)
+                skipped.add(node)
+                capture.skip(node)
+        if unfit:
+            raise UnfitError(unfit)
         places = {value: Given(place) for place, value in enumerate(capture.steps.inputs)}
         outputs: Outputs = [places.get(v, v) for v in capture.outputs]  # type: ignore[arg-type]
         capture.steps.outputs = [v for v in outputs if isinstance(v, Value)]
@@ -154,6 +171,14 @@ class Capture:
             self._operator(node)
         else:
             self._values[node] = self._of_sizes(node)
+
+    def skip(self, node: fx.Node) -> None:
+        """Go on behind an operator that cannot be written, to see which others there are."""
+        meta: Any = node.meta.get("val")
+        many = isinstance(meta, list | tuple)
+        made = [Value(not isinstance(each, Tensor)) for each in (meta if many else (meta,))]
+        self._values[node] = made if many else made[0]
+        _note(self._values[node], meta)
 
     def _input(self, node: fx.Node) -> Value:
         kind = node.meta.get("val")
@@ -258,6 +283,8 @@ class Capture:
     def _argument(self, value: Any, kind: Any, func: Any, all_given: Sequence[Any]) -> Argument:
         name = kind.kind()
         if name == "OptionalType":
+            if value is None and kind.getElementType().kind() == "NumberType":
+                raise CaptureError(f"{func} takes a number, which a file cannot hold")
             if value is None:
                 return "none"
             return Some(self._argument(value, kind.getElementType(), func, all_given))
@@ -282,18 +309,20 @@ class Capture:
             if not isinstance(found, Value) or found.is_size:
                 raise CaptureError("a size is given as a tensor")
             return found
-        if isinstance(value, bool | int | float):
+        if isinstance(value, bool | int | float | complex):
             if func in _CHOICES:
                 all_given = all_given[1:] if func is _aten.where.self else all_given[:1]
             return self._number(value, [m for m in map(_meta, all_given) if m is not None])
         raise CaptureError(f"{value!r} is given as a tensor")
 
-    def _number(self, number: bool | int | float, beside: Sequence[Tensor]) -> Value:
+    def _number(self, number: complex, beside: Sequence[Tensor]) -> Value:
         """A number as a tensor without dimensions that gives the dtype that the number gives."""
         for dtype in DTYPES_OF[type(number)]:
             if type(number) is int and not holds(dtype, number):
                 continue
             tensor = torch.tensor(number, dtype=dtype)
+            if any(torch.result_type(b, number) == torch.complex128 for b in beside):
+                break  # whose digits complex64 has not
             if all(torch.result_type(b, tensor) == torch.result_type(b, number) for b in beside):
                 key = (repr(number), dtype)
                 if key not in self._numbers:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
@@ -23,7 +22,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from ..graph.errors import CaptureError
 from . import conditions
-from .capture import RESAMPLING, Given, Outputs, steps_of
+from .capture import Given, Outputs, steps_of
 from .conditions import Condition
 from .model import (
     FixedInput,
@@ -39,7 +38,7 @@ from .model import (
 from .passes import improve, split
 from .passes.editor import Note
 from .program import Program, Steps, Value
-from .smaller import smaller_ones
+from .smaller import with_smaller_ones
 from .structure import Structure
 
 _aten = torch.ops.aten
@@ -93,21 +92,16 @@ def captured(exported: ExportedProgram) -> Captured:
 
 
 def _imported(exported: ExportedProgram, read: Callable[[_Import], _Found]) -> _Found:
-    tables = (
-        smaller_ones(RESAMPLING),
-        {**core_aten_decompositions(), **smaller_ones(RESAMPLING)},
-    )
-    reasons: list[CaptureError] = []
-    for table in tables:  # the second one has smaller operators, which are slower
-        try:
-            return read(_Import(exported, _decomposed(exported, table)))
-        except CaptureError as error:
-            reasons.append(error)
-    raise ValueError(
-        f"optimize: the exported program cannot become a program: {reasons[0]}. Write that part "
-        'with other operators, or use torch.compile(model, backend="oxytorch"), which leaves such '
-        "parts to Python"
-    ) from reasons[0]
+    try:
+        return with_smaller_ones(
+            lambda table: read(_Import(exported, _decomposed(exported, table)))
+        )
+    except CaptureError as error:
+        raise ValueError(
+            f"optimize: the exported program cannot become a program: {error}. Write that part "
+            'with other operators, or use torch.compile(model, backend="oxytorch"), which leaves '
+            "such parts to Python"
+        ) from error
 
 
 def _decomposed(exported: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:

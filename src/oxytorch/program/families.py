@@ -6,13 +6,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..core.modes import own_code
+from ..graph.agreement import TOLERANCE, difference
 from ..graph.errors import CaptureError
 from ..graph.outputs import output_tensors
 from ..graph.replay import Seen, input_tensors
-from ..graph.tape import Form, form_of, is_same, recorded_again, recorded_once
+from ..graph.tape import Form, form_of, is_same, operators, recorded_again, recorded_once
 from .placed import Placed
 from .recorded import OutputForm, RecordedProgram, Run, forms_of
 from .sizes import DifferentError, SizedRun, Symbols
@@ -23,6 +25,8 @@ MOST_OWN = 5
 """Programs that share nothing, since each holds packed weights of its own."""
 MOST_RUNS = 4
 """Runs of which formulas are made."""
+_LARGEST = TOLERANCE[torch.bfloat16]
+"""By how much a recorded run may differ from one that is not: by rounding, in whichever dtype."""
 
 
 class Programs:
@@ -38,7 +42,7 @@ class Programs:
 
     def __init__(self) -> None:
         self._families: list[_Family] = []
-        self._is_plain = True  # whether recorded runs give tensors of the forms of others
+        self._is_plain = True  # whether recorded runs take the ways of others
 
     def build(
         self,
@@ -60,8 +64,11 @@ class Programs:
             raise CaptureError("it returns no tensor")
         if any(tensor.requires_grad for tensor in recording.tensors):
             raise CaptureError("its output asks for gradients: a view of a weight, for example")
+        if difference(seen.recording.output, recording.output) > _LARGEST:
+            raise CaptureError("its code gives other values while it is recorded")
         run = Run(recording, inputs)
         plain = [form[:3] for form in seen.forms]
+        self._is_plain &= operators(seen.recording) == operators(recording)
         self._is_plain &= plain == _forms(recording.tensors)
         program = RecordedProgram(*self._placed(run), plain)
         found = program(inputs)

@@ -123,13 +123,15 @@ class ProgramModel:
         positional, named = self.interface.arguments.parts
         try:
             if len(args) != len(positional.parts):
+                also = f" and the keyword arguments {[*kwargs]}" if kwargs else ""
                 raise TypeError(
-                    f"expected {len(positional.parts)} positional arguments, got {len(args)}"
+                    f"expected {len(positional.parts)} positional arguments, got {len(args)}{also}"
+                    f"; {_AS_THE_EXAMPLE}"
                 )
             if {*kwargs} != {*named.keys}:
                 raise TypeError(
-                    f"expected the keyword arguments {[*named.keys]}, got {[*kwargs]}; an exported "
-                    "program takes what the example had by name by name, and the rest by position"
+                    f"expected the keyword arguments {[*named.keys]}, got {[*kwargs]}; "
+                    f"{_AS_THE_EXAMPLE}"
                 )
             leaves: list[Any] = []
             first = 0
@@ -234,6 +236,11 @@ class ProgramModel:
     def __repr__(self) -> str:
         names = ", ".join(each.name for each in self.interface.inputs)
         return f"ProgramModel({names}; {self.program.text.count(chr(10)) - 1} steps)"
+
+
+_AS_THE_EXAMPLE = (
+    "pass arguments by position or by keyword as in the example that the model was exported with"
+)
 
 
 def identity(tensor: Tensor) -> Any:

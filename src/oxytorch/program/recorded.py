@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
 
-from ..graph.errors import CaptureError
+from ..graph.errors import CaptureError, UnfitError
 from ..graph.replay import UnreadyError
 from ..graph.tape import Form, Recorder, Recording, Step, Value, form_of, values_in
-from .capture import RESAMPLING, Outputs, steps_of
+from .capture import Outputs, steps_of
 from .in_place import without_writes
 from .placed import Placed, UnsettledError
 from .program import Program, Steps, UnmetError
 from .sizes import Formula, SizedRun, Symbols
-from .smaller import smaller_ones
+from .smaller import with_smaller_ones
 
 _aten = torch.ops.aten
 
@@ -118,25 +118,19 @@ class Run:
         (first,) = self.recordings
         graph = Graph(first, self.forms[0])
         self._required = graph.required
-        reasons: list[CaptureError] = []
         if not graph.writes:
-            try:
+            with suppress(UnfitError):
                 return steps_of(graph.module)
-            except CaptureError as error:
-                reasons.append(error)
-        known = smaller_ones(RESAMPLING)
-        for table in (known, {**core_aten_decompositions(), **known}):
-            try:
-                smaller = _rewritten(graph.module, self._tensors, table)
-                found = steps_of(Graph(smaller, forms_of(self._tensors)).module)
-            except CaptureError as error:
-                reasons.append(error)
-                continue
-            self.recordings.append(smaller)
-            self.forms.append(forms_of(self._tensors))
-            self.externals = [*first.externals, *smaller.externals]
-            return found
-        raise reasons[0]
+
+        def written(table: Any) -> tuple[Recording, tuple[Steps, Outputs]]:
+            smaller = _rewritten(graph.module, self._tensors, table)
+            return smaller, steps_of(Graph(smaller, forms_of(self._tensors)).module)
+
+        smaller, found = with_smaller_ones(written)
+        self.recordings.append(smaller)
+        self.forms.append(forms_of(self._tensors))
+        self.externals = [*first.externals, *smaller.externals]
+        return found
 
 
 def forms_of(tensors: Sequence[Tensor]) -> tuple[Form, ...]:

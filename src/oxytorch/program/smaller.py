@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._decomp import get_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
+
+from ..graph.errors import UnfitError
+from .capture import RESAMPLING
 
 _aten = torch.ops.aten
 
@@ -43,6 +46,27 @@ def smaller_ones(more: Sequence[Any] = ()) -> dict[Any, Callable[..., Any]]:
     return {**get_decompositions((*WITH_NUMBERS, *more)), **_OWN}
 
 
+def with_smaller_ones(write: Callable[[dict[Any, Callable[..., Any]]], _Written]) -> _Written:
+    """What `write` makes with a table of functions that compute operators by smaller ones.
+
+    Of the operators that a program cannot hold those that torch can write in smaller ones are, and
+    no others, which are faster as they are. Raises CaptureError, which names one that it cannot.
+    """
+    table = smaller_ones(RESAMPLING)
+    while True:
+        try:
+            return write(table)
+        except UnfitError as error:
+            known = {**core_aten_decompositions()}
+            for operator, reason in error.reasons.items():
+                if operator in table or operator not in known:
+                    raise reason from None
+            table |= {operator: known[operator] for operator in error.reasons}
+
+
+_Written = TypeVar("_Written")
+
+
 def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     """Counts of the elements in intervals of one width, as torch chooses the interval of each."""
     if x.dtype not in _ROUNDED or min >= max:
@@ -55,5 +79,40 @@ def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     return counts[:bins]
 
 
+def _sum_with(product: Callable[[Tensor, Tensor], Tensor], most_dims: int) -> Callable[..., Any]:
+    """A product of matrices with something added, where a program has no step for it as it is.
+
+    most_dims: of what a program adds by itself, where there are no factors.
+    """
+
+    def summed(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        if beta == alpha == 1 and x.dim() <= most_dims:
+            return NotImplemented
+        found = product(a, b) if alpha == 1 else product(a, b) * alpha
+        if beta == 0:
+            return found  # whatever x holds
+        return (x if beta == 1 else x * beta) + found
+
+    return summed
+
+
+def _rrelu(x: Tensor, noise: Tensor, low: Any = 1 / 8, high: Any = 1 / 3, *rest: Any) -> Any:
+    """Of a model in evaluation mode, which has one slope."""
+    training = rest[0] if rest else False
+    return NotImplemented if training else torch.where(x > 0, x, x * ((low + high) / 2))
+
+
+def _rrelu_and_noise(x: Tensor, noise: Tensor, *rest: Any) -> Any:
+    found = _rrelu(x, noise, *rest)
+    return found if found is NotImplemented else (found, noise)
+
+
 _ROUNDED: dict[torch.dtype, Any] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
-_OWN: dict[Any, Callable[..., Any]] = {_aten.histc.default: _histc}
+_OWN: dict[Any, Callable[..., Any]] = {
+    _aten.histc.default: _histc,
+    _aten.addmm.default: _sum_with(torch.mm, 1),
+    _aten.addmv.default: _sum_with(torch.mv, 0),
+    _aten.baddbmm.default: _sum_with(torch.bmm, 3),
+    _aten.rrelu_with_noise.default: _rrelu,
+    _aten.rrelu_with_noise_functional.default: _rrelu_and_noise,
+}

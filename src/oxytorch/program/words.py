@@ -13,6 +13,7 @@ DTYPES_OF: dict[type, tuple[torch.dtype, ...]] = {
     float: FLOATS,
     int: (torch.int64, torch.int32, *FLOATS),
     bool: (torch.bool,),
+    complex: (torch.complex64,),
 }
 """Dtypes of tensors that may stand for a number, those that keep all of it first."""
 

@@ -16,9 +16,10 @@ from ..graph.forward import Forward
 from ..graph.recognize import Recognizer
 from ..ops.linear_panels import linear_panels
 from ..ops.panels import PanelWeight
+from ..ops.panels.product import in_255_steps
 from ..optimize.context import CLOSED
 from ..rewriting.changes import ChangeLog, ParameterSet, Untied
-from .weights import ReorderedPanelWeight
+from .weights import ReorderedPanelWeight, activation_dtype
 
 Filter = Callable[[str, nn.Module], bool] | str | Iterable[str] | None
 
@@ -169,7 +170,39 @@ def _matches(path: str, pattern: str) -> bool:
     return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")
 
 
-class PanelForward(Forward):
+class RoundingForward(Forward):
+    """A linear layer's own forward on plain values, which does with inputs what the kernel does.
+
+    It takes them in any of float32, bfloat16 and float16, and returns their dtype.
+    """
+
+    def own(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward, of an input in 255 steps a row where the weight says so."""
+        weight = self.module._parameters.get("weight")
+        if not isinstance(weight, PackedTensor) or not _is_single(args, kwargs):
+            return super().own(*args, **kwargs)
+        (x,) = (*args, *kwargs.values())
+        own = x
+        if activation_dtype(weight) == "int8":
+            own = in_255_steps(x.float()).to(x.dtype)
+        converts = weight.dtype in _DTYPES and not torch.is_autocast_enabled("cpu")
+        if converts:
+            own = own.to(weight.dtype)
+        found = super().own(*[own for _ in args], **dict.fromkeys(kwargs, own))
+        return found.to(x.dtype) if converts else found
+
+
+def _is_single(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call has one argument, which a kernel would take."""
+    if len(args) + len(kwargs) != 1:
+        return False
+    (x,) = (*args, *kwargs.values())
+    if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.is_nested:
+        return False
+    return x.layout == torch.strided and x.dim() > 0 and x.shape[-1] > 0
+
+
+class PanelForward(RoundingForward):
     """The forward of a linear layer whose weight is packed in panels."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,12 +217,16 @@ class PanelForward(Forward):
             return None
         if must_run_plain(x, weight, bias) or not weight.is_packed():
             return None
-        if x.dtype not in _DTYPES or x.dim() == 0 or x.shape[-1] != packed.inputs:
+        if x.dtype not in _DTYPES or x.layout != torch.strided or x.is_nested:
             return None  # the module's own code says what is wrong with it
+        if x.dim() == 0 or x.shape[-1] != packed.inputs:
+            return None
+        if bias is not None and bias.dtype not in (x.dtype, torch.float32):
+            return None
         if isinstance(weight, ReorderedPanelWeight) and weight.order is not None:
             x = x[..., weight.order]
-        activation_dtype = packed.activation_dtype or "none"
-        return linear_panels(x, *packed.operands, bias, None, "none", activation_dtype)
+        rounded = packed.activation_dtype or "none"
+        return linear_panels(x, *packed.operands, bias, None, "none", rounded)
 
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

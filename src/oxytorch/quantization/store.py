@@ -57,7 +57,8 @@ def save_quantized(model: nn.Module, directory: str | Path) -> None:
     directory: created if it does not exist. Files of an earlier save are replaced. For a model of
         transformers they include its configuration, so `load_quantized(directory)` needs no model.
 
-    Raises TypeError if `model` is no module and ValueError if a tensor is not on the CPU.
+    Raises TypeError if `model` is no module and ValueError if nothing of it is quantized, or a
+    tensor is not on the CPU.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -82,6 +83,11 @@ def save_quantized(model: nn.Module, directory: str | Path) -> None:
             sources[name] = Source(tensor.dtype, tuple(tensor.shape), tensor.dense)
         else:
             sources[name] = Source.of(tensor.detach())
+    if not packed:
+        raise ValueError(
+            "save_quantized: expected a quantized model, got one without packed weights; call "
+            "oxytorch.quantize_(model, ...) first, or save the plain one with torch"
+        )
     weights, joined = _describe(packed, sources)
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)

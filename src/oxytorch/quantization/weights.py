@@ -63,6 +63,13 @@ class LookUpWeight(PackedTensor):
 _LookUp = TypeVar("_LookUp", bound=LookUpWeight)
 
 
+def activation_dtype(weight: object) -> str | None:
+    """To what the inputs of a weight's products are rounded: "int8", or None."""
+    while isinstance(weight, LookUpWeight):
+        weight = weight.packed
+    return weight.activation_dtype if isinstance(weight, PanelWeight) else None
+
+
 def _rebuild(
     kind: type[LookUpWeight], fields: tuple[Any, ...], is_parameter: bool, requires_grad: bool
 ) -> Tensor:
