@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from zoo import build, call
 
 import oxytorch
-from oxytorch.graph.replay import Replay
 from oxytorch.optimize import DEFAULT
+from oxytorch.program.replay import Replay
 
 PASSES = (*DEFAULT, "program")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-3}

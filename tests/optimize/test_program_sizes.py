@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import oxytorch
-from oxytorch.graph.replay import Replay
 from oxytorch.optimize import tune
 from oxytorch.program import families
+from oxytorch.program.replay import Replay
 from oxytorch.program.sizes import DifferentError, Formula, SizedRun
 from oxytorch.rewriting import measure
 
@@ -352,8 +352,8 @@ def test_copies_begin_anew() -> None:
 
 
 def _run(rows: int) -> tuple[Any, Any]:
-    from oxytorch.graph.tape import recorded
     from oxytorch.program.recorded import forms_of
+    from oxytorch.program.tape import recorded
 
     x = torch.ones(rows, 4)
 

@@ -11,13 +11,9 @@ import torch
 from torch import nn
 
 from ...graph.errors import CaptureError
-from ...graph.replay import Replay
-from ...program.families import Programs
+from ...program.replay import Replay
 from ..context import Context
 from . import boundaries, cast, lstm
-
-MOST_FORMS = 512
-"""Forms of call that programs serve."""
 
 
 def run(context: Context) -> None:
@@ -37,7 +33,7 @@ def run(context: Context) -> None:
                 cast.convert(context, packs=False)
             boundaries.settle(context)
             context.separate(model)
-            replay = Replay(model, Programs, MOST_FORMS)
+            replay = Replay(model)
             with sample.running(model):
                 replay.prepare(*sample.call)
     except CaptureError as error:

@@ -8,7 +8,7 @@ value is noted.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.modes import FunctionsTo, OwnDispatchMode, recording
-from .errors import CaptureError
+from ..graph.errors import CaptureError
 
 _aten = torch.ops.aten
 _READS = (
@@ -45,8 +45,7 @@ _READERS = (_aten._pack_padded_sequence.default,)
 
 @dataclass(frozen=True)
 class Value:
-    """Stands for a tensor of a record: kind is "input", "external" (kept) or what made it:
-    "result", or the name of a rewriting."""
+    """Stands for a tensor of a record: kind is "input", "external" (kept) or "result"."""
 
     kind: str
     number: int
@@ -236,7 +235,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             raise CaptureError(f"{func}'s result depends on values")
         if func is _aten.lift_fresh.default:
             return ()
-        given = _positional(func, args, kwargs)
+        given = in_order(func, args, kwargs)
         found = tuple(self._replaced(value) for value in given)
         for argument, value in zip(func._schema.arguments, given, strict=True):
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -309,7 +308,7 @@ def is_random(func: Any, arguments: Sequence[Any]) -> bool:
     return chances != [0.0]
 
 
-def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def in_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """All arguments of a call in the order of the operator's schema, defaults filled in."""
     rest = func._schema.arguments[len(args) :]
     return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
