@@ -257,9 +257,9 @@ def _last_log(model: nn.Module, caller: str) -> tuple[str, ChangeLog]:
 
 
 def _report_of_scripted(model: torch.jit.ScriptModule) -> Report:
-    from .scripted import report_of
+    from ..program.script import frozen
 
-    report = report_of(model)
+    report = frozen.report_of(model)
     if report is None:
         raise ValueError(
             "explain: expected a module that oxytorch.optimize returned, got a module of "
