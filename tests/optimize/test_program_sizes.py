@@ -353,16 +353,16 @@ def test_copies_begin_anew() -> None:
 
 def _run(rows: int) -> tuple[Any, Any]:
     from oxytorch.program.recorded import forms_of
-    from oxytorch.program.tape import recorded
+    from oxytorch.program.tape import recorded_once
 
     x = torch.ones(rows, 4)
 
-    def run() -> tuple[Any, list[Tensor]]:
-        y = (x @ _WEIGHT).view(rows * 3).expand(2, rows * 3)
-        return y, [y]
+    def run() -> Tensor:
+        return (x @ _WEIGHT).view(rows * 3).expand(2, rows * 3)
 
     with torch.no_grad():
-        return recorded(run, [x]), forms_of([x])
+        _, recording = recorded_once(run, lambda y: [y], [x])
+    return recording, forms_of([x])
 
 
 _WEIGHT = torch.ones(4, 3)

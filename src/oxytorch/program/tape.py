@@ -332,20 +332,18 @@ class Recording:
     literals: set[int] = field(default_factory=set)
 
 
-def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]) -> Recording:
-    """Record `run`, which returns the module's output and the tensors in it.
-
-    inputs: the tensors of the call. Runs twice: a module whose second run differs keeps a state of
-    its own. Raises CaptureError.
-    """
-    return recorded_again(_recorded(run, inputs), run, inputs)
-
-
 def recorded_again(
     first: Recording, run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
 ) -> Recording:
-    """Record `run` as `recorded` does, of which `first` is a recording already."""
-    second = _recorded(run, inputs)
+    """Record `run` once more, of which `first` is a recording already.
+
+    run: returns the module's output and the tensors in it. inputs: the tensors of the call. Raises
+    CaptureError, also where the runs differ: the module keeps a state of its own.
+    """
+    recorder = Recorder(inputs)
+    with recorder.watching():
+        output, found = run()
+    second = recorder.recording(found, output)
     same = len(first.externals) == len(second.externals) and all(
         a is b or (number in second.literals and is_same(a, b))
         for number, (a, b) in enumerate(zip(first.externals, second.externals, strict=True))
@@ -355,17 +353,10 @@ def recorded_again(
     return second
 
 
-def _recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]) -> Recording:
-    recorder = Recorder(inputs)
-    with recorder.watching():
-        output, found = run()
-    return recorder.recording(found, output)
-
-
 def recorded_once(
     run: Callable[[], Any], tensors_of: Callable[[Any], Iterable[Tensor]], inputs: list[Tensor]
 ) -> tuple[Any, Recording | CaptureError]:
-    """Run `run` once, to its end, and record it as `recorded` does.
+    """Run `run` once, to its end, and record it.
 
     Returns the module's output, and the recording of what `tensors_of` finds in it, or why there is
     none: only errors of the module's own code are raised.
