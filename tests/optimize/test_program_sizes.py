@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import oxytorch
-from oxytorch.graph.replay import Replay
 from oxytorch.optimize import tune
 from oxytorch.program import families
+from oxytorch.program.replay import Replay
 from oxytorch.program.sizes import DifferentError, Formula, SizedRun
 from oxytorch.rewriting import measure
 
@@ -352,17 +352,17 @@ def test_copies_begin_anew() -> None:
 
 
 def _run(rows: int) -> tuple[Any, Any]:
-    from oxytorch.graph.tape import recorded
     from oxytorch.program.recorded import forms_of
+    from oxytorch.program.tape import recorded_once
 
     x = torch.ones(rows, 4)
 
-    def run() -> tuple[Any, list[Tensor]]:
-        y = (x @ _WEIGHT).view(rows * 3).expand(2, rows * 3)
-        return y, [y]
+    def run() -> Tensor:
+        return (x @ _WEIGHT).view(rows * 3).expand(2, rows * 3)
 
     with torch.no_grad():
-        return recorded(run, [x]), forms_of([x])
+        _, recording = recorded_once(run, lambda y: [y], [x])
+    return recording, forms_of([x])
 
 
 _WEIGHT = torch.ones(4, 3)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from zoo import CASES, build, call
 
 import oxytorch
-from oxytorch.graph.replay import Replay
 from oxytorch.optimize import DEFAULT, tune
+from oxytorch.program.replay import Replay
 
 PASSES = (*DEFAULT, "program")
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..core.modes import is_unseen
 from ..graph.errors import CaptureError
-from ..graph.tape import Recorder
 from ..program.program import Program
+from ..program.tape import Recorder
 from .cache import KVCache
 from .model import FusedModel
 

@@ -277,9 +277,9 @@ def _last_log(model: nn.Module, caller: str) -> tuple[str, ChangeLog]:
 
 
 def _report_of_scripted(model: torch.jit.ScriptModule) -> Report:
-    from .scripted import report_of
+    from ..program.script import frozen
 
-    report = report_of(model)
+    report = frozen.report_of(model)
     if report is None:
         raise ValueError(
             "explain: expected a module that oxytorch.optimize returned, got a module of "
@@ -360,11 +360,13 @@ def _steps(names: tuple[str, ...]) -> list[Callable[[Context], None]]:
 
 def _name_the_rest(context: Context) -> None:
     """Name the layers that no pass touched."""
+    if context.is_program:
+        return
     touched = {entry.module for entry in context.log.report.entries}
     fused = context.fused_layers
     absorbed = {folded.norm for folded in context.folds.values()}
     for module, path in context.paths.items():
-        if path in touched or module in fused or module in absorbed or module in context.compiled:
+        if path in touched or module in fused or module in absorbed:
             continue
         if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Identity)):
             continue

@@ -74,14 +74,13 @@ class Observed:
 class Context:
     """One optimization in progress.
 
-    separate: gives a part of the model tensors of its own, where it is a copy that still shares the
+    separate: gives the model tensors of its own, where it is a copy that still shares the
     original's; what notes tensors by identity calls it first.
     sample: what the model is called with, if that is known.
     dtype: the one asked for all modules, if one was.
     run: the record of the model's run on it; why_no_run: why there is none.
     patched: modules with a forward of their own that somebody put there; closed, but not what is
-    below. compiled: modules that run as a program or a graph of oneDNN's, with all below; they are
-    closed too.
+    below. is_program: whether the whole model runs as one; all its modules are closed then.
     rules: the dtypes asked for, by "", path or type. boundaries: what modules are given and give
     where some are converted. kept: modules that keep their dtype since their code needs it;
     kept_parts: these with all below. slower: layers that keep their dtype since they are faster in
@@ -109,7 +108,7 @@ class Context:
     closed: set[nn.Module] = field(default_factory=set)
     closed_roots: list[nn.Module] = field(default_factory=list)
     patched: set[nn.Module] = field(default_factory=set)
-    compiled: set[nn.Module] = field(default_factory=set)
+    is_program: bool = False
     rules: Mapping[Any, torch.dtype] = field(default_factory=dict)
     boundaries: dict[nn.Module, Boundary] = field(default_factory=dict)
     kept: set[nn.Module] = field(default_factory=set)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -102,12 +102,3 @@ class Sample:
 
 def _is_one_of(leaf: Any, dtypes: set[torch.dtype]) -> bool:
     return isinstance(leaf, Tensor) and leaf.dtype in dtypes
-
-
-@contextmanager
-def before_each(modules: Iterable[nn.Module], note: Callable[..., None]) -> Iterator[None]:
-    """While modules tell what they are called with: note(module, args, kwargs)."""
-    with ExitStack() as hooks:
-        for module in modules:
-            hooks.enter_context(module.register_forward_pre_hook(note, with_kwargs=True))
-        yield

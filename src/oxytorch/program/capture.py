@@ -17,8 +17,8 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError, UnfitError
-from ..graph.tape import is_random
 from .program import Argument, Some, Step, Steps, Value
+from .tape import in_order, is_random
 from .words import DTYPES_OF, holds, name_of_dtype, word_of
 
 _aten = torch.ops.aten
@@ -244,7 +244,7 @@ class Capture:
         func: Any = node.target
         if func in _ASSERTIONS:
             return
-        arguments = _in_order(func, node)
+        arguments = in_order(func, node.args, node.kwargs)
         special = _SPECIAL.get(func)
         found = None if special is None else special(self, node, *arguments)
         if found is None and func in _SUMS:
@@ -503,12 +503,6 @@ def _note(made: Any, meta: Any) -> None:
     elif isinstance(made, list):
         for value, each in zip(made, meta, strict=True):
             _note(value, each)
-
-
-def _in_order(func: Any, node: fx.Node) -> list[Any]:
-    """All arguments of a call in the order of the schema, defaults filled in."""
-    rest = func._schema.arguments[len(node.args) :]
-    return [*node.args, *(node.kwargs.get(a.name, a.default_value) for a in rest)]
 
 
 def _taken(node: fx.Node) -> set[int]:

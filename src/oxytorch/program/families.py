@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +13,20 @@ from torch import Tensor
 from ..core.modes import own_code
 from ..graph.agreement import TOLERANCE, difference
 from ..graph.errors import CaptureError
-from ..graph.outputs import output_tensors
-from ..graph.replay import Seen, input_tensors
-from ..graph.tape import Form, form_of, is_same, operators, recorded_again, recorded_once
+from .inputs import input_tensors
+from .outputs import output_tensors
 from .placed import Placed
 from .recorded import OutputForm, RecordedProgram, Run, forms_of
 from .sizes import DifferentError, SizedRun, Symbols
+from .tape import (
+    Form,
+    Recording,
+    form_of,
+    is_same,
+    operators,
+    recorded_again,
+    recorded_once,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -29,16 +38,26 @@ _LARGEST = TOLERANCE[torch.bfloat16]
 """By how much a recorded run may differ from one that is not: by rounding, in whichever dtype."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What runs of a module's own code gave before a program is made of it.
+
+    recording: of one of them. forms: of the tensors of another one's output, which nothing but a
+    look at its code went with: under modes torch's fast paths are left out, and strides differ.
+    """
+
+    recording: Recording
+    forms: list[Form]
+
+
 class Programs:
-    """Records calls of a module and makes programs of them (see `graph.replay.Builder`).
+    """Records calls of a module and makes programs of them.
 
     From the second one on, calls that differ in sizes alone share a program, with one copy of
     packed weights. It serves a further call if that run, which is recorded too, is one that the
     program stands for. Convolutions are packed for the sizes of their images: modules that have
     some get programs of their own for their first sizes.
     """
-
-    follows_writes = True
 
     def __init__(self) -> None:
         self._families: list[_Family] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..graph.tape import Recording, Step, Value, values_in
+from .tape import Recording, Step, Value, values_in
 
 _aten = torch.ops.aten
 

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, fx
 
 from ..graph.errors import CaptureError, UnfitError
-from ..graph.replay import UnreadyError
-from ..graph.tape import Form, Recorder, Recording, Step, Value, form_of, values_in
 from .capture import Outputs, steps_of
 from .in_place import without_writes
-from .placed import Placed, UnsettledError
+from .placed import Placed
 from .program import Program, Steps, UnmetError
 from .sizes import Formula, SizedRun, Symbols
 from .smaller import with_smaller_ones
+from .tape import Form, Recorder, Recording, Step, Value, form_of, values_in
 
 _aten = torch.ops.aten
 
@@ -50,13 +49,14 @@ class RecordedProgram:
         return str(self._placed.program)
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None:
-        """Run on the tensors of a call; None where a value that was read is another one."""
+        """Run on the tensors of a call; None where a value that was read is another one.
+
+        Raises UnsettledError.
+        """
         try:
             found = self._placed([*tensors, *self._externals])
         except UnmetError:
             return None
-        except UnsettledError:
-            raise UnreadyError from None
         return [*map(_in_order, found, self._forms)]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.tape import Form, Recording, Step
+from .tape import Form, Recording, Step
 
 MOST_FACTORS = 2
 """Sizes that a formula multiplies, such as the batch size and the length."""

@@ -12,17 +12,12 @@ from . import (
     join,
     kernels,
     lstm,
-    onednn_graph,
     pack,
     program,
     rewrite,
 )
 
 PASSES: dict[str, tuple[str, Callable[[Context], None]]] = {
-    "onednn_graph": (
-        "compile convolution networks as a whole in oneDNN (needs sample_input)",
-        onednn_graph.run,
-    ),
     "program": (
         "run the operators of the whole model, fused, without its Python (needs sample_input)",
         program.run,
@@ -44,9 +39,7 @@ PASSES: dict[str, tuple[str, Callable[[Context], None]]] = {
 }  # fmt: skip
 """Name -> (what it does, function), which runs once: "dropout", "fold" and "fuse" share one."""
 
-DEFAULT = tuple(
-    name for name in PASSES if name not in ("onednn_graph", "program", "join", "channels_last")
-)
+DEFAULT = tuple(name for name in PASSES if name not in ("program", "join", "channels_last"))
 """Those that change nothing but speed, and pay. `tune=True` also tries the others."""
 
 __all__ = ["DEFAULT", "PASSES"]

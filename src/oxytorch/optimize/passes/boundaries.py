@@ -8,7 +8,7 @@ changed; what does not run keeps its dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -56,9 +56,9 @@ def prepare(context: Context) -> None:
         error = _error(context)
 
 
-def settle(context: Context, modules: Iterable[nn.Module] | None = None) -> None:
-    """Put boundaries around modules (None: all), once, after all passes that change them."""
-    for module in context.paths if modules is None else modules:
+def settle(context: Context) -> None:
+    """Put boundaries around modules, once, after all passes that change them."""
+    for module in context.paths:
         boundary = context.boundaries.pop(module, None)
         forward = module.__dict__.get("forward")
         if boundary is None:
@@ -262,7 +262,7 @@ def _error(context: Context) -> Exception | None:
     sample = context.sample
     assert sample is not None
     try:
-        with sample.running(context.model), torch.no_grad(), as_converted(context):
+        with sample.running(context.model), torch.no_grad(), _as_converted(context):
             context.model(*sample.args, **sample.kwargs)
     except Exception as error:  # whatever the model's code says to tensors of another dtype
         return error
@@ -270,7 +270,7 @@ def _error(context: Context) -> Exception | None:
 
 
 @contextmanager
-def as_converted(context: Context) -> Iterator[None]:
+def _as_converted(context: Context) -> Iterator[None]:
     """While the model runs as if its tensors had the dtypes that they are to get."""
     tensors = [*context.model.parameters(), *context.model.buffers()]
     with _within(context), _AsConverted(_table(context)):

@@ -169,7 +169,7 @@ def made_for(model: nn.Module) -> dict[nn.Module, nn.Module]:
 
 def run(context: Context) -> None:
     """See above."""
-    convert(context, changed(context))
+    convert(context)
 
 
 def changed(context: Context) -> list[nn.Module]:
@@ -183,12 +183,12 @@ def converted_wholes(context: Context) -> list[nn.Module]:
     return [root for root in context.closed_roots if root in context.dtype_of]
 
 
-def convert(context: Context, modules: list[nn.Module], packs: bool = True) -> None:
-    """Convert the parameters and buffers of modules.
+def convert(context: Context, packs: bool = True) -> None:
+    """Convert the parameters and buffers of all modules that are to be.
 
     packs: whether `pack` and `lstm` see these modules later.
     """
-    for module in modules:
+    for module in changed(context):
         for name, wanted in buffers(context, module):
             buffer = module._buffers[name]
             assert buffer is not None

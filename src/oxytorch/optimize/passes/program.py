@@ -11,22 +11,15 @@ import torch
 from torch import nn
 
 from ...graph.errors import CaptureError
-from ...graph.replay import Replay
-from ...program.families import Programs
+from ...program.replay import Replay
 from ..context import Context
 from . import boundaries, cast, lstm
-
-MOST_FORMS = 512
-"""Forms of call that programs serve."""
 
 
 def run(context: Context) -> None:
     sample, model = context.sample, context.model
     if sample is None:
         context.skipped("program", model, "needs sample_input to see what the model's code does")
-        return
-    if context.compiled:
-        context.skipped("program", model, "a part of it is a graph of oneDNN's")
         return
     if any(isinstance(module, torch.jit.ScriptModule) for module in context.paths):
         context.skipped("program", model, "a part of it is TorchScript's")
@@ -37,10 +30,10 @@ def run(context: Context) -> None:
     try:
         with context.all_or_nothing():
             if "cast" in context.passes:
-                cast.convert(context, cast.changed(context), packs=False)
+                cast.convert(context, packs=False)
             boundaries.settle(context)
             context.separate(model)
-            replay = Replay(model, Programs, MOST_FORMS)
+            replay = Replay(model)
             with sample.running(model):
                 replay.prepare(*sample.call)
     except CaptureError as error:
@@ -50,7 +43,7 @@ def run(context: Context) -> None:
         context.index()
     context.log.set_forward(model, replay)
     parts = {*model.modules()}
-    context.compiled.update(parts)
+    context.is_program = True
     context.closed.update(parts)
     context.closed_roots = []
     context.applied("program", model, "operators fused in one program for this form of call")

@@ -10,6 +10,7 @@ read the weights of their parts themselves: all their parameters and buffers get
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from functools import cache, partial
 from typing import Any
 
@@ -22,7 +23,6 @@ from ...graph.boundary import Boundary, BoundaryForward, taken
 from ...graph.forward import Forward
 from ...rewriting.measure import Calls, first_win, numbers
 from ..context import Context
-from ..sample import before_each
 from . import cast, lstm
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -115,8 +115,11 @@ def _calls(context: Context, modules: set[nn.Module]) -> dict[nn.Module, list[Gi
         if len(known) < MOST_FORMS and _form((args, kwargs)) not in known:
             found[module].append((args, kwargs))
 
-    with before_each(modules, note), context.sample.running(context.model), torch.no_grad():
-        context.model(*context.sample.args, **context.sample.kwargs)
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_pre_hook(note, with_kwargs=True))
+        with context.sample.running(context.model), torch.no_grad():
+            context.model(*context.sample.args, **context.sample.kwargs)
     return found
 
 

@@ -3,7 +3,8 @@ loops, branches and writes."""
 
 from __future__ import annotations
 
+from . import frozen
 from .fusing import fuse
 from .rewrite import Outcome
 
-__all__ = ["Outcome", "fuse"]
+__all__ = ["Outcome", "frozen", "fuse"]

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS, MISSING
-from .errors import CaptureError
-from .forward import OwnSignature
-from .outputs import CONSTANTS, Output, containers, output_tensors
+from ..graph.errors import CaptureError
+from ..graph.forward import OwnSignature
+from .families import Programs, Seen
+from .inputs import ForeignError, form_of_call, input_tensors
+from .outputs import Output, containers, output_tensors
+from .placed import UnsettledError
 from .reachable import Codes, Reachable
+from .recorded import RecordedProgram
 from .tape import Form, Recording, form_of, recorded_once
 
-MOST_FORMS = 16
-"""Forms of call that are captured unless another number is given."""
+MOST_FORMS = 512
+"""Forms of call that programs serve; calls of further forms run the module's own code."""
+MOST_SEEN = 1024
+"""Forms of call that are counted."""
+MOST_LOOKS = 16
+"""Forms whose first call's end is kept until their second one."""
 MOST_PROGRAMS = 4
 """Programs of one form: they differ in what the module's code read from its input."""
 MOST_MISSES = 16
@@ -33,66 +41,6 @@ ENOUGH = 8
 """Calls that a program has to serve, for each that was waited for it, to have been worth it."""
 
 
-class Program(Protocol):
-    """A captured run of a module: the tensors of a call -> the tensors of its output, in order.
-
-    None where it does not hold for this call.
-    """
-
-    def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None: ...
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What runs of a module's own code gave before a program is made of it.
-
-    recording: of one of them. forms: of the tensors of another one's output, which nothing but a
-    look at its code went with: under modes torch's fast paths are left out, and strides differ.
-    """
-
-    recording: Recording
-    forms: list[Form]
-
-
-class Builder(Protocol):
-    """Makes programs of calls of one module.
-
-    follows_writes: whether its programs see what is written to the module's tensors later on.
-    """
-
-    follows_writes: bool
-
-    def build(
-        self,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        seen: Seen,
-    ) -> tuple[Program, Any]:
-        """A program for calls like this one of `forward`, and its output.
-
-        Raises CaptureError where the module must not be captured.
-        """
-        ...
-
-    def served(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Program | None] | None:
-        """Run `forward` once; its output, and a program of other calls that serves such ones.
-
-        None, with nothing run, where there is none that might.
-        """
-        ...
-
-
-class UnreadyError(Exception):
-    """A program holds for a call, but cannot run it now."""
-
-
-class _Foreign(Exception):
-    """An argument that no program can take."""
-
-
 class Replay(OwnSignature):
     """Stands in for `module.forward`: runs a program where its guards hold, else the forward.
 
@@ -100,24 +48,17 @@ class Replay(OwnSignature):
     `Reachable`), the call is plain inference (no gradient can be asked for, no autocast, tracing or
     tensor mode is active) and has the form (shapes, dtypes, strides, constants) of a program. A new
     form is captured when it is seen for the second time.
-
-    make: gives what builds programs, anew once the module has changed.
-    most_forms: forms of call that are captured; calls of further forms run the module's own code.
     """
 
-    def __init__(
-        self, module: nn.Module, make: Callable[[], Builder], most_forms: int = MOST_FORMS
-    ) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        self.make = make
-        self.most_forms = most_forms
         self.inner = module.__dict__.get("forward")
         self._start()
 
     def _start(self) -> None:
         self._lock = threading.Lock()
-        self._builder = self.make()
-        self._programs: dict[Hashable, list[tuple[Program, Output]]] = {}
+        self._builder = Programs()
+        self._programs: dict[Hashable, list[tuple[RecordedProgram, Output]]] = {}
         self._refused: dict[Hashable, str] = {}
         self._seen: dict[Hashable, int] = {}
         self._misses: dict[Hashable, int] = {}
@@ -137,8 +78,8 @@ class Replay(OwnSignature):
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture calls of this form now. Raises CaptureError with the reason where it cannot."""
         try:
-            form, _ = _form(args, kwargs)
-        except _Foreign as error:
+            form, _ = form_of_call(args, kwargs)
+        except ForeignError as error:
             raise CaptureError(str(error)) from None
         if self._is_special():
             raise CaptureError("a module has a hook or is in training mode")
@@ -153,7 +94,7 @@ class Replay(OwnSignature):
         if form in self._refused:
             raise CaptureError(self._refused[form])
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[RecordedProgram]:
         """The programs captured so far."""
         return [program for known in self._programs.values() for program, _ in known]
 
@@ -161,8 +102,8 @@ class Replay(OwnSignature):
         if not is_plain_inference() or self.module.training:
             return self.forward(*args, **kwargs)
         try:
-            form, tensors = _form(args, kwargs)
-        except _Foreign:
+            form, tensors = form_of_call(args, kwargs)
+        except ForeignError:
             return self.forward(*args, **kwargs)
         state = self._state
         if state is not None and not state.is_current():
@@ -177,12 +118,12 @@ class Replay(OwnSignature):
                     self._wasted = 0 if was_worth_it else self._wasted + 1
                     self._patience = 2 << max(0, min(self._wasted - FREE, 20))
                     self._served = 0
-                    self._state, self._codes, self._builder = None, Codes(), self.make()
+                    self._state, self._codes, self._builder = None, Codes(), Programs()
         programs = self._programs.get(form, ())
         for position, (program, output) in enumerate(programs):
             try:
                 results = program(tensors)
-            except UnreadyError:
+            except UnsettledError:
                 return self.forward(*args, **kwargs)
             except Exception as error:
                 return self._run_own(form, program, error, args, kwargs)
@@ -198,7 +139,7 @@ class Replay(OwnSignature):
     def _run_own(
         self,
         form: Hashable,
-        failed: Program,
+        failed: RecordedProgram,
         error: Exception,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -220,14 +161,14 @@ class Replay(OwnSignature):
             self._note_miss(form, known)
         wanted = form not in self._refused and known < MOST_PROGRAMS and not self._is_special()
         seen = self._seen.get(form, 0) + 1
-        if not known and (seen < self._patience or len(self._programs) >= self.most_forms):
+        if not known and (seen < self._patience or len(self._programs) >= MOST_FORMS):
             wanted = False
-        if form in self._seen or len(self._seen) < 64 * MOST_FORMS:
+        if form in self._seen or len(self._seen) < MOST_SEEN:
             self._seen[form] = seen
         if wanted and self._lock.acquire(blocking=False):
             self._lock.release()
             return self._capture(form, args, kwargs)[0]
-        if seen == 1 and form not in self._refused and len(self._programs) < self.most_forms:
+        if seen == 1 and form not in self._refused and len(self._programs) < MOST_FORMS:
             found = self._shared(form, args, kwargs)
             return self._look(form, args, kwargs) if found is None else found[0]
         return self.forward(*args, **kwargs)
@@ -244,7 +185,7 @@ class Replay(OwnSignature):
         try:
             if codes.refusal is not None:
                 raise CaptureError(codes.refusal)
-            if len(self._before) >= MOST_FORMS:
+            if len(self._before) >= MOST_LOOKS:
                 self._before.pop(next(iter(self._before)), None)
             state = Reachable(self.module, codes)
             forms = None if self._stands_in() else _forms(value)
@@ -279,9 +220,9 @@ class Replay(OwnSignature):
                 return (value,)
             try:
                 output = self._output(value, state, args, kwargs)
-                if _form(args, kwargs)[0] == form:
+                if form_of_call(args, kwargs)[0] == form:
                     self._programs[form] = [(program, output)]
-            except (CaptureError, _Foreign):
+            except (CaptureError, ForeignError):
                 pass  # the next call of this form says why, if it comes to that
             return (value,)
         finally:
@@ -321,10 +262,8 @@ class Replay(OwnSignature):
             try:
                 if isinstance(recording, CaptureError):
                     raise recording
-                if (
-                    not (look.state.is_current() and before.holds())
-                    or _form(args, kwargs)[0] != form
-                ):
+                is_unchanged = look.state.is_current() and before.holds()
+                if not is_unchanged or form_of_call(args, kwargs)[0] != form:
                     # Else the runs below would do again what was asked for once.
                     raise CaptureError("its code writes to its input or keeps a state")
                 codes.add(look.codes)
@@ -339,7 +278,7 @@ class Replay(OwnSignature):
                 return (value,)
             if self._state is None or not self._state.is_current():
                 self._programs.clear()
-            self._state = state.without_values() if self._builder.follows_writes else state
+            self._state = state.without_values()  # programs follow writes to tensors
             self._programs[form] = [(program, output), *self._programs.get(form, ())]
             return (value,)
 
@@ -368,7 +307,7 @@ class Replay(OwnSignature):
         codes: Codes,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> tuple[Reachable, Program, Any]:
+    ) -> tuple[Reachable, RecordedProgram, Any]:
         """What the module's code can read, a program for such calls, and the output of this one.
 
         recording, codes: of a run of its own code. forms: of the output's tensors in another one.
@@ -421,8 +360,7 @@ class Replay(OwnSignature):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("module", "make", "most_forms", "inner")
-        return {name: self.__dict__[name] for name in kept}
+        return {name: self.__dict__[name] for name in ("module", "inner")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -485,37 +423,3 @@ def _is_same(now: Any, then: Any) -> bool:
 
 def _moved_to_front(items: Any, position: int) -> list[Any]:
     return [items[position], *items[:position], *items[position + 1 :]]
-
-
-def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list[Tensor]]:
-    """What calls must have in common for one program to hold, and the tensors of this one."""
-    tensors: list[Tensor] = []
-    form = _described(args, tensors), _described(kwargs, tensors)
-    aliases = tuple(
-        (first, i) for i, t in enumerate(tensors) for first in range(i) if tensors[first] is t
-    )
-    return (form, aliases), tensors
-
-
-def _described(value: Any, tensors: list[Tensor]) -> Hashable:
-    kind = type(value)
-    if kind is Tensor or kind is nn.Parameter:
-        if value.is_nested or value.layout != torch.strided or value.device.type != "cpu":
-            raise _Foreign("an input is no plain tensor on the CPU")
-        if value.__dict__:
-            raise _Foreign("an input has attributes of its own, which may change")
-        tensors.append(value)
-        form = value.shape, value.dtype, value.stride(), value.storage_offset()
-        return *form, kind, value.requires_grad
-    if kind in CONSTANTS:
-        return kind, value
-    if kind is tuple or kind is list:
-        return kind, tuple([_described(item, tensors) for item in value])
-    if kind is dict:
-        return kind, tuple([(k, _described(item, tensors)) for k, item in value.items()])
-    raise _Foreign(f"an input is a {kind.__name__}, which may carry state")
-
-
-def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors of a call in the order in which a program takes them."""
-    return _form(args, kwargs)[1]

@@ -36,8 +36,8 @@ from torch.nn import functional
 from .. import config
 from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places, functions_of
-from .code import UNSEEN_OF_TENSORS, caller_of, is_stateful, is_stateful_code, watched
-from .errors import CaptureError
+from ..graph.code import UNSEEN_OF_TENSORS, caller_of, is_stateful, is_stateful_code, watched
+from ..graph.errors import CaptureError
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LAYERS = os.path.join(_TORCH, "nn") + os.sep

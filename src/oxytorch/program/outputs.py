@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .errors import CaptureError
+from ..graph.errors import CaptureError
 
 CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
 """What a structure may hold besides tensors, since it cannot change."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.modes import FunctionsTo, OwnDispatchMode, recording
-from .errors import CaptureError
+from ..graph.errors import CaptureError
 
 _aten = torch.ops.aten
 _READS = (
@@ -46,8 +46,7 @@ _READERS = (_aten._pack_padded_sequence.default,)
 
 @dataclass(frozen=True)
 class Value:
-    """Stands for a tensor of a record: kind is "input", "external" (kept) or what made it:
-    "result", or the name of a rewriting."""
+    """Stands for a tensor of a record: kind is "input", "external" (kept) or "result"."""
 
     kind: str
     number: int
@@ -250,7 +249,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             raise CaptureError(f"{func}'s result depends on values")
         if func is _aten.lift_fresh.default:
             return ()
-        given = _positional(func, args, kwargs)
+        given = in_order(func, args, kwargs)
         found = tuple(self._replaced(value) for value in given)
         for argument, value in zip(func._schema.arguments, given, strict=True):
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -326,7 +325,7 @@ def is_random(func: Any, arguments: Sequence[Any]) -> bool:
     return named.get("dropout_p") != 0.0 and named.get("training") is not False
 
 
-def _positional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def in_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """All arguments of a call in the order of the operator's schema, defaults filled in."""
     rest = func._schema.arguments[len(args) :]
     return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
@@ -350,21 +349,14 @@ class Recording:
     literals: set[int] = field(default_factory=set)
 
 
-def recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]) -> Recording:
-    """Record `run`, which returns the module's output and the tensors in it.
-
-    inputs: the tensors of the call. Runs twice: a module whose second run differs keeps a state of
-    its own. Raises CaptureError.
-    """
-    return recorded_again(_recorded(run, inputs), run, inputs)
-
-
 def recorded_again(
     first: Recording, run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
 ) -> Recording:
-    """Record `run` as `recorded` does, of which `first` is a recording already.
+    """Record `run` once more, of which `first` is a recording already.
 
-    Where that was looked on, and torch took another way in it, the run is recorded twice.
+    run: returns the module's output and the tensors in it. inputs: the tensors of the call. Raises
+    CaptureError, also where the runs differ: the module keeps a state of its own. Where the first
+    run was looked on, and torch took another way in it, the run is recorded twice.
     """
     second = _recorded(run, inputs)
     if operators(first) != operators(second):
@@ -399,9 +391,9 @@ def recorded_once(
 ) -> tuple[Any, Recording | CaptureError]:
     """Run `run` once, to its end, and record it.
 
-    looks_on: whether it runs as it does otherwise (see `Recorder.looking_on`); else the recording
-    is as that of `recorded`. Returns the module's output, and the recording of what `tensors_of`
-    finds in it, or why there is none: only errors of the module's own code are raised.
+    looks_on: whether it runs as it does otherwise (see `Recorder.looking_on`). Returns the module's
+    output, and the recording of what `tensors_of` finds in it, or why there is none: only errors of
+    the module's own code are raised.
     """
     recorder = Recorder(inputs, goes_on=True)
     with recorder.looking_on() if looks_on else recorder.watching():

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from oxytorch.graph.code import CodeWatch
 from oxytorch.graph.errors import CaptureError
-from oxytorch.graph.reachable import Codes, Reachable
 from oxytorch.graph.recording import recorded
+from oxytorch.program.reachable import Codes, Reachable
 
 NUMBER = 1.0
 TABLE = {"scale": 1.0, "inner": {"flag": False}}
@@ -389,7 +389,7 @@ def test_what_cannot_be_compared_is_refused(name: str) -> None:
 
 
 def test_too_many_places_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from oxytorch.graph import reachable
+    from oxytorch.program import reachable
 
     monkeypatch.setattr(reachable, "_MOST", 50)
     with pytest.raises(CaptureError, match="too many"):

@@ -1,0 +1,49 @@
+"""What a module is called with: the form that calls of one program share, and their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .outputs import CONSTANTS
+
+
+class ForeignError(Exception):
+    """An argument that no program can take."""
+
+
+def form_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list[Tensor]]:
+    """What calls must have in common for one program to hold, and the tensors of this one."""
+    tensors: list[Tensor] = []
+    form = _described(args, tensors), _described(kwargs, tensors)
+    aliases = tuple(
+        (first, i) for i, t in enumerate(tensors) for first in range(i) if tensors[first] is t
+    )
+    return (form, aliases), tensors
+
+
+def _described(value: Any, tensors: list[Tensor]) -> Hashable:
+    kind = type(value)
+    if kind is Tensor or kind is nn.Parameter:
+        if value.is_nested or value.layout != torch.strided or value.device.type != "cpu":
+            raise ForeignError("an input is no plain tensor on the CPU")
+        if value.__dict__:
+            raise ForeignError("an input has attributes of its own, which may change")
+        tensors.append(value)
+        form = value.shape, value.dtype, value.stride(), value.storage_offset()
+        return *form, kind, value.requires_grad
+    if kind in CONSTANTS:
+        return kind, value
+    if kind is tuple or kind is list:
+        return kind, tuple([_described(item, tensors) for item in value])
+    if kind is dict:
+        return kind, tuple([(k, _described(item, tensors)) for k, item in value.items()])
+    raise ForeignError(f"an input is a {kind.__name__}, which may carry state")
+
+
+def input_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors of a call in the order in which a program takes them."""
+    return form_of_call(args, kwargs)[1]
