@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from harness import LEVELS, arguments, call
+from torch import Tensor
 
 from oxytorch import _library, isa, ops, testing
 from oxytorch.ops import Op, Sample
@@ -87,6 +88,34 @@ def test_many_rows_agree_with_the_reference_at_every_level(index: int, dtype: to
         with testing.settings(split=True):
             (result,) = call(op, arguments(op, sample), level)
         testing.assert_close(result, exact, plain, f"{op.name} at {level}")
+
+
+def _where_rows_lie(x: Tensor) -> dict[str, Tensor]:
+    rows, width = x.shape
+    wide = torch.full((rows, 3 * width), torch.nan, dtype=x.dtype)
+    wide[:, width : 2 * width] = x
+    shifted = torch.full((rows * width + 1,), torch.nan, dtype=x.dtype)
+    shifted[1:] = x.flatten()
+    return {
+        "contiguous": x,
+        "columns of a wider one": wide[:, width : 2 * width],
+        "misaligned": shifted[1:].view(rows, width),
+    }
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rows", [15, 16, 17, 33, 47, 129, 289, 303, 577])
+def test_rows_are_read_where_they_lie(rows: int, level: str) -> None:
+    torch.manual_seed(rows)
+    for width in (32, 40, 96, 288, 1056):
+        values, x = torch.randn(40, width), torch.randn(rows, width).bfloat16()
+        weight = PanelWeight.from_dense(values.bfloat16(), "bf16")
+        want = x.double() @ values.bfloat16().double().t()
+        for name, lies in _where_rows_lie(x).items():
+            with isa.use(level):
+                found = linear(lies, weight)
+            error = (found.double() - want).abs() / (want.abs() + width**0.5)
+            assert error.max() < 2**-7, (name, width)
 
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:

@@ -191,18 +191,27 @@ std::int64_t block_of(RowType type, const PanelsArgs& weight, std::int64_t in_fe
   return sums_pieces ? kPanelBlock : kLongPanelBlock;
 }
 
+// Whether rows are multiplied in tiles of AMX along the whole of them.
+bool lie_in_tiles(RowType type, const PanelsArgs& weight) {
+  return type == RowType::bfloat16 && level_has(Capability::tiles) && !weight.group_scales;
+}
+
+// Whether tiles can be loaded from x: of whole cache lines, the last one too.
+bool holds_tiles(const Rows& x, DType dtype) {
+  constexpr std::int64_t kNumbers = kTileBytes / 2;
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(x.data) % kTileBytes == 0;
+  return dtype == DType::bfloat16 && is_aligned && x.stride % kNumbers == 0 &&
+         x.width % kNumbers == 0 && x.count >= kTileHeight;
+}
+
 PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType type,
                            const PanelsArgs& weight, RowBuffers& buffers) {
-  // Many rows lie as tiles are loaded.
-  const bool in_tiles = type == RowType::bfloat16 && level_has(Capability::tiles) &&
-                        !weight.group_scales && rows > 2 * kTileHeight;
-  const std::int64_t block = in_tiles ? kTileBytes / 2 : block_of(type, weight, in_features);
+  const bool in_tiles = lie_in_tiles(type, weight);
   const std::int64_t depth = round_up(in_features, kPanelDepth);
-  const std::int64_t blocks = divide_up(in_tiles ? depth : in_features, block);
-  // Tiles of AMX read whole ones. With an even number of them between blocks, these would share a
-  // part of the nearest cache's lines.
-  const std::int64_t whole_tiles = rows + kTileHeight;
-  const std::int64_t room = whole_tiles + (whole_tiles % (2 * kTileHeight) ? 0 : kTileHeight);
+  const std::int64_t block = in_tiles ? depth : block_of(type, weight, in_features);
+  const std::int64_t blocks = divide_up(in_features, block);
+  // Tiles of AMX read whole ones.
+  const std::int64_t room = rows + kTileHeight;
   // A level without bfloat16 takes float32.
   const std::int64_t element = type == RowType::int8 ? 2 : 4;
   buffers.values = scratch(blocks * block * room * element);
@@ -223,6 +232,27 @@ PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType 
       .depth = depth,
       .type = type,
       .in_tiles = in_tiles,
+      .row_bytes = block * 2,
+      .is_padded = true,
+  };
+}
+
+// Rows that are multiplied where they are.
+PreparedRows unprepared(const Rows& x) {
+  return {
+      .values = static_cast<std::uint8_t*>(const_cast<void*>(x.data)),
+      .scales = nullptr,
+      .sums = nullptr,
+      .rows = x.count,
+      .first = 0,
+      .block = x.width,
+      .blocks = 1,
+      .in_features = x.width,
+      .depth = x.width,
+      .type = RowType::bfloat16,
+      .in_tiles = true,
+      .row_bytes = x.stride * 2,
+      .is_padded = false,
   };
 }
 
@@ -238,19 +268,29 @@ Split split_of(std::span<const RowsProduct> products, std::int64_t in_features) 
   return split_product(kCoarseSplit, most_rows, panels, threads);
 }
 
-void run_gemm(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype, RowType type,
-              std::span<const RowsProduct> products) {
+// `buffers`: what the result lies in, if it is not x.
+PreparedRows prepare(const Rows& x, const std::vector<std::int64_t>* order, DType dtype,
+                     RowType type, std::span<const RowsProduct> products, RowBuffers& buffers) {
+  const PanelsArgs& weight = products[0].weight;
+  const bool is_one = products.size() == 1 && !order;
+  if (is_one && lie_in_tiles(type, weight) && holds_tiles(x, dtype)) return unprepared(x);
   std::int64_t rows = 0;
   for (const RowsProduct& product : products) rows += product.row_count;
-  RowBuffers buffers;
-  const PrepareRowsArgs prepare{
+  const PrepareRowsArgs args{
       .x = x.data,
       .order = order ? order->data() : nullptr,
       .x_stride = x.stride,
-      .x_dtype = x_dtype,
-      .prepared = allocate_rows(rows, x.width, type, products[0].weight, buffers),
+      .x_dtype = dtype,
+      .prepared = allocate_rows(rows, x.width, type, weight, buffers),
   };
-  run(prepare_rows_copies, prepare, rows, x.width * 4);
+  run(prepare_rows_copies, args, rows, x.width * 4);
+  return args.prepared;
+}
+
+void run_gemm(const Rows& x, const std::vector<std::int64_t>* order, DType x_dtype, RowType type,
+              std::span<const RowsProduct> products) {
+  RowBuffers buffers;
+  const PreparedRows prepared = prepare(x, order, x_dtype, type, products, buffers);
   const Split split = split_of(products, x.width);
   std::vector<GemmProduct> parts;
   parts.reserve(products.size());
@@ -258,7 +298,7 @@ void run_gemm(const Rows& x, const std::vector<std::int64_t>* order, DType x_dty
   for (const RowsProduct& product : products) {
     const std::int64_t chunks = divide_up(product.row_count, split.chunk_rows);
     parts.push_back({
-        .prepared = prepare.prepared,
+        .prepared = prepared,
         .weight = product.weight,
         .result = product.result,
         .row_count = product.row_count,

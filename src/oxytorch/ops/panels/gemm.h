@@ -57,7 +57,14 @@ inline constexpr std::int64_t kPiece = Dot::kDepth == 1           ? kPanelBlock 
                                        : kReadsPanels<Dot, Codec> ? kLongPanelBlock
                                                                   : kPanelBlock;
 
-// Products of a chunk of rows with kItemPanels panels, before the channels' scales.
+// Rows of a chunk for which there is no whole tile: they are the last ones of a tile that begins
+// with rows before them.
+static std::int64_t ragged_rows(const GemmProduct& product, std::int64_t rows) {
+  return product.prepared.in_tiles && !product.prepared.is_padded ? rows % kTileHeight : 0;
+}
+
+// Products of a chunk of rows with kItemPanels panels, before the channels' scales. Sums of the
+// ragged ones follow in the last rows of a tile.
 template <class Dot, class Codec>
 static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t first_row,
                            std::int64_t rows, std::int64_t first_panel, std::int64_t panels,
@@ -69,23 +76,22 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t
   GroupNumbers numbers;
   const PanelsArgs& weight = product.weight;
   const PreparedRows& x = product.prepared;
-  const std::int64_t row_bytes = x.block / Dot::kDepth * 4;
   const bool in_tiles = OXY_HAS_TILES && Dot::kDepth > 1 && x.in_tiles;
-  const std::int64_t span = in_tiles ? x.depth : x.block;
-  const std::int64_t spans = in_tiles ? 1 : x.blocks;
+  const std::int64_t row_bytes = in_tiles ? x.row_bytes : x.block / Dot::kDepth * 4;
+  const std::int64_t ragged = in_tiles ? ragged_rows(product, rows) : 0;
   // Pieces of panels stay in the nearest cache for the tiles of all rows.
   const bool is_short = in_tiles && rows > 2 * kTileHeight && kLength > kPanelBlock;
   const std::int64_t piece = is_short ? kPanelBlock : kLength;
   const bool asks =
       !unpacks && is_short && first_panel + kItemPanels + panels <= weight.panel_count;
-  prepare_blocks<Dot>(span / Dot::kDepth);
+  prepare_blocks<Dot>(x.block / Dot::kDepth);
   if (!in_tiles) std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
-  for (std::int64_t group = 0; group < spans; ++group) {
-    const std::int64_t end = x.depth < (group + 1) * span ? x.depth : (group + 1) * span;
+  for (std::int64_t group = 0; group < x.blocks; ++group) {
+    const std::int64_t end = x.depth < (group + 1) * x.block ? x.depth : (group + 1) * x.block;
     if (group == 0 || weight.groups > 1) {
       read_group(weight, first_panel, panels, weight.groups > 1 ? group : 0, numbers);
     }
-    for (std::int64_t begin = group * span; begin < end; begin += piece) {
+    for (std::int64_t begin = group * x.block; begin < end; begin += piece) {
       const std::int64_t length = end - begin < piece ? end - begin : piece;
       const std::int64_t row = begin / x.block * x.rows + x.first + first_row;
       const std::uint8_t* stored =
@@ -96,10 +102,10 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t
                        numbers.zero_points + p * kPanelOutputs, unpacked + p * kBytes);
         }
       }
-      const Tile tile{
+      Tile tile{
           .rows = x.values + row * row_bytes + begin % x.block / Dot::kDepth * 4,
           .row_bytes = row_bytes,
-          .step_bytes = in_tiles ? x.rows * row_bytes : kTileBytes,
+          .step_bytes = kTileBytes,
           .panels = unpacks ? unpacked : stored,
           .panel_bytes = unpacks ? kBytes : weight.panel_bytes,
           .units = length / Dot::kDepth,
@@ -111,7 +117,11 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t
           .begins = in_tiles && begin == 0,
           .ahead = asks ? stored + kItemPanels * weight.panel_bytes : nullptr,
       };
-      multiply_block_at_level<Dot>(tile, rows, panels);
+      if (rows > ragged) multiply_block_at_level<Dot>(tile, rows - ragged, panels);
+      if (ragged == 0) continue;
+      tile.rows += (rows - kTileHeight) * row_bytes;
+      tile.sums += (rows - ragged) * kItemOutputs;
+      multiply_block_at_level<Dot>(tile, kTileHeight, panels);
     }
   }
 }
@@ -132,7 +142,11 @@ static void multiply_item(const GemmProduct& product, std::int64_t item, float* 
       }
     });
   });
-  finish_chunk(product, first_row, rows, first_panel, panels, sums);
+  const std::int64_t ragged = ragged_rows(product, rows), whole = rows - ragged;
+  finish_chunk(product, first_row, whole, first_panel, panels, sums);
+  if (ragged == 0) return;
+  finish_chunk(product, first_row + whole, ragged, first_panel, panels,
+               sums + (rows - 2 * ragged + kTileHeight) * kItemOutputs);
 }
 
 static void gemm(const GemmArgs& args, std::int64_t begin, std::int64_t end) {

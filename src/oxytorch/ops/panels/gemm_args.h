@@ -1,7 +1,9 @@
 // Products of many rows with a weight in panels: what the entries tell the two kernels.
 //
 // First `prepare_rows` writes x as it is multiplied: float32, bfloat16, or integers of 8 bits with
-// a scale per row. Then `gemm` takes blocks of outputs times blocks of rows.
+// a scale per row. Then `gemm` takes blocks of outputs times blocks of rows. Tiles of AMX are
+// loaded from x itself where it lies well: each thread then reads what others have written once,
+// not twice.
 #pragma once
 
 #include "ops/panels/args.h"
@@ -35,7 +37,11 @@ struct PreparedRows {
   std::int64_t in_features;
   std::int64_t depth;  // in_features, padded
   RowType type;
-  bool in_tiles;  // blocks are as wide as tiles of AMX, and all of one group
+  bool in_tiles;  // tiles of AMX are loaded along whole rows, which are all of one group
+  // Of rows in tiles: bytes between them, and whether there are more than a product's, so that its
+  // last tile is whole. If not, a product has at least kTileHeight of them.
+  std::int64_t row_bytes;
+  bool is_padded;
 };
 
 // Items are rows. Row i of the prepared rows is row `order[i]` of x, or row i where that is null.

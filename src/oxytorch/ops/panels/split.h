@@ -14,7 +14,8 @@ struct SplitRules {
   std::int64_t unpacking;     // what reading a panel takes, in rows that it could multiply
   std::int64_t least_panels;  // of an item
   std::int64_t most_panels;
-  std::int64_t most;  // rows times panels of an item
+  std::int64_t most;        // rows times panels of an item
+  std::int64_t most_turns;  // items of a thread, where one each is possible
 };
 
 // Panels that are unpacked first.
@@ -23,7 +24,8 @@ inline constexpr SplitRules kCoarseSplit{.row_step = kTileHeight,
                                          .unpacking = 12,
                                          .least_panels = kItemPanels,
                                          .most_panels = kItemPanels,
-                                         .most = kItemRows * kItemPanels};
+                                         .most = kItemRows * kItemPanels,
+                                         .most_turns = 8};
 
 // Panels of float32, which are read as they are. Those of a gated weight go in pairs.
 constexpr SplitRules float_split(bool is_gated) {
@@ -32,7 +34,8 @@ constexpr SplitRules float_split(bool is_gated) {
           .unpacking = 8,
           .least_panels = is_gated ? 2 : 1,
           .most_panels = kMostFloatPanels,
-          .most = kFloatItem};
+          .most = kFloatItem,
+          .most_turns = 4};
 }
 
 struct Split {
@@ -49,16 +52,15 @@ inline std::int64_t item_cost(const SplitRules& rules, std::int64_t rows, std::i
 }
 
 // Cuts `rows` rows times `panels` panels for at most `threads` threads, so that the busiest one has
-// the least to do: into about as many items as there are threads, or up to four times as many.
+// the least to do: into about as many items as there are threads, or a few times as many.
 inline Split split_product(const SplitRules& rules, std::int64_t rows, std::int64_t panels,
                            std::int64_t threads) {
-  constexpr std::int64_t kMostTurns = 4;
   Split best{};
   std::int64_t least = 0;
   for (std::int64_t taken = rules.most_panels; taken >= rules.least_panels; taken /= 2) {
     const std::int64_t groups = divide_up(panels, taken);
     const std::int64_t most_rows = std::min(kItemRows, rules.most / taken);
-    for (std::int64_t turns = 1; turns <= kMostTurns; ++turns) {
+    for (std::int64_t turns = 1; turns <= rules.most_turns; ++turns) {
       const std::int64_t chunks = std::max(divide_up(rows, most_rows), turns * threads / groups);
       const std::int64_t even = round_up(divide_up(rows, chunks), rules.row_step);
       const std::int64_t chunk = std::max(even, rules.least_rows);

@@ -31,8 +31,8 @@ LINEAR, PACK, PACKED = "aten::linear", "mkldnn::_reorder_linear_weight", "mkldnn
 PANELS = "oxytorch::linear_panels"
 SMALLEST = 32 << 10
 """Elements of a float32 weight below which a call of oneDNN costs more than it saves."""
-FOR_ONE_THREAD, EPSILON = 16 << 10, "1e-05"
-"""Numbers of a kernel that are worth a thread of their own, and what their norm takes."""
+EPSILON = "1e-05"
+"""Of the kernel between products that are timed."""
 OF_ONE_CACHE, OF_CACHES = 4 << 20, 64 << 20
 """Bytes after which the second cache of a thread's processor, and those of all, hold others."""
 MOST_TURNS = 16
@@ -258,28 +258,30 @@ def within_program(
     nbytes: int,
     after: Callable[[Value], Sequence[Step]] = lambda result: (),
 ) -> Product:
-    """What an input gives with several products, computed as in a program: before a kernel of ours
-    that all threads take a part of, and again with other weights, until no cache holds the first.
+    """What an input gives with several products, computed as in a program: each product takes what
+    a kernel of ours has just written, so that it lies in the caches of all threads' processors; and
+    again with other weights, until no cache holds the first.
 
     nbytes: of the weights that `make` gives products with. after: steps with the last product,
     which are timed with it.
     """
-    x, beside, steps = Value(), Value(), Steps()
+    x, steps = Value(), Steps()
     steps.inputs.append(x)
-    steps.constants[beside] = torch.ones(torch.get_num_threads(), FOR_ONE_THREAD)
     turns, held = 0, 0
     cached = min(torch.get_num_threads() * OF_ONE_CACHE, OF_CACHES)
     while turns < 2 or (turns < MOST_TURNS and held < cached):
         calls = make()
         turns, held = turns + 1, held + nbytes
+        written = Value()
         for call in calls:
             steps.constants |= call.constants
-        products = [call.of(x) for call in calls]
+        products = [call.of(written) for call in calls]
         last = products[-1].results[0]
         assert last is not None
-        kernel = Step("oxytorch::rms_norm", [beside, "none", EPSILON], [Value()])
-        steps.steps += [*products, *after(last), kernel]
+        kernel = Step("oxytorch::rms_norm", [x, "none", EPSILON], [written])
+        steps.steps += [kernel, *products, *after(last)]
         steps.outputs = [last]
+    steps.steps.append(Step("oxytorch::rms_norm", [x, "none", EPSILON], [Value()]))
     program = steps.program()
     return lambda given: program([given])[0][0]
 
