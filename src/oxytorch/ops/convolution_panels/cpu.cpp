@@ -28,11 +28,14 @@ Convolution in_one_line(Convolution call, std::int64_t stride) {
 void multiply(const Convolution& call, const Tensor& images) {
   const RowType type = row_type(call.windows.dtype, false, call.weight.codec);
   const bool are_pixels = takes_pixels(call, images);
-  // Tiles want rows in their order, which multiply_lines writes just before they are read.
-  if (are_pixels && !has_tiles(type)) {
+  if (are_pixels) {
+    const DType dtype = call.windows.dtype;
     const Rows rows{Tensor(), images.data(), call.rows, images.size(1), pixel_stride(images)};
     const RowsProduct product{call.weight, call.result, 0, call.rows};
-    return multiply_rows(rows, nullptr, call.windows.dtype, false, {&product, 1});
+    // What tiles cannot be loaded from multiply_lines copies just before it is read.
+    if (!has_tiles(type) || holds_tiles(rows, dtype)) {
+      return multiply_rows(rows, nullptr, dtype, false, {&product, 1});
+    }
   }
   const std::int64_t outputs = call.groups * call.weight.panel_count * kPanelOutputs;
   const std::int64_t per_byte = type == RowType::float32 ? kFloatsPerByte : kUnitsPerByte;

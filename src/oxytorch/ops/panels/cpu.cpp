@@ -166,6 +166,13 @@ RowType row_type(DType dtype, bool rounds_to_int8, PanelCodec codec) {
   return dtype == DType::bfloat16 ? RowType::bfloat16 : RowType::float32;
 }
 
+bool holds_tiles(const Rows& x, DType dtype) {
+  constexpr std::int64_t kNumbers = kTileBytes / 2;
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(x.data) % kTileBytes == 0;
+  return dtype == DType::bfloat16 && is_aligned && x.stride % kNumbers == 0 &&
+         x.width % kNumbers == 0 && x.count >= kTileHeight;
+}
+
 std::int64_t available_threads() {
   std::uint32_t threads = 1;
   check_call(torch_get_num_threads(&threads), "get_num_threads");
@@ -194,14 +201,6 @@ std::int64_t block_of(RowType type, const PanelsArgs& weight, std::int64_t in_fe
 // Whether rows are multiplied in tiles of AMX along the whole of them.
 bool lie_in_tiles(RowType type, const PanelsArgs& weight) {
   return type == RowType::bfloat16 && level_has(Capability::tiles) && !weight.group_scales;
-}
-
-// Whether tiles can be loaded from x: of whole cache lines, the last one too.
-bool holds_tiles(const Rows& x, DType dtype) {
-  constexpr std::int64_t kNumbers = kTileBytes / 2;
-  const bool is_aligned = reinterpret_cast<std::uintptr_t>(x.data) % kTileBytes == 0;
-  return dtype == DType::bfloat16 && is_aligned && x.stride % kNumbers == 0 &&
-         x.width % kNumbers == 0 && x.count >= kTileHeight;
 }
 
 PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType type,

@@ -89,6 +89,9 @@ void multiply_rows(const Rows& x, const std::vector<std::int64_t>* order, DType 
 // What x becomes for a product. `rounds_to_int8`: as above.
 RowType row_type(DType dtype, bool rounds_to_int8, PanelCodec codec);
 
+// Whether tiles of AMX can be loaded from x itself: of whole cache lines, the last one too.
+bool holds_tiles(const Rows& x, DType dtype);
+
 // Of torch's team.
 std::int64_t available_threads();
 
