@@ -23,9 +23,11 @@ struct Tile {
   const std::int32_t* row_sums;
   const std::int32_t* zero_points;  // of 16 outputs of each panel; null: all are `middle`
   std::int32_t middle;
-  const float* scales;        // likewise; null: 1
-  float* sums;                // rows are kItemOutputs apart
-  bool begins;                // sums are not there yet; tiles only, of bfloat16 without scales
+  const float* scales;  // likewise; null: 1
+  float* sums;          // rows are kItemOutputs apart
+  // Of tiles, of bfloat16 without scales: sums are not there yet, and are finished after this
+  // block.
+  bool begins, ends;
   const std::uint8_t* ahead;  // panels that are multiplied next, or null; tiles only
 };
 

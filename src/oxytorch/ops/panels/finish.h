@@ -39,15 +39,15 @@ OXY_INLINE void finish_outputs(const PanelsArgs& weight, const PanelResultArgs& 
 
 // Factors and summands of an item's outputs, in the order of its panels.
 struct OutputNumbers {
-  alignas(64) float scales[kItemOutputs];
+  bool has_scales;
+  alignas(64) float scales[kItemOutputs];  // if there are any
   alignas(64) float biases[kItemOutputs];
 };
 
-static void read_numbers(const GemmProduct& product, std::int64_t first_panel, std::int64_t panels,
-                         OutputNumbers& numbers) {
-  const PanelsArgs& weight = product.weight;
-  const PanelResultArgs& result = product.result;
+static void read_numbers(const PanelsArgs& weight, const PanelResultArgs& result,
+                         std::int64_t first_panel, std::int64_t panels, OutputNumbers& numbers) {
   const bool gated = is_gated(result.epilogue);
+  numbers.has_scales = weight.channel_scales != nullptr;
   for (std::int64_t p = 0; p < panels; ++p) {
     const std::int64_t panel = first_panel + p;
     const std::int64_t first = (gated ? panel / 2 : panel) * kPanelOutputs;
@@ -55,8 +55,9 @@ static void read_numbers(const GemmProduct& product, std::int64_t first_panel, s
     const std::int64_t left = weight.out_features - first;
     for (std::int64_t i = 0; i < kPanelOutputs; ++i) {
       const std::int64_t at = p * kPanelOutputs + i;
-      numbers.scales[at] =
-          weight.channel_scales ? weight.channel_scales[panel * kPanelOutputs + i] : 1.0f;
+      if (numbers.has_scales) {
+        numbers.scales[at] = weight.channel_scales[panel * kPanelOutputs + i];
+      }
       numbers.biases[at] = -0.0f;  // which changes no summand
     }
     sweep(0, left < kPanelOutputs ? left : kPanelOutputs, [&](std::int64_t i, auto count) {
@@ -66,25 +67,38 @@ static void read_numbers(const GemmProduct& product, std::int64_t first_panel, s
   }
 }
 
+// Sums of some rows times some panels, that is what is to be finished: rows and panels count from
+// the first one of the product.
+struct SumsBlock {
+  std::int64_t first_row;
+  std::int64_t rows;
+  std::int64_t first_panel;
+  std::int64_t panels;
+  const float* sums;  // rows are kItemOutputs apart
+};
+
+// numbers: of an item that begins with panel `numbers_from`.
 template <PanelEpilogue epilogue, class T>
-static void finish_rows(const GemmProduct& product, std::int64_t first_row, std::int64_t rows,
-                        std::int64_t first_panel, std::int64_t panels, const float* sums) {
+static void finish_rows(const GemmProduct& product, const SumsBlock& block,
+                        const OutputNumbers& numbers, std::int64_t numbers_from) {
   const PreparedRows& x = product.prepared;
   const PanelResultArgs& result = product.result;
   constexpr std::int64_t kStep = is_gated(epilogue) ? 2 : 1;  // panels of a gated weight alternate
-  const std::int64_t first = first_panel / kStep * kPanelOutputs;
+  const std::int64_t first = block.first_panel / kStep * kPanelOutputs;
   const std::int64_t left = product.weight.out_features - first;
-  const std::int64_t most = panels / kStep * kPanelOutputs;
-  OutputNumbers numbers;
-  read_numbers(product, first_panel, panels, numbers);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const std::int64_t row = first_row + r;
+  const std::int64_t most = block.panels / kStep * kPanelOutputs;
+  const std::int64_t offset = (block.first_panel - numbers_from) * kPanelOutputs;
+  const float *scales = numbers.scales + offset, *biases = numbers.biases + offset;
+  for (std::int64_t r = 0; r < block.rows; ++r) {
+    const std::int64_t row = block.first_row + r;
     const float scale = x.scales ? x.scales[x.first + row] : 1.0f;
-    const float* from = sums + r * kItemOutputs;
+    const float* from = block.sums + r * kItemOutputs;
     T* out = static_cast<T*>(result.out) + row * result.out_stride + first;
     const T* other = static_cast<const T*>(result.other) + row * result.other_stride + first;
     const auto value = [&](std::int64_t at) {
-      return load(from + at) * scale * load(numbers.scales + at) + load(numbers.biases + at);
+      f32v v = load(from + at);
+      if (numbers.has_scales) v = v * scale * load(scales + at);
+      return v + load(biases + at);
     };
     sweep(0, left < most ? left : most, [&](std::int64_t i, auto count) {
       const std::int64_t at = i / kPanelOutputs * kStep * kPanelOutputs + i % kPanelOutputs;
@@ -110,12 +124,12 @@ OXY_INLINE void with_epilogue(PanelEpilogue epilogue, Body body) {
   if constexpr (number + 1 < kCount) with_epilogue<number + 1>(epilogue, body);
 }
 
-static void finish_chunk(const GemmProduct& product, std::int64_t first_row, std::int64_t rows,
-                         std::int64_t first_panel, std::int64_t panels, const float* sums) {
+static void finish_block(const GemmProduct& product, const SumsBlock& block,
+                         const OutputNumbers& numbers, std::int64_t numbers_from) {
   with_type(product.result.out_dtype, [&](auto element) {
     with_epilogue(product.result.epilogue, [&](auto epilogue) {
-      finish_rows<decltype(epilogue)::value, decltype(element)>(product, first_row, rows,
-                                                                first_panel, panels, sums);
+      finish_rows<decltype(epilogue)::value, decltype(element)>(product, block, numbers,
+                                                                numbers_from);
     });
   });
 }

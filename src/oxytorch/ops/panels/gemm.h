@@ -39,11 +39,13 @@ OXY_INLINE void prepare_blocks(std::int64_t units) {
 #endif
 }
 
-template <class Dot>
-OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels) {
+// finish: see multiply_block_in_tiles.
+template <class Dot, class Finish>
+OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels,
+                                        const Finish& finish) {
 #if OXY_HAS_TILES
   if constexpr (Dot::kDepth > 1) {
-    multiply_block_in_tiles<Dot>(tile, rows, panels);
+    multiply_block_in_tiles<Dot>(tile, rows, panels, finish);
     return;
   }
 #endif
@@ -57,18 +59,12 @@ inline constexpr std::int64_t kPiece = Dot::kDepth == 1           ? kPanelBlock 
                                        : kReadsPanels<Dot, Codec> ? kLongPanelBlock
                                                                   : kPanelBlock;
 
-// Rows of a chunk for which there is no whole tile: they are the last ones of a tile that begins
-// with rows before them.
-static std::int64_t ragged_rows(const GemmProduct& product, std::int64_t rows) {
-  return product.prepared.in_tiles && !product.prepared.is_padded ? rows % kTileHeight : 0;
-}
-
-// Products of a chunk of rows with kItemPanels panels, before the channels' scales. Sums of the
-// ragged ones follow in the last rows of a tile.
+// Products of a chunk of rows with kItemPanels panels: rows in tiles as results, others as sums,
+// before the channels' scales.
 template <class Dot, class Codec>
-static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t first_row,
-                           std::int64_t rows, std::int64_t first_panel, std::int64_t panels,
-                           float* sums) {
+static void multiply_chunk(Codec codec, const GemmProduct& product, const OutputNumbers& outputs,
+                           std::int64_t first_row, std::int64_t rows, std::int64_t first_panel,
+                           std::int64_t panels, float* sums) {
   constexpr std::int64_t kLength = kPiece<Dot, Codec>;
   constexpr std::int64_t kBytes = kLength / Dot::kDepth * 64;
   constexpr bool unpacks = !kReadsPanels<Dot, Codec>;
@@ -78,7 +74,8 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t
   const PreparedRows& x = product.prepared;
   const bool in_tiles = OXY_HAS_TILES && Dot::kDepth > 1 && x.in_tiles;
   const std::int64_t row_bytes = in_tiles ? x.row_bytes : x.block / Dot::kDepth * 4;
-  const std::int64_t ragged = in_tiles ? ragged_rows(product, rows) : 0;
+  // Rows for which there is no whole tile: the last ones of a tile that begins with rows before.
+  const std::int64_t ragged = in_tiles && !x.is_padded ? rows % kTileHeight : 0;
   // Pieces of panels stay in the nearest cache for the tiles of all rows.
   const bool is_short = in_tiles && rows > 2 * kTileHeight && kLength > kPanelBlock;
   const std::int64_t piece = is_short ? kPanelBlock : kLength;
@@ -115,13 +112,25 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, std::int64_t
           .scales = weight.group_scales ? numbers.scales : nullptr,
           .sums = sums,
           .begins = in_tiles && begin == 0,
+          .ends = in_tiles && begin + length == x.depth,
           .ahead = asks ? stored + kItemPanels * weight.panel_bytes : nullptr,
       };
-      if (rows > ragged) multiply_block_at_level<Dot>(tile, rows - ragged, panels);
+      const auto finish = [&](std::int64_t panel, std::int64_t taken, std::int64_t first,
+                              std::int64_t count, const float* found) {
+        finish_block(product, {first_row + first, count, first_panel + panel, taken, found},
+                     outputs, first_panel);
+      };
+      if (rows > ragged) multiply_block_at_level<Dot>(tile, rows - ragged, panels, finish);
       if (ragged == 0) continue;
+      const std::int64_t again = kTileHeight - ragged;
       tile.rows += (rows - kTileHeight) * row_bytes;
       tile.sums += (rows - ragged) * kItemOutputs;
-      multiply_block_at_level<Dot>(tile, kTileHeight, panels);
+      multiply_block_at_level<Dot>(tile, kTileHeight, panels,
+                                   [&](std::int64_t panel, std::int64_t taken, std::int64_t,
+                                       std::int64_t, const float* found) {
+                                     finish(panel, taken, rows - ragged, ragged,
+                                            found + again * kItemOutputs);
+                                   });
     }
   }
 }
@@ -134,19 +143,18 @@ static void multiply_item(const GemmProduct& product, std::int64_t item, float* 
   const std::int64_t first_panel = item % panel_groups * kItemPanels;
   const std::int64_t panels_left = product.weight.panel_count - first_panel;
   const std::int64_t panels = panels_left < kItemPanels ? panels_left : kItemPanels;
+  OutputNumbers outputs;
+  read_numbers(product.weight, product.result, first_panel, panels, outputs);
   with_dot(product.prepared.type, [&](auto dot) {
     with_codec(product.weight, [&](auto codec) {
       using Dot = decltype(dot);
       if constexpr (kFits<Dot, decltype(codec)>) {
-        multiply_chunk<Dot>(codec, product, first_row, rows, first_panel, panels, sums);
+        multiply_chunk<Dot>(codec, product, outputs, first_row, rows, first_panel, panels, sums);
       }
     });
   });
-  const std::int64_t ragged = ragged_rows(product, rows), whole = rows - ragged;
-  finish_chunk(product, first_row, whole, first_panel, panels, sums);
-  if (ragged == 0) return;
-  finish_chunk(product, first_row + whole, ragged, first_panel, panels,
-               sums + (rows - 2 * ragged + kTileHeight) * kItemOutputs);
+  if (product.prepared.in_tiles) return;
+  finish_block(product, {first_row, rows, first_panel, panels, sums}, outputs, first_panel);
 }
 
 static void gemm(const GemmArgs& args, std::int64_t begin, std::int64_t end) {

@@ -268,6 +268,7 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
       .scales = nullptr,
       .sums = sums,
       .begins = false,
+      .ends = false,
       .ahead = nullptr,
   };
 #if OXY_HAS_TILES
@@ -303,10 +304,12 @@ static void finish_lines(const LineGemmArgs& args, const PanelsArgs& weight, con
                          std::int64_t panel, std::int64_t panels, const float* sums) {
   GemmProduct product{};
   product.weight = weight;
+  OutputNumbers numbers;
   for (std::int64_t l = 0; l < chunk.lines; ++l) {
     product.result = line_result(args, chunk, l);
-    finish_chunk(product, 0, chunk.columns, panel, panels,
-                 sums + l * line_rows(args) * kItemOutputs);
+    if (l == 0) read_numbers(weight, product.result, panel, panels, numbers);
+    const float* line = sums + l * line_rows(args) * kItemOutputs;
+    finish_block(product, {0, chunk.columns, panel, panels, line}, numbers, panel);
   }
 }
 

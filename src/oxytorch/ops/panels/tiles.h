@@ -151,14 +151,16 @@ OXY_INLINE void multiply_tile_pair(const Tile& tile, std::int64_t rows, std::int
   }
 }
 
-// The panels ahead are asked for a quarter at a time, if the rows are that many.
-template <class Dot, bool second_panel>
+// The panels ahead are asked for a quarter at a time, if the rows are that many. `finish` gets
+// sums that are complete while they lie in the nearest cache, and the first of their rows; where
+// no others are added to them, the next ones take their place.
+template <class Dot, bool second_panel, class Finish>
 static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
-                               WaitingSums& waiting) {
+                               WaitingSums& waiting, const Finish& finish) {
   constexpr int kLines = 16, kQuarter = kLines / 4;
   const bool by_quarters = rows > 3 * 32;
   int left = tile.ahead ? kLines : 0;
-  for (; rows > 0; rows -= 32) {
+  for (std::int64_t first = 0; rows > 0; first += 32, rows -= 32) {
     if (left == 0) {
       multiply_tile_pair<Dot, second_panel, 0>(tile, rows, step, waiting);
     } else if (by_quarters) {
@@ -169,9 +171,10 @@ static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
       multiply_tile_pair<Dot, second_panel, kLines>(tile, rows, step, waiting);
       left = 0;
     }
+    if (tile.ends) finish(first, rows < 32 ? rows : 32, tile.sums);
     tile.rows += 32 * tile.row_bytes;
     if (tile.row_sums) tile.row_sums += 32;
-    tile.sums += 32 * kItemOutputs;
+    if (!tile.begins || !tile.ends) tile.sums += 32 * kItemOutputs;
   }
 }
 
@@ -179,19 +182,23 @@ static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
 OXY_INLINE std::int64_t tile_step(std::int64_t units) { return units % 16 ? 8 : 16; }
 
 // As multiply_block, with registers configured for `tile_step(tile.units)`; there is room for sums
-// of as many rows as tiles have.
-template <class Dot>
-static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t panels) {
+// of as many rows as tiles have. Where the tile ends, `finish(first_panel, panels, first_row, rows,
+// sums)` is called for blocks of up to 32 rows and two panels.
+template <class Dot, class Finish>
+static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t panels,
+                                    const Finish& finish) {
   const std::int64_t step = tile.steps ? tile.step_bytes / 4 : tile_step(tile.units);
   WaitingSums waiting;
-  while (panels > 0) {
-    const std::int64_t taken = panels > 1 ? 2 : 1;
+  for (std::int64_t first = 0; first < panels; first += 2) {
+    const std::int64_t taken = panels - first > 1 ? 2 : 1;
+    const auto finish_rows = [&](std::int64_t row, std::int64_t count, const float* sums) {
+      finish(first, taken, row, count, sums);
+    };
     if (taken == 2) {
-      multiply_tile_rows<Dot, true>(tile, rows, step, waiting);
+      multiply_tile_rows<Dot, true>(tile, rows, step, waiting, finish_rows);
     } else {
-      multiply_tile_rows<Dot, false>(tile, rows, step, waiting);
+      multiply_tile_rows<Dot, false>(tile, rows, step, waiting, finish_rows);
     }
-    panels -= taken;
     tile.panels += taken * tile.panel_bytes;
     if (tile.ahead) tile.ahead += taken * tile.panel_bytes;
     if (tile.zero_points) tile.zero_points += taken * kPanelOutputs;
@@ -199,6 +206,13 @@ static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t p
     tile.sums += taken * kPanelOutputs;
   }
   add_sums<Dot>(waiting);
+}
+
+template <class Dot>
+static void multiply_block_in_tiles(const Tile& tile, std::int64_t rows, std::int64_t panels) {
+  multiply_block_in_tiles<Dot>(
+      tile, rows, panels,
+      [](std::int64_t, std::int64_t, std::int64_t, std::int64_t, const float*) {});
 }
 
 }  // namespace oxytorch::OXY_LEVEL
