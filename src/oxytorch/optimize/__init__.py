@@ -139,12 +139,12 @@ def optimize(
         raise ValueError(
             f"optimize: {wanted}=True expected a sample_input to run the model on, got None"
         )
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if sample_input is not None and tensor.is_meta:
-            raise ValueError(
-                f"optimize: expected a model whose tensors have values, got {name} on the device "
-                "meta; load the weights first"
-            )
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if sample_input is not None and tensors and all(tensor.is_meta for _, tensor in tensors):
+        raise ValueError(
+            f"optimize: expected a model whose tensors have values, got {tensors[0][0]} on the "
+            "device meta; load the weights first"
+        )
     sample = None if sample_input is None else Sample(sample_input)
     with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
         return _optimized(model, dtype, sample, graph, inplace, verify, tune, passes)
