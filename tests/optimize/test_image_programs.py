@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from zoo import build, call
 
 import oxytorch
+from oxytorch.ops.linear import supports
 from oxytorch.optimize import DEFAULT
 from oxytorch.program.replay import Replay
+from oxytorch.rewriting import measure
 
 PASSES = (*DEFAULT, "program")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-3}
@@ -170,3 +172,27 @@ def test_a_weight_that_is_not_finite_stays_so() -> None:
         model[0].weight[0, 0, 0, 0] = float("nan")
         optimized = _as_program(model, x)
         assert torch.equal(optimized(x).isnan(), model(x).isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_convolutions_are_timed_once_for_modules_and_programs(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    if supports(dtype) is not None:
+        pytest.skip(f"no products of {dtype} here")
+    monkeypatch.setattr(measure, "TIMED", True)
+    monkeypatch.setattr(measure, "_seconds_known", {})
+    monkeypatch.setattr(measure, "_known", {})
+    timed: list[int] = []
+    own = measure._quartiles
+    monkeypatch.setattr(measure, "_quartiles", lambda calls: timed.append(len(calls)) or own(calls))
+    ratios: list[int] = []
+    monkeypatch.setattr(measure, "_ratio", lambda *_: ratios.append(1) or 0.5)
+    layers = [nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()]
+    model = nn.Sequential(*(copy.deepcopy(each) for each in layers * 3)).eval().to(dtype)
+    x = torch.randn(1, 16, 12, 12, dtype=dtype)
+    oxytorch.optimize(model, sample_input=x, graph=True)
+    assert sorted(timed) in ([3], [1, 3])  # torch's, oneDNN's and ours; and the activation
+    assert not ratios
+    oxytorch.optimize(model, sample_input=x, graph=True)
+    assert sorted(timed) in ([3], [1, 3])

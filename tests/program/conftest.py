@@ -41,10 +41,20 @@ def packing_pays(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 call()
             return wins.get(name, pays)
 
-        for module in (convolution_times, joining, own_convolutions):
+        def is_faster_convolution(
+            name: str, layer: Any, way: str, than: str, swept: bool = False, gain: float = 1
+        ) -> bool:
+            ways = convolution_times.Ways(layer)
+            for each in (way, than):
+                getattr(ways, each)()
+            return wins.get(name, pays)
+
+        for module in (convolution_times, joining):
             monkeypatch.setattr(module, "first_win", first_win)
         for module in (linear, panels):
             monkeypatch.setattr(module, "is_faster", is_faster)
+        for module in (convolution_times, own_convolutions):
+            monkeypatch.setattr(module, "is_faster", is_faster_convolution)
 
     set_to(True)
     return set_to

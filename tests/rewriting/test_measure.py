@@ -182,8 +182,9 @@ def test_times_that_agree_are_believed_at_once(monkeypatch: pytest.MonkeyPatch) 
     [
         ([(1.0, 1.0, 0.8)], False),
         ([(1.0, 1.0, 0.8)] * 2, True),
-        ([(1.0, 1.0, 0.95)] * 2, False),
-        ([(1.0, 1.0, 0.95)] * 3, True),
+        ([(1.0, 1.0, 0.95)] * 2, True),
+        ([(1.0, 1.0, 0.99)] * 2, False),
+        ([(1.0, 1.0, 0.99)] * 3, True),
         ([(1.0, 0.9, 0.95)] * 3, False),
         ([(0.9, 1.0, 0.95)] * 3, False),
         ([(1.0, 1.0, 0.8)] * 2 + [(1.0, 1.0, 1.2)], True),
@@ -193,3 +194,43 @@ def test_whole_models_are_timed_until_none_is_faster(
     turns: list[tuple[float, ...]], is_settled: bool
 ) -> None:
     assert tune._is_settled(turns) is is_settled
+
+
+def test_what_takes_far_longer_is_timed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = {"fast": [1.0, 1.2, 1.0], "close": [1.1], "far": [2.0], "_nothing": [0.0]}
+    called: list[str] = []
+
+    def seconds(run: Any, between: Tensor, count: int) -> float:
+        called.append(run.__name__)
+        times = taken[run.__name__]
+        return times[called.count(run.__name__) % len(times)] * 1e-2
+
+    def fast() -> None:
+        raise AssertionError("seconds calls nothing")
+
+    def close() -> None:
+        fast()
+
+    def far() -> None:
+        fast()
+
+    monkeypatch.setattr(measure, "_seconds", seconds)
+    times = measure._quartiles([fast, close, far])
+    assert times[0] < times[1] < times[2] == 2e-2
+    assert called.count("fast") == called.count("close") > 3
+    assert called.count("far") == 1 + measure.CLEAR_ROUNDS  # the first fills caches
+
+
+def test_one_that_is_clearly_the_fastest_ends_the_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    takes = {1: 1e-2, 2: 1.3e-2}
+
+    def seconds(run: Any, between: Tensor, count: int) -> float:
+        if run is measure._nothing:
+            return 0.0
+        called.append(run())
+        return takes[called[-1]]
+
+    monkeypatch.setattr(measure, "_seconds", seconds)
+    assert measure._quartiles([lambda: 1, lambda: 2]) == (1e-2, 1.3e-2)
+    assert called == [1, 2] * (1 + measure.CLEAR_ROUNDS)

@@ -163,10 +163,13 @@ class CodeWatch:
     def looking_away(self) -> Iterator[None]:
         """While code runs that is not the model's."""
         before, self.is_looking = self.is_looking, False
+        watch = sys.getprofile()
+        sys.setprofile(None)  # which would take longer to be told of it than it runs
         try:
             yield
         finally:
             self.is_looking = before
+            sys.setprofile(watch)
 
     def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if not self.is_looking:

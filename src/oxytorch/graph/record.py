@@ -51,10 +51,19 @@ _HOOKS = nn.Module()
 
 
 class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
-    """Steps and module calls of one run; see `recording`."""
+    """Steps and module calls of one run; see `recording`.
 
-    def __init__(self, model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> None:
+    show: called before each function that the model's code calls.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        is_leaf: Callable[[nn.Module], bool],
+        show: Callable[[Any, tuple[Any, ...]], None] | None = None,
+    ) -> None:
         super().__init__()
+        self._show = show
         self.modes: tuple[Any, ...] = ()  # under which the run began
         self.steps: list[Step] = []
         self.calls: list[Call] = []
@@ -201,6 +210,8 @@ class Record(OwnDispatchMode):  # type: ignore[no-untyped-call]
         if not self.watch.is_looking:
             return func(*args, **kwargs)
         with self.watch.looking_away():
+            if self._show is not None:
+                self._show(func, args)
             return self._function(func, args, kwargs)
 
     def _function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ..core.sources import GLOBAL_HOOKS
 from .code import is_constant
 from .errors import CaptureError
 from .record import Record, grad_modes, is_of_torch
+from .state import State
 from .steps import is_same
 
 
@@ -23,17 +24,19 @@ def recorded(
     is_leaf: Callable[[nn.Module], bool],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    state: State | None = None,
 ) -> tuple[Record, Any]:
     """Run a model without gradients and return the record of the run, and its output.
 
-    is_leaf: the modules that are called as a whole, however they compute.
+    is_leaf: the modules that are called as a whole, however they compute. state: what is to keep
+    that which the run writes to.
     """
     if any(GLOBAL_HOOKS):
         raise CaptureError("hooks for all modules are registered")
     for module in model.modules():
         if not is_of_torch(type(module)._call_impl):
             raise CaptureError(f"{type(module).__name__} has a _call_impl of its own")
-    record = Record(model, is_leaf)
+    record = Record(model, is_leaf, None if state is None else state.show)
     attributes = _Attributes(model)
     with torch.no_grad():
         record.modes = grad_modes()
@@ -42,6 +45,7 @@ def recorded(
             record.watch.watching(),
             FunctionsTo(record.function),
             record,
+            nullcontext() if state is None else state.writing(),
         ):
             output = model(*args, **kwargs)
     for call in record.calls:

@@ -11,7 +11,7 @@ import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -156,14 +156,22 @@ class State:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """While a run of this thread is to have what it writes to kept."""
-        with FunctionsTo(self._shown), _Writes(self):
+
+        def function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self.show(func, args)
+            return func(*args, **kwargs)
+
+        with FunctionsTo(function), self.writing():
             yield
 
-    def _shown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def writing(self) -> AbstractContextManager[Any]:
+        """The same where somebody else calls `show` before each function."""
+        return _Writes(self)
+
+    def show(self, func: Any, args: tuple[Any, ...]) -> None:
         """Keep a tensor before a function shows its memory to somebody."""
         if getattr(func, "__name__", "") in _SHOWN and args and isinstance(args[0], Tensor):
             self.keep(args[0])
-        return func(*args, **kwargs)
 
     def restore(self) -> None:
         """Put back what was changed since."""

@@ -16,6 +16,7 @@ from ..graph.fused import Folded
 from ..graph.recognize import Recognizer
 from ..graph.record import Record
 from ..graph.recording import are_alike, recorded, refuse_differences
+from ..graph.state import State
 from ..graph.steps import Value
 from ..rewriting.changes import BufferSet, ChangeLog, ParameterSet
 from .sample import Sample
@@ -282,15 +283,20 @@ def observe(context: Context) -> None:
 
     for module in context.paths:  # before a run notes its hooks, which would look like the user's
         is_leaf(module)
+
+    def once(state: State | None = None) -> Record:
+        return recorded(context.model, is_leaf, *sample.call, state)[0]
+
     try:
-        with sample.running(context.model):
-            again, _ = recorded(context.model, is_leaf, *sample.call)
-            run, _ = recorded(context.model, is_leaf, *sample.call)
+        with sample.learning(context.model) as state:
+            again, run = once(state), once()
             if not are_alike(run, again):  # what is made at the first call counts for none
-                again, _ = recorded(context.model, is_leaf, *sample.call)
-    except Exception as error:  # the model runs, but not under modes: then it keeps its own code
-        first = str(error).splitlines()[0] if str(error) else ""
-        context.why_no_run = f"its run cannot be recorded ({type(error).__name__}: {first})"
+                again = once()
+    except Exception as error:
+        sample.learn(context.model)
+        # The model runs, but not under modes: then it keeps its own code.
+        message = str(error).splitlines()[0] if str(error) else ""
+        context.why_no_run = f"its run cannot be recorded ({type(error).__name__}: {message})"
         return
     refuse_differences(run, again)
     context.run = run

@@ -13,6 +13,10 @@ from torch.utils import _pytree as pytree
 from ..graph.state import Path, State
 
 
+class SampleError(ValueError):
+    """A model cannot be called with its sample input."""
+
+
 class Sample:
     """What a model is called with while it is optimized: positional and keyword arguments.
 
@@ -29,7 +33,9 @@ class Sample:
             self.args = tuple(sample_input)
         else:
             self.args = (sample_input,)
-        self._written: set[Path] = set()  # by runs of the model
+        self._own: torch.dtype | None = None  # the dtype of the model
+        self._is_known = False
+        self._written: set[Path] = set()  # by runs of the model, once that is known
         self._keeps_all = False
 
     @property
@@ -56,36 +62,54 @@ class Sample:
         return State([model], self._written).held()
 
     def fit(self, model: nn.Module, dtypes: set[torch.dtype]) -> None:
-        """Run a model once, which finds out what its runs write to.
+        """Give the arguments the dtype that a model has now.
 
-        dtypes: those that the model is to be converted to; floating inputs of these are given as
-        the model is now. Raises ValueError where the arguments do not fit.
+        dtypes: those that it is to be converted to; floating inputs of these become as it is.
         """
-        own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+        self._own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+        own = self._own
         if own is not None and own not in dtypes:
             self.args, self.kwargs = pytree.tree_map(
                 lambda leaf: leaf.to(own) if _is_one_of(leaf, dtypes) else leaf, self.call
             )
+
+    @contextmanager
+    def learning(self, model: nn.Module) -> Iterator[State | None]:
+        """As `running`; where it is not known what runs write to, the first one finds it out by
+        watching with the state that is given."""
         state = self._state(model)
         try:
-            with torch.no_grad(), state.watching():
-                model(*self.args, **self.kwargs)
-            return
-        except Exception:  # it may not run under modes
-            self._keeps_all = True
+            yield None if self._is_known else state
+            if not self._is_known:
+                self._is_known, self._written = True, state.written
         finally:
-            self._written = state.written
             state.restore()
+
+    def learn(self, model: nn.Module) -> None:
+        """Find out what a model's runs write to, where that is not known. Raises SampleError where
+        the arguments do not fit."""
+        if self._is_known:
+            return
+        try:
+            with torch.no_grad(), self.learning(model) as state:
+                assert state is not None
+                with state.watching():
+                    model(*self.args, **self.kwargs)
+        except Exception:  # it may not run under modes
+            self._is_known = self._keeps_all = True
+            self._try(model)
+
+    def _try(self, model: nn.Module) -> None:
         with self.running(model):
             try:
                 with torch.no_grad():
                     model(*self.args, **self.kwargs)
             except Exception as error:
-                raise ValueError(
+                raise SampleError(
                     f"optimize: sample_input does not fit {type(model).__name__}.forward "
                     f"({type(error).__name__}: {error}); give a tensor, a tuple of positional "
                     "arguments or a mapping of keyword arguments that the model can be called with"
-                    f"{self._dtype_hint(own)}"
+                    f"{self._dtype_hint(self._own)}"
                 ) from error
 
     def _dtype_hint(self, own: torch.dtype | None) -> str:

@@ -25,17 +25,21 @@ ROUNDS = 9
 FIRST_ROUNDS = 3
 """Rounds after which a model that is no slower than it was is believed to be so, if calls are not
 short."""
-CLEAR_ROUNDS, CLEAR = 2, 0.9
-"""Rounds after which it is believed to be faster where it took at most this part in each."""
+CLEAR_ROUNDS, HOPELESS = 2, 1.5
+"""Rounds after which it is believed to be faster where it gained in each, and after which one that
+took so many times as long in each is timed no more."""
 LONGEST = 3.0
 """Seconds that further rounds may take, where the first ones say that it is slower."""
 SHORT = 0.05
 """Seconds of two models' calls together up to which calls are short: each is timed after one that
 is not."""
+ENOUGH = 0.05
+"""Seconds of rounds of short calls, before which they are not believed."""
 LOSS = 1.03
 """Ratio above which a model is slower than it was."""
 GAIN = 0.98
-"""A pass is dropped only where the model without it takes at most this fraction of the time."""
+"""A pass is dropped only where the model without it takes at most this fraction of the time; a
+model that takes at most this fraction has gained."""
 
 
 def choose(
@@ -121,7 +125,8 @@ def keep_fastest(
     first, beside = _first(model, dtype, sample, seen, program)
     candidates = [result] if program is None else [result, program]
     runs = [first, *(_call(each, sample) for each in candidates)]
-    turns = _turns(runs, sample, [*beside, *candidates])
+    warm = () if program is None else (len(runs) - 1,)  # its first run was compared
+    turns = _turns(runs, sample, [*beside, *candidates], warm)
     tuned = None
     if program is not None:
         ratio, before, after = _of_turns(turns, 1, 2)
@@ -169,28 +174,45 @@ def _of_turns(
 
 
 def _turns(
-    runs: Sequence[Run], sample: Sample, models: Iterable[nn.Module]
+    runs: Sequence[Run], sample: Sample, models: Iterable[nn.Module], warm: Sequence[int] = ()
 ) -> list[tuple[float, ...]]:
     """The times of calls in turns: few where the last call is no slower than the others, more where
-    it may be."""
+    it may be.
+
+    warm: the numbers of those that have just run.
+    """
     measure.hold_heap()
     with _garbage.paused(), sample.running(*models), torch.no_grad():
-        for run in runs:
-            run()
-        turns = [tuple(_seconds(run) for run in runs)]
-        if sum(turns[0]) < SHORT * len(runs) / 2:
-            return [tuple(_turn(run, True) for run in runs) for _ in range(ROUNDS)]
-        most = max(FIRST_ROUNDS, min(ROUNDS, int(LONGEST / sum(turns[0]))))
-        while len(turns) < most and not _is_settled(turns):
-            turns.append(tuple(_seconds(run) for run in runs))
+        for number, run in enumerate(runs):
+            if number not in warm:
+                run()
+        first = tuple(map(_seconds, runs))
+        is_short = sum(first) < SHORT * len(runs) / 2
+        most = ROUNDS if is_short else max(FIRST_ROUNDS, min(ROUNDS, int(LONGEST / sum(first))))
+        turns = [] if is_short else [first]
+        began = time.perf_counter()
+        while len(turns) < most:
+            if _is_settled(turns) and (not is_short or time.perf_counter() - began > ENOUGH):
+                break
+            seen = [first, *turns]
+            again = [_again(seen, run, number, is_short) for number, run in enumerate(runs)]
+            turns.append(tuple(again))
     return turns
+
+
+def _again(turns: Sequence[tuple[float, ...]], run: Run, number: int, is_short: bool) -> float:
+    """The time of a call; of one that was far slower than the last, what it took at least."""
+    taken = [turn[number] for turn in turns]
+    if len(turns) >= CLEAR_ROUNDS and min(taken) > HOPELESS * max(turn[-1] for turn in turns):
+        return min(taken)
+    return _turn(run, is_short)
 
 
 def _is_settled(turns: Sequence[tuple[float, ...]]) -> bool:
     """Whether the last call is surely no slower than the others."""
-    if len(turns) >= CLEAR_ROUNDS and all(t[-1] <= CLEAR * min(t[:-1]) for t in turns):
+    if len(turns) >= CLEAR_ROUNDS and all(t[-1] <= GAIN * min(t[:-1]) for t in turns):
         return True
-    last = len(turns[0]) - 1
+    last = len(turns[0]) - 1 if turns else 0
     return len(turns) >= FIRST_ROUNDS and all(
         _of_turns(turns, n, last)[0] <= 1.0 for n in range(last)
     )

@@ -85,14 +85,17 @@ class Replay(OwnSignature):
             raise CaptureError("a module has a hook or is in training mode")
         with torch.no_grad(), self._in_place():
             try:
-                self.forward(*args, **kwargs)  # what is made at the first call is not looked at
-                self._look(form, args, kwargs)
-                self._capture(form, args, kwargs)
+                for _ in range(2):  # what is made at the first call may be refused, or count as new
+                    self._refused.pop(form, None)
+                    self._look(form, args, kwargs)
+                    if form not in self._refused:
+                        self._capture(form, args, kwargs)
+                    if form in self._programs:
+                        return
             except Exception as error:
                 first = str(error).strip().partition("\n")[0]
                 raise CaptureError(f"it fails, {type(error).__name__}: {first}") from error
-        if form in self._refused:
-            raise CaptureError(self._refused[form])
+        raise CaptureError(self._refused.get(form, "its code keeps a state"))
 
     def programs(self) -> list[RecordedProgram]:
         """The programs captured so far."""

@@ -37,6 +37,9 @@ FEW_ROUNDS = 7
 """Turns whose lower quartiles are compared where differences are large."""
 FEWEST_ROUNDS, CLEAR_GAIN, CLEAR_LOSS = 3, 0.8, 1.25
 """Turns after which times are believed that say the same each time, by so much."""
+CLEAR_ROUNDS, HOPELESS = 2, 1.5
+"""Turns after which one of several calls is believed to be the fastest if it was so by as much each
+time; a call that takes so many times as long is timed no more."""
 STEADY = 1.05
 """Or whose largest is at most this many times the smallest: more turns would tell no more."""
 CALLS, LONG = 3, 1e-3
@@ -56,6 +59,8 @@ COLD = 2e-6
 just run."""
 LONGEST = 0.15
 """Seconds after which no further round begins."""
+DRAWN = 1 << 16
+"""Numbers that are drawn: times do not depend on more, which take longer than the calls."""
 HEAP, BLOCK = 32 << 20, 96 << 10
 """Bytes of the heap that stay with the process while calls are timed, and of the blocks that they
 are taken in: blocks below 128 KiB lie in the heap, larger ones may be mapped."""
@@ -101,8 +106,11 @@ def key_of_linear(weight: Tensor, transposed: bool, dims: int | None, way: str) 
 
 
 def numbers(*size: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers in [0, 1), which leave torch's generator of random numbers as it is."""
-    return torch.rand(*size, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    """Numbers in [0, 1), which leave torch's generator of random numbers as it is; many are few
+    again and again."""
+    count = math.prod(size)
+    drawn = torch.rand(min(count, DRAWN), generator=torch.Generator().manual_seed(0)).to(dtype)
+    return drawn.repeat(-(-count // DRAWN))[:count].view(size)
 
 
 def input_of(rows: int, width: int, size: Sequence[int] | None) -> Tensor:
@@ -207,17 +215,32 @@ def seconds_of(key: Hashable, make: Callable[[], Sequence[Callable[[], Any]]]) -
 def _quartiles(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
     hold_heap()
     between = torch.zeros(torch.get_num_threads() << 16)
-    turns: list[list[float]] = []
+    taken: list[list[float]] = [[] for _ in calls]
+    timed = [*range(len(calls))]
     began = time.perf_counter()
     for turn in range(FEW_ROUNDS + 1):
-        nothing, *taken = (_seconds(run, between, 1) for run in (_nothing, *calls))
-        if turn:
-            turns.append([max(each - nothing, 1e-7) for each in taken])
-        if turn >= FEWEST_ROUNDS and all(map(_are_steady, zip(*turns, strict=True))):
+        nothing = _seconds(_nothing, between, 1)
+        for number in timed:
+            found = max(_seconds(calls[number], between, 1) - nothing, 1e-7)
+            if turn:  # the first turn fills caches
+                taken[number].append(found)
+        if turn < CLEAR_ROUNDS:
+            continue
+        timed = [n for n in timed if min(taken[n]) <= HOPELESS * min(map(max, taken))]
+        if len(timed) < 2 or _is_settled([taken[n] for n in timed]):
             break
-        if turn and time.perf_counter() - began > LONGEST:
+        if time.perf_counter() - began > LONGEST:
             break
-    return tuple(sorted(each)[len(each) // 4] for each in zip(*turns, strict=True))
+    return tuple(sorted(each)[len(each) // 4] for each in taken)
+
+
+def _is_settled(taken: Sequence[Sequence[float]]) -> bool:
+    """Whether more turns would tell no more: one call is faster than the others each time, or the
+    times of each agree."""
+    first, *others = sorted(taken, key=min)
+    if max(first) <= CLEAR_GAIN * min(map(min, others)):
+        return True
+    return len(first) >= FEWEST_ROUNDS and all(map(_are_steady, taken))
 
 
 def _are_steady(found: Sequence[float]) -> bool:

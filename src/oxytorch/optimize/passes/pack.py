@@ -24,9 +24,11 @@ from ...graph.formats import ModelForward, has_other_order, is_last, kept
 from ...graph.forward import Forward, with_parameters
 from ...graph.patterns import is_packable_convolution
 from ...graph.recognize import convolution_of_module
-from ...ops.convolution import PackedConvolutionWeight, convolution, takes
+from ...ops.convolution import Geometry, PackedConvolutionWeight, convolution, takes
 from ...ops.linear import PackedLinearWeight, can_lie_in_panels, linear, supports
+from ...program.passes import convolution_times
 from ...program.passes import linear as products
+from ...program.passes.convolution_times import Convolution
 from ...rewriting import measure
 from ...rewriting.measure import (
     Calls,
@@ -172,6 +174,9 @@ def _pays(
     own, forward = type(module).forward, kind(ours)
     if isinstance(packed, PackedConvolutionWeight):
         assert size is not None
+        if len(size) > 3:
+            layer = like_program(packed.geometry, size, packed)
+            return convolution_times.is_faster("layer", layer, "packed", "plain")
         channels, kernel = tuple(map(about, weight.shape[:2])), tuple(weight.shape[2:])
         key: tuple[Any, ...] = (type(module), type(packed), channels, kernel, weight.dtype)
         x = numbers(*size).to(weight.dtype)
@@ -202,6 +207,12 @@ def _pays(
         packed.leave_few_rows(rows[first], weight)
         return may_stay_beside((*key, rows, first), calls(rows[0]))
     return True
+
+
+def like_program(own: Geometry, size: tuple[int, ...], weight: torch.Tensor) -> Convolution:
+    """A layer of two dimensions or more as in a program, so that one of both is timed."""
+    lists = own.stride, own.padding, own.dilation
+    return Convolution(size, tuple(weight.shape), weight.dtype, *lists, own.groups)
 
 
 def _is_as_in_program(weight: torch.Tensor, transposed: bool) -> bool:

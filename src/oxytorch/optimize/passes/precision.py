@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from ...core.packed import why_not_plain
 from ...graph.boundary import Boundary, BoundaryForward
 from ...graph.patterns import is_packable_convolution
+from ...graph.recognize import convolution_of_module
+from ...program.passes.convolution_times import Convolution, seconds_plain, times_of
 from ...rewriting import measure
 from ...rewriting.measure import about, numbers
 from ..context import Context
@@ -144,6 +147,11 @@ def _times(context: Context, module: nn.Module) -> Times:
     size = context.observed.input_sizes.get(module)
     is_packed = pack.refusal(context, module) is None
     form = context.recognizer.linear(module)
+    geometry = convolution_of_module(module)
+    if geometry is not None and weight.dim() > 3:
+        shape = _size_of(module, weight, size)
+        layer = pack.like_program(geometry, shape, weight)
+        return _convolution_times(layer, replace(layer, dtype=dtype), is_packed)
     make, numel, kind = (
         _convolution_input(module, weight, size)
         if form is None
@@ -166,9 +174,33 @@ def _linear_input(weight: Tensor, size: tuple[int, ...] | None, transposed: bool
     return partial(measure.input_of, rows, width, size), rows * width, ()
 
 
-def _convolution_input(module: Any, weight: Tensor, size: tuple[int, ...] | None) -> _Input:
+def _convolution_times(own: Convolution, other: Convolution, is_packed: bool) -> Times:
+    """The times of a layer that programs compute in the same ways, in both dtypes."""
+    ways, plain = times_of(other), seconds_plain(own)
+    count = torch.Size(own.size).numel()
+    between = _seconds_of_cast(count, other.dtype, own.dtype)
+    between += _seconds_of_cast(own.result.numel(), own.dtype, other.dtype)
+    converted = [ways["plain"], *[ways["packed"]] * is_packed]
+    return plain, plain + between, *converted
+
+
+def _seconds_of_cast(count: int, before: torch.dtype, after: torch.dtype) -> float:
+    """Seconds in which so many numbers are converted."""
+
+    def make() -> list[Callable[[], Tensor]]:
+        given = numbers(count).to(before)
+        return [lambda: given.to(after)]
+
+    return measure.seconds_of(("cast", about(count), before, after), make)[0]
+
+
+def _size_of(module: Any, weight: Tensor, size: tuple[int, ...] | None) -> tuple[int, ...]:
     known = size is not None and len(size) == weight.dim() and 0 not in size
-    shape = size if size is not None and known else _usual_size(module, weight)
+    return size if size is not None and known else _usual_size(module, weight)
+
+
+def _convolution_input(module: Any, weight: Tensor, size: tuple[int, ...] | None) -> _Input:
+    shape = _size_of(module, weight, size)
     names = ("stride", "padding", "dilation", "output_padding")
     kind = tuple(getattr(module, name, None) for name in names)
     kind += (about(module.groups), *map(about, shape), *weight.shape[2:])

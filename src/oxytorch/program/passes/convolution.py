@@ -17,7 +17,7 @@ from .convolution_times import (
     PACK_TRANSPOSED,
     PACKED,
     PACKED_TRANSPOSED,
-    geometry_of,
+    convolution_of,
     winners,
 )
 from .editor import VIEWS, Editor, known, takes_any_order
@@ -189,7 +189,7 @@ def _packed(step: Step) -> list[Step]:
     x, weight, bias, *_ = step.arguments
     result: Any = step.results[0]
     steps: list[Step] = []
-    geometry = [[*map(str, each)] for each in geometry_of(step)[:-1]]
+    geometry = [[*map(str, each)] for each in convolution_of(step).geometry[:-1]]
     words_ = [*geometry, step.arguments[8]]
     own = result
     if x.meta.dim() == 3:

@@ -1,15 +1,21 @@
-"""Which way of computing a convolution is the fastest, by timing torch's own beside the others."""
+"""Which way of computing a convolution is the fastest, by timing all of them once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...rewriting.measure import CLEAR_GAIN, about, first_win, numbers
+from ...ops.convolution_panels import matrix_of
+from ...ops.linear import supports
+from ...ops.panels.formats import PLAIN_NAMES
+from ...ops.panels.layout import OUTPUTS
+from ...rewriting import measure
+from ...rewriting.measure import CLEAR_GAIN, GAIN, about, first_win, numbers, seconds_of
 from ..program import Step
 from .editor import Editor
 from .post_ops import is_activation
@@ -21,36 +27,223 @@ PACKED = "mkldnn::_convolution_pointwise"
 PACKED_TRANSPOSED = "mkldnn::_convolution_transpose_pointwise"
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """The orders with channels last, by numbers of dimensions."""
+MOST_LINES = 64
+"""Lines of a kernel that `depthwise_convolution` takes."""
+BESIDE_PLAIN = "program packed convolution"
+"""What times of packed convolutions beside torch's own are called."""
 
 
-class Ways(NamedTuple):
-    """Torch's own convolution and that with a packed weight, and what their times depend on.
+@dataclass(frozen=True)
+class Convolution:
+    """What the time of a convolution depends on.
 
-    given: the input that others take, once it is needed, in channels-last order but where it is
-    taken to have torch's. weight: the same numbers as both have. returned: what becomes of a
-    result.
+    size, shape: of its input and its weight. more: the padding of the result, where it is
+    transposed. takes, returns: whether what it takes and returns has torch's order, not channels
+    last.
     """
 
-    key: Hashable
-    plain: Callable[[], Tensor]
-    packed: Callable[[], Tensor]
-    given: Callable[[], Tensor]
-    weight: Callable[[], Tensor]
-    returned: Callable[[Tensor], Tensor]
+    size: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    more: tuple[int, ...] | None = None
+    takes: bool = False
+    returns: bool = False
+
+    @property
+    def key(self) -> Hashable:
+        """The same for layers of about one size."""
+        channels = tuple(map(about, self.shape[:2]))
+        rest = self.size, self.shape[2:], *astuple(self)[2:]
+        return "convolution", channels, not self.why_not_own(), *rest
+
+    @property
+    def geometry(self) -> list[Any]:
+        """Padding, stride, dilation and groups as oneDNN's operators take them, for two dimensions
+        where it has one; for a transposed one the padding of the result after the first."""
+        pairs = [(self.padding, 0), (self.stride, 1), (self.dilation, 1)]
+        if self.more is not None:
+            pairs.insert(1, (self.more, 0))
+        is_flat = len(self.stride) == 1
+        return [*([neutral] * is_flat + [*word] for word, neutral in pairs), self.groups]
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.groups == self.size[1] == self.shape[0]
+
+    @property
+    def result(self) -> Tensor:
+        """What it gives, without values."""
+        made = (
+            torch.empty(size, dtype=self.dtype, device="meta") for size in (self.size, self.shape)
+        )
+        return self.of(*made)
+
+    def of(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The convolution of x, by torch's own operator."""
+        lists = [*self.stride], [*self.padding], [*self.dilation]
+        more = [*(self.more or [0] * len(self.stride))]
+        return torch.convolution(x, weight, None, *lists, self.more is not None, more, self.groups)
+
+    def why_not_own(self) -> str:
+        """Why our operators cannot compute it; empty if they can."""
+        if self.more is not None or len(self.size) == 3:
+            return "it is transposed, or of one dimension"
+        if self.dtype not in PLAIN_NAMES:
+            return f"its weight is {str(self.dtype).removeprefix('torch.')}"
+        if self.is_depthwise:
+            lines = torch.Size(self.shape[2:-1]).numel()
+            return f"its kernels have more than {MOST_LINES} lines" if lines > MOST_LINES else ""
+        if self.groups > 1 and self.shape[0] // self.groups % OUTPUTS:
+            return f"a group's outputs are no multiple of {OUTPUTS}"
+        return ""
 
 
-def geometry_of(step: Step) -> list[Any]:
-    """Padding, stride, dilation and groups as oneDNN's operators take them, for two dimensions
-    where it has one; for a transposed convolution the padding of the result after the first."""
+def convolution_of(step: Step, takes: bool = False, returns: bool = False) -> Convolution:
+    """What a step computes."""
+    x, weight = step.arguments[0].meta, step.arguments[1].meta
     stride, padding, dilation, transposed, more, groups = step.arguments[3:]
-    pairs = [(padding, 0), (more, 0), (stride, 1), (dilation, 1)]
-    if transposed == "false":
-        del pairs[1]
-    is_flat = len(stride) == 1
-    return [
-        *([neutral] * is_flat + [int(each) for each in word] for word, neutral in pairs),
+    return Convolution(
+        tuple(x.shape),
+        tuple(weight.shape),
+        weight.dtype,
+        _numbers(stride),
+        _numbers(padding),
+        _numbers(dilation),
         int(groups),
-    ]
+        None if transposed == "false" else _numbers(more),
+        takes,
+        returns,
+    )
+
+
+def _numbers(words: Iterable[str]) -> tuple[int, ...]:
+    return tuple(map(int, words))
+
+
+class Ways:
+    """Ways of computing a convolution of numbers, each made when it is called first."""
+
+    def __init__(self, layer: Convolution) -> None:
+        self._layer = layer
+
+    @cached_property
+    def _given(self) -> Tensor:
+        return numbers(*self._layer.size).to(self._layer.dtype)
+
+    @cached_property
+    def _values(self) -> Tensor:
+        return numbers(*self._layer.shape).to(self._layer.dtype)
+
+    @cached_property
+    def _ordered(self) -> Tensor:
+        tensor = self._wide(self._given)
+        if self._layer.takes:
+            return tensor
+        return tensor.contiguous(memory_format=LAST[tensor.dim()])
+
+    def _wide(self, tensor: Tensor) -> Tensor:
+        return tensor.unsqueeze(2) if len(self._layer.size) == 3 else tensor
+
+    def _returned(self, found: Tensor) -> Tensor:
+        return found.contiguous() if self._layer.returns else found
+
+    def plain(self) -> Tensor:
+        """By torch's own operator."""
+        return self._layer.of(self._given, self._values)
+
+    @cached_property
+    def _packed_weight(self) -> Tensor:
+        pack = PACK if self._layer.more is None else PACK_TRANSPOSED
+        weight, size = self._wide(self._values), [*self._wide(self._given).shape]
+        found: Tensor = _operator(pack)(weight, *self._layer.geometry, size)
+        return found
+
+    def packed(self) -> Tensor:
+        """With a weight in oneDNN's order."""
+        run = _operator(PACKED if self._layer.more is None else PACKED_TRANSPOSED)
+        given = self._ordered, self._packed_weight, None, *self._layer.geometry
+        return self._returned(run(*given, "none", [], ""))
+
+    @cached_property
+    def _own_weight(self) -> Tensor:
+        if self._layer.is_depthwise:
+            return self._values[:, 0].movedim(0, -1).float().contiguous()
+        matrix, format = matrix_of(self._values, self._layer.groups), PLAIN_NAMES[self._layer.dtype]
+        found: Tensor = torch.ops.oxytorch.pack_panels.default(matrix, format)
+        return found
+
+    def own(self) -> Tensor:
+        """By our operator."""
+        own = self._layer
+        pads = [size for size in own.padding for _ in range(2)]
+        lists = [*own.stride], pads, [*own.dilation]
+        if own.is_depthwise:
+            run = torch.ops.oxytorch.depthwise_convolution.default
+            found = run(self._ordered, self._own_weight, None, None, *lists, "none")
+        else:
+            run = torch.ops.oxytorch.convolution_panels.default
+            weight = PLAIN_NAMES[own.dtype], self._own_weight, [*own.shape[2:]], own.shape[0]
+            found = run(self._ordered, *weight, None, None, *lists, own.groups, "none")
+        return self._returned(found)
+
+
+def _operator(target: str) -> Any:
+    return getattr(torch.ops.mkldnn, target.split("::")[1]).default
+
+
+def is_faster(
+    name: str, layer: Convolution, way: str, than: str, swept: bool = False, gain: float = GAIN
+) -> bool:
+    """Whether a convolution takes at most `gain` of another way's time.
+
+    All ways are timed at once, so that each is timed once, for modules and programs. name: of what
+    is asked. way, than: methods of `Ways`. swept: whether an activation follows, which our
+    operators compute in their sweep, and others do not.
+    """
+    if not measure.TIMED:
+        ways = Ways(layer)
+        for each in (way, than):
+            getattr(ways, each)()
+        return True
+    times = times_of(layer)
+    after = _seconds_of_activation(layer.result) if swept else 0.0
+    taken, others = (times[each] + (after if each != "own" else 0.0) for each in (way, than))
+    return taken <= gain * others
+
+
+def times_of(layer: Convolution) -> dict[str, float]:
+    """Seconds of all ways in which a convolution may be computed, by names of methods of `Ways`."""
+    names = ["plain"]
+    if supports(layer.dtype) is None:
+        names.append("packed")
+    if not layer.why_not_own():
+        names.append("own")
+
+    def make() -> list[Callable[[], Tensor]]:
+        ways = Ways(layer)
+        return [getattr(ways, name) for name in names]
+
+    return dict(zip(names, seconds_of(layer.key, make), strict=True))
+
+
+def _seconds_of_activation(result: Tensor) -> float:
+    """Seconds of what follows most convolutions, where no sweep computes it."""
+    key = "activation", about(result.numel()), result.dtype
+
+    def make() -> list[Callable[[], Tensor]]:
+        given = numbers(result.numel()).to(result.dtype)
+        return [lambda: torch.relu_(given)]
+
+    return seconds_of(key, make)[0]
+
+
+def seconds_plain(layer: Convolution) -> float:
+    """Seconds of torch's own operator, where no other way matters."""
+    return seconds_of(("plain alone", layer.key), lambda: [Ways(layer).plain])[0]
 
 
 def winners(editor: Editor, steps: list[Step]) -> set[Step]:
@@ -59,25 +252,31 @@ def winners(editor: Editor, steps: list[Step]) -> set[Step]:
     Those of one dimension win or lose together, since they mostly exchange tensors, and have to be
     faster by more: other operators may be slower in their order.
     """
-    ways = {step: ways_of(editor, step, steps) for step in steps}
+    layers = {step: layer_of(editor, step, steps) for step in steps}
     flat = [step for step in steps if step.arguments[0].meta.dim() == 3]
-    wins = set()
-    for step in steps:
-        both = ways[step].plain, ways[step].packed
-        if step not in flat and first_win(ways[step].key, [both]) is not None:
-            wins.add(step)
+    wins = {
+        step
+        for step in steps
+        if step not in flat and is_faster(BESIDE_PLAIN, layers[step], "packed", "plain")
+    }
     if flat:
+        ways = [Ways(layers[step]) for step in flat]
 
         def plain() -> Tensor:
-            return [ways[step].plain() for step in flat][-1]
+            return [each.plain() for each in ways][-1]
 
         def packed() -> Tensor:
-            return [ways[step].packed() for step in flat][-1]
+            return [each.packed() for each in ways][-1]
 
-        keys = tuple(ways[step].key for step in flat)
+        keys = tuple(layers[step].key for step in flat)
         if first_win(keys, [(plain, packed)], CLEAR_GAIN) is not None:
             wins |= {*flat}
     return wins
+
+
+def layer_of(editor: Editor, step: Step, steps: list[Step]) -> Convolution:
+    """What a step computes, one of all those that may change."""
+    return convolution_of(step, *_torchs_order(editor, step, steps))
 
 
 def _torchs_order(editor: Editor, step: Step, steps: list[Step]) -> tuple[bool, bool]:
@@ -102,51 +301,3 @@ def _torchs_order(editor: Editor, step: Step, steps: list[Step]) -> tuple[bool, 
 
 
 _NEXT = (CONVOLUTION, "aten::transpose.int", "aten::permute")
-
-
-def ways_of(editor: Editor, step: Step, steps: list[Step]) -> Ways:
-    """Ways of computing a convolution, of all those that may change."""
-    takes, returns = _torchs_order(editor, step, steps)
-    x, weight = step.arguments[0].meta, step.arguments[1].meta
-    geometry, is_transposed = geometry_of(step), step.arguments[6] != "false"
-    size, channels = tuple(x.shape), tuple(map(about, weight.shape[:2]))
-    frozen = tuple(map(tuple, geometry[:-1])), geometry[-1], is_transposed
-    key = ("program", takes, returns, channels, tuple(weight.shape[2:]), weight.dtype, frozen, size)
-    targets = (PACK_TRANSPOSED, PACKED_TRANSPOSED) if is_transposed else (PACK, PACKED)
-    pack, run = (getattr(torch.ops.mkldnn, target.split("::")[1]) for target in targets)
-    lists = [[int(each) for each in word] for word in (*step.arguments[3:6], step.arguments[7])]
-
-    def wide(tensor: Tensor) -> Tensor:
-        return tensor.unsqueeze(2) if x.dim() == 3 else tensor
-
-    @cache  # made where times are not known yet
-    def given() -> Tensor:
-        return numbers(*size).to(x.dtype)
-
-    @cache
-    def values() -> Tensor:
-        return numbers(*weight.shape).to(x.dtype)
-
-    @cache
-    def ordered() -> Tensor:
-        tensor = wide(given())
-        return tensor if takes else tensor.contiguous(memory_format=LAST[tensor.dim()])
-
-    @cache
-    def weight_packed() -> Tensor:
-        found: Tensor = pack.default(wide(values()), *geometry, [*wide(given()).shape])
-        return found
-
-    def plain() -> Tensor:
-        stride, padding, dilation, more = lists
-        return torch.convolution(
-            given(), values(), None, stride, padding, dilation, is_transposed, more, geometry[-1]
-        )
-
-    def packed() -> Tensor:
-        return returned(run.default(ordered(), weight_packed(), None, *geometry, "none", [], ""))
-
-    def returned(found: Tensor) -> Tensor:
-        return found.contiguous() if returns else found
-
-    return Ways(key, plain, packed, ordered, values, returned)

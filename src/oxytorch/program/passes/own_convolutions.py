@@ -3,29 +3,21 @@ channel for itself. Their weights are plain tensors, which files can hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-
 import torch
-from torch import Tensor
 
-from ...ops.convolution_panels import matrix_of
 from ...ops.linear import supports
 from ...ops.panels.formats import PLAIN_NAMES
-from ...ops.panels.layout import OUTPUTS
-from ...rewriting.measure import GAIN, first_win
 from ..program import Argument, Some, Step, Value
 from .convolution import changeable, follow_order, why_plain, zeros_before
-from .convolution_times import Ways, geometry_of, ways_of
+from .convolution_times import convolution_of, is_faster, layer_of
 from .editor import Editor, known
 from .post_ops import epilogue_of
 
 PACK, PANELS = "oxytorch::pack_panels", "oxytorch::convolution_panels"
 DEPTHWISE = "oxytorch::depthwise_convolution"
-OWN = "program convolution of our own"
+OWN, BESIDE_PACKED = "program convolution of our own", "program convolutions beside oneDNN's"
 """What times of these are called."""
-MOST_LINES = 64
-"""Lines of a kernel that `depthwise_convolution` takes."""
-_SWEPT = {"relu": torch.relu_, "relu6": torch.nn.functional.relu6}
+_SWEPT = ("relu", "relu6")
 """Activations that our operators compute in their sweep, and oneDNN's do not as torch does."""
 
 
@@ -55,87 +47,25 @@ def _to_own(editor: Editor, beside_packed: bool) -> None:
 
 def _why_not(editor: Editor, step: Step) -> str:
     """Why our operators cannot compute a convolution; empty if they can."""
-    why = why_plain(editor, step, own=True)
-    if why:
-        return why
-    weight, groups = step.arguments[1].meta, int(step.arguments[8])
-    if step.arguments[6] != "false" or weight.dim() == 3:
-        return "it is transposed, or of one dimension"
-    if weight.dtype not in PLAIN_NAMES:
-        return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
-    if _is_depthwise(step):
-        lines = weight[0, 0, ..., 0].numel()
-        return f"its kernels have more than {MOST_LINES} lines" if lines > MOST_LINES else ""
-    if groups > 1 and weight.shape[0] // groups % OUTPUTS:
-        return f"a group's outputs are no multiple of {OUTPUTS}"
-    return ""
-
-
-def _is_depthwise(step: Step) -> bool:
-    weight = step.arguments[1].meta
-    return bool(int(step.arguments[8]) == step.arguments[0].meta.shape[1] == weight.shape[0])
+    return why_plain(editor, step, own=True) or convolution_of(step).why_not_own()
 
 
 def _is_faster(editor: Editor, step: Step, steps: list[Step], beside_packed: bool) -> bool:
-    ways = ways_of(editor, step, steps)
-    result = step.results[0]
+    layer, result = layer_of(editor, step, steps), step.results[0]
     taker = None if result is None else editor.only_taker(result)
-    epilogue = epilogue_of(taker) if taker is not None else None
-    after = _SWEPT.get(epilogue or "")
-    key: Hashable = (OWN, epilogue if after is not None else None, ways.key)
-    product = _product(step, ways, epilogue if after is not None else None)
-
-    def then(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        return run if after is None else lambda: after(run())
-
-    if first_win(key, [(then(ways.plain), product)], GAIN) is None:
+    swept = taker is not None and epilogue_of(taker) in _SWEPT
+    if not is_faster(OWN, layer, "own", "plain", swept):
         return False
-    if not beside_packed or supports(step.arguments[1].meta.dtype) is not None:
+    if not beside_packed or supports(layer.dtype) is not None:
         return True
-    return first_win(("beside packed", key), [(then(ways.packed), product)], 1.0) is not None
-
-
-def _product(step: Step, ways: Ways, epilogue: str | None) -> Callable[[], Tensor]:
-    """Our operator with the numbers that other ways take."""
-    padding, stride, dilation, groups = geometry_of(step)
-    pads = [size for size in padding for _ in range(2)]
-    packed: list[Tensor] = []
-
-    def run() -> Tensor:
-        values = ways.weight()
-        if _is_depthwise(step):
-            packed[:] = packed or [values[:, 0].movedim(0, -1).float().contiguous()]
-            found = torch.ops.oxytorch.depthwise_convolution.default(
-                ways.given(), packed[0], None, None, stride, pads, dilation, epilogue or "none"
-            )
-        else:
-            format = PLAIN_NAMES[values.dtype]
-            if not packed:
-                matrix = matrix_of(values, groups)
-                packed.append(torch.ops.oxytorch.pack_panels.default(matrix, format))
-            found = torch.ops.oxytorch.convolution_panels.default(
-                ways.given(),
-                format,
-                packed[0],
-                [*values.shape[2:]],
-                values.shape[0],
-                None,
-                None,
-                stride,
-                pads,
-                dilation,
-                groups,
-                epilogue or "none",
-            )
-        return ways.returned(found)
-
-    return run
+    return is_faster(BESIDE_PACKED, layer, "own", "packed", swept, gain=1.0)
 
 
 def _own_steps(editor: Editor, step: Step) -> list[Step]:
     """The steps of a convolution by our operators, with the zeros of a step before it."""
     x, weight, bias, *_ = step.arguments
-    padding, stride, dilation, groups = geometry_of(step)
+    layer = convolution_of(step)
+    padding, stride, dilation, groups = layer.geometry
     pairs = [(size, size) for size in padding]
     zeros = zeros_before(editor, step)
     if zeros is not None:
@@ -145,7 +75,7 @@ def _own_steps(editor: Editor, step: Step) -> list[Step]:
     geometry: list[Argument] = [[*map(str, each)] for each in (stride, pads, dilation)]
     size = known(weight.meta.shape)
     assert size is not None
-    if _is_depthwise(step):
+    if layer.is_depthwise:
         makes, packed = _positions_first(weight, size)
         arguments = [x, packed, bias, "none", *geometry, '"none"']
         return [*makes, Step(DEPTHWISE, arguments, step.results)]
