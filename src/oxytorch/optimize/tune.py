@@ -114,18 +114,28 @@ def keep_fastest(
         _optimize_in_place(result, dtype, sample, names, separate)
         return result, None
     others = tuple(name for name in names if name != "program")
-    seen = _optimize_in_place(result, dtype, sample, others, separate)
     program = None if others == names else copied(model)
-    if program is not None:
+    made: list[bool] = []
+
+    def capture(seen: Context) -> bool:
+        """Make the program of the model, and return whether there is one."""
+        assert program is not None
         _optimize_in_place(program, dtype, sample, names, separate, seen, ("program",))
-        if not _differs(program, "program"):
-            report = explain(result)
-            report.passes, report.entries[:0] = [*names], explain(program).entries
-            program = None
-    first, beside = _first(model, dtype, sample, seen, program)
+        made.append(_differs(program, "program"))
+        return made[0]
+
+    is_first = program is not None and dtype is None  # else it is known later what is converted
+    confirm = capture if is_first else None
+    seen = _optimize_in_place(result, dtype, sample, others, separate, confirm=confirm)
+    if program is not None and not (made or [capture(seen)])[0]:
+        report = explain(result)
+        report.passes, report.entries[:0] = [*names], explain(program).entries
+        program = None
+    first, beside, warm = _first(model, dtype, sample, seen, program)
     candidates = [result] if program is None else [result, program]
     runs = [first, *(_call(each, sample) for each in candidates)]
-    warm = () if program is None else (len(runs) - 1,)  # its first run was compared
+    if program is not None:
+        warm = (*warm, len(runs) - 1)  # its first run was compared
     turns = _turns(runs, sample, [*beside, *candidates], warm)
     tuned = None
     if program is not None:
@@ -146,18 +156,19 @@ def keep_fastest(
 
 def _first(
     model: nn.Module, dtype: Any, sample: Sample, seen: Context, program: nn.Module | None
-) -> tuple[Run, list[nn.Module]]:
-    """A call of the model as it was, or in another dtype alone, and the modules that it runs.
+) -> tuple[Run, list[nn.Module], tuple[int, ...]]:
+    """A call of the model as it was, or in another dtype alone, the modules that it runs, and the
+    number 0 if such calls were made before.
 
     program: the model as a program, whose own code is that of the model in the other dtype.
     """
     if dtype is None:
-        return _call(model, sample), [model]
+        return _call(model, sample), [model], (0,)
     if program is not None and not seen.packing_decides:
         own = program.__dict__["forward"].forward
-        return lambda: own(*sample.args, **sample.kwargs), []
+        return lambda: own(*sample.args, **sample.kwargs), [], (0,)
     converted = _built(model, dtype, sample, ("cast",), seen)
-    return _call(converted, sample), [converted]
+    return _call(converted, sample), [converted], ()
 
 
 def _call(model: nn.Module, sample: Sample) -> Run:
