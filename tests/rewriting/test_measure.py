@@ -234,3 +234,13 @@ def test_one_that_is_clearly_the_fastest_ends_the_turns(monkeypatch: pytest.Monk
     monkeypatch.setattr(measure, "_seconds", seconds)
     assert measure._quartiles([lambda: 1, lambda: 2]) == (1e-2, 1.3e-2)
     assert called == [1, 2] * (1 + measure.CLEAR_ROUNDS)
+
+
+@pytest.mark.parametrize(("turns", "times"), [(1, 1), (2, 0)])
+def test_a_model_that_is_far_slower_is_timed_no_more(turns: int, times: int) -> None:
+    calls: list[str] = []
+    seen = [(3.0, 1.0), (2.5, 1.1)][:turns]
+    found = tune._again(seen, lambda: calls.append("slow"), 0, False)
+    assert len(calls) == times and (found == 2.5) is not bool(times)
+    tune._again(seen, lambda: calls.append("last"), 1, False)
+    assert calls.pop() == "last"
