@@ -108,29 +108,13 @@ def keep_fastest(
     A program has to be as fast as what the other passes make, and the result as fast as the model
     was, or is in another dtype alone, though each of its layers is faster by itself.
     """
-    from . import _optimize_in_place, explain
+    from . import _optimize_in_place
 
     if not measure.TIMED:
         _optimize_in_place(result, dtype, sample, names, separate)
         return result, None
     others = tuple(name for name in names if name != "program")
-    program = None if others == names else copied(model)
-    made: list[bool] = []
-
-    def capture(seen: Context) -> bool:
-        """Make the program of the model, and return whether there is one."""
-        assert program is not None
-        _optimize_in_place(program, dtype, sample, names, separate, seen, ("program",))
-        made.append(_differs(program, "program"))
-        return made[0]
-
-    is_first = program is not None and dtype is None  # else it is known later what is converted
-    confirm = capture if is_first else None
-    seen = _optimize_in_place(result, dtype, sample, others, separate, confirm=confirm)
-    if program is not None and not (made or [capture(seen)])[0]:
-        report = explain(result)
-        report.passes, report.entries[:0] = [*names], explain(program).entries
-        program = None
+    seen, program = _made(model, result, dtype, sample, names, separate)
     first, beside, warm = _first(model, dtype, sample, seen, program)
     candidates = [result] if program is None else [result, program]
     runs = [first, *(_call(each, sample) for each in candidates)]
@@ -152,6 +136,41 @@ def keep_fastest(
     result = copied(model)
     _optimize_in_place(result, dtype, sample, names, separate)
     return result, tuned
+
+
+def _made(
+    model: nn.Module,
+    result: nn.Module,
+    dtype: Any,
+    sample: Sample,
+    names: tuple[str, ...],
+    separate: Callable[[nn.Module], None],
+) -> tuple[Context, nn.Module | None]:
+    """Run the passes but `program` on `result`, and that one on another copy of the model.
+
+    Returns what is known of the model, and that copy, if the pass is wanted and made a program.
+    """
+    from . import _optimize_in_place, explain
+
+    others = tuple(name for name in names if name != "program")
+    program = None if others == names else copied(model)
+    made: list[bool] = []
+
+    def capture(seen: Context) -> bool:
+        """Make the program of the model, and return whether there is one."""
+        assert program is not None
+        _optimize_in_place(program, dtype, sample, names, separate, seen, ("program",))
+        made.append(_differs(program, "program"))
+        return made[0]
+
+    is_first = program is not None and dtype is None  # else it is known later what is converted
+    confirm = capture if is_first else None
+    seen = _optimize_in_place(result, dtype, sample, others, separate, confirm=confirm)
+    if program is not None and not (made or [capture(seen)])[0]:
+        report = explain(result)
+        report.passes, report.entries[:0] = [*names], explain(program).entries
+        program = None
+    return seen, program
 
 
 def _first(

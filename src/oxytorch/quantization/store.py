@@ -64,25 +64,7 @@ def save_quantized(model: nn.Module, directory: str | Path) -> None:
         raise TypeError(
             f"save_quantized: expected model to be a torch.nn.Module, got a {type(model).__name__}"
         )
-    sources: dict[str, Source] = {}
-    shared: dict[str, str] = {}
-    first: dict[int, str] = {}
-    packed: dict[str, PanelWeight | ReorderedPanelWeight] = {}
-    for name, tensor in slots(model).items():
-        if tensor.device.type != "cpu":
-            raise ValueError(
-                f"save_quantized: expected all tensors on the CPU, got {name!r} on {tensor.device}"
-            )
-        if id(tensor) in first:
-            shared[name] = first[id(tensor)]
-            continue
-        first[id(tensor)] = name
-        if isinstance(tensor, (PanelWeight, ReorderedPanelWeight)):
-            packed[name] = tensor
-        elif isinstance(tensor, PackedTensor):
-            sources[name] = Source(tensor.dtype, tuple(tensor.shape), tensor.dense)
-        else:
-            sources[name] = Source.of(tensor.detach())
+    sources, shared, packed = _tensors_of(model)
     if not packed:
         raise ValueError(
             "save_quantized: expected a quantized model, got one without packed weights; call "
@@ -104,6 +86,36 @@ def save_quantized(model: nn.Module, directory: str | Path) -> None:
         "sha256": hashes,
     }
     (target / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+
+
+_Packed = PanelWeight | ReorderedPanelWeight
+
+
+def _tensors_of(
+    model: nn.Module,
+) -> tuple[dict[str, Source], dict[str, str], dict[str, _Packed]]:
+    """By name: what plain tensors are written from, the names of those that others are, and packed
+    ones."""
+    sources: dict[str, Source] = {}
+    shared: dict[str, str] = {}
+    first: dict[int, str] = {}
+    packed: dict[str, _Packed] = {}
+    for name, tensor in slots(model).items():
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"save_quantized: expected all tensors on the CPU, got {name!r} on {tensor.device}"
+            )
+        if id(tensor) in first:
+            shared[name] = first[id(tensor)]
+            continue
+        first[id(tensor)] = name
+        if isinstance(tensor, (PanelWeight, ReorderedPanelWeight)):
+            packed[name] = tensor
+        elif isinstance(tensor, PackedTensor):
+            sources[name] = Source(tensor.dtype, tuple(tensor.shape), tensor.dense)
+        else:
+            sources[name] = Source.of(tensor.detach())
+    return sources, shared, packed
 
 
 def _describe(
