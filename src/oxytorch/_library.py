@@ -71,6 +71,9 @@ _RESULTS = {
     "oxytorch_supported_levels": ctypes.c_uint32,
     "oxytorch_set_tuning": None,
     "oxytorch_split_float_product": None,
+    "oxytorch_set_arenas": None,
+    "oxytorch_free_arenas": ctypes.c_int64,
+    "oxytorch_program_memory": None,
     "oxytorch_bump_versions": None,
     "oxytorch_unwatch": None,
     "oxytorch_round_products": None,
@@ -82,6 +85,8 @@ _RESULTS = {
 
 _ARGUMENTS = {
     "oxytorch_set_tuning": [ctypes.c_int64] * 3,
+    "oxytorch_set_arenas": [ctypes.c_bool] * 2,
+    "oxytorch_program_memory": [ctypes.c_void_p] * 2,
     "oxytorch_split_float_product": [*[ctypes.c_int64] * 4, ctypes.c_void_p],
     "oxytorch_moved": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64],
     "oxytorch_bump_versions": [ctypes.c_void_p],

@@ -128,6 +128,20 @@ def transposed_storage(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
+def arenas(used: bool = True, poisoned: bool = False) -> Iterator[None]:
+    """Whether programs have arenas.
+
+    poisoned: what nothing was written to yet there, or nobody holds any more, is NaN.
+    """
+    library = _library.functions()
+    library.oxytorch_set_arenas(used, poisoned)
+    try:
+        yield
+    finally:
+        library.oxytorch_set_arenas(True, False)
+
+
+@contextmanager
 def settings(stream: bool = False, split: bool = False, guard: int = 0) -> Iterator[None]:
     """Makes small calls take the paths of large ones.
 

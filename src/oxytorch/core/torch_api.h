@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/arena.h"
 #include "core/tuning.h"
 #include "core/verbose.h"
 
@@ -123,12 +124,16 @@ class Tensor {
 Tensor guarded_empty(const std::int64_t* sizes, const std::int64_t* strides, std::int64_t dim,
                      std::int32_t dtype_code);
 
-// A new uninitialized tensor on the CPU, dense in some order of its dimensions.
+// A new uninitialized tensor on the CPU, dense in some order of its dimensions: in the arena of a
+// program that makes it, else as torch allocates.
 inline Tensor empty_strided(const std::int64_t* sizes, const std::int64_t* strides,
                             std::int64_t dim, std::int32_t dtype_code) {
   static const std::int32_t cpu = aoti_torch_device_type_cpu();
   if (tuning.guard_elements > 0) return guarded_empty(sizes, strides, dim, dtype_code);
   AtenTensorHandle handle = nullptr;
+  if (Arena* arena = Arena::of_this_thread())
+    handle = arena->empty(sizes, strides, dim, dtype_code);
+  if (handle) return Tensor(handle);
   check_call(aoti_torch_empty_strided(dim, sizes, strides, dtype_code, cpu, 0, &handle), "empty");
   return Tensor(handle);
 }

@@ -19,7 +19,7 @@ import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -161,10 +161,34 @@ class UnmetError(Exception):
     """A value is another one than a program requires."""
 
 
+class Memory(NamedTuple):
+    """Bytes that a call of a program used.
+
+    arena: of its arena, in which results lie one after the other in the same places. results: of
+    all that lay there, those that our operators make and later steps use up. Both are 0 where none
+    did: before the first call, and where results are small or torch's operators make them.
+    """
+
+    arena: int
+    results: int
+
+
+def free_memory() -> int:
+    """Give the system the arenas that programs keep between calls; return how many bytes.
+
+    The next calls take them again, and wait for their pages once.
+    """
+    return int(_library.functions().oxytorch_free_arenas()) if _library.loaded else 0
+
+
 class Program:
     """A list of operator calls, checked and translated by the library.
 
     text: see above. constants: the tensors that it names after its inputs.
+
+    What its steps use up among themselves lies in an arena (see `Memory`), one for each call in
+    flight, which is kept for the next call of any program. It goes when a program is freed that
+    used one, or by `free_memory`. str() gives the text, and what the last call used.
 
     Raises RuntimeError if the text is no program.
     """
@@ -195,8 +219,16 @@ class Program:
             raise UnmetError
         return found, numbers
 
+    def memory(self) -> Memory:
+        """What the last call used, of those that ended."""
+        found = (ctypes.c_int64 * 2)()
+        _library.functions().oxytorch_program_memory(ctypes.c_void_p(self._address), found)
+        return Memory(*found)
+
     def __str__(self) -> str:
-        return self.text
+        arena, results = self.memory()
+        used = f"\n# last call: {results} bytes of results in an arena of {arena}"
+        return self.text + used if results else self.text
 
     def __reduce__(self) -> Any:
         return Program, (self.text, self.constants)

@@ -83,13 +83,22 @@ constexpr std::string_view kViews[] = {
     "aten::view",   "aten::_reshape_alias", "aten::_unsafe_view",
 };
 
+bool is_view(const Step& step) {
+  return std::find(std::begin(kViews), std::end(kViews), step.name) != std::end(kViews);
+}
+
+// Operators that give a tensor other memory, which that of an arena is not.
+bool changes_memory(const Step& step) {
+  return step.name.find("resize") != std::string::npos ||
+         step.name.find("::set_") != std::string::npos ||
+         step.overload.find("out") != std::string::npos;
+}
+
 Threads threads_of(const Step& step) {
   if (step.kind == Kind::kAdd) return Threads::kTorchs;
   if (step.kind != Kind::kOperator) return Threads::kOne;
   if (step.own) return Threads::kTeam;
-  const bool is_view =
-      std::find(std::begin(kViews), std::end(kViews), step.name) != std::end(kViews);
-  return is_view ? Threads::kOne : Threads::kTorchs;
+  return is_view(step) ? Threads::kOne : Threads::kTorchs;
 }
 
 StableIValue bits(double value) { return torch::stable::detail::from(value); }
@@ -111,6 +120,7 @@ class Reader {
     if (!has_ended) refuse("the outputs are missing");
     note_last_uses();
     note_teams();
+    note_arena();
   }
 
   std::unique_ptr<Program> program() { return std::move(program_); }
@@ -297,6 +307,28 @@ class Reader {
       step->gathers = follows && step->threads == Threads::kTeam;
       if (step->threads != Threads::kOne) follows = step->threads == Threads::kTeam;
     }
+  }
+
+  // What is given out, or shown by a view that is, leaves the program.
+  void note_arena() {
+    program_->leaves = std::vector<std::atomic<bool>>(program_->steps.size());
+    std::vector<bool> leaves(tensors_.size(), false);
+    for (std::int32_t slot : program_->outputs) leaves[slot] = true;
+    bool is_needed = false;
+    for (std::size_t i = program_->steps.size(); i-- > 0;) {
+      const Step& step = program_->steps[i];
+      if (step.kind != Kind::kOperator) continue;  // other results are sizes, or torch's
+      const bool does = std::any_of(step.results.begin(), step.results.end(),
+                                    [&](std::int32_t slot) { return slot >= 0 && leaves[slot]; });
+      program_->leaves[i] = does;
+      if (does && is_view(step)) {
+        const auto note = [&](std::int32_t slot) { leaves[slot] = true; };
+        for (const Argument& each : step.arguments) for_each_tensor(each, note);
+      }
+      is_needed = is_needed || (step.own && !does);
+    }
+    program_->takes_arena =
+        is_needed && std::none_of(program_->steps.begin(), program_->steps.end(), changes_memory);
   }
 
   void note_last_uses() {

@@ -29,6 +29,7 @@ class Run {
     values_.resize(program.tensor_slots);
     sizes_.resize(program.size_slots);
     stack_.resize(program.largest_stack);
+    if (program.takes_arena) arena_ = Arena::take();
     const std::int64_t threads = Team::of_this_thread() ? 1 : available_threads();
     while (next_ < program.steps.size() && holds_) {
       if (threads > 1 && program.steps[next_].gathers && stays(program.steps[next_])) {
@@ -37,6 +38,17 @@ class Run {
         holds_ = run(program.steps[next_++]);
       }
     }
+  }
+
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  ~Run() {
+    if (!arena_) return;
+    values_.clear();
+    for (std::size_t step : arena_->held_steps()) program_.leaves[step] = true;
+    program_.arena_bytes = arena_->needed();
+    program_.result_bytes = arena_->asked();
   }
 
   // Whether all values were those that the program requires; there are no outputs else.
@@ -163,6 +175,10 @@ class Run {
   void call(const Step& step) {
     if (is_unseen_ && step.view != ViewKind::none && view(step)) return;
     for (std::size_t i = 0; i < step.arguments.size(); ++i) stack_[i] = boxed(step.arguments[i]);
+    const std::size_t place = &step - program_.steps.data();
+    const bool stays =
+        step.own && arena_ && !program_.leaves[place].load(std::memory_order_relaxed);
+    const Arena::Use memory(stays ? arena_.get() : nullptr, place);
     try {
       if (is_unseen_ && step.own) {
         step.own(stack_.data(), stack_.size(), step.results.size());
@@ -298,6 +314,7 @@ class Run {
   bool holds_ = true;
   std::size_t next_ = 0;
   std::exception_ptr error_;
+  Arena::Owner arena_;
   std::vector<TensorOwner> values_;
   std::vector<std::int64_t> sizes_;
   std::vector<StableIValue> stack_;
@@ -354,4 +371,10 @@ STABLE_TORCH_LIBRARY_IMPL(oxytorch, CompositeImplicitAutograd, library) {
 
 OXY_EXPORT void oxytorch_forget_program(void* program) {
   delete static_cast<oxytorch::runtime::Program*>(program);
+}
+
+OXY_EXPORT void oxytorch_program_memory(const void* program, std::int64_t* found) {
+  const auto* which = static_cast<const oxytorch::runtime::Program*>(program);
+  found[0] = which->arena_bytes;
+  found[1] = which->result_bytes;
 }

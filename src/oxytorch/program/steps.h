@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/arena.h"
 #include "program/stack.h"
 #include "program/views.h"
 
@@ -52,12 +53,24 @@ void for_each_tensor(const Argument& argument, const Function& function) {
 }
 
 struct Program {
+  Program() = default;
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  ~Program() {
+    if (takes_arena) Arena::free_idle();
+  }
+
   std::int32_t tensor_inputs = 0, size_inputs = 0;
   std::int32_t tensor_slots = 0, size_slots = 0;
   std::vector<TensorOwner> constants;  // in the slots after the inputs
   std::vector<Step> steps;
   // For the first step of each run of ours: whether several kernels of it were split last time.
   mutable std::vector<std::atomic<bool>> is_split;
+  // Steps of ours whose results are held after the call, or may be: these are not in its arena.
+  mutable std::vector<std::atomic<bool>> leaves;
+  bool takes_arena = false;  // some step of ours has results that do not leave
+  // Of the last call: bytes of its arena, and of all results that were in it.
+  mutable std::atomic<std::int64_t> arena_bytes{0}, result_bytes{0};
   std::vector<std::int32_t> outputs, size_outputs;
   std::size_t largest_stack = 1;
 };
