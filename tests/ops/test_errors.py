@@ -293,19 +293,19 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: convolution(ones(3, 4)),
     ),
     (
-        "convolution_panels: expected kernel_size of 2 numbers of at least 1, got [3]",
+        "convolution_panels: expected kernel_size of 2 numbers from 1 to 2^31 - 1, got [3]",
         lambda: convolution(IMAGES, kernel_size=[3]),
     ),
     (
-        "convolution_panels: expected stride of 2 numbers of at least 1, got [1, 0]",
+        "convolution_panels: expected stride of 2 numbers from 1 to 2^31 - 1, got [1, 0]",
         lambda: convolution(IMAGES, stride=[1, 0]),
     ),
     (
-        "convolution_panels: expected padding of 4 numbers of at least 0, got [1, 1]",
+        "convolution_panels: expected padding of 4 numbers from 0 to 2^31 - 1, got [1, 1]",
         lambda: convolution(IMAGES, padding=[1, 1]),
     ),
     (
-        "convolution_panels: expected dilation of 2 numbers of at least 1, got []",
+        "convolution_panels: expected dilation of 2 numbers from 1 to 2^31 - 1, got []",
         lambda: convolution(IMAGES, dilation=[]),
     ),
     (

@@ -467,7 +467,7 @@ def test_operators_of_exported_graphs_are_joined_too(
     program = oxytorch.optimize(_export(model, x))
     with torch.no_grad():
         _same(program(x), model(x), 1e-5 if dtype == torch.float32 else 3e-2)
-    text = str(program.packed)
+    text = str(program)
     wanted = ["relu_", "rms_norm", "oxytorch::layer_norm"] + ["oxytorch::attention"] * is_fast()
     if supports(dtype) is None:
         wanted += ["mkldnn::_convolution_pointwise", "mkldnn::_linear_pointwise"]
@@ -475,19 +475,21 @@ def test_operators_of_exported_graphs_are_joined_too(
     assert "batch_norm" not in text
 
 
-def test_weights_are_packed_in_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oxytorch.program.passes.linear.pays", lambda x, weight: True)
+def test_weights_in_the_order_of_onednn_stay_in_memory(packing_pays: Callable[..., None]) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 200)).eval()
     exported = _export(model, torch.ones(4, 256), sizes=({0: BATCH},))
     program = oxytorch.optimize(exported)
-    assert program.packed is not None and "mkldnn::" in str(program.packed)
-    assert "mkldnn::" not in str(program)
     copied, pickled = copy.deepcopy(program), pickle.loads(pickle.dumps(program))
-    assert copied.packed is program.packed and pickled.packed is None
+    if supports(torch.float32) is None:
+        assert "mkldnn::" in str(program) and copied.program is program.program
+    assert "mkldnn::" not in str(pickled) and "oxytorch::linear_panels" in str(pickled)
     with torch.no_grad():
         for x in (torch.randn(1, 256), torch.randn(7, 256)):
             for each in (program, copied, pickled):
                 _same(each(x), model(x))
+    packing_pays(True, in_panels=True)
+    program = oxytorch.optimize(exported)
+    assert program.storable() is program and "oxytorch::linear_panels" in str(program)
 
 
 def test_it_prints_its_steps() -> None:

@@ -238,7 +238,7 @@ def test_layers_of_exported_programs_are_joined(name: str, order: str) -> None:
     model, x = Layers(JOINED[name][0]).eval(), torch.randn(3, 5, 16)
     program = oxytorch.optimize(torch.export.export(model, (x,)))
     same(program(x), model(x))
-    assert SPLIT in str(program.packed)
+    assert SPLIT in str(program)
 
 
 @pytest.mark.parametrize("name", [name for name in (*JOINED, *APART) if name != "all spellings"])

@@ -139,7 +139,7 @@ def _exported(path: Path, modules: Sequence[str]) -> ExportedProgram:
 def _program(exported: ExportedProgram) -> ProgramModel:
     from .export import from_exported
 
-    return from_exported(exported)
+    return from_exported(exported, storable=True)
 
 
 def _compare(exported: ExportedProgram, target: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +23,7 @@ from ..graph.errors import CaptureError
 from . import conditions
 from .capture import Given, Outputs, steps_of
 from .conditions import Condition
+from .constants import Captured
 from .model import (
     FixedInput,
     Input,
@@ -35,9 +35,7 @@ from .model import (
     Write,
     identity,
 )
-from .passes import improve, split
-from .passes.editor import Note
-from .program import Program, Steps, Value
+from .program import Steps, Value
 from .smaller import with_smaller_ones
 from .structure import Structure
 
@@ -59,31 +57,14 @@ _ASSERTED = (
 _Found = TypeVar("_Found")
 
 
-def from_exported(exported: ExportedProgram) -> ProgramModel:
+def from_exported(exported: ExportedProgram, storable: bool = False) -> ProgramModel:
     """The model of an exported program, as a program.
+
+    storable: whether packed weights have to be plain tensors, which files can hold.
 
     Raises ValueError, which names the operator or the argument, where a program cannot hold it.
     """
-    return _imported(exported, _Import.model)
-
-
-@dataclass(frozen=True)
-class Captured:
-    """The steps of an exported program as they were captured, before any pass.
-
-    weights: its parameters and buffers, by the values that stand for them; names: theirs.
-    """
-
-    steps: Steps
-    weights: dict[Value, Tensor]
-    names: dict[Value, str]
-
-    def improved(self) -> tuple[Steps, Steps, list[Note]]:
-        """The steps after all passes, those that are done once, and what the passes did."""
-        steps = self.steps.copy()
-        before, derived, notes = _improve(steps, self.weights, [*self.weights])
-        steps.inputs = [*steps.inputs, *derived]
-        return steps, before, notes
+    return _imported(exported, lambda found: found.model(storable))
 
 
 def captured(exported: ExportedProgram) -> Captured:
@@ -115,41 +96,6 @@ def _decomposed(exported: ExportedProgram, table: dict[Any, Any]) -> ExportedPro
         ) from error
 
 
-def _plain(steps: Steps, weights: dict[Value, Tensor]) -> Program:
-    """The program that takes its weights as they are, for any process."""
-    _improve(steps, weights, ())
-    return steps.program()
-
-
-def _packed(steps: Steps, weights: dict[Value, Tensor]) -> Program | None:
-    """The program with packed weights, which only this process can have; None if it has none."""
-    if steps.has_effect:
-        return None
-    with torch.no_grad():
-        before, derived, _ = _improve(steps, weights, [*weights])
-        if not derived:
-            return None
-        made, _ = before.program()([weights[value] for value in before.inputs])
-        steps.constants |= dict(zip(derived, made, strict=True))
-        return steps.program()
-
-
-def _improve(
-    steps: Steps, weights: dict[Value, Tensor], lasting: Sequence[Value]
-) -> tuple[Steps, list[Value], list[Note]]:
-    """Run the passes with weights that are not constants; return what depends on lasting ones, the
-    values that it makes, and what the passes did."""
-    inputs = steps.inputs
-    steps.inputs = [*inputs, *weights]
-    steps.constants = {v: tensor for v, tensor in steps.constants.items() if v not in weights}
-    notes = improve(steps, lasting)
-    found = split(steps, lasting) if lasting else (Steps(), [])
-    steps.inputs = inputs
-    steps.constants |= weights
-    steps.drop_unused()
-    return *found, notes
-
-
 class _Import:
     """Writes one exported program. original: as it was before operators were decomposed."""
 
@@ -166,7 +112,10 @@ class _Import:
         """The steps, with nothing done to them."""
         self._replace_inputs(_argument_names(self._original, self._arguments()))
         steps, weights, _, _ = self._steps()
-        return Captured(steps, weights, {v: self._names[id(t)] for v, t in weights.items()})
+        return Captured(steps, weights, self._names_of(weights))
+
+    def _names_of(self, weights: dict[Value, Tensor]) -> dict[Value, str]:
+        return {value: self._names[id(tensor)] for value, tensor in weights.items()}
 
     def _arguments(self) -> Structure:
         return Structure.of(self._original.call_spec.in_spec)
@@ -184,13 +133,12 @@ class _Import:
             value.meta = tensor
         return steps, weights, outputs, computed
 
-    def model(self) -> ProgramModel:
+    def model(self, storable: bool) -> ProgramModel:
         """The program and how it is called."""
         arguments = self._arguments()
         self._replace_inputs(_argument_names(self._original, arguments))
         steps, weights, outputs, (kinds, given) = self._steps()
-        packed = _packed(steps.copy(), weights)
-        program = _plain(steps, weights)
+        own = Captured(steps, weights, self._names_of(weights))
         found = self._outputs(outputs, given)
         interface = Interface(
             arguments,
@@ -199,10 +147,7 @@ class _Import:
             *self._results(kinds, found),
             tuple(_Sizes(self._original, self._inputs).conditions()),
         )
-        names = [self._names.get(id(each), "constant") for each in program.constants]
-        return ProgramModel(
-            program, interface, [*self._state.values()], (*names, *self._state), packed
-        )
+        return own.model(interface, self._state, storable)
 
     def _replace_inputs(self, names: Sequence[str]) -> None:
         """Keep the placeholders of tensors and sizes that change; the others are constants."""

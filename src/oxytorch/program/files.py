@@ -1,7 +1,7 @@
 """Programs on disk: `oxytorch.save` and `oxytorch.load`.
 
 A file is a safetensors file, whose tensors are the constants. Its metadata: format
-("oxytorch.program"), version ("1"), description (JSON) and sha256 (of the description). The
+("oxytorch.program"), version ("2"), description (JSON) and sha256 (of the description). The
 description has
 
     program      the text of the program
@@ -48,7 +48,9 @@ from .program import Program
 from .structure import Structure
 
 FORMAT = "oxytorch.program"
-VERSION = "1"
+VERSIONS = ("2", "1")
+"""The one that is written, and those that are read. The order of weights in panels belongs to it:
+who changes `ops/panels/layout.py` needs another. Version 1 holds no panels."""
 
 _Item = TypeVar("_Item")
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
@@ -78,6 +80,7 @@ def save(model: ProgramModel | nn.Module, path: str | Path, sample_input: Any = 
         raise TypeError("save: expected no sample_input with a program")
     sources: dict[str, Tensor] = {}
     try:
+        model = model.storable()
         description = _described(model, sources)
         check(model.program.text)
     except ValueError as error:
@@ -88,7 +91,7 @@ def save(model: ProgramModel | nn.Module, path: str | Path, sample_input: Any = 
     content = json.dumps(description)
     metadata = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSIONS[0],
         "sha256": _hash(content),
         "description": content,
     }
@@ -193,7 +196,7 @@ def _exported(model: nn.Module, sample_input: Any) -> ProgramModel:
     elif isinstance(sample_input, tuple):
         args = sample_input
     with torch.no_grad():
-        return from_exported(torch.export.export(model, args, kwargs))
+        return from_exported(torch.export.export(model, args, kwargs), storable=True)
 
 
 def load(path: str | Path, *, verify: bool = False) -> ProgramModel:
@@ -226,10 +229,10 @@ def _description(file: TensorFile) -> dict[str, Any]:
             f"{file.path}: expected a file that oxytorch.save wrote, got a safetensors file of "
             f"format {str(found.get('format'))[:50]!r}"
         )
-    if found.get("version") != VERSION:
+    if found.get("version") not in VERSIONS:
         raise CheckpointError(
-            f"{file.path}: expected version {VERSION}, got {str(found.get('version'))[:50]!r}; a "
-            "newer oxytorch may read it"
+            f"{file.path}: expected version {' or '.join(VERSIONS)}, got "
+            f"{str(found.get('version'))[:50]!r}; a newer oxytorch may read it"
         )
     content = found.get("description")
     if not isinstance(content, str) or _hash(content) != found.get("sha256"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,15 +91,15 @@ class ProgramModel:
     Call it as the module that was exported. It computes no gradients. str() gives the program.
 
     state: buffers that a call writes to, the program's first inputs. names: of the program's
-    constants and then of the state. packed: the same program with packed weights, which runs in its
-    place where it is there; copies share it, files and pickles go without.
+    constants and then of the state. make_storable: where some weights are in oneDNN's order, which
+    only this process can have, makes the program without, and gives the names of its constants.
     """
 
     program: Program
     interface: Interface
     state: list[Tensor] = field(default_factory=list)
     names: tuple[str, ...] = ()
-    packed: Program | None = None
+    make_storable: Callable[[], tuple[Program, tuple[str, ...]]] | None = None
     _seen: set[tuple[Any, ...]] = field(default_factory=set)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,8 +108,7 @@ class ProgramModel:
         tensors, sizes = self._checked(leaves)
         is_cast = torch.is_autocast_enabled("cpu")
         with torch.no_grad(), torch.autocast("cpu", enabled=False) if is_cast else nullcontext():
-            run = self.program if self.packed is None else self.packed
-            made, numbers = run([*self.state, *tensors], sizes)
+            made, numbers = self.program([*self.state, *tensors], sizes)
             places = {"input": leaves, "state": self.state, "tensor": made, "size": numbers}
             for write in self.interface.writes:
                 places[write.kind][write.place].copy_(made[write.tensor])
@@ -223,12 +222,23 @@ class ProgramModel:
         if len(self._seen) < _MOST_SIZES:
             self._seen.add(shapes)
 
+    def storable(self) -> ProgramModel:
+        """The same model with plain tensors alone, which files and pickles can hold."""
+        if self.make_storable is None:
+            return self
+        program, names = self.make_storable()
+        names += self.names[len(self.program.constants) :]
+        return ProgramModel(program, self.interface, self.state, names)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "packed": None}
+        return vars(self.storable())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProgramModel:
-        program, state = copy.deepcopy((self.program, self.state), memo)
-        return ProgramModel(program, self.interface, state, self.names, self.packed)
+        if self.make_storable is None:
+            program, state = copy.deepcopy((self.program, self.state), memo)
+        else:  # torch does not copy weights in oneDNN's order, which nobody writes to
+            program, state = self.program, copy.deepcopy(self.state, memo)
+        return ProgramModel(program, self.interface, state, self.names, self.make_storable)
 
     def __str__(self) -> str:
         return self.program.text

@@ -18,7 +18,8 @@ using json::Kind;
 using json::Value;
 
 constexpr const char* kFormat = "oxytorch.program";
-constexpr const char* kVersion = "1";
+// Files of version 1 hold no weights in panels, the order of which belongs to version 2.
+constexpr const char* kVersions[] = {"2", "1"};
 
 [[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
 
@@ -177,9 +178,9 @@ class SavedProgram {
       fail("expected a file that oxytorch.save wrote, got another safetensors file");
     }
     const std::string& version = metadata.at("version", Kind::text).text;
-    if (version != kVersion) {
-      fail(std::string("expected version ") + kVersion + ", got '" + version.substr(0, 50) +
-           "'; a newer oxytorch may read it");
+    if (std::ranges::find(kVersions, version) == std::end(kVersions)) {
+      fail(std::string("expected version ") + kVersions[0] + " or 1, got '" +
+           version.substr(0, 50) + "'; a newer oxytorch may read it");
     }
     const std::string& content = metadata.at("description", Kind::text).text;
     if (sha256(content.data(), content.size()) != metadata.at("sha256", Kind::text).text) {

@@ -59,14 +59,17 @@ inline Images images_of(const Tensor& x, bool evenly = false, bool apart = false
   return found;
 }
 
+// Numbers may come from a file: sums of products of two of these do not overflow.
+inline constexpr std::int64_t kMostOfNumbers = (std::int64_t{1} << 31) - 1;
+
 inline void check_numbers(const char* op, const char* argument, const Numbers& numbers,
                           std::int64_t count, std::int64_t least) {
   bool fits = static_cast<std::int64_t>(numbers.size()) == count;
-  for (const std::int64_t number : numbers) fits &= number >= least;
+  for (const std::int64_t number : numbers) fits &= number >= least && number <= kMostOfNumbers;
   if (fits) return;
   const Extents given{numbers.data(), static_cast<std::int64_t>(numbers.size())};
   fail(op, argument,
-       "of " + std::to_string(count) + " numbers of at least " + std::to_string(least),
+       "of " + std::to_string(count) + " numbers from " + std::to_string(least) + " to 2^31 - 1",
        describe(given));
 }
 

@@ -25,6 +25,18 @@ Convolution in_one_line(Convolution call, std::int64_t stride) {
   return call;
 }
 
+// Kernels may have any size in a file.
+void check_kernel(const Convolution& call) {
+  std::int64_t features = call.channels();
+  for (const WindowDim& dim : call.windows.dims) {
+    if (features >= kMostFeatures / dim.kernel) {
+      fail(kOp, "kernel_size", "with fewer than " + std::to_string(kMostFeatures) + " in_features",
+           "more");
+    }
+    features *= dim.kernel;
+  }
+}
+
 void multiply(const Convolution& call, const Tensor& images) {
   const RowType type = row_type(call.windows.dtype, false, call.weight.codec);
   const bool are_pixels = takes_pixels(call, images);
@@ -59,6 +71,11 @@ Tensor convolution_panels(const Tensor& x, const std::string& format_name, const
          std::to_string(out_channels));
   }
   call.weight.codec = codec_of(format);
+  check_kernel(call);
+  if (out_channels >= kMostFeatures) {
+    fail(kOp, "out_channels", "below " + std::to_string(kMostFeatures),
+         std::to_string(out_channels));
+  }
   const std::int64_t in_features = call.in_features();
   const std::int64_t outputs = out_channels / groups;
   const std::int64_t padded = round_up(outputs, kPanelOutputs);

@@ -48,6 +48,20 @@ std::int64_t pixels_of(const ChunkShape& chunk, const WindowDim* dims) {
   return dims[0].kernel * phases_of(dims[1]) * phase_lines_of(dims[1], chunk.lines) * chunk.columns;
 }
 
+// Kernels count the bytes of a chunk in 32 bits, of which a dilation can ask for more.
+void check_chunk(const Convolution& call, const ChunkShape& chunk) {
+  const WindowDim* dims = call.windows.dims;
+  double bytes = 4.0 * static_cast<double>(call.channels());
+  for (const std::int64_t each :
+       {dims[0].kernel, phases_of(dims[1]), phase_lines_of(dims[1], chunk.lines), chunk.columns}) {
+    bytes *= static_cast<double>(each);
+  }
+  if (bytes >= static_cast<double>(std::int64_t{1} << 31)) {
+    fail("convolution_panels", "dilation and stride",
+         "of kernels whose lines take below 2^31 bytes", std::to_string(bytes));
+  }
+}
+
 struct LineSplit {
   ChunkShape chunk;
   std::int64_t range_panels;
@@ -65,6 +79,7 @@ LineSplit split_lines(const Convolution& call, RowType type, std::int64_t thread
     chunk.out_columns = divide_up(last.out_size, parts);
     chunk.columns = columns_of(last, chunk.out_columns);
   }
+  check_chunk(call, chunk);
   const std::int64_t line_parts = divide_up(last.out_size, chunk.out_columns);
   LineSplit best{};
   std::int64_t least = 0;

@@ -13,6 +13,7 @@ static PackPanelsArgs describe_packing(const char* op, const std::string& format
          std::to_string(out_features));
   }
   if (in_features < 1) fail(op, "in_features", "of at least 1", std::to_string(in_features));
+  check_features(op, in_features, out_features);
   return {
       .values = nullptr,
       .panels = nullptr,

@@ -116,12 +116,20 @@ static void check_groups(const char* op, std::int64_t in_features, std::int64_t 
        std::to_string(groups) + " groups");
 }
 
+void check_features(const char* op, std::int64_t in_features, std::int64_t out_features) {
+  if (std::max(in_features, out_features) < kMostFeatures) return;
+  fail(op, "panels",
+       "of fewer than " + std::to_string(kMostFeatures) + " in_features and out_features",
+       std::to_string(in_features) + " and " + std::to_string(out_features));
+}
+
 PanelsArgs describe_weight(const char* op, const PanelFormat& format, const PanelTensors& tensors,
                            std::int64_t in_features, std::int64_t out_features, bool gated,
                            PanelCopies& copies) {
   static const std::int32_t byte = aoti_torch_dtype_uint8();
   static const std::int32_t half = aoti_torch_dtype_float16();
   static const std::int32_t single = aoti_torch_dtype_float32();
+  check_features(op, in_features, out_features);
   const std::int64_t panels = panels_of(out_features, gated);
   PanelsArgs weight{
       .panels = nullptr,

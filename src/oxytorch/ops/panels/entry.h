@@ -34,6 +34,12 @@ struct PanelCopies {
 
 inline bool has_codes(const PanelFormat& format) { return format.bits < 16; }
 
+// Features of a weight, below which the sizes of panels do not overflow.
+inline constexpr std::int64_t kMostFeatures = std::int64_t{1} << 29;
+
+// Numbers of features may come from a file.
+void check_features(const char* op, std::int64_t in_features, std::int64_t out_features);
+
 // Of one panel.
 std::int64_t panel_bytes(const PanelFormat& format, std::int64_t in_features);
 

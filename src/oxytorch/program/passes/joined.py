@@ -253,12 +253,13 @@ def _replace(editor: Editor, group: Sequence[_Layer], weight: Value, makes_weigh
         target, rest = first.after.target, first.after.arguments[1:]
         before, made = made, Value(meta=full)
         steps.append(Step(target, [before, *rest], [made]))
-    results = [layer.result for layer in group]
+    # Other copies of the steps know the layers' own values, which lie otherwise.
+    results = [Value(meta=own) for own in full.split(sizes, -1)]
     words = [str(size) for size in sizes]
     steps.append(Step(SPLIT, [made, words, "-1"], results, returns_list=True, is_view=True))
-    for value, own in zip(results, full.split(sizes, -1), strict=True):
-        value.meta = own
     editor.replace(first.step, *steps)
+    for layer, own in zip(group, results, strict=True):
+        editor.redirect(layer.result, own)
     for step in (*(layer.step for layer in others), *(layer.after for layer in group)):
         if step is not None:
             editor.replace(step)
