@@ -437,6 +437,8 @@ def test_a_module_is_exported_with_its_sample(tmp_path: Path) -> None:
         torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
     with pytest.raises(TypeError, match="save: expected no sample_input with a program"):
         oxytorch.save(loaded, path, sample_input=x)
+    with pytest.raises(ValueError, match=r"save: expected model in evaluation mode"):
+        oxytorch.save(model.train(), path, sample_input=x)
 
 
 def test_only_programs_are_saved(tmp_path: Path) -> None:

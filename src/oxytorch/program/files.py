@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from ..core.errors import CheckpointError
 from ..core.tensor_file import DTYPES, Source, TensorFile, bytes_of, write
+from ..rewriting.refusals import check_evaluation
 from . import conditions
 from .check import Counts, check
 from .model import (
@@ -67,9 +68,11 @@ def save(model: ProgramModel | nn.Module, path: str | Path, sample_input: Any = 
     with `dynamic_shapes` for others.
 
     Raises TypeError if `model` is neither or the sample is missing or not wanted, ValueError if the
-    file cannot hold it, and torch's errors where a module cannot be exported.
+    module is in training mode or the file cannot hold it, and torch's errors where a module cannot
+    be exported.
     """
     if isinstance(model, nn.Module) and sample_input is not None:
+        check_evaluation("save", model)
         model = _exported(model, sample_input)
     elif not isinstance(model, ProgramModel):
         raise TypeError(

@@ -123,9 +123,10 @@ class ProgramModel:
         try:
             if len(args) != len(positional.parts):
                 also = f" and the keyword arguments {[*kwargs]}" if kwargs else ""
+                wanted = f" and the keyword arguments {[*named.keys]}" if named.keys else ""
                 raise TypeError(
-                    f"expected {len(positional.parts)} positional arguments, got {len(args)}{also}"
-                    f"; {_AS_THE_EXAMPLE}"
+                    f"expected {len(positional.parts)} positional arguments{wanted}, got "
+                    f"{len(args)}{also}; {_AS_THE_EXAMPLE}"
                 )
             if {*kwargs} != {*named.keys}:
                 raise TypeError(
