@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -285,3 +286,68 @@ def test_messages_name_what_is_wrong(program: Path, small: bytes, tmp_path: Path
             files[-1].write_bytes(content)
     for part, said in zip(cases, _opened(program, files), strict=True):
         assert part in said
+
+
+class _Packed(nn.Module):
+    """Layers whose weights lie in panels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.depth = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3, groups=32)
+        self.out = nn.Linear(32, 1024)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.out(F.relu(self.depth(F.relu(self.image(x)))).mean((2, 3))))
+
+
+@pytest.fixture
+def packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing_pays: Callable[..., None]
+) -> Path:
+    monkeypatch.setattr("oxytorch.rewriting.measure.TIMED", False)
+    packing_pays(True, own=True)
+    path = tmp_path / "packed.oxy"
+    oxytorch.save(_Packed().eval(), path, sample_input=torch.randn(2, 3, 8, 8))
+    return path
+
+
+def test_packed_weights_are_read_from_the_file(program: Path, packed: Path, tmp_path: Path) -> None:
+    text = str(oxytorch.load(packed))
+    for name in ("linear_panels", "convolution_panels", "depthwise_convolution"):
+        assert f"oxytorch::{name} " in text
+    _compare(program, packed, (torch.randn(2, 3, 8, 8),), tmp_path)
+    first = packed.read_bytes().replace(b'"version": "2"', b'"version": "1"')
+    packed.write_bytes(first)
+    assert _opened(program, [packed]) == ["ok"]
+
+
+def test_packed_weights_of_another_size_are_never_read(
+    program: Path, packed: Path, tmp_path: Path
+) -> None:
+    content, word = packed.read_bytes(), _written(torch.randn(2, 3, 8, 8), tmp_path / "x")
+    lines = str(oxytorch.load(packed)).split("\n")
+    numbers, forged = random.Random(0), tmp_path / "forged.oxy"
+    steps = [
+        line for line in lines if (" = oxytorch::" in line and "[" in line) or "_panels" in line
+    ]
+    refused = 0
+    for _ in range(40):
+        step = numbers.choice(steps)
+        words = step.split(" ")
+        places = [place for place, each in enumerate(words) if each.isdigit()]
+        words[numbers.choice(places)] = str(numbers.choice([0, 2, 5, 1 << 29, 1 << 31, 1 << 62]))
+        change = json.dumps(step)[1:-1], json.dumps(" ".join(words))[1:-1]
+        forged.write_bytes(_forged(content, lambda text, change=change: text.replace(*change)))
+        done = _run(program, "run", str(forged), str(tmp_path / "out"), word)
+        refused += done.returncode
+        assert done.returncode == 0 or done.stdout.startswith("error: ")
+    assert refused > 20
+
+    def shuffled(text: str) -> str:
+        description = json.loads(text)
+        numbers.shuffle(description["constants"])
+        return json.dumps(description)
+
+    for _ in range(10):
+        forged.write_bytes(_forged(content, shuffled))
+        _run(program, "run", str(forged), str(tmp_path / "out"), word)  # which fails if it crashes
