@@ -180,7 +180,7 @@ LAYERS = [
     {"isa", "core", "gpu", "math_mode", "verbose"},
     {"ops"},
     {"rewriting", "graph"},
-    {"program", "graph.explain", "graph.__init__"},
+    {"program", "graph.explain", "graph.memory", "graph.__init__"},
     {"optimize", "optim"},
     {"quantization"},
     {"llm"},
