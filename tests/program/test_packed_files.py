@@ -292,9 +292,7 @@ def little_memory() -> Iterator[None]:
     """At most 2 GiB more than now: what asks for more gets torch's error, not the kernel's."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(
-        resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 30), before[1])
-    )
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 30), before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
 
