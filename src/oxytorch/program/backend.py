@@ -19,7 +19,8 @@ from torch._C import DispatchKey
 from torch._guards import TracingContext
 
 from ..graph.errors import CaptureError
-from .capture import RESAMPLING, Outputs, steps_of
+from .capture import Outputs, steps_of
+from .other_operators import RESAMPLING
 from .placed import Placed, UnsettledError
 from .program import Program, Steps, Value
 from .smaller import smaller_ones

@@ -8,7 +8,7 @@ become tensors without dimensions, which give the same dtypes and values.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,10 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError, UnfitError
+from .other_operators import SPECIAL, meta_of
 from .program import Argument, Some, Step, Steps, Value
 from .tape import in_order, is_random
-from .words import DTYPES_OF, holds, name_of_dtype, word_of
+from .words import DTYPES_OF, holds, word_of
 
 _aten = torch.ops.aten
 
@@ -74,33 +75,6 @@ _OF_TENSORS: dict[Any, Any] = {
 _CHOICES = (_aten.where.self, _aten.masked_fill.Tensor)
 """Operators one of whose tensors says where, and has no part in the result's dtype."""
 
-_SUMS = {
-    _aten.add.Tensor: 1,
-    _aten.add.Scalar: 1,
-    _aten.sub.Tensor: -1,
-    _aten.sub.Scalar: -1,
-    _aten.rsub.Tensor: -1,
-    _aten.rsub.Scalar: -1,
-}
-
-RESAMPLING = tuple(
-    getattr(getattr(_aten, f"upsample_{kind}"), overload)
-    for kind in (
-        "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d",
-    )
-    for overload in ("vec", "default")
-) + tuple(
-    getattr(getattr(_aten, f"_upsample_{kind}_aa"), overload)
-    for kind in ("bilinear2d", "bicubic2d")
-    for overload in ("vec", "default")
-)  # fmt: skip
-"""Operators of `interpolate`, for which torch has Python code of many small ones."""
-
-_PADS = tuple(
-    getattr(_aten, f"{kind}_pad{dims}d").default
-    for kind in ("reflection", "replication")
-    for dims in (1, 2, 3)
-)
 _ASSERTIONS = (_aten._assert_scalar.default, _aten._assert_tensor_metadata.default)
 """What the guards of who captured the graph have seen to."""
 
@@ -149,8 +123,10 @@ class Capture:
 
     def __init__(self, graph: fx.GraphModule | None = None) -> None:
         self._graph = graph
-        self._values: dict[fx.Node, Any] = {}
-        self._transposed: dict[Value, Value] = {}
+        self.values: dict[fx.Node, Any] = {}
+        """What each node makes."""
+        self.transposed: dict[Value, Value] = {}
+        """The matrices that values are the transposes of."""
         self._numbers: dict[tuple[Any, torch.dtype], Value] = {}
         self.steps = Steps()
         self.outputs: Outputs = []
@@ -158,9 +134,9 @@ class Capture:
     def add(self, node: fx.Node) -> None:
         """Write the steps of a node."""
         if node.op == "placeholder":
-            self._values[node] = self._input(node)
+            self.values[node] = self._input(node)
         elif node.op == "get_attr":
-            self._values[node] = self._attribute(node)
+            self.values[node] = self._attribute(node)
         elif node.op == "output":
             (found,) = node.args
             assert isinstance(found, Sequence)
@@ -170,15 +146,15 @@ class Capture:
         elif isinstance(node.target, torch._ops.OpOverload):
             self._operator(node)
         else:
-            self._values[node] = self._of_sizes(node)
+            self.values[node] = self._of_sizes(node)
 
     def skip(self, node: fx.Node) -> None:
         """Go on behind an operator that cannot be written, to see which others there are."""
         meta: Any = node.meta.get("val")
         many = isinstance(meta, list | tuple)
         made = [Value(not isinstance(each, Tensor)) for each in (meta if many else (meta,))]
-        self._values[node] = made if many else made[0]
-        _note(self._values[node], meta)
+        self.values[node] = made if many else made[0]
+        _note(self.values[node], meta)
 
     def _input(self, node: fx.Node) -> Value:
         kind = node.meta.get("val")
@@ -198,15 +174,16 @@ class Capture:
             found = getattr(found, name)
         if not isinstance(found, Tensor):
             raise CaptureError(f"{node.target} is a {type(found).__name__}")
-        return self._constant(found)
+        return self.constant(found)
 
-    def _constant(self, tensor: Tensor) -> Value:
+    def constant(self, tensor: Tensor) -> Value:
+        """The value of a constant, which this tensor is."""
         value = Value()
         self.steps.constants[value] = tensor
         return value
 
     def _output(self, found: Any) -> Any:
-        value = self._values[found] if isinstance(found, fx.Node) else found
+        value = self.values[found] if isinstance(found, fx.Node) else found
         if value is None or isinstance(value, Value | int):
             return value
         raise CaptureError(f"an output is a {type(value).__name__}")
@@ -214,29 +191,31 @@ class Capture:
     def _of_sizes(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
             results, index = node.args
-            return self._values[results][index]  # type: ignore[index]
+            return self.values[results][index]  # type: ignore[index]
         if node.target is operator.neg:
-            return self._emit("*", [self._size(node.args[0]), "-1"], Value(is_size=True))
+            return self.emit("*", [self.size(node.args[0]), "-1"], Value(is_size=True))
         if node.target is torch.sym_sum:
             (parts,) = node.args
-            total, *rest = [self._size(part) for part in parts]  # type: ignore[union-attr]
+            total, *rest = [self.size(part) for part in parts]  # type: ignore[union-attr]
             for part in rest:
-                total = self._emit("+", [total, part], Value(is_size=True))
+                total = self.emit("+", [total, part], Value(is_size=True))
             return total
         sign = _ARITHMETIC.get(node.target)
         if sign is None or node.kwargs or len(node.args) != 2:
             raise CaptureError(f"it computes sizes with {node.target}")
-        return self._emit(sign, [self._size(a) for a in node.args], Value(is_size=True))
+        return self.emit(sign, [self.size(a) for a in node.args], Value(is_size=True))
 
-    def _size(self, argument: Any) -> Argument:
-        value = self._values[argument] if isinstance(argument, fx.Node) else argument
+    def size(self, argument: Any) -> Argument:
+        """A size: a value of the program, or a number as it is written."""
+        value = self.values[argument] if isinstance(argument, fx.Node) else argument
         if isinstance(value, Value) and value.is_size:
             return value
         if type(value) is int:
             return str(value)
         raise CaptureError(f"a size is a {type(value).__name__}")
 
-    def _emit(self, target: str, arguments: Sequence[Argument], result: Value) -> Value:
+    def emit(self, target: str, arguments: Sequence[Argument], result: Value) -> Value:
+        """Write a step with one result, and return that."""
         self.steps.steps.append(Step(target, arguments, [result]))
         return result
 
@@ -245,17 +224,15 @@ class Capture:
         if func in _ASSERTIONS:
             return
         arguments = in_order(func, node.args, node.kwargs)
-        special = _SPECIAL.get(func)
+        special = SPECIAL.get(func)
         found = None if special is None else special(self, node, *arguments)
-        if found is None and func in _SUMS:
-            found = self._sum(node, func, *arguments)
         if found is None and func in _OF_TENSORS:
             found = self._of_tensors(node, _OF_TENSORS[func], arguments)
-        made = self._call(node, func, arguments) if found is None else found
-        self._values[node] = made
+        made = self.call(node, func, arguments) if found is None else found
+        self.values[node] = made
         _note(made, node.meta.get("val"))
 
-    def _call(self, node: fx.Node, func: Any, arguments: Sequence[Any]) -> Any:
+    def call(self, node: fx.Node, func: Any, arguments: Sequence[Any]) -> Any:
         """One step for one operator; its results."""
         schema = func._schema
         words = [
@@ -294,25 +271,25 @@ class Capture:
             inner = kind.getElementType()
             return [self._argument(item, inner, func, all_given) for item in value]
         if name == "TensorType":
-            return self._tensor(value, all_given, func)
+            return self.tensor(value, all_given, func)
         if isinstance(value, fx.Node):
-            return self._size(value)
+            return self.size(value)
         word = word_of(value, name)
         if word is None:
             raise CaptureError(f"{func} is given {value!r}, which a program cannot hold")
         return word
 
-    def _tensor(self, value: Any, all_given: Sequence[Any], func: Any = None) -> Value:
+    def tensor(self, value: Any, all_given: Sequence[Any], func: Any = None) -> Value:
         """A tensor; a number where a tensor is expected becomes one beside the other tensors."""
         if isinstance(value, fx.Node):
-            found = self._values[value]
+            found = self.values[value]
             if not isinstance(found, Value) or found.is_size:
                 raise CaptureError("a size is given as a tensor")
             return found
         if isinstance(value, bool | int | float | complex):
             if func in _CHOICES:
                 all_given = all_given[1:] if func is _aten.where.self else all_given[:1]
-            return self._number(value, [m for m in map(_meta, all_given) if m is not None])
+            return self._number(value, [m for m in map(meta_of, all_given) if m is not None])
         raise CaptureError(f"{value!r} is given as a tensor")
 
     def _number(self, number: complex, beside: Sequence[Tensor]) -> Value:
@@ -326,174 +303,12 @@ class Capture:
             if all(torch.result_type(b, tensor) == torch.result_type(b, number) for b in beside):
                 key = (repr(number), dtype)
                 if key not in self._numbers:
-                    self._numbers[key] = self._constant(tensor)
+                    self._numbers[key] = self.constant(tensor)
                 return self._numbers[key]
         raise CaptureError(f"the number {number!r} gives a dtype that no tensor gives")
 
     def _of_tensors(self, node: fx.Node, func: Any, given: Sequence[Any]) -> Any:
-        return self._call(node, func, given[: len(func._schema.arguments)])
-
-    def _sum(self, node: fx.Node, func: Any, a: Any, b: Any, alpha: Any = 1) -> Value:
-        """a + alpha b and its like."""
-        if func in (_aten.rsub.Tensor, _aten.rsub.Scalar):
-            a, b = b, a
-        given = [a, b]
-        first, second = (self._tensor(each, given) for each in given)
-        if isinstance(alpha, complex | fx.Node):
-            raise CaptureError(f"{func} with a factor that is complex or a size")
-        factor = alpha * _SUMS[func]
-        if node.meta["val"].dtype.is_floating_point or node.meta["val"].dtype.is_complex:
-            return self._emit("add", [first, second, repr(float(factor))], Value())
-        # The sum of integers takes no factor of floating point.
-        if factor not in (1, -1) or node.meta["val"].dtype == torch.bool:
-            raise CaptureError(f"{func} of integers with a factor")
-        if factor == -1:
-            second = self._emit("aten::neg", [second], Value())
-        parts: list[Value | None] = [Value(), Value()]
-        pair: Argument = [first, second]
-        self.steps.steps.append(Step("aten::broadcast_tensors", [pair], parts, returns_list=True))
-        stacked = self._emit("aten::stack", [parts, "0"], Value())
-        dtype = Some(name_of_dtype(node.meta["val"].dtype))
-        return self._emit("aten::sum.dim_IntList", [stacked, Some(["0"]), "false", dtype], Value())
-
-    def _linear(self, node: fx.Node, bias: Any, x: Any, weight: Any, *factors: Any) -> Any:
-        """addmm(bias, x, weight.t()) is a linear layer."""
-        if factors != (1, 1) or len(_meta(bias).shape) != 1:
-            raise CaptureError("addmm with factors or a bias of two dimensions")
-        matrix = self._values[weight]
-        own = self._transposed.get(matrix)
-        if own is None:
-            own = self._emit("aten::t", [matrix], Value(meta=_meta(weight).t()))
-        words = [self._values[x], own, Some(self._values[bias])]
-        return self._emit("aten::linear", words, Value())
-
-    def _power(self, node: fx.Node, x: Any, exponent: Any) -> Any:
-        """The exponents for which torch calls no `pow`."""
-        own = self._values[x]
-        if exponent == 0.5:
-            return self._emit("aten::sqrt", [own], Value())
-        if exponent not in (2, 3):
-            return None
-        square = self._emit("aten::mul.Tensor", [own, own], Value())
-        return square if exponent == 2 else self._emit("aten::mul.Tensor", [square, own], Value())
-
-    def _refused(self, node: fx.Node, *_: Any) -> Any:
-        raise CaptureError(f"the library's way into torch cannot pass the sizes of {node.target}")
-
-    def _clamped(self, node: fx.Node, x: Any, low: Any = None, high: Any = None) -> Any:
-        """By operators with fast loops for one number: that of clamp with tensors has none."""
-        found = self._values[x]
-        if (low, high) == (0, 6) and _meta(x).is_floating_point():
-            return self._emit("aten::relu6", [found], Value())
-        for name, bound in (("aten::maximum", low), ("aten::minimum", high)):
-            if bound is not None:
-                number = self._tensor(bound, [x])
-                found = self._emit(name, [found, number], Value())
-        return found
-
-    def _clamped_above(self, node: fx.Node, x: Any, high: Any) -> Any:
-        return self._clamped(node, x, None, high)
-
-    def _padded(self, node: fx.Node, x: Any, pad: Any, value: Any) -> Any:
-        sizes = [self._size(each) for each in pad]
-        words = [self._values[x], sizes, '"constant"', Some(word_of(value, "FloatType"))]
-        return self._emit("aten::pad", words, Value())
-
-    def _reflected(self, node: fx.Node, x: Any, pad: Any) -> Any:
-        """By `pad`, since the operators for each number of dimensions take plain integers."""
-        kind = "reflect" if "reflection" in str(node.target) else "replicate"
-        words = [self._values[x], [self._size(each) for each in pad], f'"{kind}"', "none"]
-        return self._emit("aten::pad", words, Value())
-
-    def _scattered(self, node: fx.Node, x: Any, dim: Any, index: Any, value: Any) -> Any:
-        """Of a number, as a tensor of the index's shape."""
-        if not isinstance(value, bool | int | float):
-            raise CaptureError(f"{node.target} of a {type(value).__name__}")
-        one = self._constant(torch.tensor(value, dtype=_meta(x).dtype))
-        places = self._values[index]
-        size = [self._extent(places, place) for place in range(_meta(index).dim())]
-        source = self._emit("aten::expand", [one, size, "false"], Value())
-        words = [self._values[x], str(dim), places, source]
-        return self._emit("aten::scatter.src", words, Value())
-
-    def _batched(self, node: fx.Node, sum_: Any, a: Any, b: Any, *factors: Any) -> Any:
-        if factors != (1, 1):
-            raise CaptureError("baddbmm with factors")
-        product = self._emit("aten::bmm", [self._values[a], self._values[b]], Value())
-        return self._emit("add", [self._values[sum_], product, "1.0"], Value())
-
-    def _transpose(self, node: fx.Node, x: Any, *dims: Any) -> Any:
-        found = self._call(node, node.target, [x, *dims])
-        if not dims or (len(_meta(x).shape) == 2 and dims in (([1, 0],), (0, 1), (1, 0))):
-            self._transposed[found] = self._values[x]
-        return found
-
-    def _full(self, node: fx.Node, size: Any, value: Any, *_: Any) -> Any:
-        meta = node.meta["val"]
-        if isinstance(size, fx.Node):  # full_like
-            size = [self._extent(self._values[size], place) for place in range(meta.dim())]
-        else:
-            size = [self._size(each) for each in size]
-        if isinstance(value, fx.Node):
-            raise CaptureError(f"{node.target} of a size")
-        one = self._constant(torch.tensor(value, dtype=meta.dtype))
-        expanded = self._emit("aten::expand", [one, size, "false"], Value())
-        return self._emit("aten::clone", [expanded, Some("=contiguous_format")], Value())
-
-    def _extent(self, tensor: Value, place: int) -> Value:
-        return self._emit("size", [tensor, str(place)], Value(is_size=True))
-
-    def _size_of(self, node: fx.Node, x: Any, place: Any) -> Value:
-        return self._extent(self._values[x], place)
-
-    def _scalar(self, node: fx.Node, value: Any, *_: Any) -> Value:
-        if isinstance(value, fx.Node):
-            raise CaptureError("a size becomes a tensor")
-        return self._own(torch.tensor(value, dtype=node.meta["val"].dtype))
-
-    def _own(self, tensor: Tensor) -> Value:
-        """A new tensor at each call, which may be returned and written to."""
-        return self._emit("aten::clone", [self._constant(tensor), "none"], Value())
-
-    def _arange(self, node: fx.Node, *given: Any) -> Value:
-        start, end, step = {5: (0, given[0], 1), 6: (given[0], given[1], 1)}.get(
-            len(given), given[:3]
-        )
-        dtype = node.meta["val"].dtype
-        if not any(isinstance(each, fx.Node) for each in (start, end, step)):
-            return self._own(torch.arange(start, end, step, dtype=dtype))
-        if (start, step) != (0, 1) or dtype.is_floating_point:
-            raise CaptureError("arange of sizes that does not begin with 0")
-        # -1, -2, ... with all bits turned is 0, 1, ...
-        one = self._constant(torch.tensor(-1, dtype=dtype))
-        ones = self._emit("aten::expand", [one, [self._size(end)], "false"], Value())
-        sums = self._emit("aten::cumsum", [ones, "0", Some(name_of_dtype(dtype))], Value())
-        return self._emit("aten::bitwise_not", [sums], Value())
-
-
-_SPECIAL: dict[Any, Callable[..., Any]] = {
-    _aten.addmm.default: Capture._linear,
-    _aten.baddbmm.default: Capture._batched,
-    _aten.constant_pad_nd.default: Capture._padded,
-    _aten.pow.Tensor_Scalar: Capture._power,
-    **dict.fromkeys(_PADS, Capture._reflected),
-    _aten.scatter.value: Capture._scattered,
-    _aten.clamp.default: Capture._clamped,
-    _aten.clamp_min.default: Capture._clamped,
-    _aten.clamp_max.default: Capture._clamped_above,
-    _aten.hardtanh.default: Capture._clamped,
-    _aten.t.default: Capture._transpose,
-    _aten.permute.default: Capture._transpose,
-    _aten.transpose.int: Capture._transpose,
-    _aten.full.default: Capture._full,
-    _aten.full_like.default: Capture._full,
-    **dict.fromkeys(RESAMPLING, Capture._refused),
-    _aten.sym_size.int: Capture._size_of,
-    _aten.scalar_tensor.default: Capture._scalar,
-    _aten.arange.default: Capture._arange,
-    _aten.arange.start: Capture._arange,
-    _aten.arange.start_step: Capture._arange,
-}
+        return self.call(node, func, given[: len(func._schema.arguments)])
 
 
 def _note(made: Any, meta: Any) -> None:
@@ -510,8 +325,3 @@ def _taken(node: fx.Node) -> set[int]:
     if any(user.target is not operator.getitem for user in node.users):
         return {*range(len(node.meta["val"]))}
     return {user.args[1] for user in node.users}  # type: ignore[misc]
-
-
-def _meta(value: Any) -> Any:
-    found = value.meta.get("val") if isinstance(value, fx.Node) else None
-    return found if isinstance(found, Tensor) else None

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from ..graph.errors import UnfitError
-from .capture import RESAMPLING
+from .other_operators import RESAMPLING
 
 _aten = torch.ops.aten
 

@@ -123,7 +123,7 @@ class Stretch(Capture):
         for output, part in zip(outputs, parts, strict=True):
             if part is not call:
                 self.add(part)
-            found = self._values[part]
+            found = self.values[part]
             if isinstance(found, Value):
                 self._name(output, part, found)
             else:
@@ -159,7 +159,7 @@ class Stretch(Capture):
             part = self._fx.create_node("call_function", operator.getitem, (call, place), {})
             part.meta["val"] = call.meta["val"][place]
             self.add(part)
-            self._name(output, part, self._values[part])
+            self._name(output, part, self.values[part])
         return True
 
     def _name(self, output: Any, node: fx.Node, value: Value) -> None:
@@ -192,7 +192,7 @@ class Stretch(Capture):
             found = self._fx.create_node("placeholder", f"v{value.unique()}")
             found.meta["val"] = meta
             own = self._standing.get(value.unique())
-            self._values[found] = self._value(value) if own is None else own
+            self.values[found] = self._value(value) if own is None else own
             self._nodes[value.unique()] = found
         return found
 
@@ -208,7 +208,7 @@ class Stretch(Capture):
         if value.node().kind() == "prim::Constant" and value.type().kind() == "TensorType":
             tensor = value.toIValue()
             if isinstance(self._metas.of(value), Tensor):
-                made = self._constant(tensor)
+                made = self.constant(tensor)
                 made.meta = tensor
                 return self._named(value, made)
         made = self._new(value)

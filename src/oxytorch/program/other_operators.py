@@ -1,0 +1,235 @@
+"""Operators that a program calls by other operators, and how they are written.
+
+Those that torch's C shims do not pass, and those for which torch itself calls another or which a
+step says better. A function returns what the node makes; None where its own operator will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from ..graph.errors import CaptureError
+from .program import Argument, Some, Step, Value
+from .words import name_of_dtype, word_of
+
+if TYPE_CHECKING:
+    from .capture import Capture
+
+_aten = torch.ops.aten
+
+_SUMS = {
+    _aten.add.Tensor: 1,
+    _aten.add.Scalar: 1,
+    _aten.sub.Tensor: -1,
+    _aten.sub.Scalar: -1,
+    _aten.rsub.Tensor: -1,
+    _aten.rsub.Scalar: -1,
+}
+
+RESAMPLING = tuple(
+    getattr(getattr(_aten, f"upsample_{kind}"), overload)
+    for kind in (
+        "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d",
+    )
+    for overload in ("vec", "default")
+) + tuple(
+    getattr(getattr(_aten, f"_upsample_{kind}_aa"), overload)
+    for kind in ("bilinear2d", "bicubic2d")
+    for overload in ("vec", "default")
+)  # fmt: skip
+"""Operators of `interpolate`, for which torch has Python code of many small ones."""
+
+_PADS = tuple(
+    getattr(_aten, f"{kind}_pad{dims}d").default
+    for kind in ("reflection", "replication")
+    for dims in (1, 2, 3)
+)
+
+
+def meta_of(value: Any) -> Any:
+    """The tensor without memory that says what a node makes; None if it makes no tensor."""
+    found = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return found if isinstance(found, Tensor) else None
+
+
+def _sum(capture: Capture, node: fx.Node, a: Any, b: Any, alpha: Any = 1) -> Value:
+    """a + alpha b and its like."""
+    func: Any = node.target
+    if func in (_aten.rsub.Tensor, _aten.rsub.Scalar):
+        a, b = b, a
+    given = [a, b]
+    first, second = (capture.tensor(each, given) for each in given)
+    if isinstance(alpha, complex | fx.Node):
+        raise CaptureError(f"{func} with a factor that is complex or a size")
+    factor = alpha * _SUMS[func]
+    if node.meta["val"].dtype.is_floating_point or node.meta["val"].dtype.is_complex:
+        return capture.emit("add", [first, second, repr(float(factor))], Value())
+    # The sum of integers takes no factor of floating point.
+    if factor not in (1, -1) or node.meta["val"].dtype == torch.bool:
+        raise CaptureError(f"{func} of integers with a factor")
+    if factor == -1:
+        second = capture.emit("aten::neg", [second], Value())
+    parts: list[Value | None] = [Value(), Value()]
+    pair: Argument = [first, second]
+    capture.steps.steps.append(Step("aten::broadcast_tensors", [pair], parts, returns_list=True))
+    stacked = capture.emit("aten::stack", [parts, "0"], Value())
+    dtype = Some(name_of_dtype(node.meta["val"].dtype))
+    return capture.emit("aten::sum.dim_IntList", [stacked, Some(["0"]), "false", dtype], Value())
+
+
+def _linear(capture: Capture, node: fx.Node, bias: Any, x: Any, weight: Any, *factors: Any) -> Any:
+    """addmm(bias, x, weight.t()) is a linear layer."""
+    if factors != (1, 1) or len(meta_of(bias).shape) != 1:
+        raise CaptureError("addmm with factors or a bias of two dimensions")
+    matrix = capture.values[weight]
+    own = capture.transposed.get(matrix)
+    if own is None:
+        own = capture.emit("aten::t", [matrix], Value(meta=meta_of(weight).t()))
+    words = [capture.values[x], own, Some(capture.values[bias])]
+    return capture.emit("aten::linear", words, Value())
+
+
+def _power(capture: Capture, node: fx.Node, x: Any, exponent: Any) -> Any:
+    """The exponents for which torch calls no `pow`."""
+    own = capture.values[x]
+    if exponent == 0.5:
+        return capture.emit("aten::sqrt", [own], Value())
+    if exponent not in (2, 3):
+        return None
+    square = capture.emit("aten::mul.Tensor", [own, own], Value())
+    return square if exponent == 2 else capture.emit("aten::mul.Tensor", [square, own], Value())
+
+
+def _refused(capture: Capture, node: fx.Node, *_: Any) -> Any:
+    raise CaptureError(f"the library's way into torch cannot pass the sizes of {node.target}")
+
+
+def _clamped(capture: Capture, node: fx.Node, x: Any, low: Any = None, high: Any = None) -> Any:
+    """By operators with fast loops for one number: that of clamp with tensors has none."""
+    found = capture.values[x]
+    if (low, high) == (0, 6) and meta_of(x).is_floating_point():
+        return capture.emit("aten::relu6", [found], Value())
+    for name, bound in (("aten::maximum", low), ("aten::minimum", high)):
+        if bound is not None:
+            number = capture.tensor(bound, [x])
+            found = capture.emit(name, [found, number], Value())
+    return found
+
+
+def _clamped_above(capture: Capture, node: fx.Node, x: Any, high: Any) -> Any:
+    return _clamped(capture, node, x, None, high)
+
+
+def _padded(capture: Capture, node: fx.Node, x: Any, pad: Any, value: Any) -> Any:
+    sizes = [capture.size(each) for each in pad]
+    words = [capture.values[x], sizes, '"constant"', Some(word_of(value, "FloatType"))]
+    return capture.emit("aten::pad", words, Value())
+
+
+def _reflected(capture: Capture, node: fx.Node, x: Any, pad: Any) -> Any:
+    """By `pad`, since the operators for each number of dimensions take plain integers."""
+    kind = "reflect" if "reflection" in str(node.target) else "replicate"
+    words = [capture.values[x], [capture.size(each) for each in pad], f'"{kind}"', "none"]
+    return capture.emit("aten::pad", words, Value())
+
+
+def _scattered(capture: Capture, node: fx.Node, x: Any, dim: Any, index: Any, value: Any) -> Any:
+    """Of a number, as a tensor of the index's shape."""
+    if not isinstance(value, bool | int | float):
+        raise CaptureError(f"{node.target} of a {type(value).__name__}")
+    one = capture.constant(torch.tensor(value, dtype=meta_of(x).dtype))
+    places = capture.values[index]
+    size = [_extent(capture, places, place) for place in range(meta_of(index).dim())]
+    source = capture.emit("aten::expand", [one, size, "false"], Value())
+    words = [capture.values[x], str(dim), places, source]
+    return capture.emit("aten::scatter.src", words, Value())
+
+
+def _batched(capture: Capture, node: fx.Node, sum_: Any, a: Any, b: Any, *factors: Any) -> Any:
+    if factors != (1, 1):
+        raise CaptureError("baddbmm with factors")
+    product = capture.emit("aten::bmm", [capture.values[a], capture.values[b]], Value())
+    return capture.emit("add", [capture.values[sum_], product, "1.0"], Value())
+
+
+def _transpose(capture: Capture, node: fx.Node, x: Any, *dims: Any) -> Any:
+    found = capture.call(node, node.target, [x, *dims])
+    if not dims or (len(meta_of(x).shape) == 2 and dims in (([1, 0],), (0, 1), (1, 0))):
+        capture.transposed[found] = capture.values[x]
+    return found
+
+
+def _full(capture: Capture, node: fx.Node, size: Any, value: Any, *_: Any) -> Any:
+    meta = node.meta["val"]
+    if isinstance(size, fx.Node):  # full_like
+        size = [_extent(capture, capture.values[size], place) for place in range(meta.dim())]
+    else:
+        size = [capture.size(each) for each in size]
+    if isinstance(value, fx.Node):
+        raise CaptureError(f"{node.target} of a size")
+    one = capture.constant(torch.tensor(value, dtype=meta.dtype))
+    expanded = capture.emit("aten::expand", [one, size, "false"], Value())
+    return capture.emit("aten::clone", [expanded, Some("=contiguous_format")], Value())
+
+
+def _extent(capture: Capture, tensor: Value, place: int) -> Value:
+    return capture.emit("size", [tensor, str(place)], Value(is_size=True))
+
+
+def _size_of(capture: Capture, node: fx.Node, x: Any, place: Any) -> Value:
+    return _extent(capture, capture.values[x], place)
+
+
+def _scalar(capture: Capture, node: fx.Node, value: Any, *_: Any) -> Value:
+    if isinstance(value, fx.Node):
+        raise CaptureError("a size becomes a tensor")
+    return _own(capture, torch.tensor(value, dtype=node.meta["val"].dtype))
+
+
+def _own(capture: Capture, tensor: Tensor) -> Value:
+    """A new tensor at each call, which may be returned and written to."""
+    return capture.emit("aten::clone", [capture.constant(tensor), "none"], Value())
+
+
+def _arange(capture: Capture, node: fx.Node, *given: Any) -> Value:
+    start, end, step = {5: (0, given[0], 1), 6: (given[0], given[1], 1)}.get(len(given), given[:3])
+    dtype = node.meta["val"].dtype
+    if not any(isinstance(each, fx.Node) for each in (start, end, step)):
+        return _own(capture, torch.arange(start, end, step, dtype=dtype))
+    if (start, step) != (0, 1) or dtype.is_floating_point:
+        raise CaptureError("arange of sizes that does not begin with 0")
+    # -1, -2, ... with all bits turned is 0, 1, ...
+    one = capture.constant(torch.tensor(-1, dtype=dtype))
+    ones = capture.emit("aten::expand", [one, [capture.size(end)], "false"], Value())
+    sums = capture.emit("aten::cumsum", [ones, "0", Some(name_of_dtype(dtype))], Value())
+    return capture.emit("aten::bitwise_not", [sums], Value())
+
+
+SPECIAL: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(_SUMS, _sum),
+    _aten.addmm.default: _linear,
+    _aten.baddbmm.default: _batched,
+    _aten.constant_pad_nd.default: _padded,
+    _aten.pow.Tensor_Scalar: _power,
+    **dict.fromkeys(_PADS, _reflected),
+    _aten.scatter.value: _scattered,
+    _aten.clamp.default: _clamped,
+    _aten.clamp_min.default: _clamped,
+    _aten.clamp_max.default: _clamped_above,
+    _aten.hardtanh.default: _clamped,
+    _aten.t.default: _transpose,
+    _aten.permute.default: _transpose,
+    _aten.transpose.int: _transpose,
+    _aten.full.default: _full,
+    _aten.full_like.default: _full,
+    **dict.fromkeys(RESAMPLING, _refused),
+    _aten.sym_size.int: _size_of,
+    _aten.scalar_tensor.default: _scalar,
+    _aten.arange.default: _arange,
+    _aten.arange.start: _arange,
+    _aten.arange.start_step: _arange,
+}
