@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from geometries import USUAL, alone
 from seen import Seen
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -57,18 +58,11 @@ class Block(nn.Module):
         return self.function(self, x)
 
 
-def _alone(m: Any, x: Tensor) -> Tensor:
-    return m.c(x)  # type: ignore[no-any-return]
-
-
 GEOMETRIES: dict[str, dict[str, Any]] = {
-    "as usual": {},
-    "padded": {"padding": 1},
-    "strided": {"stride": 2, "padding": 1},
+    **USUAL,
     "dilated": {"dilation": 2},
     "grouped": {"groups": 2, "channels": 6},
     "by channel": {"groups": 8},
-    "without bias": {"bias": False, "channels": 5},
     "all": {"stride": 2, "padding": 2, "dilation": 2, "groups": 4, "kernel_size": 2},
 }
 BEHIND: dict[str, tuple[Callable[[Any, Tensor], Any], list[str], list[str]]] = {
@@ -129,7 +123,7 @@ def _check(model: Block, dtype: torch.dtype, kind: tuple[bool, int], seen: Seen)
 def test_convolutions_are_packed(
     name: str, kind: tuple[bool, int], dtype: torch.dtype, seen: Seen
 ) -> None:
-    text = _check(Block(kind, _alone, **GEOMETRIES[name]), dtype, kind, seen)
+    text = _check(Block(kind, alone, **GEOMETRIES[name]), dtype, kind, seen)
     if supports(dtype) is None:
         assert (TRANSPOSED if kind[0] else PLAIN) in text and "aten::convolution" not in text, text
 
@@ -137,7 +131,7 @@ def test_convolutions_are_packed(
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 def test_padding_of_the_result(dimensions: int, seen: Seen) -> None:
     kind = (True, dimensions)
-    model = Block(kind, _alone, stride=2, output_padding=1, groups=2)
+    model = Block(kind, alone, stride=2, output_padding=1, groups=2)
     assert TRANSPOSED in _check(model, torch.float32, kind, seen)
 
 

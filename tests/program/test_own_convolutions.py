@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from geometries import USUAL, alone
 from seen import Seen
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -65,17 +66,10 @@ def _check(model: nn.Module, dtype: torch.dtype, seen: Seen, size: tuple[int, ..
     return seen.text
 
 
-def _alone(m: Any, x: Tensor) -> Tensor:
-    return m.c(x)  # type: ignore[no-any-return]
-
-
 GEOMETRIES: dict[str, dict[str, Any]] = {
-    "as usual": {},
-    "padded": {"padding": 1},
-    "strided": {"stride": 2, "padding": 1},
+    **USUAL,
     "dilated": {"dilation": 2, "padding": 2},
     "grouped": {"groups": 2},
-    "without bias": {"bias": False, "channels": 5},
     "same": {"padding": "same"},
     "same, uneven": {"padding": "same", "kernel_size": 4},
     "valid": {"padding": "valid"},
@@ -90,7 +84,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_convolutions_are_ours(name: str, dims: int, dtype: torch.dtype, seen: Seen) -> None:
-    text = _check(Block(dims, _alone, **GEOMETRIES[name]), dtype, seen, SIZES[dims])
+    text = _check(Block(dims, alone, **GEOMETRIES[name]), dtype, seen, SIZES[dims])
     assert (DEPTHWISE if "by channel" in name else PANELS) in text, text
     assert "aten::convolution" not in text and "mkldnn::" not in text and "aten::pad" not in text
 
