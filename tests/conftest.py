@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,26 @@ os.environ["TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING"] = "1"
 @pytest.fixture(autouse=True)
 def _same_numbers_every_time() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the user's machine has learnt decides no test, and tests leave nothing with the user."""
+    from oxytorch import config
+
+    folder = str(tmp_path_factory.mktemp("cache"))
+    config.current = dataclasses.replace(config.current, cache_home=folder)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, for the test alone."""
+    from oxytorch import config
+
+    folder = tmp_path / "cache"
+    settings = dataclasses.replace(config.current, cache_home=str(folder))
+    monkeypatch.setattr(config, "current", settings)
+    return folder
 
 
 @pytest.fixture

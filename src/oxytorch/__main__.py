@@ -26,6 +26,7 @@ COMMANDS = (
     Command("aot", "oxytorch.aot", "GPU kernels compiled ahead of time"),
     Command("llm", "oxytorch.llm_command.command", "language models: generate, bench, perplexity"),
     Command("convert", "oxytorch.program.command", "exported programs (.pt2) as files of oxytorch"),
+    Command("tune", "oxytorch.rewriting.command", "what tune=True has learnt about this machine"),
     Command("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
 )
 

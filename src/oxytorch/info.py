@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from . import __version__, _library, config, isa, ops, optim, quantization
+from .core import processor as core_processor
 from .gpu import images
 from .quantization.checkpoints import SCHEMES
 
@@ -100,11 +101,10 @@ def has_kernel(name: str) -> bool:
 def processor() -> dict[str, Any]:
     """Model, cores, features and caches of the processor, as far as Linux tells them."""
     lines = read(Path("/proc/cpuinfo"))
-    model = re.search(r"^model name\s*: (.*)$", lines, re.MULTILINE)
     flags = re.search(r"^flags\s*: (.*)$", lines, re.MULTILINE)
     present = set(flags[1].split()) if flags else set()
     return {
-        "model": model[1].strip() if model else platform.processor() or platform.machine(),
+        "model": core_processor.model(),
         "cores": os.cpu_count() or 1,
         "features": [name for name in FEATURES if name in present],
         "caches": {

@@ -14,7 +14,8 @@ from fake_cuda import driver as fake_driver
 from sample_kernels import KERNEL, signatures
 
 from oxytorch import config
-from oxytorch.gpu import cache, compilers, cuda, hip, images, launch, pack
+from oxytorch.core import cache
+from oxytorch.gpu import compilers, cuda, hip, images, launch, pack
 from oxytorch.gpu.errors import DriverError, NoKernelError, OutOfDeviceMemoryError
 from oxytorch.gpu.kernel import Signature
 
@@ -104,7 +105,7 @@ def test_damaged_file_of_the_cache_is_made_anew(samples, monkeypatch, no_triton)
     for _ in range(2):
         monkeypatch.setattr(launch, "_functions", {})
         launch.function(KERNEL, PLAIN, DEVICE)
-        (kept,) = cache.folder().iterdir()
+        (kept,) = cache.folder("gpu").iterdir()
         kept.write_bytes(kept.read_bytes()[:-1])
     assert len(library.links) == 2
 

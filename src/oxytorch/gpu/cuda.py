@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import cache
+from ..core import cache
 from .arguments import Arguments
 from .errors import DriverError, OutOfDeviceMemoryError
 from .images import Image
@@ -164,7 +164,7 @@ class CudaDriver(TorchDriver):
         """Compiles PTX and loads it, from the user's cache where it was compiled before."""
         digest = hashlib.sha256(code).hexdigest()[:32]
         key = f"{image.kernel}-{digest}-{self.device}-{self.version}.cubin"
-        kept = cache.read(key)
+        kept = cache.read("gpu", key)
         if kept is not None:
             try:
                 return self.load(kept, image), "kept in the cache"
@@ -173,7 +173,7 @@ class CudaDriver(TorchDriver):
             except DriverError as error:
                 cache.log.warning("%s of the cache is compiled again: %s", key, error)
         compiled = self._link(code, image)
-        cache.write(key, compiled)
+        cache.write("gpu", key, compiled)
         return self.load(compiled, image), "compiled by the driver"
 
     def _link(self, code: bytes, image: Image) -> bytes:

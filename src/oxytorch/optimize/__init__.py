@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar, cast, overload
 
@@ -19,7 +20,7 @@ from ..program.model import ProgramModel
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied
 from ..rewriting.driver import run_passes
-from ..rewriting.measure import steady_heap
+from ..rewriting.measure import learning, steady_heap
 from ..rewriting.memory import nbytes
 from ..rewriting.refusals import check_evaluation, check_module, check_not_optimized
 from ..rewriting.report import Entry, Report
@@ -146,7 +147,8 @@ def optimize(
             "device meta; load the weights first"
         )
     sample = None if sample_input is None else Sample(sample_input)
-    with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
+    times = learning() if tune else nullcontext()
+    with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap(), times:
         return _optimized(model, dtype, sample, graph, inplace, verify, tune, passes)
 
 

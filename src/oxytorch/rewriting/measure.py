@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..core.placement import trim_heap
+from . import learnt
 
 TIMED = True
 """Whether layers are timed; else every one is packed that can be, which tests want: times are taken
@@ -139,8 +140,9 @@ def calls_of(
     return calls
 
 
-_known: dict[Hashable, float] = {}
-_seconds_known: dict[Hashable, tuple[float, ...]] = {}
+_known: dict[Hashable, learnt.Times] = {}
+"""Ratios and seconds, by what they depend on."""
+_learning = 0
 _lock = threading.RLock()  # what is timed may ask for other times when it is made
 
 
@@ -177,6 +179,29 @@ def hold_heap() -> None:
         _heap_end = blocks[-1]
 
 
+@contextmanager
+def learning() -> Iterator[None]:
+    """All times are taken anew in this context, and then kept for later processes."""
+    global _learning
+    with _lock:
+        _learning += 1
+        _known.clear()
+    try:
+        yield
+    finally:
+        with _lock:
+            _learning -= 1
+            learnt.keep(_known)
+
+
+def _times_of(key: Hashable, take: Callable[[], learnt.Times]) -> learnt.Times:
+    """What is known of a key: of this process, of an earlier one, or from now on."""
+    if key not in _known:
+        found = None if _learning else learnt.recall(key)
+        _known[key] = take() if found is None else found
+    return _known[key]
+
+
 def first_win(key: Hashable, sizes: Sequence[Calls], gain: float = GAIN) -> int | None:
     """The number of the size from which on a packed layer is faster than torch's own, or None.
 
@@ -207,9 +232,7 @@ def seconds_of(key: Hashable, make: Callable[[], Sequence[Callable[[], Any]]]) -
     """
     key = ("seconds", key, torch.get_num_threads())
     with _lock, torch.inference_mode():
-        if key not in _seconds_known:
-            _seconds_known[key] = _quartiles(make())
-        return _seconds_known[key]
+        return _times_of(key, lambda: _quartiles(make()))
 
 
 def _quartiles(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
@@ -256,9 +279,7 @@ def _ratio_of(key: Hashable, both: Calls) -> float:
         if not TIMED:
             plain(), packed()
             return 0.0
-        if key not in _known:
-            _known[key] = _ratio(plain, packed)
-        return _known[key]
+        return _times_of(key, lambda: (_ratio(plain, packed),))[0]
 
 
 def _ratio(plain: Callable[[], Tensor], packed: Callable[[], Tensor]) -> float:

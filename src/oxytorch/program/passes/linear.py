@@ -175,7 +175,14 @@ def is_faster(
                 call()
         return True
     outputs, width = weight.shape
-    key = ("program", about(outputs), about(width), weight.dtype, x.dim(), *ways)
+    key = (
+        "program",
+        about(outputs),
+        about(width),
+        weight.dtype,
+        x.dim(),
+        *(way.__name__ for way in ways),
+    )
     ratios = []
     for count in rows:
         times = seconds_of((*key, count), partial(products_of, x, weight, ways, count))

@@ -1,6 +1,7 @@
-"""Files that oxytorch keeps per user: what a driver compiled, so that it does so once.
+"""Files that oxytorch keeps per user: what a driver compiled, and times of layers.
 
-A cache that cannot be read or written costs time, never an answer.
+Each kind has a folder of its own. A cache that cannot be read or written costs time, never an
+answer.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from pathlib import Path
 
 from .. import config
 
-log = logging.getLogger("oxytorch.gpu")
+log = logging.getLogger("oxytorch.cache")
 _DIGEST = hashlib.sha256().digest_size
 
 
-def folder() -> Path | None:
-    """Where the files lie; None where this user has no home."""
-    return config.cache_folder("gpu")
+def folder(kind: str) -> Path | None:
+    """Where files of a kind lie; None where this user has no home."""
+    return config.cache_folder(kind)
 
 
-def read(key: str) -> bytes | None:
+def read(kind: str, key: str) -> bytes | None:
     """What was written as `key`; None if it is absent or damaged."""
-    place = folder()
+    place = folder(kind)
     if place is None:
         return None
     try:
@@ -42,9 +43,9 @@ def read(key: str) -> bytes | None:
     return data
 
 
-def write(key: str, data: bytes) -> bool:
+def write(kind: str, key: str, data: bytes) -> bool:
     """Keeps `data` as `key`, in one step for other processes; returns whether it is kept."""
-    place = folder()
+    place = folder(kind)
     if place is None:
         return False
     temporary = ""
@@ -55,7 +56,7 @@ def write(key: str, data: bytes) -> bool:
             file.write(hashlib.sha256(data).digest() + data)
         os.replace(temporary, place / key)
     except OSError as error:
-        log.warning("cannot write the cache, the next process compiles again: %s", error)
+        log.warning("cannot write the cache, the next process makes it again: %s", error)
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)

@@ -13,25 +13,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oxytorch import config
-from oxytorch.gpu import cache
+from oxytorch.core import cache
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_what_is_written_is_read(tmp_path):
-    assert cache.read("key") is None
-    assert cache.write("key", b"code")
-    assert cache.read("key") == b"code"
-    assert [path.name for path in cache.folder().iterdir()] == ["key"]
-    assert cache.folder().is_relative_to(tmp_path)
+    assert cache.read("gpu", "key") is None
+    assert cache.write("gpu", "key", b"code")
+    assert cache.read("gpu", "key") == b"code"
+    assert [path.name for path in cache.folder("gpu").iterdir()] == ["key"]
+    assert cache.folder("gpu").is_relative_to(tmp_path)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 200), st.integers(0, 255), st.booleans())
 def test_damaged_file_is_as_good_as_absent(position, value, cuts):
     data = bytes(range(100))
-    assert cache.write("key", data)
-    path = cache.folder() / "key"
+    assert cache.write("gpu", "key", data)
+    path = cache.folder("gpu") / "key"
     content = bytearray(path.read_bytes())
     position %= len(content)
     if cuts:
@@ -39,7 +39,7 @@ def test_damaged_file_is_as_good_as_absent(position, value, cuts):
     else:
         content[position] = value
     path.write_bytes(content)
-    found = cache.read("key")
+    found = cache.read("gpu", "key")
     assert found in (None, data)
     assert found is None or bytes(content) == path.read_bytes()
 
@@ -49,9 +49,9 @@ def test_cache_that_cannot_be_written_is_told_and_costs_no_answer(monkeypatch, c
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache.tempfile, "mkstemp", full)
-    assert not cache.write("key", b"code")
+    assert not cache.write("gpu", "key", b"code")
     assert "No space left" in caplog.text
-    assert cache.read("key") is None
+    assert cache.read("gpu", "key") is None
 
 
 def test_disk_that_fills_while_writing_leaves_no_file(monkeypatch):
@@ -59,22 +59,22 @@ def test_disk_that_fills_while_writing_leaves_no_file(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache.os, "replace", full)
-    assert not cache.write("key", b"code")
-    assert list(cache.folder().iterdir()) == []
+    assert not cache.write("gpu", "key", b"code")
+    assert list(cache.folder("gpu").iterdir()) == []
 
 
 def test_folder_that_is_a_file_is_told(tmp_path, caplog):
     (tmp_path / "cache").write_text("in the way")
-    assert not cache.write("key", b"code")
-    assert cache.read("key") is None
+    assert not cache.write("gpu", "key", b"code")
+    assert cache.read("gpu", "key") is None
     assert "cache" in caplog.text
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes into read-only folders")
 def test_read_only_folder_is_told(caplog):
-    cache.folder().mkdir(parents=True)
-    cache.folder().chmod(0o500)
-    assert not cache.write("key", b"code")
+    cache.folder("gpu").mkdir(parents=True)
+    cache.folder("gpu").chmod(0o500)
+    assert not cache.write("gpu", "key", b"code")
     assert "cannot write" in caplog.text
 
 
@@ -82,18 +82,18 @@ def test_user_without_a_home_has_no_cache(monkeypatch):
     settings = dataclasses.replace(config.current, cache_home="")
     monkeypatch.setattr(config, "current", settings)
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert cache.folder() is None
-    assert not cache.write("key", b"code")
-    assert cache.read("key") is None
+    assert cache.folder("gpu") is None
+    assert not cache.write("gpu", "key", b"code")
+    assert cache.read("gpu", "key") is None
 
 
 def test_processes_that_write_at_once_leave_one_whole_file(tmp_path):
     code = (
-        "import sys; from oxytorch.gpu import cache\n"
+        "import sys; from oxytorch.core import cache\n"
         "letter = sys.argv[1].encode()\n"
         "for _ in range(200):\n"
-        "    assert cache.write('key', letter * 50_000)\n"
-        "    data = cache.read('key')\n"
+        "    assert cache.write('gpu', 'key', letter * 50_000)\n"
+        "    data = cache.read('gpu', 'key')\n"
         "    assert data is not None and len(set(data)) == 1 and len(data) == 50_000, data\n"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -101,4 +101,4 @@ def test_processes_that_write_at_once_leave_one_whole_file(tmp_path):
         subprocess.Popen([sys.executable, "-c", code, letter], env=environment) for letter in "ab"
     ]
     assert [process.wait(120) for process in running] == [0, 0]
-    assert [path.name for path in cache.folder().iterdir()] == ["key"]
+    assert [path.name for path in cache.folder("gpu").iterdir()] == ["key"]
