@@ -31,7 +31,8 @@ OXY_INLINE f32v raise_top(Running<f32v>& running, f32v block_top, T) {
 
 template <class T>
 OXY_INLINE float raise_top(Running<float>& running, float block_top, T) {
-  const float top = block_top > running.top ? block_top : running.top;
+  if (!(block_top > running.top)) return 1.0f;
+  const float top = block_top;
   const float factor = decay(splat(shift_of(top) - running.top), T{})[0];
   running = {top, running.total * factor};
   return factor;

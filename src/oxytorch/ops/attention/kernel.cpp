@@ -1,9 +1,8 @@
 #include "ops/attention/kernel.h"
 
-#include "core/dot_unit.h"
 #include "core/running_softmax.h"
-#include "core/sizes.h"
 #include "ops/_attention/turn.h"
+#include "ops/attention/products.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -13,68 +12,7 @@ namespace oxytorch::OXY_LEVEL {
 inline constexpr std::int64_t kRows = kAttentionRows;
 inline constexpr std::int64_t kKeys = kAttentionKeys;
 inline constexpr std::int64_t kDim = kAttentionMostDim;
-
-// Rows and vectors of a product's tile, as many as registers allow.
-inline constexpr int kTileRows = OXY_HAS_VECTORS_512 ? 6 : 4;
-inline constexpr int kTileVectors = OXY_HAS_VECTORS_512 ? 4 : 2;
-static_assert(kRows % kTileRows == 0);
-
-// What a product of elements T multiplies.
-template <class T>
-struct DotOf {
-  using Dot = Float32Unit;
-};
-
-#if OXY_HAS_BF16_DOT
-template <>
-struct DotOf<bf16> {
-  using Dot = Bf16Pair;
-};
-#endif
-
-// c[rows, vectors] (+)= a[rows, depth] b[depth, vectors], one tile.
-template <class Dot, int vectors, bool add>
-OXY_INLINE void tile(const typename Dot::Unit* a, std::int64_t a_stride,
-                     const typename Dot::Unit* b, std::int64_t b_stride, float* c,
-                     std::int64_t c_stride, std::int64_t depth) {
-  f32v sums[kTileRows][vectors];
-  for (int r = 0; r < kTileRows; ++r) {
-    for (int v = 0; v < vectors; ++v) {
-      sums[r][v] = add ? load(c + r * c_stride + v * kLanes) : f32v{};
-    }
-  }
-  for (std::int64_t k = 0; k < depth; ++k) {
-    for (int r = 0; r < kTileRows; ++r) {
-      for (int v = 0; v < vectors; ++v) {
-        sums[r][v] = Dot::multiply(sums[r][v], load_as<f32v>(b + k * b_stride + v * kLanes),
-                                   a[r * a_stride + k]);
-      }
-    }
-  }
-  for (int r = 0; r < kTileRows; ++r) {
-    for (int v = 0; v < vectors; ++v) store(c + r * c_stride + v * kLanes, sums[r][v]);
-  }
-}
-
-// Rows are rounded up to tiles, columns to vectors: there is room for both.
-template <class Dot, bool add>
-static void product(const typename Dot::Unit* a, std::int64_t a_stride, const typename Dot::Unit* b,
-                    std::int64_t b_stride, float* c, std::int64_t c_stride, std::int64_t rows,
-                    std::int64_t columns, std::int64_t depth) {
-  std::int64_t column = 0;
-  for (; column + kTileVectors * kLanes <= columns; column += kTileVectors * kLanes) {
-    for (std::int64_t row = 0; row < rows; row += kTileRows) {
-      tile<Dot, kTileVectors, add>(a + row * a_stride, a_stride, b + column, b_stride,
-                                   c + row * c_stride + column, c_stride, depth);
-    }
-  }
-  for (; column < columns; column += kLanes) {
-    for (std::int64_t row = 0; row < rows; row += kTileRows) {
-      tile<Dot, 1, add>(a + row * a_stride, a_stride, b + column, b_stride,
-                        c + row * c_stride + column, c_stride, depth);
-    }
-  }
-}
+static_assert(kRows % kTileRows == 0 && kRows % 16 == 0);
 
 template <class T>
 OXY_INLINE float to_float(T value) {
@@ -84,7 +22,8 @@ OXY_INLINE float to_float(T value) {
 
 OXY_INLINE float to_float(float value) { return value; }
 
-// Queries as rows of units, zero beyond `dim` and beyond `rows`.
+// Queries as rows of units, zero beyond `dim` and beyond `rows`. Where products take many units
+// along the sum together, all operands go on with zeros.
 
 template <class T>
 static void take_rows(Float32Unit, const T* from, std::int64_t stride, std::int64_t rows,
@@ -97,6 +36,30 @@ static void take_rows(Float32Unit, const T* from, std::int64_t stride, std::int6
 }
 
 // Keys turned round, [dim, kKeys], zero beyond `keys` up to a vector.
+
+#if OXY_HAS_VECTORS_512
+
+template <class T>
+static void take_turned(Float32Unit, const T* from, std::int64_t stride, std::int64_t keys,
+                        std::int64_t dim, float* to) {
+  for (std::int64_t k = 0; k < keys; k += kLanes) {
+    sweep(0, dim, [&](std::int64_t i, auto count) {
+      __m512i rows[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const f32v row = k + lane < keys ? load(from + (k + lane) * stride + i, count) : f32v{};
+        rows[lane] = reinterpret_cast<__m512i>(row);
+      }
+      turn(rows);
+      const std::int64_t wide = dim - i < kLanes ? dim - i : kLanes;
+      for (int lane = 0; lane < wide; ++lane) {
+        _mm512_storeu_si512(to + (i + lane) * kKeys + k, rows[lane]);
+      }
+    });
+  }
+}
+
+#else
+
 template <class T>
 static void take_turned(Float32Unit, const T* from, std::int64_t stride, std::int64_t keys,
                         std::int64_t dim, float* to) {
@@ -106,6 +69,8 @@ static void take_turned(Float32Unit, const T* from, std::int64_t stride, std::in
     }
   }
 }
+
+#endif
 
 // Values, [keys, to_stride], zero beyond `dim` up to a vector.
 template <class T>
@@ -133,20 +98,23 @@ OXY_INLINE std::uint32_t pair_of(const bf16* from, std::int64_t left) {
 
 static void take_rows(Bf16Pair, const bf16* from, std::int64_t stride, std::int64_t rows,
                       std::int64_t dim, std::uint32_t* to, std::int64_t to_stride) {
-  for (std::int64_t r = 0; r < round_up(rows, kTileRows); ++r) {
+  for (std::int64_t r = 0; r < round_up(rows, kRowsTogether<Bf16Pair>); ++r) {
     std::uint32_t* row = to + r * to_stride;
-    if (r >= rows) {
-      std::memset(row, 0, (dim + 1) / 2 * 4);
-      continue;
-    }
-    std::memcpy(row, from + r * stride, dim / 2 * 4);
-    if (dim % 2) row[dim / 2] = pair_of(from + r * stride + dim - 1, 1);
+    const std::int64_t given = r < rows ? dim : 0;
+    std::memcpy(row, from + r * stride, given / 2 * 4);
+    if (given % 2) row[given / 2] = pair_of(from + r * stride + given - 1, 1);
+    const std::int64_t units = divide_up(given, 2);
+    std::memset(row + units, 0, (to_stride - units) * 4);
   }
 }
 
 // 16 keys at a time: a register takes one pair of each.
 static void take_turned(Bf16Pair, const bf16* from, std::int64_t stride, std::int64_t keys,
                         std::int64_t dim, std::uint32_t* to) {
+  constexpr std::int64_t kUnits = kUnitsTogether<Bf16Pair>;
+  for (std::int64_t unit = divide_up(dim, 2); unit < round_up(divide_up(dim, 2), kUnits); ++unit) {
+    std::memset(to + unit * kKeys, 0, round_up(keys, kLanes) * 4);
+  }
   for (std::int64_t k = 0; k < keys; k += kLanes) {
     const std::int64_t most = keys - k < kLanes ? keys - k : kLanes;
     std::int64_t i = 0;
@@ -172,9 +140,13 @@ static void take_turned(Bf16Pair, const bf16* from, std::int64_t stride, std::in
 
 static void take_values(Bf16Pair, const bf16* from, std::int64_t stride, std::int64_t keys,
                         std::int64_t dim, std::uint32_t* to, std::int64_t to_stride) {
-  for (std::int64_t k = 0; k < keys; k += 2) {
+  for (std::int64_t k = 0; k < round_up(keys, 2 * kUnitsTogether<Bf16Pair>); k += 2) {
     const bf16* first = from + k * stride;
     std::uint32_t* row = to + k / 2 * to_stride;
+    if (k >= keys) {
+      std::memset(row, 0, to_stride * 4);
+      continue;
+    }
     sweep(0, dim, [&](std::int64_t i, auto count) {
       const u32v low = bits_of(load(first + i, count)) >> 16;
       const u32v high = k + 1 < keys ? bits_of(load(first + stride + i, count)) : u32v{};
@@ -255,21 +227,22 @@ static void apply_mask(const AttentionArgs& args, float* scores, std::int64_t of
   }
 }
 
-// Turns a row of scores into exponentials; returns the factor for what was summed before.
+// Turns a row of scores into exponentials; returns the factor for what was summed before. Scores
+// are multiplied with `scale` first.
 template <class T, class Dot>
-static float exponentials(Dot dot, float* scores, typename Dot::Unit* to, std::int64_t keys,
-                          std::int64_t padded, Running<float>& running) {
+static float exponentials(Dot dot, const float* scores, float scale, typename Dot::Unit* to,
+                          std::int64_t keys, std::int64_t padded, Running<float>& running) {
   f32v largest[4];
   for (f32v& v : largest) v = splat(kMinusInfinity);
   sweep_in_chains(keys, [&](std::int64_t i, auto count, int chain) {
-    largest[chain] =
-        maximum(fill_tail(load(scores + i, count), count, kMinusInfinity), largest[chain]);
+    const f32v scaled = load(scores + i, count) * scale;
+    largest[chain] = maximum(fill_tail(scaled, count, kMinusInfinity), largest[chain]);
   });
   const float factor = raise_top(running, maximum(largest), T{});
   const f32v shift = splat(shift_of(running.top));
   f32v total[4] = {};
   sweep_in_chains(keys, [&](std::int64_t i, auto count, int chain) {
-    const f32v e = decay(shift - load(scores + i, count), T{});
+    const f32v e = decay(shift - load(scores + i, count) * scale, T{});
     const f32v kept = fill_tail(e, count, 0.0f);
     put_exponentials(dot, to, i, kept);
     total[chain] += kept;
@@ -281,18 +254,68 @@ static float exponentials(Dot dot, float* scores, typename Dot::Unit* to, std::i
   return factor;
 }
 
-template <class T, class Dot>
-static void attend(const AttentionArgs& args, std::int64_t item) {
+// Rows whose scores and exponentials stay in the nearest cache.
+template <class Dot>
+inline constexpr std::int64_t kChunk = kInTiles<Dot> ? 32 : 48;
+
+// What an item computes with.
+template <class Dot>
+struct Operands {
   using Unit = typename Dot::Unit;
-  constexpr std::int64_t kDepth = Dot::kDepth;
   alignas(64) Unit queries[kRows * kDim];
   alignas(64) Unit turned[kDim * kKeys];
   alignas(64) Unit values[kKeys * kDim];
-  alignas(64) float scores[kRows * kKeys];
-  alignas(64) Unit weights[kRows * kKeys];
+  alignas(64) float scores[kChunk<Dot> * kKeys];
+  alignas(64) Unit weights[kChunk<Dot> * kKeys / Dot::kDepth];
   alignas(64) float sums[kRows * kDim];
   Running<float> running[kRows];
+  std::int64_t units;    // of a row of queries
+  std::int64_t columns;  // of a row of values and sums
+};
 
+// Keys `at` and on, as many as `keys`, for rows `begin` to `end` of an item that begins at `first`.
+template <class T, class Dot>
+static void add_keys(const AttentionArgs& args, Operands<Dot>& own, std::int64_t mask,
+                     std::int64_t first, std::int64_t begin, std::int64_t end, std::int64_t at,
+                     std::int64_t keys) {
+  constexpr std::int64_t kWeights = kKeys / Dot::kDepth;
+  const std::int64_t rows = end - begin, columns = own.columns;
+  const std::int64_t together = round_up(divide_up(keys, Dot::kDepth), kUnitsTogether<Dot>);
+  const std::int64_t fill = round_up(together * Dot::kDepth, kLanes);
+  const bool is_masked = args.mask.kind != AttentionMask::none;
+  product<Dot, false>(own.queries + begin * own.units, own.units, own.turned, kKeys, own.scores,
+                      kKeys, rows, round_up(keys, kLanes), own.units);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* row = own.scores + r * kKeys;
+    const std::int64_t place = first + begin + r;
+    const std::int64_t seen = place + 1 - at;
+    const std::int64_t visible = !args.causal || seen > keys ? keys : seen > 0 ? seen : 0;
+    if (is_masked) {
+      sweep(0, visible, [&](std::int64_t i, auto count) {
+        store(row + i, load(row + i, count) * args.scale, count);
+      });
+      apply_mask<T>(args, row, mask + place * args.mask.strides.row + at * args.mask.strides.last,
+                    visible);
+    }
+    const float factor =
+        exponentials<T>(Dot{}, row, is_masked ? 1.0f : args.scale, own.weights + r * kWeights,
+                        visible, fill, own.running[begin + r]);
+    if (factor == 1.0f) continue;
+    float* sums = own.sums + (begin + r) * columns;
+    sweep(0, columns, [&](std::int64_t i, auto count) {
+      store(sums + i, load(sums + i, count) * factor, count);
+    });
+  }
+  for (std::int64_t r = rows; r < round_up(rows, kRowsTogether<Dot>); ++r) {
+    std::memset(own.weights + r * kWeights, 0, sizeof(typename Dot::Unit) * together);
+  }
+  product<Dot, true>(own.weights, kWeights, own.values, columns, own.sums + begin * columns,
+                     columns, rows, columns, together);
+}
+
+template <class T, class Dot>
+static void attend(const AttentionArgs& args, std::int64_t item) {
+  Operands<Dot> own;
   const std::int64_t block = item % args.blocks;
   const std::int64_t head = item / args.blocks % args.heads;
   const std::int64_t batch = item / args.blocks / args.heads;
@@ -307,74 +330,59 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
   const T* key = static_cast<const T*>(args.key) + place(args.key_strides, key_head);
   const T* value = static_cast<const T*>(args.value) + place(args.value_strides, key_head);
   const std::int64_t mask = place(args.mask.strides, head);
-  const std::int64_t units = divide_up(args.dim, kDepth);
-  const std::int64_t columns = round_up(args.dim, kLanes);
+  own.units = round_up(divide_up(args.dim, Dot::kDepth), kUnitsTogether<Dot>);
+  own.columns = round_up(args.dim, kLanes);
+  const std::int64_t columns = own.columns;
 
-  take_rows(Dot{}, query, args.query_strides.row, rows, args.dim, queries, units);
-  constexpr std::int64_t kWeights = kKeys / kDepth;
-  for (std::int64_t r = 0; r < round_up(rows, kTileRows); ++r) {
-    std::memset(sums + r * columns, 0, sizeof(float) * columns);
-    if (r >= rows) std::memset(weights + r * kWeights, 0, sizeof(Unit) * kWeights);
-  }
+  take_rows(Dot{}, query, args.query_strides.row, rows, args.dim, own.queries, own.units);
+  const std::int64_t padded_rows = round_up(rows, kRowsTogether<Dot>);
+  std::memset(own.sums, 0, sizeof(float) * padded_rows * columns);
 
   const std::int64_t visible = first + rows < args.keys ? first + rows : args.keys;
   const std::int64_t end = args.causal ? visible : args.keys;
   for (std::int64_t at = 0; at < end; at += kKeys) {
     const std::int64_t keys = end - at < kKeys ? end - at : kKeys;
-    const std::int64_t padded = round_up(keys, kLanes);
     take_turned(Dot{}, key + at * args.key_strides.row, args.key_strides.row, keys, args.dim,
-                turned);
-    product<Dot, false>(queries, units, turned, kKeys, scores, kKeys, rows, padded, units);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      float* row = scores + r * kKeys;
-      const std::int64_t seen = first + r + 1 - at;
-      const std::int64_t own = !args.causal || seen > keys ? keys : seen > 0 ? seen : 0;
-      sweep(0, own, [&](std::int64_t i, auto count) {
-        store(row + i, load(row + i, count) * args.scale, count);
-      });
-      if (args.mask.kind != AttentionMask::none) {
-        const std::int64_t offset =
-            mask + (first + r) * args.mask.strides.row + at * args.mask.strides.last;
-        apply_mask<T>(args, row, offset, own);
-      }
-      Unit* to = weights + r * kWeights;
-      const float factor = exponentials<T>(Dot{}, row, to, own, padded, running[r]);
-      if (factor != 1.0f) {
-        sweep(0, columns, [&](std::int64_t i, auto count) {
-          store(sums + r * columns + i, load(sums + r * columns + i, count) * factor, count);
-        });
-      }
-    }
+                own.turned);
     take_values(Dot{}, value + at * args.value_strides.row, args.value_strides.row, keys, args.dim,
-                values, columns);
-    product<Dot, true>(weights, kWeights, values, columns, sums, columns, rows, columns,
-                       divide_up(keys, kDepth));
+                own.values, columns);
+    for (std::int64_t begin = 0; begin < rows; begin += kChunk<Dot>) {
+      const std::int64_t last = rows - begin < kChunk<Dot> ? rows : begin + kChunk<Dot>;
+      if (args.causal && first + last <= at) continue;  // none of its rows sees these keys
+      add_keys<T>(args, own, mask, first, begin, last, at, keys);
+    }
   }
 
   T* out = static_cast<T*>(args.out) + place(args.out_strides, head) + first * args.out_strides.row;
   for (std::int64_t r = 0; r < rows; ++r) {
     // Nothing was kept: zero, as in PyTorch.
-    const float total = running[r].total;
+    const float total = own.running[r].total;
     const f32v factor = splat(total == 0.0f ? 0.0f : 1.0f / total);
     sweep(0, args.dim, [&](std::int64_t i, auto count) {
-      store(out + r * args.out_strides.row + i, load(sums + r * columns + i, count) * factor,
+      store(out + r * args.out_strides.row + i, load(own.sums + r * columns + i, count) * factor,
             count);
     });
   }
 }
 
+template <class T, class Dot>
+static void attend(const AttentionArgs& args, std::int64_t begin, std::int64_t end) {
+#if OXY_HAS_TILES
+  if constexpr (kInTiles<Dot>) configure_tiles();
+#endif
+  for (std::int64_t item = begin; item < end; ++item) attend<T, Dot>(args, item);
+#if OXY_HAS_TILES
+  if constexpr (kInTiles<Dot>) release_tiles();
+#endif
+}
+
 static void attention(const AttentionArgs& args, std::int64_t begin, std::int64_t end) {
 #if OXY_HAS_FAST_BF16_DOT
-  if (args.rounds_products) {
-    for (std::int64_t item = begin; item < end; ++item) attend<float, Bf16Pair>(args, item);
-    return;
-  }
+  if (args.rounds_products) return attend<float, Bf16Pair>(args, begin, end);
 #endif
   with_type(args.dtype, [&](auto element) {
     using T = decltype(element);
-    for (std::int64_t item = begin; item < end; ++item) {
-      attend<T, typename DotOf<T>::Dot>(args, item);
-    }
+    attend<T, typename DotOf<T>::Dot>(args, begin, end);
   });
 }
 
