@@ -104,6 +104,8 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     late[..., 130] = True
     yield Sample("2x3x9x140x24-late", (q, k, v, late))
     yield Sample("3x2x5x11-strided_dim", tuple(values(3, 2, 11, 5, dtype=dtype).mT for _ in "qkv"))
+    yield Sample("1x2x33x270x96", inputs(1, 2, 33, 270, 96))
+    yield Sample("1x1x300x300x24-causal", (*inputs(1, 1, 300, 300, 24), None, None, True))
 
 
 def cost(query: Tensor, key: Tensor, **rest: object) -> Cost:
@@ -118,7 +120,7 @@ op = register(
 
 
 def is_fast() -> bool:
-    """Whether the kernel beats torch's own at this level; with tiles only causal, in float32."""
+    """Whether the kernel can beat torch's own at this level."""
     return isa.has("vectors_512")
 
 
@@ -138,7 +140,6 @@ def scaled_dot_product_attention(
     """
     if (
         _fits(query, key, value, enable_gqa)
-        and (not isa.has("tiles") or (is_causal and query.dtype == torch.float32))
         and not dropout_p
         and not (is_causal and attn_mask is not None)
         and not (is_causal and scale is not None and scale <= 0)  # NaN: torch scales -inf

@@ -10,9 +10,13 @@ namespace oxytorch::OXY_LEVEL {
 // exponentials, then these times the values.
 
 inline constexpr std::int64_t kRows = kAttentionRows;
-inline constexpr std::int64_t kKeys = kAttentionKeys;
 inline constexpr std::int64_t kDim = kAttentionMostDim;
 static_assert(kRows % kTileRows == 0 && kRows % 16 == 0);
+
+// Keys taken at a time: products in tiles are so fast that more pay, since a row's largest score
+// and its total are taken less often.
+template <class Dot>
+inline constexpr std::int64_t kKeys = kInTiles<Dot> ? 256 : 128;
 
 template <class T>
 OXY_INLINE float to_float(T value) {
@@ -35,7 +39,7 @@ static void take_rows(Float32Unit, const T* from, std::int64_t stride, std::int6
   }
 }
 
-// Keys turned round, [dim, kKeys], zero beyond `keys` up to a vector.
+// Keys turned round, [dim, kKeys<Float32Unit>], zero beyond `keys` up to a vector.
 
 #if OXY_HAS_VECTORS_512
 
@@ -52,7 +56,7 @@ static void take_turned(Float32Unit, const T* from, std::int64_t stride, std::in
       turn(rows);
       const std::int64_t wide = dim - i < kLanes ? dim - i : kLanes;
       for (int lane = 0; lane < wide; ++lane) {
-        _mm512_storeu_si512(to + (i + lane) * kKeys + k, rows[lane]);
+        _mm512_storeu_si512(to + (i + lane) * kKeys<Float32Unit> + k, rows[lane]);
       }
     });
   }
@@ -65,7 +69,7 @@ static void take_turned(Float32Unit, const T* from, std::int64_t stride, std::in
                         std::int64_t dim, float* to) {
   for (std::int64_t k = 0; k < round_up(keys, kLanes); ++k) {
     for (std::int64_t i = 0; i < dim; ++i) {
-      to[i * kKeys + k] = k < keys ? to_float(from[k * stride + i]) : 0.0f;
+      to[i * kKeys<Float32Unit> + k] = k < keys ? to_float(from[k * stride + i]) : 0.0f;
     }
   }
 }
@@ -113,7 +117,7 @@ static void take_turned(Bf16Pair, const bf16* from, std::int64_t stride, std::in
                         std::int64_t dim, std::uint32_t* to) {
   constexpr std::int64_t kUnits = kUnitsTogether<Bf16Pair>;
   for (std::int64_t unit = divide_up(dim, 2); unit < round_up(divide_up(dim, 2), kUnits); ++unit) {
-    std::memset(to + unit * kKeys, 0, round_up(keys, kLanes) * 4);
+    std::memset(to + unit * kKeys<Bf16Pair>, 0, round_up(keys, kLanes) * 4);
   }
   for (std::int64_t k = 0; k < keys; k += kLanes) {
     const std::int64_t most = keys - k < kLanes ? keys - k : kLanes;
@@ -125,11 +129,11 @@ static void take_turned(Bf16Pair, const bf16* from, std::int64_t stride, std::in
       }
       turn(rows);
       for (int pair = 0; pair < 16; ++pair) {
-        _mm512_storeu_si512(to + (i / 2 + pair) * kKeys + k, rows[pair]);
+        _mm512_storeu_si512(to + (i / 2 + pair) * kKeys<Bf16Pair> + k, rows[pair]);
       }
     }
     for (; i < dim; i += 2) {
-      std::uint32_t* row = to + i / 2 * kKeys + k;
+      std::uint32_t* row = to + i / 2 * kKeys<Bf16Pair> + k;
       for (std::int64_t lane = 0; lane < most; ++lane) {
         row[lane] = pair_of(from + (k + lane) * stride + i, dim - i);
       }
@@ -178,14 +182,14 @@ static void take_rows(Bf16Pair dot, const float* from, std::int64_t stride, std:
 
 static void take_turned(Bf16Pair dot, const float* from, std::int64_t stride, std::int64_t keys,
                         std::int64_t dim, std::uint32_t* to) {
-  alignas(64) bf16 rounded[kKeys * kDim];
+  alignas(64) bf16 rounded[kKeys<Bf16Pair> * kDim];
   round_rows(from, stride, keys, dim, rounded);
   take_turned(dot, rounded, dim, keys, dim, to);
 }
 
 static void take_values(Bf16Pair dot, const float* from, std::int64_t stride, std::int64_t keys,
                         std::int64_t dim, std::uint32_t* to, std::int64_t to_stride) {
-  alignas(64) bf16 rounded[kKeys * kDim];
+  alignas(64) bf16 rounded[kKeys<Bf16Pair> * kDim];
   round_rows(from, stride, keys, dim, rounded);
   take_values(dot, rounded, dim, keys, dim, to, to_stride);
 }
@@ -227,6 +231,18 @@ static void apply_mask(const AttentionArgs& args, float* scores, std::int64_t of
   }
 }
 
+// exp(scale score - shift), as accurate as a result of type T needs.
+
+OXY_INLINE f32v decayed(f32v score, float scale, float shift, float) {
+  return exponential(score * scale - shift);
+}
+
+template <class T>
+OXY_INLINE f32v decayed(f32v score, float scale, float shift, T) {
+  constexpr float kLog = 1.44269504f;
+  return coarse_power_of_two(score * (scale * kLog) - shift * kLog);
+}
+
 // Turns a row of scores into exponentials; returns the factor for what was summed before. Scores
 // are multiplied with `scale` first.
 template <class T, class Dot>
@@ -239,10 +255,10 @@ static float exponentials(Dot dot, const float* scores, float scale, typename Do
     largest[chain] = maximum(fill_tail(scaled, count, kMinusInfinity), largest[chain]);
   });
   const float factor = raise_top(running, maximum(largest), T{});
-  const f32v shift = splat(shift_of(running.top));
+  const float shift = shift_of(running.top);
   f32v total[4] = {};
   sweep_in_chains(keys, [&](std::int64_t i, auto count, int chain) {
-    const f32v e = decay(shift - load(scores + i, count) * scale, T{});
+    const f32v e = decayed(load(scores + i, count), scale, shift, T{});
     const f32v kept = fill_tail(e, count, 0.0f);
     put_exponentials(dot, to, i, kept);
     total[chain] += kept;
@@ -263,10 +279,10 @@ template <class Dot>
 struct Operands {
   using Unit = typename Dot::Unit;
   alignas(64) Unit queries[kRows * kDim];
-  alignas(64) Unit turned[kDim * kKeys];
-  alignas(64) Unit values[kKeys * kDim];
-  alignas(64) float scores[kChunk<Dot> * kKeys];
-  alignas(64) Unit weights[kChunk<Dot> * kKeys / Dot::kDepth];
+  alignas(64) Unit turned[kDim * kKeys<Dot>];
+  alignas(64) Unit values[kKeys<Dot> * kDim];
+  alignas(64) float scores[kChunk<Dot> * kKeys<Dot>];
+  alignas(64) Unit weights[kChunk<Dot> * kKeys<Dot> / Dot::kDepth];
   alignas(64) float sums[kRows * kDim];
   Running<float> running[kRows];
   std::int64_t units;    // of a row of queries
@@ -278,15 +294,15 @@ template <class T, class Dot>
 static void add_keys(const AttentionArgs& args, Operands<Dot>& own, std::int64_t mask,
                      std::int64_t first, std::int64_t begin, std::int64_t end, std::int64_t at,
                      std::int64_t keys) {
-  constexpr std::int64_t kWeights = kKeys / Dot::kDepth;
+  constexpr std::int64_t kWeights = kKeys<Dot> / Dot::kDepth;
   const std::int64_t rows = end - begin, columns = own.columns;
   const std::int64_t together = round_up(divide_up(keys, Dot::kDepth), kUnitsTogether<Dot>);
   const std::int64_t fill = round_up(together * Dot::kDepth, kLanes);
   const bool is_masked = args.mask.kind != AttentionMask::none;
-  product<Dot, false>(own.queries + begin * own.units, own.units, own.turned, kKeys, own.scores,
-                      kKeys, rows, round_up(keys, kLanes), own.units);
+  product<Dot, false>(own.queries + begin * own.units, own.units, own.turned, kKeys<Dot>,
+                      own.scores, kKeys<Dot>, rows, round_up(keys, kLanes), own.units);
   for (std::int64_t r = 0; r < rows; ++r) {
-    float* row = own.scores + r * kKeys;
+    float* row = own.scores + r * kKeys<Dot>;
     const std::int64_t place = first + begin + r;
     const std::int64_t seen = place + 1 - at;
     const std::int64_t visible = !args.causal || seen > keys ? keys : seen > 0 ? seen : 0;
@@ -340,8 +356,8 @@ static void attend(const AttentionArgs& args, std::int64_t item) {
 
   const std::int64_t visible = first + rows < args.keys ? first + rows : args.keys;
   const std::int64_t end = args.causal ? visible : args.keys;
-  for (std::int64_t at = 0; at < end; at += kKeys) {
-    const std::int64_t keys = end - at < kKeys ? end - at : kKeys;
+  for (std::int64_t at = 0; at < end; at += kKeys<Dot>) {
+    const std::int64_t keys = end - at < kKeys<Dot> ? end - at : kKeys<Dot>;
     take_turned(Dot{}, key + at * args.key_strides.row, args.key_strides.row, keys, args.dim,
                 own.turned);
     take_values(Dot{}, value + at * args.value_strides.row, args.value_strides.row, keys, args.dim,

@@ -4,9 +4,8 @@
 
 namespace oxytorch {
 
-// Most query rows of one work item, and keys taken at a time.
+// Most query rows of one work item.
 inline constexpr std::int64_t kAttentionRows = 192;
-inline constexpr std::int64_t kAttentionKeys = 128;
 inline constexpr std::int64_t kAttentionMostDim = 256;
 
 // Items are blocks of `rows` query rows of one head of one batch entry.
