@@ -61,6 +61,17 @@ def depthwise(
     return ops.depthwise_convolution(x, weight, bias, None, [1, 1], [0] * 4, [1, 1])
 
 
+def pool(x: torch.Tensor, kind: str, **changed: Any) -> torch.Tensor:
+    """Pooling of windows of 3 x 3, but for what is changed."""
+    arguments: dict[str, Any] = {
+        "kernel_size": [3, 3],
+        "stride": [1, 1],
+        "padding": [0] * 4,
+        "dilation": [1, 1],
+    }
+    return ops.pool(x, **arguments | changed, kind=kind)
+
+
 def linear(
     x: torch.Tensor,
     format: str,
@@ -365,6 +376,19 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     (
         "depthwise_convolution: expected bias of shape [4], got [3]",
         lambda: depthwise(IMAGES, ones(3, 3, 4), ones(3)),
+    ),
+    ("pool: expected kind 'max' or 'mean', got 'sum'", lambda: pool(IMAGES, "sum")),
+    (
+        "pool: expected dilation of ones for 'mean', got 2",
+        lambda: pool(IMAGES, "mean", dilation=[1, 2]),
+    ),
+    (
+        "pool: expected x that kernels of 6 elements fit into, got 5 with its padding",
+        lambda: pool(IMAGES, "max", kernel_size=[6, 3]),
+    ),
+    (
+        "pool: expected padding of 4 numbers from 0 to 2^31 - 1, got [1, 1]",
+        lambda: pool(IMAGES, "max", padding=[1, 1]),
     ),
     (
         "linear_panels: expected panels with 2048 elements, got [2047]",

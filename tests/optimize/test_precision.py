@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from oxytorch.graph.recognize import convolution_of_module
 from oxytorch.ops.convolution import Geometry
 from oxytorch.optimize import tune
 from oxytorch.optimize.passes import cast, precision
+from oxytorch.program.passes.convolution_times import Convolution
 from oxytorch.rewriting import measure
 
 BF16 = torch.bfloat16
@@ -158,6 +160,20 @@ def test_convolutions_are_converted_only_where_they_are_faster(
     layer = nn.Linear(8, 8) if kind is nn.Linear else nn.Conv1d(8, 8, 3)
     model = oxytorch.optimize(nn.Sequential(layer).eval(), dtype=BF16)
     assert next(model.parameters()).dtype == wanted
+
+
+def test_programs_count_operators_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution that is slow in the dtype asked for by torch's operators, and fast by ours."""
+    monkeypatch.setattr(precision, "seconds_plain", lambda layer: 1.0)
+    monkeypatch.setattr(precision, "_seconds_of_cast", lambda *_: 0.0)
+    times = {"plain": 9.0, "packed": 8.0, "own": 0.1}
+    monkeypatch.setattr(precision, "times_of", lambda layer: times)
+    ones, none = (1, 1), (0, 0)
+    own = Convolution((1, 8, 9, 9), (16, 8, 3, 3), torch.float32, ones, none, ones, 1)
+    other = dataclasses.replace(own, dtype=BF16)
+    outside = precision._convolution_times(own, other, True, False)
+    within = precision._convolution_times(own, other, True, True)
+    assert precision.slower([outside], [1.0]) == {0} and precision.slower([within], [1.0]) == set()
 
 
 def test_layers_are_timed() -> None:

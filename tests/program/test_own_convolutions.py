@@ -14,11 +14,14 @@ from torch.nn import functional as F
 
 import oxytorch
 from oxytorch.program.backend import compile_graph
+from oxytorch.program.passes import convolution_times, own_convolutions
+from oxytorch.program.passes.convolution_times import Convolution, Ways
 from oxytorch.rewriting import measure
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 PANELS, DEPTHWISE = "oxytorch::convolution_panels", "oxytorch::depthwise_convolution"
+IS_FASTER = convolution_times.is_faster
 SIZES = {2: (2, 32, 11, 13), 3: (2, 32, 5, 6, 7)}
 _KINDS: dict[int, Callable[..., nn.Module]] = {2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -130,6 +133,158 @@ def test_few_and_odd_channels(channels: int, dtype: torch.dtype, seen: Seen) -> 
     model = nn.Sequential(nn.Conv2d(channels, 20, 5, 2, 2), nn.ReLU()).eval()
     text = _check(model, dtype, seen, (2, channels, 23, 21))
     assert PANELS in text and '"relu"' in text
+
+
+class Pooled(nn.Module):
+    """What pools the result of a convolution, and a function of that."""
+
+    def __init__(self, function: Callable[[Tensor], Any], kind: Any = nn.Conv2d) -> None:
+        super().__init__()
+        self.c, self.function = kind(8, 32, 3, padding=1), function
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.c(x).relu())
+
+
+POOLS: dict[str, Callable[[Tensor], Any]] = {
+    "largest": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "largest, dilated": lambda x: F.max_pool2d(x, (3, 2), dilation=2),
+    "mean over the image": lambda x: x.mean((2, 3), keepdim=True),
+    "mean over the image, flat": lambda x: x.mean((-1, -2)).softmax(-1),
+    "adaptive mean": lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1),
+    "adaptive mean by keyword": lambda x: nn.AdaptiveAvgPool2d((1, 1))(x) * x,
+    "of a sum": lambda x: F.max_pool2d(x + x.sigmoid(), 2),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", POOLS)
+def test_pooling_behind_convolutions_is_ours(name: str, dtype: torch.dtype, seen: Seen) -> None:
+    text = _check(Pooled(POOLS[name]), dtype, seen, (2, 8, 11, 13))
+    assert "oxytorch::pool" in text and "_pool2d" not in text and "aten::mean" not in text, text
+
+
+LEFT: dict[str, Callable[[Tensor], Any]] = {
+    "indices": lambda x: F.max_pool2d(x, 2, return_indices=True)[1],
+    "of uneven ends": lambda x: F.max_pool2d(x, 2, ceil_mode=True),
+    "mean of some positions": lambda x: x.mean(2),
+    "mean of channels": lambda x: x.mean((1, 2)),
+    "mean in another dtype": lambda x: x.mean((2, 3), dtype=torch.float64),
+    "adaptive, of several positions": lambda x: F.adaptive_avg_pool2d(x, 2),
+    "of another order": lambda x: F.max_pool2d(x.sort(1)[0], 2),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_other_pooling_is_torchs(name: str, seen: Seen) -> None:
+    text = _check(Pooled(LEFT[name]), torch.float32, seen, (2, 8, 11, 13))
+    assert PANELS in text and "oxytorch::pool" not in text, text
+
+
+@pytest.mark.parametrize("function", [lambda x: F.max_pool3d(x, 2), lambda x: x.mean((2, 3, 4))])
+def test_pooling_of_volumes_is_ours(function: Callable[[Tensor], Any], seen: Seen) -> None:
+    text = _check(Pooled(function, nn.Conv3d), torch.float32, seen, (1, 8, 4, 5, 6))
+    assert "oxytorch::pool" in text, text
+
+
+class Joined(nn.Module):
+    """The activation of a sum of two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 16, 1), nn.Conv2d(8, 16, 3, padding=1)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.a(x) + self.b(x)).relu()
+
+
+@pytest.mark.parametrize(("behind", "counts"), [
+    (lambda m, x: m.c(x).relu(), [True]),
+    (lambda m, x: (m.c(x) + x).relu(), [True]),
+    (lambda m, x: (x + m.c(x)).relu(), [True]),
+    (lambda m, x: F.relu6(m.c(x) + x), [False]),
+    (lambda m, x: m.c(x) + x, [False]),
+    (lambda m, x: F.silu(m.c(x)), [False]),
+    (None, [True, False]),
+])  # fmt: skip
+def test_activations_that_only_ours_sweep_count(
+    behind: Any, counts: list[bool], seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What oneDNN leaves to a step of its own is a part of its time; a sum is not."""
+    found: list[bool] = []
+
+    def is_faster(name: str, layer: Any, way: str, than: str, swept: bool, gain: float = 1) -> bool:
+        found.append(swept)
+        return True
+
+    monkeypatch.setattr(own_convolutions, "is_faster", is_faster)
+    monkeypatch.setattr(own_convolutions, "supports", lambda dtype: None)
+    model = Joined() if behind is None else Block(2, behind, padding=1)
+    size = (2, 8, 7, 7) if behind is None else SIZES[2]
+    _check(model, torch.float32, seen, size)
+    assert found[::2] == counts and found[1::2] == counts
+
+
+@pytest.mark.parametrize("before", [
+    lambda x: x,
+    lambda x: F.pad(x, (0, 1, 0, 1)),
+    lambda x: x.to(torch.bfloat16).float(),
+])  # fmt: skip
+def test_the_first_convolution_is_timed_in_the_order_of_the_input(
+    before: Callable[[Tensor], Tensor], seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(before(x)))  # type: ignore[no-any-return]
+
+    found: list[Any] = []
+
+    def is_faster(name: str, layer: Any, *_: Any, **__: Any) -> bool:
+        found.append((layer.takes, layer.returns))
+        return False
+
+    monkeypatch.setattr(own_convolutions, "is_faster", is_faster)
+    _check(Model().eval(), torch.float32, seen, (2, 3, 9, 9))
+    assert found == [(True, False), (False, False)]
+
+
+@pytest.mark.parametrize(("channels", "count"), [(8, 1), (256, 8)])
+def test_weights_are_timed_where_no_near_cache_holds_them(
+    channels: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ones, none, taken = (1, 1), (0, 0), []
+    shape = (channels, channels, 1, 1)
+    ways = Ways(Convolution((1, channels, 3, 3), shape, torch.float32, ones, none, ones, 1))
+    expected, run = ways.plain(), torch.ops.oxytorch.convolution_panels.default
+
+    def noting(x: Tensor, format: str, panels: Tensor, *rest: Any) -> Tensor:
+        taken.append(id(panels))
+        return run(x, format, panels, *rest)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(torch.ops.oxytorch.convolution_panels, "default", noting)
+    for _ in range(12):
+        torch.testing.assert_close(ways.own(), expected, rtol=2e-5, atol=2e-5)
+    assert len({*taken}) == count
+
+
+def test_torchs_operators_count_as_ending_the_parallel_region(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure, "TIMED", True)
+    ones, none = (1, 1), (0, 0)
+    layer = Convolution((1, 8, 3, 3), (8, 8, 1, 1), torch.float32, ones, none, ones, 1)
+    times = {"plain": 4e-5, "packed": 4e-5, "own": 5e-5}
+    monkeypatch.setattr(convolution_times, "times_of", lambda layer: times)
+    for threads, wins in ((1, False), (2, True)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert IS_FASTER("any", layer, "own", "plain") == wins
+        assert not IS_FASTER("any", layer, "packed", "plain")
 
 
 def test_writes_are_followed(seen: Seen) -> None:

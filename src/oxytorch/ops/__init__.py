@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .moe import moe
     from .optimizer_step import optimizer_step
     from .pack_panels import pack_panels
+    from .pool import pool
     from .quantize_weight import quantize_weight
     from .rms_norm import rms_norm
     from .rotary_embedding import rotary_embedding
@@ -56,6 +57,7 @@ __all__ = [
     "moe",
     "optimizer_step",
     "pack_panels",
+    "pool",
     "quantize_weight",
     "registry",
     "rms_norm",

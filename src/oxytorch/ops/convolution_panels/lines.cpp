@@ -24,10 +24,7 @@ std::int64_t run_of(const Convolution& call) {
 TileSteps tile_steps(const Convolution& call) {
   constexpr std::int64_t kUnits = kTileBytes / 4;
   if (call.channels() % (2 * kUnits) == 0) return {2 * kUnits, kUnits};
-  const std::int64_t run = run_of(call) / 2;
-  std::int64_t units = std::min(run, kUnits);
-  while (run % units != 0) --units;
-  return {call.channels(), units};
+  return {call.channels(), tile_step(run_of(call) / 2)};
 }
 
 // What a chunk's results are: lines and columns, and the columns of a line in memory.

@@ -8,7 +8,7 @@
 namespace oxytorch::OXY_LEVEL {
 
 // NaN stays NaN.
-OXY_INLINE f32v relu(f32v v) { return v < 0.0f ? f32v{} : v; }
+OXY_INLINE f32v relu(f32v v) { return maximum(f32v{}, v); }
 
 // The sum of a result and what an epilogue adds to it, and what becomes of the sum.
 OXY_INLINE f32v total(PanelEpilogue epilogue, f32v v, f32v other) {
@@ -35,7 +35,7 @@ OXY_INLINE f32v activate(PanelEpilogue epilogue, f32v v, T) {
     case PanelEpilogue::relu:
       return relu(v);
     case PanelEpilogue::relu6:
-      return v > 6.0f ? splat(6.0f) : relu(v);
+      return minimum(splat(6.0f), relu(v));
     case PanelEpilogue::tanh:
       return hyperbolic_tangent(v, T{});
     case PanelEpilogue::sigmoid:

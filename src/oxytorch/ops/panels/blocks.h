@@ -13,10 +13,9 @@ inline constexpr std::int64_t kItemOutputs = kItemPanels * kPanelOutputs;
 // One block of some rows times one block of some panels, added to the rows' sums.
 struct Tile {
   const std::uint8_t* rows;
-  std::int64_t row_bytes;   // between rows
-  std::int64_t step_bytes;  // between units of a row that are 16 apart; tiles of AMX only
-  const std::int32_t*
-      steps;  // or where steps of `step_bytes` lie, in bytes from `rows` on; or null
+  std::int64_t row_bytes;     // between rows
+  std::int64_t step_bytes;    // that a tile of AMX takes of a row
+  const std::int32_t* steps;  // where these lie, in bytes from `rows` on; null: side by side
   const std::uint8_t* panels;
   std::int64_t panel_bytes;  // between panels
   std::int64_t units;        // along in_features

@@ -175,10 +175,13 @@ RowType row_type(DType dtype, bool rounds_to_int8, PanelCodec codec) {
 }
 
 bool holds_tiles(const Rows& x, DType dtype) {
-  constexpr std::int64_t kNumbers = kTileBytes / 2;
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(x.data) % kTileBytes == 0;
-  return dtype == DType::bfloat16 && is_aligned && x.stride % kNumbers == 0 &&
-         x.width % kNumbers == 0 && x.count >= kTileHeight;
+  if (dtype != DType::bfloat16 || !is_aligned || x.width % 2 != 0 || x.count < kTileHeight) {
+    return false;
+  }
+  // Where no number divides them well, copies with zeros at their ends take fewer steps.
+  const std::int64_t units = x.width / 2, steps = units / tile_step(units);
+  return 4 * steps <= 5 * (round_up(x.width, kPanelDepth) * 2 / kTileBytes);
 }
 
 std::int64_t available_threads() {
@@ -268,10 +271,11 @@ Split split_of(std::span<const RowsProduct> products, std::int64_t in_features) 
   for (const RowsProduct& product : products) {
     most_rows = std::max(most_rows, product.row_count);
     panels += round_up(product.weight.panel_count, kItemPanels);
-    all += product.row_count * product.weight.panel_count * kPanelOutputs * in_features;
+    const std::int64_t outputs = product.weight.panel_count * kPanelOutputs;
+    all += bytes_of_work(product.row_count * outputs * in_features, kUnitsPerByte,
+                         product.row_count * (in_features + outputs) * 2);
   }
-  const std::int64_t least = tuning.bytes_per_thread * kUnitsPerByte;
-  const std::int64_t threads = threads_for(all, least, available_threads());
+  const std::int64_t threads = threads_for(all, tuning.bytes_per_thread, available_threads());
   return split_product(kCoarseSplit, most_rows, panels, threads);
 }
 

@@ -95,7 +95,7 @@ void multiply_rows(const Rows& x, const std::vector<std::int64_t>* order, DType 
 // What x becomes for a product. `rounds_to_int8`: as above.
 RowType row_type(DType dtype, bool rounds_to_int8, PanelCodec codec);
 
-// Whether tiles of AMX can be loaded from x itself: of whole cache lines, the last one too.
+// Whether tiles of AMX are best loaded from x itself, the last one too.
 bool holds_tiles(const Rows& x, DType dtype);
 
 // Of torch's team.

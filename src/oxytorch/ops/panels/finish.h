@@ -77,37 +77,86 @@ struct SumsBlock {
   const float* sums;  // rows are kItemOutputs apart
 };
 
+// Neighbouring vectors: those of 16 bits fill a register.
+template <class T>
+OXY_INLINE void store_pair(T* p, f32v first, f32v second) {
+#if defined(__AVX512BF16__)
+  if constexpr (__is_same(T, bf16)) {
+    _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(
+                               reinterpret_cast<__m512>(second), reinterpret_cast<__m512>(first))));
+    return;
+  }
+#endif
+  store(p, first);
+  store(p + kLanes, second);
+}
+
+// What finishes sums of neighbouring outputs; sums, scales and biases are in the panels' order.
+struct FinishedOutputs {
+  const float* sums;  // of the block's first row
+  const float* row_scales;
+  f32v scale, bias;
+  bool has_scales;
+
+  OXY_MEMBER FinishedOutputs(const GemmProduct& product, const SumsBlock& block,
+                             const OutputNumbers& numbers, std::int64_t at, std::int64_t offset)
+      : sums(block.sums + at), row_scales(nullptr), scale(splat(1.0f)) {
+    const PreparedRows& x = product.prepared;
+    if (x.scales) row_scales = x.scales + x.first + block.first_row;
+    has_scales = numbers.has_scales;
+    if (has_scales) scale = load(numbers.scales + offset + at);
+    bias = load(numbers.biases + offset + at);
+  }
+
+  OXY_MEMBER f32v value(std::int64_t row) const {
+    f32v v = load(sums + row * kItemOutputs);
+    if (has_scales) v = row_scales ? v * row_scales[row] * scale : v * scale;
+    return v + bias;
+  }
+};
+
 // numbers: of an item that begins with panel `numbers_from`.
 template <PanelEpilogue epilogue, class T>
 static void finish_rows(const GemmProduct& product, const SumsBlock& block,
                         const OutputNumbers& numbers, std::int64_t numbers_from) {
-  const PreparedRows& x = product.prepared;
   const PanelResultArgs& result = product.result;
   constexpr std::int64_t kStep = is_gated(epilogue) ? 2 : 1;  // panels of a gated weight alternate
   const std::int64_t first = block.first_panel / kStep * kPanelOutputs;
   const std::int64_t left = product.weight.out_features - first;
   const std::int64_t most = block.panels / kStep * kPanelOutputs;
+  const std::int64_t count = left < most ? left : most;
   const std::int64_t offset = (block.first_panel - numbers_from) * kPanelOutputs;
-  const float *scales = numbers.scales + offset, *biases = numbers.biases + offset;
-  for (std::int64_t r = 0; r < block.rows; ++r) {
-    const std::int64_t row = block.first_row + r;
-    const float scale = x.scales ? x.scales[x.first + row] : 1.0f;
-    const float* from = block.sums + r * kItemOutputs;
-    T* out = static_cast<T*>(result.out) + row * result.out_stride + first;
-    const T* other = static_cast<const T*>(result.other) + row * result.other_stride + first;
-    const auto value = [&](std::int64_t at) {
-      f32v v = load(from + at);
-      if (numbers.has_scales) v = v * scale * load(scales + at);
-      return v + load(biases + at);
+  const std::int64_t stride = result.out_stride, other_stride = result.other_stride;
+  T* const out = static_cast<T*>(result.out) + block.first_row * stride + first;
+  const T* const other =
+      static_cast<const T*>(result.other) + block.first_row * other_stride + first;
+  // What gives a vector of a row's results.
+  const auto outputs = [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+    const std::int64_t at = i / kPanelOutputs * kStep * kPanelOutputs + i % kPanelOutputs;
+    const FinishedOutputs own(product, block, numbers, at, offset);
+    const FinishedOutputs up(product, block, numbers, at + (kStep - 1) * kPanelOutputs, offset);
+    return [=](std::int64_t row) __attribute__((always_inline)) {
+      f32v v = activate(epilogue, own.value(row), T{});
+      if constexpr (is_gated(epilogue)) v *= up.value(row);
+      if constexpr (adds_other(epilogue)) {
+        v = total(epilogue, v, load(other + row * other_stride + i, lanes));
+      }
+      return v;
     };
-    sweep(0, left < most ? left : most, [&](std::int64_t i, auto count) {
-      const std::int64_t at = i / kPanelOutputs * kStep * kPanelOutputs + i % kPanelOutputs;
-      f32v v = activate(epilogue, value(at), T{});
-      if constexpr (is_gated(epilogue)) v *= value(at + kPanelOutputs);
-      if constexpr (adds_other(epilogue)) v = total(epilogue, v, load(other + i, count));
-      store(out + i, v, count);
-    });
+  };
+  std::int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+    const auto one = outputs(i, Whole{}), next = outputs(i + kLanes, Whole{});
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      store_pair(out + r * stride + i, one(r), next(r));
+    }
   }
+  sweep(i, count, [&](std::int64_t at, auto lanes) {
+    const auto one = outputs(at, lanes);
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+      store(out + r * stride + at, one(r), lanes);
+    }
+  });
 }
 
 template <PanelEpilogue epilogue>

@@ -31,11 +31,18 @@ static void read_group(const PanelsArgs& weight, std::int64_t first, std::int64_
   }
 }
 
+// Units of a step in tiles along blocks of so many. Groups of codes have a multiple of 8.
+template <class Dot, class Codec>
+OXY_INLINE std::int64_t step_of(std::int64_t units) {
+  if constexpr (kReadsPanels<Dot, Codec> && !Dot::kIsInteger) return tile_step(units);
+  return units % 16 ? 8 : 16;
+}
+
 // Called before the first of blocks that are alike.
 template <class Dot>
-OXY_INLINE void prepare_blocks(std::int64_t units) {
+OXY_INLINE void prepare_blocks(std::int64_t step) {
 #if OXY_HAS_TILES
-  if constexpr (Dot::kDepth > 1) configure_tiles(tile_step(units));
+  if constexpr (Dot::kDepth > 1) configure_tiles(step);
 #endif
 }
 
@@ -78,10 +85,12 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
   const std::int64_t ragged = in_tiles && !x.is_padded ? rows % kTileHeight : 0;
   // Pieces of panels stay in the nearest cache for the tiles of all rows.
   const bool is_short = in_tiles && rows > 2 * kTileHeight && kLength > kPanelBlock;
-  const std::int64_t piece = is_short ? kPanelBlock : kLength;
+  const std::int64_t step = step_of<Dot, Codec>(x.block / Dot::kDepth);
+  std::int64_t piece = is_short ? kPanelBlock : kLength;
+  if (in_tiles) piece -= piece % (step * Dot::kDepth);
   const bool asks =
       !unpacks && is_short && first_panel + kItemPanels + panels <= weight.panel_count;
-  prepare_blocks<Dot>(x.block / Dot::kDepth);
+  prepare_blocks<Dot>(step);
   if (!in_tiles) std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
   for (std::int64_t group = 0; group < x.blocks; ++group) {
     const std::int64_t end = x.depth < (group + 1) * x.block ? x.depth : (group + 1) * x.block;
@@ -102,7 +111,7 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
       Tile tile{
           .rows = x.values + row * row_bytes + begin % x.block / Dot::kDepth * 4,
           .row_bytes = row_bytes,
-          .step_bytes = kTileBytes,
+          .step_bytes = step * 4,
           .panels = unpacks ? unpacked : stored,
           .panel_bytes = unpacks ? kBytes : weight.panel_bytes,
           .units = length / Dot::kDepth,

@@ -24,6 +24,14 @@ inline constexpr std::int64_t kItemRows = 288;
 inline constexpr std::int64_t kTileHeight = 16;
 inline constexpr std::int64_t kTileBytes = 64;
 
+// Units of 4 bytes that each of the fewest tiles along a row takes: whole ones where they fill it,
+// else what divides it, since tiles never take what is not theirs, which might be NaN.
+constexpr std::int64_t tile_step(std::int64_t units) {
+  std::int64_t step = units < kTileBytes / 4 ? units : kTileBytes / 4;
+  while (units % step != 0) --step;
+  return step;
+}
+
 // x in the order of the product: blocks along in_features, in each block the rows one below the
 // other, `block` elements apart. In the last block they are padded with zeros up to `depth`.
 struct PreparedRows {

@@ -50,12 +50,38 @@ OXY_INLINE void clear_elements(Element* to, std::int64_t count) {
   for (std::int64_t i = 0; i < count; i += kLanes) put(to + i, f32v{});
 }
 
+#if OXY_HAS_TILES
+// As write_few_channels, of at most four channels whose values of a line lie side by side.
+template <class T>
+static void write_channel_pairs(const LineGemmArgs& args, const T* from, std::int64_t count,
+                                bf16* to) {
+  const WindowArgs& windows = args.windows;
+  const i32v first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+  sweep(0, count, [&](std::int64_t w, auto lanes) {
+    const auto bits = [&](std::int64_t c) {
+      if (c >= windows.channels) return u32v{};
+      return zero_extend(narrow(load(from + c * windows.channel_stride + w, lanes), bf16{}));
+    };
+    const u32v pair = bits(0) | bits(1) << 16;
+    if (args.channels == 2) return store_raw(to + 2 * w, pair, Whole{});
+    const u32v next = bits(2) | bits(3) << 16;
+    store_raw(to + 4 * w, __builtin_shuffle(pair, next, first), Whole{});
+    store_raw(to + 4 * w + 2 * kLanes, __builtin_shuffle(pair, next, first + 8), Whole{});
+  });
+}
+#endif
+
 // Pixels of few channels, which may lie apart: one value after the other.
 template <class Element, class T>
 static void write_few_channels(const LineGemmArgs& args, const T* from, std::int64_t count,
                                Element* to) {
   const WindowArgs& windows = args.windows;
   const std::int64_t step = windows.dims[2].x_stride;
+#if OXY_HAS_TILES
+  if constexpr (__is_same(Element, bf16)) {
+    if (step == 1 && args.channels <= 4) return write_channel_pairs(args, from, count, to);
+  }
+#endif
   for (std::int64_t c = 0; c < args.channels; ++c) {
     const T* values = from + c * windows.channel_stride;
     for (std::int64_t w = 0; w < count; ++w) {
@@ -215,11 +241,34 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   }
 }
 
+// Results of some rows of a chunk and some panels from their sums; between lines rows are none.
+// numbers: of panels from `numbers_from` on.
+static void finish_line_rows(const LineGemmArgs& args, const PanelsArgs& weight,
+                             const LineChunk& chunk, const SumsBlock& block,
+                             const OutputNumbers& numbers, std::int64_t numbers_from) {
+  GemmProduct product{};
+  product.weight = weight;
+  const std::int64_t stride = line_rows(args), end = block.first_row + block.rows;
+  for (std::int64_t row = block.first_row; row < end;) {
+    const std::int64_t line = row / stride, column = row - line * stride;
+    const std::int64_t next = (line + 1) * stride, last = line * stride + chunk.columns;
+    const std::int64_t rows = (last < end ? last : end) - row;
+    if (rows > 0) {
+      product.result = line_result(args, chunk, line);
+      const float* sums = block.sums + (row - block.first_row) * kItemOutputs;
+      finish_block(product, {column, rows, block.first_panel, block.panels, sums}, numbers,
+                   numbers_from);
+    }
+    row = next;
+  }
+}
+
 #if OXY_HAS_TILES
-// Products of a chunk's rows with at most kItemPanels panels, before bias and epilogue.
+// Results of a chunk's rows and at most kItemPanels panels.
 template <class Dot>
 static void multiply_line_tiles(const LineGemmArgs& args, Tile tile, const PanelsArgs& weight,
-                                std::int64_t rows, std::int64_t panel, std::int64_t panels) {
+                                const LineChunk& chunk, std::int64_t rows, std::int64_t panel,
+                                std::int64_t panels) {
   const WindowDim* dims = args.windows.dims;
   const std::int64_t units =
       dims[0].kernel * dims[1].kernel * dims[2].kernel * args.channels / Dot::kDepth;
@@ -228,6 +277,13 @@ static void multiply_line_tiles(const LineGemmArgs& args, Tile tile, const Panel
   configure_tiles(args.step_units);
   const bool asks = panel + kItemPanels + panels <= weight.panel_count;
   const std::uint8_t* stored = tile.panels;
+  OutputNumbers numbers;
+  read_numbers(weight, line_result(args, chunk, 0), panel, panels, numbers);
+  const auto finish = [&](std::int64_t first_panel, std::int64_t taken, std::int64_t first_row,
+                          std::int64_t count, const float* sums) {
+    finish_line_rows(args, weight, chunk, {first_row, count, panel + first_panel, taken, sums},
+                     numbers, panel);
+  };
   tile.step_bytes = args.step_units * 4;
   for (std::int64_t begin = 0; begin < units; begin += steps * args.step_units) {
     const std::int64_t left = units - begin;
@@ -235,8 +291,9 @@ static void multiply_line_tiles(const LineGemmArgs& args, Tile tile, const Panel
     tile.panels = stored + begin * 64;
     tile.steps = args.steps + begin / args.step_units;
     tile.begins = begin == 0;
+    tile.ends = begin + tile.units == units;
     tile.ahead = asks ? tile.panels + kItemPanels * weight.panel_bytes : nullptr;
-    multiply_block_in_tiles<Dot>(tile, rows, panels);
+    multiply_block_in_tiles<Dot>(tile, rows, panels, finish);
   }
 }
 #endif
@@ -273,7 +330,9 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
   };
 #if OXY_HAS_TILES
   if constexpr (Dot::kDepth > 1 && !unpacks) {
-    if (args.in_tiles) return multiply_line_tiles<Dot>(args, tile, weight, rows, panel, panels);
+    if (args.in_tiles) {
+      return multiply_line_tiles<Dot>(args, tile, weight, chunk, rows, panel, panels);
+    }
   }
 #endif
   std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
@@ -298,19 +357,9 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
     k += run;
   };
   each_position(args.windows.dims, args.phase_lines, args.columns, by_lines, multiply);
-}
-
-static void finish_lines(const LineGemmArgs& args, const PanelsArgs& weight, const LineChunk& chunk,
-                         std::int64_t panel, std::int64_t panels, const float* sums) {
-  GemmProduct product{};
-  product.weight = weight;
   OutputNumbers numbers;
-  for (std::int64_t l = 0; l < chunk.lines; ++l) {
-    product.result = line_result(args, chunk, l);
-    if (l == 0) read_numbers(weight, product.result, panel, panels, numbers);
-    const float* line = sums + l * line_rows(args) * kItemOutputs;
-    finish_block(product, {0, chunk.columns, panel, panels, line}, numbers, panel);
-  }
+  read_numbers(weight, line_result(args, chunk, 0), panel, panels, numbers);
+  finish_line_rows(args, weight, chunk, {0, rows, panel, panels, sums}, numbers, panel);
 }
 
 static void multiply_line_range(const LineGemmArgs& args, const LineChunk& chunk,
@@ -335,7 +384,6 @@ static void multiply_line_range(const LineGemmArgs& args, const LineChunk& chunk
           const std::int64_t left = panel + panels - p;
           const std::int64_t some = left < kItemPanels ? left : kItemPanels;
           multiply_lines<Dot>(codec, args, weight, chunk, rows, p, some, sums);
-          finish_lines(args, weight, chunk, p, some, sums);
         }
       }
     });

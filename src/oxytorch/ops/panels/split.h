@@ -79,6 +79,13 @@ inline Split split_product(const SplitRules& rules, std::int64_t rows, std::int6
 inline constexpr std::int64_t kFloatsPerByte = 8;
 inline constexpr std::int64_t kUnitsPerByte = 64;
 
+// What multiplications and moved bytes take, in such bytes: short sums cost less than their
+// results.
+inline std::int64_t bytes_of_work(std::int64_t products, std::int64_t per_byte,
+                                  std::int64_t moved) {
+  return std::max(products / per_byte, moved);
+}
+
 // The threads that so much work is worth.
 inline std::int64_t threads_for(std::int64_t work, std::int64_t least_of_thread,
                                 std::int64_t threads) {

@@ -111,7 +111,6 @@ template <class Dot, bool second_rows, bool second_panel, int asked>
 static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t step,
                            WaitingSums& waiting) {
   const bool continues = !Dot::kIsInteger && !tile.scales;
-  const std::int64_t row_step = tile.step_bytes * step / 16;
   finish_stores(tile.panels);
   if (continues && !tile.begins) {
     load_sums<second_rows, second_panel>(tile.sums);
@@ -128,7 +127,7 @@ static void multiply_tiles(const Tile& tile, std::int64_t rows, std::int64_t ste
     for (std::int64_t k = 0; k < tile.units; k += step) multiply(tile.rows + *at++, k);
   } else {
     const std::uint8_t* row = tile.rows;
-    for (std::int64_t k = 0; k < tile.units; k += step, row += row_step) multiply(row, k);
+    for (std::int64_t k = 0; k < tile.units; k += step, row += tile.step_bytes) multiply(row, k);
   }
   if (continues) {
     store_sums<second_rows, second_panel>(tile.sums, kItemOutputs * 4);
@@ -178,16 +177,13 @@ static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
   }
 }
 
-// Units of a step along in_features: groups of 32 bytes fill half a register.
-OXY_INLINE std::int64_t tile_step(std::int64_t units) { return units % 16 ? 8 : 16; }
-
-// As multiply_block, with registers configured for `tile_step(tile.units)`; there is room for sums
-// of as many rows as tiles have. Where the tile ends, `finish(first_panel, panels, first_row, rows,
+// As multiply_block, with registers configured for the units of a step; there is room for sums of
+// as many rows as tiles have. Where the tile ends, `finish(first_panel, panels, first_row, rows,
 // sums)` is called for blocks of up to 32 rows and two panels.
 template <class Dot, class Finish>
 static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t panels,
                                     const Finish& finish) {
-  const std::int64_t step = tile.steps ? tile.step_bytes / 4 : tile_step(tile.units);
+  const std::int64_t step = tile.step_bytes / 4;
   WaitingSums waiting;
   for (std::int64_t first = 0; first < panels; first += 2) {
     const std::int64_t taken = panels - first > 1 ? 2 : 1;
@@ -206,13 +202,6 @@ static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t p
     tile.sums += taken * kPanelOutputs;
   }
   add_sums<Dot>(waiting);
-}
-
-template <class Dot>
-static void multiply_block_in_tiles(const Tile& tile, std::int64_t rows, std::int64_t panels) {
-  multiply_block_in_tiles<Dot>(
-      tile, rows, panels,
-      [](std::int64_t, std::int64_t, std::int64_t, std::int64_t, const float*) {});
 }
 
 }  // namespace oxytorch::OXY_LEVEL

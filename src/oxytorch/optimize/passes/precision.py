@@ -151,7 +151,8 @@ def _times(context: Context, module: nn.Module) -> Times:
     if geometry is not None and weight.dim() > 3:
         shape = _size_of(module, weight, size)
         layer = pack.like_program(geometry, shape, weight)
-        return _convolution_times(layer, replace(layer, dtype=dtype), is_packed)
+        other = replace(layer, dtype=dtype)
+        return _convolution_times(layer, other, is_packed, "program" in context.passes)
     make, numel, kind = (
         _convolution_input(module, weight, size)
         if form is None
@@ -174,13 +175,17 @@ def _linear_input(weight: Tensor, size: tuple[int, ...] | None, transposed: bool
     return partial(measure.input_of, rows, width, size), rows * width, ()
 
 
-def _convolution_times(own: Convolution, other: Convolution, is_packed: bool) -> Times:
-    """The times of a layer that programs compute in the same ways, in both dtypes."""
+def _convolution_times(
+    own: Convolution, other: Convolution, is_packed: bool, in_program: bool
+) -> Times:
+    """The times of a layer that programs compute in the same ways, in both dtypes; in a program an
+    operator of ours may be the fastest."""
     ways, plain = times_of(other), seconds_plain(own)
     count = torch.Size(own.size).numel()
     between = _seconds_of_cast(count, other.dtype, own.dtype)
     between += _seconds_of_cast(own.result.numel(), own.dtype, other.dtype)
-    converted = [ways["plain"], *[ways["packed"]] * is_packed]
+    as_it_is = min(ways["plain"], ways.get("own", math.inf) if in_program else math.inf)
+    converted = [as_it_is, *[ways["packed"]] * is_packed]
     return plain, plain + between, *converted
 
 

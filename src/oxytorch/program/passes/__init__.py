@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from ..program import Steps, Value, values_of
-from . import convolution, joined, linear, norms, own_convolutions, panels
+from . import convolution, joined, linear, norms, own_convolutions, panels, pooling
 from .attention import attention
 from .editor import Editor, Note, Pass
 from .embeddings import embedding_bags, merged_bags
@@ -43,6 +43,7 @@ CONVOLUTIONS: tuple[Pass, ...] = (
     panels.fuse,
     convolution.pack,
     convolution.fuse,
+    pooling.pools,
 )
 WITH_LASTING: tuple[Pass, ...] = (
     joined.linear_layers,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -29,6 +30,12 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """The orders with channels last, by numbers of dimensions."""
 MOST_LINES = 64
 """Lines of a kernel that `depthwise_convolution` takes."""
+SMALL, CACHE, MOST_WEIGHTS = 64 << 10, 4 << 20, 8
+"""Bytes of a weight below which it does not matter where it lies; bytes after which the second
+cache of a thread's processor holds others; weights that are timed in turns at most."""
+LEAVING = 25e-6
+"""Seconds that torch's operators take longer amid kernels of ours than by themselves: they end the
+parallel region that these share, as measured with two threads."""
 BESIDE_PLAIN = "program packed convolution"
 """What times of packed convolutions beside torch's own are called."""
 
@@ -155,26 +162,32 @@ class Ways:
         """By torch's own operator."""
         return self._layer.of(self._given, self._values)
 
+    def _weights(self, make: Callable[[], Tensor]) -> Iterator[Tensor]:
+        """One weight after the other, so that no nearest cache holds the next: a model's others
+        push it out from call to call."""
+        count = 1
+        if self._values.nbytes >= SMALL:
+            count = min(MOST_WEIGHTS, 1 + torch.get_num_threads() * CACHE // self._values.nbytes)
+        return cycle([make() for _ in range(count)])
+
     @cached_property
-    def _packed_weight(self) -> Tensor:
-        pack = PACK if self._layer.more is None else PACK_TRANSPOSED
+    def _packed_weights(self) -> Iterator[Tensor]:
+        pack = _operator(PACK if self._layer.more is None else PACK_TRANSPOSED)
         weight, size = self._wide(self._values), [*self._wide(self._given).shape]
-        found: Tensor = _operator(pack)(weight, *self._layer.geometry, size)
-        return found
+        return self._weights(lambda: pack(weight, *self._layer.geometry, size))
 
     def packed(self) -> Tensor:
         """With a weight in oneDNN's order."""
         run = _operator(PACKED if self._layer.more is None else PACKED_TRANSPOSED)
-        given = self._ordered, self._packed_weight, None, *self._layer.geometry
+        given = self._ordered, next(self._packed_weights), None, *self._layer.geometry
         return self._returned(run(*given, "none", [], ""))
 
     @cached_property
-    def _own_weight(self) -> Tensor:
+    def _own_weights(self) -> Iterator[Tensor]:
         if self._layer.is_depthwise:
-            return self._values[:, 0].movedim(0, -1).float().contiguous()
+            return cycle([self._values[:, 0].movedim(0, -1).float().contiguous()])
         matrix, format = matrix_of(self._values, self._layer.groups), PLAIN_NAMES[self._layer.dtype]
-        found: Tensor = torch.ops.oxytorch.pack_panels.default(matrix, format)
-        return found
+        return self._weights(lambda: torch.ops.oxytorch.pack_panels.default(matrix, format))
 
     def own(self) -> Tensor:
         """By our operator."""
@@ -183,11 +196,12 @@ class Ways:
         lists = [*own.stride], pads, [*own.dilation]
         if own.is_depthwise:
             run = torch.ops.oxytorch.depthwise_convolution.default
-            found = run(self._ordered, self._own_weight, None, None, *lists, "none")
+            found = run(self._ordered, next(self._own_weights), None, None, *lists, "none")
         else:
             run = torch.ops.oxytorch.convolution_panels.default
-            weight = PLAIN_NAMES[own.dtype], self._own_weight, [*own.shape[2:]], own.shape[0]
-            found = run(self._ordered, *weight, None, None, *lists, own.groups, "none")
+            weight = PLAIN_NAMES[own.dtype], next(self._own_weights)
+            size = [*own.shape[2:]], own.shape[0]
+            found = run(self._ordered, *weight, *size, None, None, *lists, own.groups, "none")
         return self._returned(found)
 
 
@@ -201,8 +215,9 @@ def is_faster(
     """Whether a convolution takes at most `gain` of another way's time.
 
     All ways are timed at once, so that each is timed once, for modules and programs. name: of what
-    is asked. way, than: methods of `Ways`. swept: whether an activation follows, which our
-    operators compute in their sweep, and others do not.
+    is asked. way, than: methods of `Ways`; of an own one and another, the other ends the parallel
+    region that kernels of ours share. swept: whether an activation follows, which our operators
+    compute in their sweep, and others do not.
     """
     if not measure.TIMED:
         ways = Ways(layer)
@@ -211,6 +226,8 @@ def is_faster(
         return True
     times = times_of(layer)
     after = _seconds_of_activation(layer.result) if swept else 0.0
+    if "own" in (way, than) and torch.get_num_threads() > 1:
+        after += LEAVING
     taken, others = (times[each] + (after if each != "own" else 0.0) for each in (way, than))
     return taken <= gain * others
 
@@ -281,11 +298,12 @@ def layer_of(editor: Editor, step: Step, steps: list[Step]) -> Convolution:
 
 def _torchs_order(editor: Editor, step: Step, steps: list[Step]) -> tuple[bool, bool]:
     """Whether what a convolution takes, and what it returns, is taken to have torch's order: where
-    it is the only one; of one dimension also where no other one or transposition is next to it."""
+    it is the only one, or takes what the model is given; of one dimension also where no other one
+    or transposition is next to it."""
     if len(steps) == 1:
         return True, True
     if step.arguments[0].meta.dim() != 3:
-        return False, False
+        return _takes_input(editor, step), False
     before = editor.maker.get(step.arguments[0])
     while before is not None and is_activation(before):
         before = editor.maker.get(before.arguments[0])
@@ -300,4 +318,16 @@ def _torchs_order(editor: Editor, step: Step, steps: list[Step]) -> tuple[bool, 
     return taken, returned
 
 
+def _takes_input(editor: Editor, step: Step) -> bool:
+    """Whether a convolution takes an input of the program in torch's order, cast and padded."""
+    value = step.arguments[0]
+    is_last = value.meta is None or not value.meta.is_contiguous()
+    before = editor.made_by(value, *_BEFORE)
+    while before is not None:
+        value = before.arguments[0]
+        before = editor.made_by(value, *_BEFORE)
+    return not is_last and value in editor.steps.inputs
+
+
+_BEFORE = ("aten::_to_copy", "aten::pad", "aten::constant_pad_nd")
 _NEXT = (CONVOLUTION, "aten::transpose.int", "aten::permute")

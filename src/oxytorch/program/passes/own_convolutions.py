@@ -11,7 +11,7 @@ from ..program import Argument, Some, Step, Value
 from .convolution import changeable, follow_order, why_plain, zeros_before
 from .convolution_times import convolution_of, is_faster, layer_of
 from .editor import Editor, known
-from .post_ops import epilogue_of
+from .post_ops import epilogue_of, other_of_sum
 
 PACK, PANELS = "oxytorch::pack_panels", "oxytorch::convolution_panels"
 DEPTHWISE = "oxytorch::depthwise_convolution"
@@ -51,14 +51,26 @@ def _why_not(editor: Editor, step: Step) -> str:
 
 
 def _is_faster(editor: Editor, step: Step, steps: list[Step], beside_packed: bool) -> bool:
-    layer, result = layer_of(editor, step, steps), step.results[0]
-    taker = None if result is None else editor.only_taker(result)
-    swept = taker is not None and epilogue_of(taker) in _SWEPT
+    layer, swept = layer_of(editor, step, steps), _is_swept(editor, step, steps)
     if not is_faster(OWN, layer, "own", "plain", swept):
         return False
     if not beside_packed or supports(layer.dtype) is not None:
         return True
     return is_faster(BESIDE_PACKED, layer, "own", "packed", swept, gain=1.0)
+
+
+def _is_swept(editor: Editor, step: Step, steps: list[Step]) -> bool:
+    """Whether only our operators compute the activation that follows a convolution in its sweep:
+    at once, or behind a sum, which oneDNN's compute in theirs too. Of a sum of two convolutions the
+    first one computes it."""
+    (result,) = step.results
+    taker = None if result is None else editor.only_taker(result)
+    other = None if result is None else other_of_sum(taker, result)
+    if other is not None and taker is not None and taker.results[0] is not None:
+        if editor.maker.get(other) in steps[: steps.index(step)]:
+            return False
+        taker = editor.only_taker(taker.results[0])
+    return taker is not None and epilogue_of(taker) in (_SWEPT if other is None else _SWEPT[:1])
 
 
 def _own_steps(editor: Editor, step: Step) -> list[Step]:
