@@ -1,0 +1,7 @@
+#pragma once
+
+#include "ops/_quantized/args.h"
+
+OXY_KERNEL_OF(_quantized, prepare_bytes, PrepareBytesArgs)
+OXY_KERNEL_OF(_quantized, byte_gemm, ByteGemmArgs)
+OXY_KERNEL_OF(_quantized, quantize_rows, QuantizeArgs)
