@@ -62,25 +62,57 @@ static void finish_byte_rows(const Finishing& given, std::int64_t begin, std::in
   const Finishing job = given;
   const ByteResult result = *given.result;
   const Steps<Out> steps(result.inverse_scale, result.zero_point);
-  for (std::int64_t r = begin; r < end; ++r) {
-    const std::int32_t* sums = job.sums + r * job.stride;
-    Out* out = static_cast<Out*>(result.out) + (job.row + r) * result.out_stride + job.output;
-    const std::int64_t other = (job.row + r) * result.other_stride + job.output;
-    sweep(0, job.outputs, [&](std::int64_t i, auto count) {
-      f32v v = __builtin_convertvector(load_as<i32v>(sums + i), f32v);
-      if (job.row_scales) v *= job.row_scales[r];
-      v = product(v, load(job.scales + i)) + load(job.biases + i);
-      v = activate(epilogue, v, typename PrecisionOf<Out>::Type{});
-      if constexpr (adds_other(epilogue)) {
-        v = total(epilogue, v, load_other<Other>(result, other + i, count));
+  Out* const out = static_cast<Out*>(result.out) + job.row * result.out_stride + job.output;
+  const std::int64_t other = job.row * result.other_stride + job.output;
+  const auto value = [&](std::int64_t r, std::int64_t i, f32v scale, f32v bias, auto count)
+                         __attribute__((always_inline)) {
+    f32v v = __builtin_convertvector(load_as<i32v>(job.sums + r * job.stride + i), f32v);
+    if (job.row_scales) v *= job.row_scales[r];
+    v = product(v, scale) + bias;
+    v = activate(epilogue, v, typename PrecisionOf<Out>::Type{});
+    if constexpr (adds_other(epilogue)) {
+      v = total(epilogue, v,
+                load_other<Other>(result, other + r * result.other_stride + i, count));
+    }
+    return v;
+  };
+  std::int64_t first = 0;
+#if defined(__AVX512F__)
+  if constexpr (kIsByte<Out>) {
+    for (; first + 2 * kLanes <= job.outputs; first += 2 * kLanes) {
+      const f32v scales[] = {load(job.scales + first), load(job.scales + first + kLanes)};
+      const f32v biases[] = {load(job.biases + first), load(job.biases + first + kLanes)};
+      for (std::int64_t r = begin; r < end; r += 2) {
+        // Of an odd last row twice the same.
+        const std::int64_t next = r + 1 < end ? r + 1 : r;
+        f32v v[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const int part = i % 2;
+          v[i] = value(i < 2 ? r : next, first + part * kLanes, scales[part], biases[part],
+                       Whole{});
+        }
+        const __m512i bytes = steps.bytes(v);
+        const __m256i rows[] = {_mm512_castsi512_si256(bytes),
+                                _mm512_extracti64x4_epi64(bytes, 1)};
+        std::memcpy(out + r * result.out_stride + first, &rows[0], sizeof rows[0]);
+        std::memcpy(out + next * result.out_stride + first, &rows[1], sizeof rows[1]);
       }
-      if constexpr (kIsByte<Out>) {
-        store_byte_lanes(out + i, steps.bytes(v), count);
-      } else {
-        store(out + i, v, count);
-      }
-    });
+    }
   }
+#endif
+  sweep(first, job.outputs, [&](std::int64_t i, auto count) {
+    const f32v scale = load(job.scales + i), bias = load(job.biases + i);
+    for (std::int64_t r = begin; r < end; ++r) {
+      const f32v v = value(r, i, scale, bias, count);
+      Out* to = out + r * result.out_stride + i;
+      if constexpr (kIsByte<Out>) {
+        store_byte_lanes(to, steps.bytes(v), count);
+      } else {
+        store(to, v, count);
+      }
+    }
+  });
 }
 
 template <PanelEpilogue epilogue, class Out>

@@ -91,8 +91,7 @@ static void byte_gemm(const ByteGemmArgs& args, std::int64_t begin, std::int64_t
 #endif
   for (std::int64_t item = begin; item < end; ++item) multiply_item_of_bytes(gemm, item, sums);
 #if OXY_HAS_TILES
-  WaitingBlock& waiting = gemm.waiting;
-  if (waiting.next < waiting.end) waiting.some(kBlockHeight);
+  gemm.waiting.finish_all();
   if (args.x.in_tiles) release_tiles();
 #endif
 }

@@ -1,5 +1,5 @@
-// Rows of x times panels in the tile registers of AMX. While a block is multiplied, the sums of the
-// block before become results: tiles and vectors have units of their own.
+// Rows of x times panels in the tile registers of AMX. While the last tiles of a block are multiplied,
+// the sums of the block before become results: tiles and vectors have units of their own.
 #pragma once
 
 #include "core/tile.h"
@@ -14,16 +14,24 @@ inline constexpr std::int64_t kPairOutputs = 2 * kPanelOutputs;
 
 // The block before, in the part of `sums` that is not written next.
 struct WaitingBlock {
-  alignas(64) std::int32_t sums[2][kBlockHeight * kPairOutputs];
+  FinishRows finish = nullptr;
   Finishing job;
-  FinishRows finish;
-  std::int64_t next = 0, end = 0;  // rows
+  std::int64_t begin = 0, end = 0;  // rows
   int written = 0;
+  alignas(64) std::int32_t sums[2][kBlockHeight * kPairOutputs];
 
-  OXY_MEMBER void some(std::int64_t rows) {
-    const std::int64_t begin = next;
-    next = begin + rows < end ? begin + rows : end;
-    finish(job, begin, next);
+  OXY_MEMBER void finish_all() {
+    if (begin < end) finish(job, begin, end);
+    begin = end;
+  }
+
+  // The block whose sums have been written has this to be done.
+  OXY_MEMBER void set(const Finishing& given, std::int64_t first, std::int64_t last) {
+    job = given;
+    job.sums = sums[written];
+    job.stride = kPairOutputs;
+    begin = first, end = last;
+    written ^= 1;
   }
 };
 
@@ -36,7 +44,6 @@ struct TileBlock {
   std::int64_t panel_bytes;
   std::int64_t depth;           // a multiple of 64
   const std::int32_t* starts;   // of the sums of 32 outputs; null: zeros
-  std::int64_t waiting_rows;    // to be finished in each step
   const std::uint8_t* ahead;    // what the second cache gets meanwhile,
   std::int64_t asked;           // lines in each step
 };
@@ -80,6 +87,7 @@ OXY_INLINE void store_byte_sums(std::int32_t* to, std::int64_t apart) {
 template <bool is_signed, bool second_rows, bool second_panel>
 static void multiply_byte_tiles(const TileBlock& given, std::int64_t apart, WaitingBlock& waiting) {
   const TileBlock block = given;
+
   finish_stores(block.rows);
   finish_stores(block.starts);
   start_sums<second_rows, second_panel>(block.starts);
@@ -101,9 +109,8 @@ static void multiply_byte_tiles(const TileBlock& given, std::int64_t apart, Wait
       }
     }
     for (std::int64_t i = 0; i < block.asked; ++i, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
-    if (waiting.next < waiting.end) waiting.some(block.waiting_rows);
   }
-  if (waiting.next < waiting.end) waiting.some(kBlockHeight);
+  waiting.finish_all();
   store_byte_sums<second_rows, second_panel>(waiting.sums[waiting.written], apart);
   finish_stores(waiting.sums);
 }
@@ -141,7 +148,6 @@ static void multiply_pair_of_panels(const ByteGemmArgs& args, const ByteChunk& c
       .panel_bytes = args.weight.panel_bytes,
       .depth = steps * 64,
       .starts = x.zero_point == 0 ? nullptr : starts,
-      .waiting_rows = (kBlockHeight + steps - 1) / steps,
       .ahead = nullptr,
       .asked = asks ? (16 * chunk.panels + blocks - 1) / blocks : 0,
   };
@@ -163,14 +169,10 @@ static void multiply_pair_of_panels(const ByteGemmArgs& args, const ByteChunk& c
     } else {
       multiply_byte_tiles<false>(block, last - begin, second_rows, chunk.panels == 2, waiting);
     }
-    waiting.job = finishing;
-    waiting.job.sums = waiting.sums[waiting.written];
-    waiting.job.stride = kPairOutputs;
-    waiting.job.row = begin;
-    if (finishing.row_scales) waiting.job.row_scales = finishing.row_scales + begin;
-    waiting.next = chunk.row + b * kBlockHeight - begin;
-    waiting.end = chunk.row + end - begin;
-    waiting.written ^= 1;
+    Finishing job = finishing;
+    job.row = begin;
+    if (job.row_scales) job.row_scales += begin;
+    waiting.set(job, chunk.row + b * kBlockHeight - begin, chunk.row + end - begin);
   }
 }
 
