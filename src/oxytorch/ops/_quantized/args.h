@@ -89,12 +89,12 @@ struct ByteGemmArgs {
   std::int64_t chunk_rows;
 };
 
-// Items are rows.
+// Items are stretches of so many elements; the last one may be shorter.
 struct QuantizeArgs {
   const void* x;
   void* out;
-  std::int64_t x_stride;
-  std::int64_t width;
+  std::int64_t count;
+  std::int64_t stretch;
   Number x_number;
   Number out_number;
   float scale;  // its inverse where `out` is bytes

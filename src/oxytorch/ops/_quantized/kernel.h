@@ -4,4 +4,4 @@
 
 OXY_KERNEL_OF(_quantized, prepare_bytes, PrepareBytesArgs)
 OXY_KERNEL_OF(_quantized, byte_gemm, ByteGemmArgs)
-OXY_KERNEL_OF(_quantized, quantize_rows, QuantizeArgs)
+OXY_KERNEL_OF(_quantized, quantize_stretches, QuantizeArgs)

@@ -65,31 +65,39 @@ static void prepare_bytes(const PrepareBytesArgs& args, std::int64_t begin, std:
   });
 }
 
-template <class From, class To>
-static void quantize_row(const QuantizeArgs& args, std::int64_t item) {
-  const From* x = static_cast<const From*>(args.x) + item * args.x_stride;
-  To* out = static_cast<To*>(args.out) + item * args.width;
+template <class To, class From>
+static void quantize(const QuantizeArgs& args, std::int64_t first, std::int64_t count) {
+  const From* x = static_cast<const From*>(args.x) + first;
+  To* out = static_cast<To*>(args.out) + first;
   if constexpr (kIsByte<To>) {
     const Steps<To> steps(args.scale, args.zero_point);
-    sweep(0, args.width, [&](std::int64_t i, auto count) {
-      store_byte_lanes(out + i, steps.bytes(load(x + i, count)), count);
+    std::int64_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+      const f32v v[] = {load(x + i), load(x + i + kLanes), load(x + i + 2 * kLanes),
+                        load(x + i + 3 * kLanes)};
+      _mm512_storeu_si512(out + i, steps.bytes(v));
+    }
+#endif
+    sweep(i, count, [&](std::int64_t at, auto left) {
+      store_byte_lanes(out + at, steps.bytes(load(x + at, left)), left);
     });
   } else {
-    sweep(0, args.width, [&](std::int64_t i, auto count) {
-      const i32v whole = load_whole(x + i, count) - args.zero_point;
-      store(out + i, __builtin_convertvector(whole, f32v) * args.scale, count);
+    sweep(0, count, [&](std::int64_t i, auto left) {
+      const i32v whole = load_whole(x + i, left) - args.zero_point;
+      store(out + i, __builtin_convertvector(whole, f32v) * args.scale, left);
     });
   }
 }
 
-static void quantize_rows(const QuantizeArgs& args, std::int64_t begin, std::int64_t end) {
+static void quantize_stretches(const QuantizeArgs& args, std::int64_t begin, std::int64_t end) {
+  const std::int64_t first = begin * args.stretch;
+  const std::int64_t last = end * args.stretch < args.count ? end * args.stretch : args.count;
   with_number(args.x_number, [&](auto from) {
     with_number(args.out_number, [&](auto to) {
       using From = decltype(from);
       using To = decltype(to);
-      if constexpr (kIsByte<From> != kIsByte<To>) {
-        for (std::int64_t i = begin; i < end; ++i) quantize_row<From, To>(args, i);
-      }
+      if constexpr (kIsByte<From> != kIsByte<To>) quantize<To, From>(args, first, last - first);
     });
   });
 }
