@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .pack_panels import pack_panels
     from .quantize_per_tensor import quantize_per_tensor
     from .quantize_weight import quantize_weight
+    from .quantized_convolution import quantized_convolution
     from .quantized_linear import quantized_linear
     from .rms_norm import rms_norm
     from .rotary_embedding import rotary_embedding
@@ -62,6 +63,7 @@ __all__ = [
     "pack_panels",
     "quantize_per_tensor",
     "quantize_weight",
+    "quantized_convolution",
     "quantized_linear",
     "registry",
     "rms_norm",

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "core/dispatch.h"
+#include "ops/_windows/args.h"
 #include "ops/panels/args.h"
 
 namespace oxytorch {
@@ -87,6 +88,24 @@ struct ByteGemmArgs {
   BytePanels weight;
   ByteResult result;
   std::int64_t chunk_rows;
+};
+
+// Items are parts of the work, one for a thread. A part takes neighbouring ones of groups times
+// chunks of results times ranges of panels, ranges of a chunk first: it writes the windows of the
+// chunk side by side into its own scratch, and multiplies them.
+struct ByteWindowsArgs {
+  WindowArgs windows;  // whose dtype is not read
+  Number number;
+  Bytes bytes;
+  std::int32_t zero_point;  // of x
+  std::uint8_t* scratch;    // of the first part
+  std::int64_t scratch_bytes;
+  ByteGemmArgs product;  // of the first group; its rows are those of a chunk
+  std::int64_t rows;     // of a group
+  std::int64_t groups;
+  std::int64_t chunk_rows;
+  std::int64_t ranges;  // of the panels of a group
+  std::int64_t parts;
 };
 
 // Items are stretches of so many elements; the last one may be shorter.

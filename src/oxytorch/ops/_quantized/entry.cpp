@@ -186,4 +186,57 @@ void multiply_rows_of_bytes(const Rows& x, const ByteOperand& operand, const Byt
   run_in_pieces(byte_gemm_copies, args, split.items, split.grain);
 }
 
+void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& operand) {
+  // Windows of a chunk stay in the caches; chunks of fewer rows read a large weight too often.
+  constexpr std::int64_t kSmall = 256 << 10, kFewRows = 96;
+  const std::int64_t weight_bytes = call.weight.panel_count * call.weight.panel_bytes;
+  const std::int64_t chunk_bytes = weight_bytes <= kSmall ? kSmall / 4 : 2 * kSmall;
+  const bool in_tiles = level_has(Capability::tiles) && call.rows > kMostVectorRows;
+  const Bytes bytes = bytes_of(in_tiles);
+  const std::int64_t size = bytes == Bytes::pairs ? 2 : 1;
+  const std::int64_t row_bytes = round_up(call.in_features, kTileBytes) * size;
+  const std::int64_t products = call.groups * weight_bytes;
+  const std::int64_t per_byte = in_tiles ? kTileProductsPerByte : kProductsPerByte;
+  const std::int64_t threads =
+      threads_for(products / per_byte * call.rows, tuning.bytes_per_thread, available_threads());
+  const std::int64_t enough = std::min(divide_up(threads, call.groups), call.rows / kFewRows);
+  const std::int64_t chunks = std::max({std::int64_t{1}, enough,
+                                        divide_up(call.rows * row_bytes, chunk_bytes),
+                                        divide_up(call.rows, kItemRows)});
+  const std::int64_t most = round_up(divide_up(call.rows, chunks), kTileHeight);
+  const std::int64_t chunk_rows = std::min(most, kItemRows);
+  const std::int64_t turns = call.groups * divide_up(call.rows, chunk_rows);
+  const std::int64_t ranges = std::clamp<std::int64_t>(
+      divide_up(threads, turns), 1, divide_up(call.weight.panel_count, kItemPanels));
+  ByteWindowsArgs args{
+      .windows = call.windows,
+      .number = operand.number,
+      .bytes = bytes,
+      .zero_point = operand.zero_point,
+      .scratch = nullptr,
+      .scratch_bytes = round_up(std::max(chunk_rows, kTileHeight) * row_bytes + 64, 64),
+      .product = {.x = {.values = nullptr,
+                        .row_bytes = row_bytes,
+                        .count = 0,
+                        .depth = round_up(call.in_features, in_tiles ? kTileBytes : 4),
+                        .scales = nullptr,
+                        .scale = operand.scale,
+                        .zero_point = zero_point_of(operand, bytes),
+                        .is_signed = operand.number == Number::int8,
+                        .in_tiles = in_tiles},
+                  .weight = call.weight,
+                  .result = call.result,
+                  .chunk_rows = 0},
+      .rows = call.rows,
+      .groups = call.groups,
+      .chunk_rows = chunk_rows,
+      .ranges = ranges,
+      .parts = std::min(threads, turns * ranges),
+  };
+  Tensor memory = scratch(args.parts * args.scratch_bytes + 64);
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.mutable_data());
+  args.scratch = reinterpret_cast<std::uint8_t*>((address + 63) & ~std::uintptr_t{63});
+  run_in_pieces(byte_windows_copies, args, args.parts, 1);
+}
+
 }  // namespace oxytorch

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "ops/_quantized/args.h"
+#include "ops/_windows/args.h"
 
 namespace oxytorch {
 
@@ -44,5 +45,19 @@ struct ByteOperand {
 // result = epilogue(rows weight^T + bias) on torch's threads; x may be misaligned.
 void multiply_rows_of_bytes(const Rows& x, const ByteOperand& operand, const BytePanels& weight,
                             const ByteResult& result);
+
+// The convolution of bytes, whose weight is that of the first group.
+struct ByteWindows {
+  WindowArgs windows;
+  BytePanels weight;
+  ByteResult result;
+  std::int64_t in_features;
+  std::int64_t rows;  // results of a channel
+  std::int64_t groups;
+};
+
+// result = epilogue(windows weight^T + bias) on torch's threads, likewise; zeros around images are
+// the operand's zero point.
+void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& operand);
 
 }  // namespace oxytorch

@@ -46,8 +46,7 @@ struct PrecisionOf<std::uint8_t> {
 };
 
 template <class T, class Count>
-OXY_INLINE f32v load_other(const ByteResult& result, std::int64_t at, Count count) {
-  const T* other = static_cast<const T*>(result.other) + at;
+OXY_INLINE f32v load_other(const ByteResult& result, const T* other, Count count) {
   if constexpr (kIsByte<T>) {
     const i32v whole = load_whole(other, count) - result.other_zero_point;
     return product(__builtin_convertvector(whole, f32v), splat(result.other_scale));
@@ -56,56 +55,84 @@ OXY_INLINE f32v load_other(const ByteResult& result, std::int64_t at, Count coun
   }
 }
 
+// A result from its scaled sum; `other`: what is added to it.
+template <PanelEpilogue epilogue, class Out, class Other, class Count>
+OXY_INLINE f32v finished(const ByteResult& result, f32v v, f32v scale, f32v bias,
+                         const Other* other, Count count) {
+  v = product(v, scale) + bias;
+  v = activate(epilogue, v, typename PrecisionOf<Out>::Type{});
+  if constexpr (adds_other(epilogue)) v = total(epilogue, v, load_other(result, other, count));
+  return v;
+}
+
+OXY_INLINE f32v load_sums(const std::int32_t* sums) {
+  return __builtin_convertvector(load_as<i32v>(sums), f32v);
+}
+
+#if defined(__AVX512F__)
+
+// Two rows of two vectors, as bytes.
+template <PanelEpilogue epilogue, class Out, class Other>
+static void finish_two_vectors(const Finishing& job, const ByteResult& result, std::int64_t first,
+                               std::int64_t begin, std::int64_t end) {
+  const Steps<Out> steps(result.inverse_scale, result.zero_point);
+  const f32v scales[] = {load(job.scales + first), load(job.scales + first + kLanes)};
+  const f32v biases[] = {load(job.biases + first), load(job.biases + first + kLanes)};
+  const std::int32_t* sums = job.sums + begin * job.stride + first;
+  const std::int64_t at = job.output + first, row = job.row + begin;
+  Out* out = static_cast<Out*>(result.out) + row * result.out_stride + at;
+  const Other* other = static_cast<const Other*>(result.other) + row * result.other_stride + at;
+  const auto finish = [&](std::int64_t r, std::int64_t next) __attribute__((always_inline)) {
+    f32v v[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) v[i] = load_sums(sums + (i / 2 * next) * job.stride + i % 2 * kLanes);
+    if (job.row_scales) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) v[i] *= job.row_scales[r + i / 2 * next];
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      v[i] = finished<epilogue, Out>(result, v[i], scales[i % 2], biases[i % 2],
+                                     other + (i / 2 * next) * result.other_stride + i % 2 * kLanes,
+                                     Whole{});
+    }
+    const __m512i bytes = steps.bytes(v);
+    const __m256i low = _mm512_castsi512_si256(bytes), high = _mm512_extracti64x4_epi64(bytes, 1);
+    std::memcpy(out, &low, sizeof low);
+    std::memcpy(out + next * result.out_stride, &high, sizeof high);
+    sums += 2 * job.stride, out += 2 * result.out_stride, other += 2 * result.other_stride;
+  };
+  std::int64_t r = begin;
+  for (; r + 2 <= end; r += 2) finish(r, 1);
+  if (r < end) finish(r, 0);
+}
+
+#endif
+
 template <PanelEpilogue epilogue, class Out, class Other>
 static void finish_byte_rows(const Finishing& given, std::int64_t begin, std::int64_t end) {
-  // A copy, because what is stored below could otherwise be it.
+  // Copies, because what is stored below could otherwise be they.
   const Finishing job = given;
   const ByteResult result = *given.result;
-  const Steps<Out> steps(result.inverse_scale, result.zero_point);
-  Out* const out = static_cast<Out*>(result.out) + job.row * result.out_stride + job.output;
-  const std::int64_t other = job.row * result.other_stride + job.output;
-  const auto value = [&](std::int64_t r, std::int64_t i, f32v scale, f32v bias, auto count)
-                         __attribute__((always_inline)) {
-    f32v v = __builtin_convertvector(load_as<i32v>(job.sums + r * job.stride + i), f32v);
-    if (job.row_scales) v *= job.row_scales[r];
-    v = product(v, scale) + bias;
-    v = activate(epilogue, v, typename PrecisionOf<Out>::Type{});
-    if constexpr (adds_other(epilogue)) {
-      v = total(epilogue, v,
-                load_other<Other>(result, other + r * result.other_stride + i, count));
-    }
-    return v;
-  };
   std::int64_t first = 0;
 #if defined(__AVX512F__)
   if constexpr (kIsByte<Out>) {
     for (; first + 2 * kLanes <= job.outputs; first += 2 * kLanes) {
-      const f32v scales[] = {load(job.scales + first), load(job.scales + first + kLanes)};
-      const f32v biases[] = {load(job.biases + first), load(job.biases + first + kLanes)};
-      for (std::int64_t r = begin; r < end; r += 2) {
-        // Of an odd last row twice the same.
-        const std::int64_t next = r + 1 < end ? r + 1 : r;
-        f32v v[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          const int part = i % 2;
-          v[i] = value(i < 2 ? r : next, first + part * kLanes, scales[part], biases[part],
-                       Whole{});
-        }
-        const __m512i bytes = steps.bytes(v);
-        const __m256i rows[] = {_mm512_castsi512_si256(bytes),
-                                _mm512_extracti64x4_epi64(bytes, 1)};
-        std::memcpy(out + r * result.out_stride + first, &rows[0], sizeof rows[0]);
-        std::memcpy(out + next * result.out_stride + first, &rows[1], sizeof rows[1]);
-      }
+      finish_two_vectors<epilogue, Out, Other>(job, result, first, begin, end);
     }
   }
 #endif
+  const Steps<Out> steps(result.inverse_scale, result.zero_point);
   sweep(first, job.outputs, [&](std::int64_t i, auto count) {
     const f32v scale = load(job.scales + i), bias = load(job.biases + i);
     for (std::int64_t r = begin; r < end; ++r) {
-      const f32v v = value(r, i, scale, bias, count);
-      Out* to = out + r * result.out_stride + i;
+      const std::int64_t row = job.row + r, at = job.output + i;
+      f32v v = load_sums(job.sums + r * job.stride + i);
+      if (job.row_scales) v *= job.row_scales[r];
+      v = finished<epilogue, Out>(
+          result, v, scale, bias,
+          static_cast<const Other*>(result.other) + row * result.other_stride + at, count);
+      Out* to = static_cast<Out*>(result.out) + row * result.out_stride + at;
       if constexpr (kIsByte<Out>) {
         store_byte_lanes(to, steps.bytes(v), count);
       } else {

@@ -3,3 +3,4 @@
 
 #include "ops/_quantized/gemm.h"
 #include "ops/_quantized/prepare.h"
+#include "ops/_quantized/windows.h"

@@ -21,6 +21,14 @@ struct GivenResult {
   std::int64_t zero_point;
 };
 
+// Where zero is the least byte, what a ReLU takes away does not fit anyway.
+inline PanelEpilogue without_clamped(const ByteResult& result) {
+  const bool is_least = result.zero_point == (result.number == Number::int8 ? -128 : 0);
+  if (!is_byte(result.number) || !is_least) return result.epilogue;
+  if (result.epilogue == PanelEpilogue::relu) return PanelEpilogue::none;
+  return result.epilogue == PanelEpilogue::add_relu ? PanelEpilogue::add : result.epilogue;
+}
+
 // Checks all but `other`, and describes the result without its memory. bias: of `outputs` numbers,
 // float32; `copy` owns it where a copy is needed.
 inline ByteResult describe_byte_result(const char* op, const GivenResult& given,
@@ -35,6 +43,7 @@ inline ByteResult describe_byte_result(const char* op, const GivenResult& given,
   check_scale(op, {"out_scale", given.scale, "out_zero_point", given.zero_point}, result.number);
   result.inverse_scale = static_cast<float>(1.0 / given.scale.value_or(1.0));
   result.zero_point = static_cast<std::int32_t>(given.zero_point);
+  result.epilogue = without_clamped(result);
   if (bias) {
     check_panel_tensor(op, "bias", *bias, aoti_torch_dtype_float32(), outputs);
     result.bias = static_cast<const float*>(contiguous_data(*bias, copy));

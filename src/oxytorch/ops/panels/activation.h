@@ -8,7 +8,7 @@
 namespace oxytorch::OXY_LEVEL {
 
 // NaN stays NaN.
-OXY_INLINE f32v relu(f32v v) { return v < 0.0f ? f32v{} : v; }
+OXY_INLINE f32v relu(f32v v) { return maximum(f32v{}, v); }
 
 // The sum of a result and what an epilogue adds to it, and what becomes of the sum.
 OXY_INLINE f32v total(PanelEpilogue epilogue, f32v v, f32v other) {
