@@ -65,9 +65,7 @@ def test_the_largest_sums_do_not_overflow(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("out_dtype", BYTES)
 @pytest.mark.parametrize("epilogue", [name for name in ACTIVATIONS if not is_gated(name)])
-def test_bytes_are_the_nearest_of_every_epilogue(
-    level: str, out_dtype: str, epilogue: str
-) -> None:
+def test_bytes_are_the_nearest_of_every_epilogue(level: str, out_dtype: str, epilogue: str) -> None:
     torch.manual_seed(1)
     x, weight = random_bytes(37, 200, dtype=torch.uint8), weight_of(90, 200)
     other = torch.randn(37, 90) if epilogue in ADDED else None

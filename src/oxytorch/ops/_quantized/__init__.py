@@ -32,10 +32,13 @@ def from_bytes(x: Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> 
 
 
 def steps_of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row of x in 255 steps: whole numbers in x's dtype, and the size of a step [..., 1]."""
+    """Each row of x in 255 steps: whole numbers in x's dtype, and the size of a step [..., 1].
+
+    A row of no number as large as 2^-100 is taken for zero.
+    """
     largest = x.abs().amax(-1, keepdim=True)
-    # Multiplied before it is divided: kernels find the same neighbour where two are as near.
-    return (127 * x / torch.where(largest > 0, largest, 1.0)).round(), largest / 127
+    factor = 127 / torch.where(largest < 2.0**-100, 1.0, largest)
+    return (x * factor).round(), largest / 127
 
 
 def pack_weight(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,7 @@ namespace oxytorch {
 // The numbers of tensors.
 enum class Number : std::int32_t { float32, bfloat16, float16, int8, uint8 };
 
-constexpr bool is_byte(Number number) {
-  return number == Number::int8 || number == Number::uint8;
-}
+constexpr bool is_byte(Number number) { return number == Number::int8 || number == Number::uint8; }
 
 constexpr std::int64_t size_of(Number number) {
   return is_byte(number) ? 1 : number == Number::float32 ? 4 : 2;
@@ -73,7 +71,7 @@ struct ByteRows {
   const std::uint8_t* values;
   std::int64_t row_bytes;
   std::int64_t count;
-  std::int64_t depth;  // elements of a row that are multiplied
+  std::int64_t depth;   // elements of a row that are multiplied
   const float* scales;  // [count], or null
   float scale;
   std::int32_t zero_point;  // of what is multiplied

@@ -200,9 +200,9 @@ void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& opera
   const std::int64_t threads =
       threads_for(products / per_byte * call.rows, tuning.bytes_per_thread, available_threads());
   const std::int64_t enough = std::min(divide_up(threads, call.groups), call.rows / kFewRows);
-  const std::int64_t chunks = std::max({std::int64_t{1}, enough,
-                                        divide_up(call.rows * row_bytes, chunk_bytes),
-                                        divide_up(call.rows, kItemRows)});
+  const std::int64_t chunks =
+      std::max({std::int64_t{1}, enough, divide_up(call.rows * row_bytes, chunk_bytes),
+                divide_up(call.rows, kItemRows)});
   const std::int64_t most = round_up(divide_up(call.rows, chunks), kTileHeight);
   const std::int64_t chunk_rows = std::min(most, kItemRows);
   const std::int64_t turns = call.groups * divide_up(call.rows, chunk_rows);

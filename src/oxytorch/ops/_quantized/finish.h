@@ -85,7 +85,8 @@ static void finish_two_vectors(const Finishing& job, const ByteResult& result, s
   const auto finish = [&](std::int64_t r, std::int64_t next) __attribute__((always_inline)) {
     f32v v[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) v[i] = load_sums(sums + (i / 2 * next) * job.stride + i % 2 * kLanes);
+    for (int i = 0; i < 4; ++i)
+      v[i] = load_sums(sums + (i / 2 * next) * job.stride + i % 2 * kLanes);
     if (job.row_scales) {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) v[i] *= job.row_scales[r + i / 2 * next];
@@ -148,9 +149,8 @@ OXY_INLINE FinishRows finish_with_other(const ByteResult& result) {
     return &finish_byte_rows<epilogue, Out, float>;
   } else {
     FinishRows found = nullptr;
-    with_number(result.other_number, [&](auto other) {
-      found = &finish_byte_rows<epilogue, Out, decltype(other)>;
-    });
+    with_number(result.other_number,
+                [&](auto other) { found = &finish_byte_rows<epilogue, Out, decltype(other)>; });
     return found;
   }
 }
@@ -160,9 +160,8 @@ static FinishRows finish_of(const ByteResult& result) {
   constexpr PanelEpilogue epilogue = static_cast<PanelEpilogue>(number);
   if (result.epilogue == epilogue) {
     FinishRows found = nullptr;
-    with_number(result.number, [&](auto out) {
-      found = finish_with_other<epilogue, decltype(out)>(result);
-    });
+    with_number(result.number,
+                [&](auto out) { found = finish_with_other<epilogue, decltype(out)>(result); });
     return found;
   }
   if constexpr (number + 1 < static_cast<int>(kFirstGated)) return finish_of<number + 1>(result);
@@ -183,7 +182,8 @@ static void read_outputs(const BytePanels& weight, const ByteResult& result, flo
     }
     store(outputs.biases + i, bias);
     // Unsigned, because only what remains of all sums has to fit.
-    const u32v terms = load_as<u32v>(weight.sums + first + i) * static_cast<std::uint32_t>(zero_point);
+    const u32v terms =
+        load_as<u32v>(weight.sums + first + i) * static_cast<std::uint32_t>(zero_point);
     const u32v starts = u32v{} - terms;
     std::memcpy(outputs.starts + i, &starts, sizeof starts);
   }

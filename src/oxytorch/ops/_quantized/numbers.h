@@ -131,8 +131,7 @@ struct Steps {
     }
     const __m512i packed = __is_same(T, std::int8_t) ? _mm512_packs_epi16(pairs[0], pairs[1])
                                                      : _mm512_packus_epi16(pairs[0], pairs[1]);
-    const __m512i order =
-        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return _mm512_permutexvar_epi32(order, packed);
   }
 

@@ -44,13 +44,12 @@ static void prepare_row_of_bytes(const PrepareBytesArgs& args, std::int64_t item
     // A row of smaller numbers is taken for zero.
     constexpr float kMost = 127.0f, kLeast = 0x1p-100f;
     const float top = largest_of(x, width);
-    const float divisor = top < kLeast ? 1.0f : top;
+    const float factor = kMost / (top < kLeast ? 1.0f : top);
     // A row with an infinity has no steps.
     args.scales[item] = (top - top) + top / kMost;
     if (args.bytes == Bytes::unsigned_bytes) added = i32v{} + 128;
     sweep(0, width, [&](std::int64_t i, auto count) {
-      // Divided where the reference says which number is the nearest.
-      put_whole(to, i, nearest_whole(load(x + i, count) * kMost / divisor) + added, in_pairs);
+      put_whole(to, i, nearest_whole(load(x + i, count) * factor) + added, in_pairs);
     });
   }
   const std::int64_t used = width * (in_pairs ? 2 : 1);

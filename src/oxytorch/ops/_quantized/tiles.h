@@ -1,5 +1,6 @@
-// Rows of x times panels in the tile registers of AMX. While the last tiles of a block are multiplied,
-// the sums of the block before become results: tiles and vectors have units of their own.
+// Rows of x times panels in the tile registers of AMX. While the last tiles of a block are
+// multiplied, the sums of the block before become results: tiles and vectors have units of their
+// own.
 #pragma once
 
 #include "core/tile.h"
@@ -42,10 +43,10 @@ struct TileBlock {
   std::int64_t row_bytes;
   const std::uint8_t* panels;
   std::int64_t panel_bytes;
-  std::int64_t depth;           // a multiple of 64
-  const std::int32_t* starts;   // of the sums of 32 outputs; null: zeros
-  const std::uint8_t* ahead;    // what the second cache gets meanwhile,
-  std::int64_t asked;           // lines in each step
+  std::int64_t depth;          // a multiple of 64
+  const std::int32_t* starts;  // of the sums of 32 outputs; null: zeros
+  const std::uint8_t* ahead;   // what the second cache gets meanwhile,
+  std::int64_t asked;          // lines in each step
 };
 
 // The operands of tile instructions are part of the instruction, so loops cannot number them.
@@ -153,9 +154,8 @@ static void multiply_pair_of_panels(const ByteGemmArgs& args, const ByteChunk& c
   };
   block.ahead = block.panels + chunk.panels * args.weight.panel_bytes;
   for (std::int64_t b = 0; b < blocks; ++b, block.ahead += block.asked * steps * 64) {
-    const std::int64_t end = b * kBlockHeight + kBlockHeight < chunk.rows
-                                 ? b * kBlockHeight + kBlockHeight
-                                 : chunk.rows;
+    const std::int64_t end =
+        b * kBlockHeight + kBlockHeight < chunk.rows ? b * kBlockHeight + kBlockHeight : chunk.rows;
     const std::int64_t rows = end - b * kBlockHeight;
     // The first row of the last tile of all may be one of a row before.
     const std::int64_t last = chunk.row + end - kTileHeight;

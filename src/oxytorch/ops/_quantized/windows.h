@@ -154,8 +154,7 @@ OXY_INLINE void write_window(const ByteWindowsArgs& args, const T* image,
         copy(writer.to, from + first[2] * last.x_stride);
         writer.to += last.kernel * windows.channels;
       } else {
-        write_window_line(windows, from, first[2], columns, args.zero_point + writer.added,
-                          writer);
+        write_window_line(windows, from, first[2], columns, args.zero_point + writer.added, writer);
       }
     }
   }
@@ -221,7 +220,8 @@ static void multiply_windows_part(const ByteWindowsArgs& args, std::int64_t part
                                   std::int32_t* sums) {
   const std::int64_t chunks = (args.rows + args.chunk_rows - 1) / args.chunk_rows;
   const std::int64_t items = args.groups * chunks * args.ranges;
-  const std::int64_t panel_groups = (args.product.weight.panel_count + kItemPanels - 1) / kItemPanels;
+  const std::int64_t panel_groups =
+      (args.product.weight.panel_count + kItemPanels - 1) / kItemPanels;
   ByteGemmArgs product = args.product;
   ByteGemm gemm{.args = product, .finish = finish_of(product.result)};
 #if OXY_HAS_TILES

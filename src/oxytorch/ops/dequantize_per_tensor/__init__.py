@@ -27,6 +27,7 @@ def dequantize_per_tensor(x: Tensor, scale: float, zero_point: int, dtype: str) 
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     """Calls for tests ("test") and benchmarks ("cache", "memory")."""
+    shapes: list[tuple[int, ...]]
     if size != "test":
         shapes = [rows_of_bytes(MEBI // 8 if size == "cache" else 80 * MEBI, 4096, torch.int8)]
     else:

@@ -29,6 +29,7 @@ def quantize_per_tensor(x: Tensor, scale: float, zero_point: int, dtype: str) ->
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     """Calls for tests ("test") and benchmarks ("cache", "memory")."""
+    shapes: list[tuple[int, ...]]
     if size != "test":
         total = MEBI // 4 if size == "cache" else 160 * MEBI
         shapes = [rows_of_bytes(total, 4096, dtype)]

@@ -55,14 +55,14 @@ def quantized_convolution(
 ) -> Tensor:
     """Computes epilogue(convolution(x, weight) + bias) for a weight of signed bytes.
 
-    x: [images, in_channels, *spatial] with 1 to 3 spatial sizes, int8 or uint8, of which a number is
-    x_scale * (byte - x_zero_point); a copy is made where its channels do not lie side by side.
-    panels, channel_scales and channel_sums: from `pack_convolution`; the positions of a kernel times
-    the channels of a group are at most 65536.
+    x: [images, in_channels, *spatial] with 1 to 3 spatial sizes, int8 or uint8, of which a number
+    is x_scale * (byte - x_zero_point); a copy is made where its channels do not lie side by side.
+    panels, channel_scales and channel_sums: from `pack_convolution`; the positions of a kernel
+    times the channels of a group are at most 65536.
     stride, dilation: one number for each spatial size. padding: two, zeros before and after; a zero
     is the byte x_zero_point. groups: divide in_channels and out_channels.
-    bias, other, epilogue and the result's dtype, scale and zero point: as in `quantized_linear`, the
-    result and `other` of shape [images, out_channels, *sizes].
+    bias, other, epilogue and the result's dtype, scale and zero point: as in `quantized_linear`,
+    the result and `other` of shape [images, out_channels, *sizes].
     Returns the result in channels-last order; it is rounded as that of `quantized_linear`. There is
     no gradient. Other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device, scale or name does not fit.
@@ -99,21 +99,9 @@ def quantized_convolution(
 
 # x, out_channels, kernel, stride, padding, dilation, groups, dtypes of x, other and out (None: the
 # sample's), bias, epilogue
-_CALLS: tuple[
-    tuple[
-        tuple[int, ...],
-        int,
-        tuple[int, ...],
-        int,
-        int,
-        int,
-        int,
-        tuple[str, str | None, str | None],
-        bool,
-        str,
-    ],
-    ...,
-] = (
+_Kinds = tuple[str, str | None, str | None]
+_Call = tuple[tuple[int, ...], int, tuple[int, ...], int, int, int, int, _Kinds, bool, str]
+_CALLS: tuple[_Call, ...] = (
     ((1, 3, 9, 8), 16, (3, 3), 1, 1, 1, 1, ("uint8", None, None), True, "none"),
     ((2, 8, 7, 7), 24, (1, 1), 1, 0, 1, 1, ("uint8", None, "uint8"), True, "relu6"),
     ((2, 8, 7, 6), 40, (1, 1), 2, 0, 1, 1, ("int8", None, "int8"), False, "relu"),
@@ -134,10 +122,9 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     """Calls for tests ("test") and benchmarks ("cache", "memory")."""
     calls = _CALLS
     if size != "test":
-        images, channels, side = (1, 64, 28) if size == "cache" else (16, 64, 112)
-        shape = (images, channels, side, side)
-        kinds = ("uint8", None, "uint8")
-        calls = ((shape, channels, (3, 3), 1, 1, 1, 1, kinds, True, "relu"),)
+        images, side = (1, 28) if size == "cache" else (16, 112)
+        large: _Kinds = ("uint8", None, "uint8")
+        calls = (((images, 64, side, side), 64, (3, 3), 1, 1, 1, 1, large, True, "relu"),)
     for shape, out, kernel, stride, padding, dilation, groups, kinds, has_bias, epilogue in calls:
         dims = len(kernel)
         x = sample_numbers(shape, NUMBERS[kinds[0]])

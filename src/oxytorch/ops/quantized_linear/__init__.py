@@ -36,7 +36,7 @@ def quantized_linear(
 
     x: [..., in_features]; rows may be strided. int8 or uint8 with x_scale and x_zero_point, of
     which a number is x_scale * (byte - x_zero_point); or float32, bfloat16 or float16 with None and
-    0, whose rows are rounded to 255 steps of their largest magnitudes: rint(127 x / largest).
+    0, whose rows are rounded to 255 steps of their largest magnitudes: rint(x * (127 / largest)).
     panels: uint8, channel_sums: int32 [16 panels], from `pack_weight` of an int8 weight
     [out_features, in_features] of at most 65536 in_features. channel_scales: float32 [16 panels].
     bias: float32 [out_features], or None.
