@@ -187,10 +187,9 @@ void multiply_rows_of_bytes(const Rows& x, const ByteOperand& operand, const Byt
 }
 
 void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& operand) {
-  // Windows of a chunk stay in the caches; chunks of fewer rows read a large weight too often.
-  constexpr std::int64_t kSmall = 256 << 10, kFewRows = 96;
+  // Windows of a chunk stay in the second cache; chunks of fewer rows read the weight too often.
+  constexpr std::int64_t kChunkBytes = 512 << 10, kFewRows = 96;
   const std::int64_t weight_bytes = call.weight.panel_count * call.weight.panel_bytes;
-  const std::int64_t chunk_bytes = weight_bytes <= kSmall ? kSmall / 4 : 2 * kSmall;
   const bool in_tiles = level_has(Capability::tiles) && call.rows > kMostVectorRows;
   const Bytes bytes = bytes_of(in_tiles);
   const std::int64_t size = bytes == Bytes::pairs ? 2 : 1;
@@ -201,7 +200,7 @@ void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& opera
       threads_for(products / per_byte * call.rows, tuning.bytes_per_thread, available_threads());
   const std::int64_t enough = std::min(divide_up(threads, call.groups), call.rows / kFewRows);
   const std::int64_t chunks =
-      std::max({std::int64_t{1}, enough, divide_up(call.rows * row_bytes, chunk_bytes),
+      std::max({std::int64_t{1}, enough, divide_up(call.rows * row_bytes, kChunkBytes),
                 divide_up(call.rows, kItemRows)});
   const std::int64_t most = round_up(divide_up(call.rows, chunks), kTileHeight);
   const std::int64_t chunk_rows = std::min(most, kItemRows);

@@ -108,12 +108,18 @@ OXY_INLINE void write_window_line(const WindowArgs& windows, const T* line, std:
 struct LineCopy {
   std::int64_t whole;
   __mmask64 rest;
+  bool is_short;
 
   OXY_MEMBER explicit LineCopy(std::int64_t count)
-      : whole(count / 64 * 64), rest((std::uint64_t{1} << count % 64) - 1) {}
+      : whole(count / 64 * 64), rest((std::uint64_t{1} << count % 64) - 1), is_short(count <= 32) {}
 
   OXY_MEMBER void operator()(std::uint8_t* to, const void* line) const {
     const auto* from = static_cast<const std::uint8_t*>(line);
+    if (is_short) {
+      const __m256i bytes = _mm256_maskz_loadu_epi8(static_cast<__mmask32>(rest), from);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes);
+      return;
+    }
     for (std::int64_t i = 0; i < whole; i += 64) {
       _mm512_storeu_si512(to + i, _mm512_loadu_si512(from + i));
     }
@@ -177,8 +183,8 @@ static void write_windows(const ByteWindowsArgs& args, std::int64_t group, std::
     for (int d = 0; d < kWindowDims; ++d) first[d] = place.at[d] * dims[d].stride - dims[d].padding;
     const T* image = static_cast<const T*>(windows.x) + place.image * windows.image_stride +
                      group * windows.channels;
+    // What lies behind is multiplied with zeros.
     write_window(args, image, first, copy, writer);
-    for (; writer.to < to + row_bytes; ++writer.to) *writer.to = 0;
   }
 }
 
