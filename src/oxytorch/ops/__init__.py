@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .cached_attention import cached_attention
     from .convolution_panels import convolution_panels
     from .depthwise_convolution import depthwise_convolution
+    from .dequantize_per_tensor import dequantize_per_tensor
     from .embedding_bag import embedding_bag
     from .gelu_mul import gelu_mul
     from .global_norm import global_norm
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from .optimizer_step import optimizer_step
     from .pack_panels import pack_panels
     from .pool import pool
+    from .quantize_per_tensor import quantize_per_tensor
     from .quantize_weight import quantize_weight
+    from .quantized_convolution import quantized_convolution
+    from .quantized_linear import quantized_linear
     from .rms_norm import rms_norm
     from .rotary_embedding import rotary_embedding
     from .silu_mul import silu_mul
@@ -46,6 +50,7 @@ __all__ = [
     "cached_attention",
     "convolution_panels",
     "depthwise_convolution",
+    "dequantize_per_tensor",
     "embedding_bag",
     "gelu_mul",
     "global_norm",
@@ -58,7 +63,10 @@ __all__ = [
     "optimizer_step",
     "pack_panels",
     "pool",
+    "quantize_per_tensor",
     "quantize_weight",
+    "quantized_convolution",
+    "quantized_linear",
     "registry",
     "rms_norm",
     "rotary_embedding",

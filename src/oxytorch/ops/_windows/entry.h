@@ -79,11 +79,11 @@ inline void check_images(const char* op, const Tensor& x) {
   }
 }
 
-// The windows of a convolution with kernels of a size, without the data. `padding`: before and
-// after, of each spatial dimension in turn.
-inline WindowArgs describe_windows(const char* op, const Tensor& x, const Numbers& kernel_size,
-                                   const Numbers& stride, const Numbers& padding,
-                                   const Numbers& dilation, std::int64_t groups) {
+// The windows of a convolution with kernels of a size, without the data and its dtype. `padding`:
+// before and after, of each spatial dimension in turn.
+inline WindowArgs describe_geometry(const char* op, const Tensor& x, const Numbers& kernel_size,
+                                    const Numbers& stride, const Numbers& padding,
+                                    const Numbers& dilation, std::int64_t groups) {
   check_images(op, x);
   const std::int64_t dims = x.dim() - 2;
   check_numbers(op, "kernel_size", kernel_size, dims, 1);
@@ -96,7 +96,6 @@ inline WindowArgs describe_windows(const char* op, const Tensor& x, const Number
          std::to_string(groups));
   }
   WindowArgs args{};
-  args.dtype = check_dtype(op, "x", x);
   args.channels = channels / groups;
   for (WindowDim& dim : args.dims) dim = {1, 1, 1, 1, 0, 1, 0};
   for (std::int64_t i = 0; i < dims; ++i) {
@@ -110,6 +109,14 @@ inline WindowArgs describe_windows(const char* op, const Tensor& x, const Number
     }
     dim.out_size = (padded - reach) / dim.stride + 1;
   }
+  return args;
+}
+
+inline WindowArgs describe_windows(const char* op, const Tensor& x, const Numbers& kernel_size,
+                                   const Numbers& stride, const Numbers& padding,
+                                   const Numbers& dilation, std::int64_t groups) {
+  WindowArgs args = describe_geometry(op, x, kernel_size, stride, padding, dilation, groups);
+  args.dtype = check_dtype(op, "x", x);
   return args;
 }
 

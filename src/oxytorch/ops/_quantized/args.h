@@ -1,0 +1,121 @@
+// Products of bytes with weights of bytes in panels: what entries tell kernels.
+//
+// A panel is that of ops/panels/layout.py for codes of 8 bits, here with signed ones, whose zero is
+// 0. x is unsigned or signed; what its zero point adds to the sums of an output is the zero point
+// times the sum of the output's weights, which comes with the weight.
+#pragma once
+
+#include "core/dispatch.h"
+#include "ops/_windows/args.h"
+#include "ops/panels/args.h"
+
+namespace oxytorch {
+
+// The numbers of tensors.
+enum class Number : std::int32_t { float32, bfloat16, float16, int8, uint8 };
+
+constexpr bool is_byte(Number number) { return number == Number::int8 || number == Number::uint8; }
+
+constexpr std::int64_t size_of(Number number) {
+  return is_byte(number) ? 1 : number == Number::float32 ? 4 : 2;
+}
+
+// The most products of a sum: of 255 times 128 each, they do not overflow 32 bits.
+inline constexpr std::int64_t kMostProducts = 65536;
+
+// What x is multiplied as: tiles of AMX take bytes as they are, other instructions for bytes want
+// unsigned ones, and a level without any of them takes integers of 16 bits.
+enum class Bytes : std::int32_t { as_they_are, unsigned_bytes, pairs };
+
+// x with a scale and a zero point; of numbers that are no bytes each row gets 255 steps.
+struct PrepareBytesArgs {
+  const void* x;
+  std::int64_t x_stride;  // elements between rows
+  std::int64_t in_features;
+  Number number;
+  std::int32_t zero_point;  // is subtracted from bytes that become integers of 16 bits
+  Bytes bytes;
+  std::uint8_t* values;
+  std::int64_t row_bytes;  // is filled with zeros behind in_features
+  float* scales;           // [rows]; of numbers that are no bytes
+};
+
+struct BytePanels {
+  const std::uint8_t* panels;
+  const float* scales;       // [padded out_features]
+  const std::int32_t* sums;  // [padded out_features]
+  std::int64_t panel_count;
+  std::int64_t panel_bytes;
+  std::int64_t out_features;
+};
+
+// out[row * out_stride + output], of bias[output] and other[row, output].
+struct ByteResult {
+  void* out;
+  const float* bias;  // or null
+  const void* other;  // null unless the epilogue adds it
+  std::int64_t out_stride;
+  std::int64_t other_stride;
+  Number number;
+  Number other_number;
+  // Of bytes: a number is scale * (byte - zero point).
+  float inverse_scale;
+  std::int32_t zero_point;
+  float other_scale;
+  std::int32_t other_zero_point;
+  PanelEpilogue epilogue;
+};
+
+// Rows of x as they are multiplied.
+struct ByteRows {
+  const std::uint8_t* values;
+  std::int64_t row_bytes;
+  std::int64_t count;
+  std::int64_t depth;   // elements of a row that are multiplied
+  const float* scales;  // [count], or null
+  float scale;
+  std::int32_t zero_point;  // of what is multiplied
+  bool is_signed;
+  bool in_tiles;  // of which there are at least kTileHeight rows to be read
+};
+
+// Items are groups of kItemPanels panels times chunks of `chunk_rows` rows; all groups of a chunk
+// follow each other.
+struct ByteGemmArgs {
+  ByteRows x;
+  BytePanels weight;
+  ByteResult result;
+  std::int64_t chunk_rows;
+};
+
+// Items are parts of the work, one for a thread. A part takes neighbouring ones of groups times
+// chunks of results times ranges of panels, ranges of a chunk first: it writes the windows of the
+// chunk side by side into its own scratch, and multiplies them.
+struct ByteWindowsArgs {
+  WindowArgs windows;  // whose dtype is not read
+  Number number;
+  Bytes bytes;
+  std::int32_t zero_point;  // of x
+  std::uint8_t* scratch;    // of the first part
+  std::int64_t scratch_bytes;
+  ByteGemmArgs product;  // of the first group; its rows are those of a chunk
+  std::int64_t rows;     // of a group
+  std::int64_t groups;
+  std::int64_t chunk_rows;
+  std::int64_t ranges;  // of the panels of a group
+  std::int64_t parts;
+};
+
+// Items are stretches of so many elements; the last one may be shorter.
+struct QuantizeArgs {
+  const void* x;
+  void* out;
+  std::int64_t count;
+  std::int64_t stretch;
+  Number x_number;
+  Number out_number;
+  float scale;  // its inverse where `out` is bytes
+  std::int32_t zero_point;
+};
+
+}  // namespace oxytorch

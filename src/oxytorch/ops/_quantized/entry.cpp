@@ -1,0 +1,241 @@
+#include "ops/_quantized/entry.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/parallel.h"
+#include "ops/_quantized/kernel.h"
+#include "ops/panels/entry.h"
+#include "ops/panels/split.h"
+
+namespace oxytorch {
+
+namespace {
+
+struct Named {
+  Number number;
+  const char* name;
+  std::int32_t code;
+};
+
+const Named* names() {
+  static const Named all[] = {
+      {Number::float32, "float32", aoti_torch_dtype_float32()},
+      {Number::bfloat16, "bfloat16", aoti_torch_dtype_bfloat16()},
+      {Number::float16, "float16", aoti_torch_dtype_float16()},
+      {Number::int8, "int8", aoti_torch_dtype_int8()},
+      {Number::uint8, "uint8", aoti_torch_dtype_uint8()},
+  };
+  return all;
+}
+
+constexpr int kNumbers = 5;
+constexpr const char* kAllNumbers = "float32, bfloat16, float16, int8 or uint8";
+
+}  // namespace
+
+Number parse_number(const char* op, const char* argument, const std::string& name) {
+  for (int i = 0; i < kNumbers; ++i) {
+    if (name == names()[i].name) return names()[i].number;
+  }
+  fail(op, argument, kAllNumbers, quoted(name));
+}
+
+Number check_number(const char* op, const char* argument, const Tensor& tensor) {
+  for (int i = 0; i < kNumbers; ++i) {
+    if (tensor.dtype_code() == names()[i].code) return names()[i].number;
+  }
+  fail(op, argument, std::string("of dtype ") + kAllNumbers, dtype_name(tensor.dtype_code()));
+}
+
+std::int32_t dtype_code_of(Number number) { return names()[static_cast<int>(number)].code; }
+
+void check_scale(const char* op, const ByteScale& given, Number number) {
+  const std::string name = names()[static_cast<int>(number)].name;
+  if (!is_byte(number)) {
+    if (given.scale) fail(op, given.scale_name, "None for " + name, std::to_string(*given.scale));
+    if (given.zero_point == 0) return;
+    fail(op, given.zero_point_name, "0 for " + name, std::to_string(given.zero_point));
+  }
+  if (!given.scale) fail(op, given.scale_name, "a number for " + name, "None");
+  // In float32, and so that its inverse is a number too.
+  const bool is_scale = *given.scale >= 0x1p-126 && *given.scale <= 0x1p126;
+  if (!is_scale) {
+    fail(op, given.scale_name, "from 2^-126 to 2^126", std::to_string(*given.scale));
+  }
+  const std::int64_t least = number == Number::int8 ? -128 : 0;
+  if (given.zero_point >= least && given.zero_point <= least + 255) return;
+  fail(op, given.zero_point_name,
+       "from " + std::to_string(least) + " to " + std::to_string(least + 255) + " for " + name,
+       std::to_string(given.zero_point));
+}
+
+BytePanels describe_byte_panels(const char* op, const Tensor& panels, const Tensor& scales,
+                                const Tensor& sums, std::int64_t in_features,
+                                std::int64_t out_features, BytePanelCopies& copies) {
+  if (in_features > kMostProducts) {
+    fail(op, "x", "with at most " + std::to_string(kMostProducts) + " in_features",
+         std::to_string(in_features));
+  }
+  check_features(op, in_features, out_features);
+  const std::int64_t count = panels_of(out_features, false);
+  const std::int64_t bytes = round_up(in_features, kPanelDepth) * kPanelOutputs;
+  check_panel_tensor(op, "panels", panels, aoti_torch_dtype_uint8(), count * bytes);
+  check_panel_tensor(op, "channel_scales", scales, aoti_torch_dtype_float32(),
+                     count * kPanelOutputs);
+  check_panel_tensor(op, "channel_sums", sums, aoti_torch_dtype_int32(), count * kPanelOutputs);
+  return {
+      .panels = static_cast<const std::uint8_t*>(contiguous_data(panels, copies.panels)),
+      .scales = static_cast<const float*>(contiguous_data(scales, copies.scales)),
+      .sums = static_cast<const std::int32_t*>(contiguous_data(sums, copies.sums)),
+      .panel_count = count,
+      .panel_bytes = bytes,
+      .out_features = out_features,
+  };
+}
+
+namespace {
+
+// The most rows that are multiplied without tiles where there are some.
+constexpr std::int64_t kMostVectorRows = 4;
+// Multiplications of bytes that take about as long as memory takes for a byte.
+constexpr std::int64_t kTileProductsPerByte = 128, kProductsPerByte = 16;
+
+Bytes bytes_of(bool in_tiles) {
+  if (in_tiles) return Bytes::as_they_are;
+  return level_has(Capability::int8_dot) ? Bytes::unsigned_bytes : Bytes::pairs;
+}
+
+// Whether rows are multiplied where they lie.
+bool lie_well(const Rows& x, Number number, Bytes bytes) {
+  switch (bytes) {
+    case Bytes::as_they_are:
+      return is_byte(number) && x.width % kTileBytes == 0 && x.stride % kTileBytes == 0 &&
+             reinterpret_cast<std::uintptr_t>(x.data) % kTileBytes == 0 && x.count >= kTileHeight;
+    case Bytes::unsigned_bytes:
+      return number == Number::uint8 && x.width % 4 == 0;
+    case Bytes::pairs:
+      return false;
+  }
+  return false;
+}
+
+// Of x as it is multiplied.
+std::int32_t zero_point_of(const ByteOperand& operand, Bytes bytes) {
+  if (bytes == Bytes::pairs) return 0;
+  const bool moves = bytes == Bytes::unsigned_bytes && operand.number != Number::uint8;
+  return operand.zero_point + (moves ? 128 : 0);
+}
+
+struct PreparedBytes {
+  Tensor values, scales;
+};
+
+ByteRows prepare_rows_of_bytes(const Rows& x, const ByteOperand& operand, bool in_tiles,
+                               PreparedBytes& buffers) {
+  const Bytes bytes = bytes_of(in_tiles);
+  ByteRows rows{
+      .values = static_cast<const std::uint8_t*>(x.data),
+      .row_bytes = x.stride,
+      .count = x.count,
+      .depth = x.width,
+      .scales = nullptr,
+      .scale = is_byte(operand.number) ? operand.scale : 1.0f,
+      .zero_point = zero_point_of(operand, bytes),
+      .is_signed = operand.number != Number::uint8,
+      .in_tiles = in_tiles,
+  };
+  if (lie_well(x, operand.number, bytes)) return rows;
+  rows.row_bytes = round_up(x.width, kTileBytes) * (bytes == Bytes::pairs ? 2 : 1);
+  rows.depth = round_up(x.width, in_tiles ? kTileBytes : 4);
+  buffers.values = scratch(std::max(x.count, kTileHeight) * rows.row_bytes);
+  rows.values = static_cast<std::uint8_t*>(buffers.values.mutable_data());
+  PrepareBytesArgs args{
+      .x = x.data,
+      .x_stride = x.stride,
+      .in_features = x.width,
+      .number = operand.number,
+      .zero_point = operand.zero_point,
+      .bytes = bytes,
+      .values = static_cast<std::uint8_t*>(buffers.values.mutable_data()),
+      .row_bytes = rows.row_bytes,
+      .scales = nullptr,
+  };
+  if (!is_byte(operand.number)) {
+    buffers.scales = scratch(x.count * 4);
+    args.scales = static_cast<float*>(buffers.scales.mutable_data());
+    rows.scales = args.scales;
+  }
+  run(prepare_bytes_copies, args, x.count, x.width * 4);
+  return rows;
+}
+
+}  // namespace
+
+void multiply_rows_of_bytes(const Rows& x, const ByteOperand& operand, const BytePanels& weight,
+                            const ByteResult& result) {
+  const bool in_tiles = level_has(Capability::tiles) && x.count > kMostVectorRows;
+  PreparedBytes buffers;
+  const ByteRows rows = prepare_rows_of_bytes(x, operand, in_tiles, buffers);
+  const std::int64_t bytes = weight.panel_count * weight.panel_bytes;
+  const std::int64_t per_byte = in_tiles ? kTileProductsPerByte : kProductsPerByte;
+  const std::int64_t work = std::max(bytes, bytes / per_byte * x.count);
+  const std::int64_t threads = threads_for(work, tuning.bytes_per_thread, available_threads());
+  const Split split = split_product(kCoarseSplit, x.count, weight.panel_count, threads);
+  const ByteGemmArgs args{rows, weight, result, split.chunk_rows};
+  run_in_pieces(byte_gemm_copies, args, split.items, split.grain);
+}
+
+void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& operand) {
+  // Windows of a chunk stay in the second cache; chunks of fewer rows read the weight too often.
+  constexpr std::int64_t kChunkBytes = 512 << 10, kFewRows = 96;
+  const std::int64_t weight_bytes = call.weight.panel_count * call.weight.panel_bytes;
+  const bool in_tiles = level_has(Capability::tiles) && call.rows > kMostVectorRows;
+  const Bytes bytes = bytes_of(in_tiles);
+  const std::int64_t size = bytes == Bytes::pairs ? 2 : 1;
+  const std::int64_t row_bytes = round_up(call.in_features, kTileBytes) * size;
+  const std::int64_t products = call.groups * weight_bytes;
+  const std::int64_t per_byte = in_tiles ? kTileProductsPerByte : kProductsPerByte;
+  const std::int64_t threads =
+      threads_for(products / per_byte * call.rows, tuning.bytes_per_thread, available_threads());
+  const std::int64_t enough = std::min(divide_up(threads, call.groups), call.rows / kFewRows);
+  const std::int64_t chunks =
+      std::max({std::int64_t{1}, enough, divide_up(call.rows * row_bytes, kChunkBytes),
+                divide_up(call.rows, kItemRows)});
+  const std::int64_t most = round_up(divide_up(call.rows, chunks), kTileHeight);
+  const std::int64_t chunk_rows = std::min(most, kItemRows);
+  const std::int64_t turns = call.groups * divide_up(call.rows, chunk_rows);
+  const std::int64_t ranges = std::clamp<std::int64_t>(
+      divide_up(threads, turns), 1, divide_up(call.weight.panel_count, kItemPanels));
+  ByteWindowsArgs args{
+      .windows = call.windows,
+      .number = operand.number,
+      .bytes = bytes,
+      .zero_point = operand.zero_point,
+      .scratch = nullptr,
+      .scratch_bytes = round_up(std::max(chunk_rows, kTileHeight) * row_bytes + 64, 64),
+      .product = {.x = {.values = nullptr,
+                        .row_bytes = row_bytes,
+                        .count = 0,
+                        .depth = round_up(call.in_features, in_tiles ? kTileBytes : 4),
+                        .scales = nullptr,
+                        .scale = operand.scale,
+                        .zero_point = zero_point_of(operand, bytes),
+                        .is_signed = operand.number == Number::int8,
+                        .in_tiles = in_tiles},
+                  .weight = call.weight,
+                  .result = call.result,
+                  .chunk_rows = 0},
+      .rows = call.rows,
+      .groups = call.groups,
+      .chunk_rows = chunk_rows,
+      .ranges = ranges,
+      .parts = std::min(threads, turns * ranges),
+  };
+  Tensor memory = scratch(args.parts * args.scratch_bytes + 64);
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.mutable_data());
+  args.scratch = reinterpret_cast<std::uint8_t*>((address + 63) & ~std::uintptr_t{63});
+  run_in_pieces(byte_windows_copies, args, args.parts, 1);
+}
+
+}  // namespace oxytorch

@@ -1,0 +1,63 @@
+// What the ops on bytes share: checks, and products.
+#pragma once
+
+#include <optional>
+
+#include "core/check.h"
+#include "ops/_quantized/args.h"
+#include "ops/_windows/args.h"
+
+namespace oxytorch {
+
+Number parse_number(const char* op, const char* argument, const std::string& name);
+
+// float32, bfloat16, float16, int8 or uint8.
+Number check_number(const char* op, const char* argument, const Tensor& tensor);
+
+std::int32_t dtype_code_of(Number number);
+
+// A scale and a zero point are there for bytes, in their range, and for no other numbers. `scale`
+// and `zero_point`: the names of the arguments.
+struct ByteScale {
+  const char* scale_name;
+  std::optional<double> scale;
+  const char* zero_point_name;
+  std::int64_t zero_point;
+};
+void check_scale(const char* op, const ByteScale& given, Number number);
+
+struct BytePanelCopies {
+  Tensor panels, scales, sums, bias;
+};
+
+// A weight [out_features, in_features]; `sums` int32 of its values.
+BytePanels describe_byte_panels(const char* op, const Tensor& panels, const Tensor& scales,
+                                const Tensor& sums, std::int64_t in_features,
+                                std::int64_t out_features, BytePanelCopies& copies);
+
+// x of bytes with a scale and a zero point; of other numbers each row gets its own.
+struct ByteOperand {
+  Number number;
+  float scale;
+  std::int32_t zero_point;
+};
+
+// result = epilogue(rows weight^T + bias) on torch's threads; x may be misaligned.
+void multiply_rows_of_bytes(const Rows& x, const ByteOperand& operand, const BytePanels& weight,
+                            const ByteResult& result);
+
+// The convolution of bytes, whose weight is that of the first group.
+struct ByteWindows {
+  WindowArgs windows;
+  BytePanels weight;
+  ByteResult result;
+  std::int64_t in_features;
+  std::int64_t rows;  // results of a channel
+  std::int64_t groups;
+};
+
+// result = epilogue(windows weight^T + bias) on torch's threads, likewise; zeros around images are
+// the operand's zero point.
+void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& operand);
+
+}  // namespace oxytorch

@@ -1,0 +1,192 @@
+// From whole sums to the result: scales, bias, epilogue, one rounding.
+#pragma once
+
+#include "ops/_quantized/units.h"
+#include "ops/panels/activation.h"
+
+namespace oxytorch::OXY_LEVEL {
+
+inline constexpr std::int64_t kItemOutputs = kItemPanels * kPanelOutputs;
+
+// Of the outputs of an item, in the order of its panels.
+struct ByteOutputs {
+  alignas(64) float scales[kItemOutputs];  // times x's, if all rows have the same
+  alignas(64) float biases[kItemOutputs];
+  alignas(64) std::int32_t starts[kItemOutputs];  // of sums: what x's zero point adds, negated
+};
+
+// Sums of some rows and neighbouring outputs that wait for what becomes of them.
+struct Finishing {
+  const ByteResult* result;
+  const float* scales;      // of the first output
+  const float* biases;      // likewise
+  const float* row_scales;  // of the first row, or null
+  const std::int32_t* sums;
+  std::int64_t stride;  // of the sums of rows
+  std::int64_t row;     // the first one's place in the result
+  std::int64_t output;  // likewise
+  std::int64_t outputs;
+};
+
+// Finishes rows [begin, end).
+using FinishRows = void (*)(const Finishing&, std::int64_t begin, std::int64_t end);
+
+// How an activation is computed whose result is T. A byte is rounded from what float32 gives.
+template <class T>
+struct PrecisionOf {
+  using Type = T;
+};
+template <>
+struct PrecisionOf<std::int8_t> {
+  using Type = float;
+};
+template <>
+struct PrecisionOf<std::uint8_t> {
+  using Type = float;
+};
+
+template <class T, class Count>
+OXY_INLINE f32v load_other(const ByteResult& result, const T* other, Count count) {
+  if constexpr (kIsByte<T>) {
+    const i32v whole = load_whole(other, count) - result.other_zero_point;
+    return product(__builtin_convertvector(whole, f32v), splat(result.other_scale));
+  } else {
+    return load(other, count);
+  }
+}
+
+// A result from its scaled sum; `other`: what is added to it.
+template <PanelEpilogue epilogue, class Out, class Other, class Count>
+OXY_INLINE f32v finished(const ByteResult& result, f32v v, f32v scale, f32v bias,
+                         const Other* other, Count count) {
+  v = product(v, scale) + bias;
+  v = activate(epilogue, v, typename PrecisionOf<Out>::Type{});
+  if constexpr (adds_other(epilogue)) v = total(epilogue, v, load_other(result, other, count));
+  return v;
+}
+
+OXY_INLINE f32v load_sums(const std::int32_t* sums) {
+  return __builtin_convertvector(load_as<i32v>(sums), f32v);
+}
+
+#if defined(__AVX512F__)
+
+// Two rows of two vectors, as bytes.
+template <PanelEpilogue epilogue, class Out, class Other>
+static void finish_two_vectors(const Finishing& job, const ByteResult& result, std::int64_t first,
+                               std::int64_t begin, std::int64_t end) {
+  const Steps<Out> steps(result.inverse_scale, result.zero_point);
+  const f32v scales[] = {load(job.scales + first), load(job.scales + first + kLanes)};
+  const f32v biases[] = {load(job.biases + first), load(job.biases + first + kLanes)};
+  const std::int32_t* sums = job.sums + begin * job.stride + first;
+  const std::int64_t at = job.output + first, row = job.row + begin;
+  Out* out = static_cast<Out*>(result.out) + row * result.out_stride + at;
+  const Other* other = static_cast<const Other*>(result.other) + row * result.other_stride + at;
+  const auto finish = [&](std::int64_t r, std::int64_t next) __attribute__((always_inline)) {
+    f32v v[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+      v[i] = load_sums(sums + (i / 2 * next) * job.stride + i % 2 * kLanes);
+    if (job.row_scales) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) v[i] *= job.row_scales[r + i / 2 * next];
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      v[i] = finished<epilogue, Out>(result, v[i], scales[i % 2], biases[i % 2],
+                                     other + (i / 2 * next) * result.other_stride + i % 2 * kLanes,
+                                     Whole{});
+    }
+    const __m512i bytes = steps.bytes(v);
+    const __m256i low = _mm512_castsi512_si256(bytes), high = _mm512_extracti64x4_epi64(bytes, 1);
+    std::memcpy(out, &low, sizeof low);
+    std::memcpy(out + next * result.out_stride, &high, sizeof high);
+    sums += 2 * job.stride, out += 2 * result.out_stride, other += 2 * result.other_stride;
+  };
+  std::int64_t r = begin;
+  for (; r + 2 <= end; r += 2) finish(r, 1);
+  if (r < end) finish(r, 0);
+}
+
+#endif
+
+template <PanelEpilogue epilogue, class Out, class Other>
+static void finish_byte_rows(const Finishing& given, std::int64_t begin, std::int64_t end) {
+  // Copies, because what is stored below could otherwise be they.
+  const Finishing job = given;
+  const ByteResult result = *given.result;
+  std::int64_t first = 0;
+#if defined(__AVX512F__)
+  if constexpr (kIsByte<Out>) {
+    for (; first + 2 * kLanes <= job.outputs; first += 2 * kLanes) {
+      finish_two_vectors<epilogue, Out, Other>(job, result, first, begin, end);
+    }
+  }
+#endif
+  const Steps<Out> steps(result.inverse_scale, result.zero_point);
+  sweep(first, job.outputs, [&](std::int64_t i, auto count) {
+    const f32v scale = load(job.scales + i), bias = load(job.biases + i);
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::int64_t row = job.row + r, at = job.output + i;
+      f32v v = load_sums(job.sums + r * job.stride + i);
+      if (job.row_scales) v *= job.row_scales[r];
+      v = finished<epilogue, Out>(
+          result, v, scale, bias,
+          static_cast<const Other*>(result.other) + row * result.other_stride + at, count);
+      Out* to = static_cast<Out*>(result.out) + row * result.out_stride + at;
+      if constexpr (kIsByte<Out>) {
+        store_byte_lanes(to, steps.bytes(v), count);
+      } else {
+        store(to, v, count);
+      }
+    }
+  });
+}
+
+template <PanelEpilogue epilogue, class Out>
+OXY_INLINE FinishRows finish_with_other(const ByteResult& result) {
+  if constexpr (!adds_other(epilogue)) {
+    return &finish_byte_rows<epilogue, Out, float>;
+  } else {
+    FinishRows found = nullptr;
+    with_number(result.other_number,
+                [&](auto other) { found = &finish_byte_rows<epilogue, Out, decltype(other)>; });
+    return found;
+  }
+}
+
+template <int number = 0>
+static FinishRows finish_of(const ByteResult& result) {
+  constexpr PanelEpilogue epilogue = static_cast<PanelEpilogue>(number);
+  if (result.epilogue == epilogue) {
+    FinishRows found = nullptr;
+    with_number(result.number,
+                [&](auto out) { found = finish_with_other<epilogue, decltype(out)>(result); });
+    return found;
+  }
+  if constexpr (number + 1 < static_cast<int>(kFirstGated)) return finish_of<number + 1>(result);
+  return nullptr;
+}
+
+// `zero_point`: of x as it is multiplied; `scale`: of x, or 1.
+static void read_outputs(const BytePanels& weight, const ByteResult& result, float scale,
+                         std::int32_t zero_point, std::int64_t first_panel, std::int64_t panels,
+                         ByteOutputs& outputs) {
+  const std::int64_t first = first_panel * kPanelOutputs, left = weight.out_features - first;
+  for (std::int64_t i = 0; i < panels * kPanelOutputs; i += kLanes) {
+    store(outputs.scales + i, load(weight.scales + first + i) * scale);
+    f32v bias = splat(-0.0f);  // which changes no summand
+    if (result.bias && i < left) {
+      bias = i + kLanes <= left ? load(result.bias + first + i)
+                                : load(result.bias + first + i, left - i);
+    }
+    store(outputs.biases + i, bias);
+    // Unsigned, because only what remains of all sums has to fit.
+    const u32v terms =
+        load_as<u32v>(weight.sums + first + i) * static_cast<std::uint32_t>(zero_point);
+    const u32v starts = u32v{} - terms;
+    std::memcpy(outputs.starts + i, &starts, sizeof starts);
+  }
+}
+
+}  // namespace oxytorch::OXY_LEVEL

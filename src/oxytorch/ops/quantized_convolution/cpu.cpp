@@ -1,0 +1,102 @@
+#include "ops/_quantized/result.h"
+#include "ops/_windows/entry.h"
+
+namespace oxytorch {
+namespace {
+
+constexpr const char* kOp = "quantized_convolution";
+
+struct Geometry {
+  WindowArgs windows;
+  std::int64_t in_features;  // of a result
+  std::int64_t outputs;      // of a group
+  bool are_pixels;           // windows are the pixels of the images
+};
+
+// Kernels may have any size in a file.
+Geometry describe(const Tensor& x, const Numbers& kernel_size, std::int64_t out_channels,
+                  const Numbers& stride, const Numbers& padding, const Numbers& dilation,
+                  std::int64_t groups) {
+  Geometry found{};
+  found.windows = describe_geometry(kOp, x, kernel_size, stride, padding, dilation, groups);
+  if (out_channels < 1 || out_channels % groups != 0 || out_channels >= kMostFeatures) {
+    fail(kOp, "out_channels",
+         "a multiple of groups, " + std::to_string(groups) + ", below " +
+             std::to_string(kMostFeatures),
+         std::to_string(out_channels));
+  }
+  found.outputs = out_channels / groups;
+  found.in_features = found.windows.channels;
+  found.are_pixels = groups == 1;
+  for (const WindowDim& dim : found.windows.dims) {
+    if (found.in_features > kMostProducts / dim.kernel) {
+      fail(kOp, "kernel_size",
+           "with at most " + std::to_string(kMostProducts) + " products of a result", "more");
+    }
+    found.in_features *= dim.kernel;
+    found.are_pixels &= dim.kernel == 1 && dim.stride == 1 && dim.out_size == dim.size;
+  }
+  return found;
+}
+
+Tensor quantized_convolution(const Tensor& x, double x_scale, std::int64_t x_zero_point,
+                             const Tensor& panels, const Tensor& channel_scales,
+                             const Tensor& channel_sums, const Numbers& kernel_size,
+                             std::int64_t out_channels, const std::optional<Tensor>& bias,
+                             const std::optional<Tensor>& other, const Numbers& stride,
+                             const Numbers& padding, const Numbers& dilation, std::int64_t groups,
+                             std::optional<double> other_scale, std::int64_t other_zero_point,
+                             const std::string& epilogue, const std::string& out_dtype,
+                             std::optional<double> out_scale, std::int64_t out_zero_point) {
+  const ByteOperand operand = check_operand(kOp, x, x_scale, x_zero_point);
+  const Geometry geometry =
+      describe(x, kernel_size, out_channels, stride, padding, dilation, groups);
+  ByteWindows call{};
+  call.windows = geometry.windows;
+  call.groups = groups;
+  call.in_features = geometry.in_features;
+  const std::int64_t padded = round_up(geometry.outputs, kPanelOutputs);
+  BytePanelCopies copies;
+  call.weight = describe_byte_panels(kOp, panels, channel_scales, channel_sums,
+                                     geometry.in_features, groups * padded, copies);
+  call.weight.panel_count /= groups;
+  call.weight.out_features = geometry.outputs;
+  const Shape shape = shape_of_result(x, geometry.windows, out_channels);
+  const Extents sizes{shape.data(), static_cast<std::int64_t>(shape.size())};
+  call.result = describe_byte_result(kOp, {epilogue, out_dtype, out_scale, out_zero_point}, bias,
+                                     out_channels, copies.bias);
+  check_byte_other(kOp, epilogue, other, {other_scale, other_zero_point}, sizes, call.result);
+  Images others{};
+  if (other) {
+    others = images_of(*other, true);
+    call.result.other = others.tensor().data();
+    call.result.other_stride = pixel_stride(others.tensor());
+  }
+  Tensor out = empty_images(shape, dtype_code_of(call.result.number));
+  if (out.numel() == 0) return out;
+  call.result.out = out.mutable_data();
+  call.result.out_stride = out_channels;
+  call.rows = out.numel() / out_channels;
+  const Images images = images_of(x, geometry.are_pixels);
+  if (geometry.are_pixels) {
+    const Tensor& pixels = images.tensor();
+    const Rows rows{Tensor(), pixels.data(), call.rows, pixels.size(1), pixel_stride(pixels)};
+    multiply_rows_of_bytes(rows, operand, call.weight, call.result);
+  } else {
+    set_data(call.windows, images.tensor());
+    multiply_windows_of_bytes(call, operand);
+  }
+  return out;
+}
+
+}  // namespace
+
+OXY_OP(quantized_convolution,
+       "(Tensor x, float x_scale, int x_zero_point, Tensor panels, Tensor channel_scales, "
+       "Tensor channel_sums, int[] kernel_size, int out_channels, Tensor? bias, Tensor? other, "
+       "int[] stride, int[] padding, int[] dilation, int groups, float? other_scale=None, "
+       "int other_zero_point=0, str epilogue=\"none\", str out_dtype=\"float32\", "
+       "float? out_scale=None, int out_zero_point=0) -> Tensor",
+       quantized_convolution)
+
+}  // namespace oxytorch
