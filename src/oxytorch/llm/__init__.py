@@ -2,13 +2,14 @@
 
 `optimize` makes a model faster and keeps its class. `generate` and `stream` generate text with
 little work between two tokens, over a `KVCache`. `perplexity` measures how well a model predicts a
-text.
+text. A `LanguageModel` is what `oxytorch.load` returns for one that `oxytorch.save` wrote.
 """
 
 from __future__ import annotations
 
 from .cache import KVCache
 from .generation import generate, stream
+from .language_model import LanguageModel
 from .layer import DecoderLayer
 from .model import FusedModel, fused_model
 from .optimize import optimize
@@ -18,6 +19,7 @@ __all__ = [
     "DecoderLayer",
     "FusedModel",
     "KVCache",
+    "LanguageModel",
     "fused_model",
     "generate",
     "optimize",

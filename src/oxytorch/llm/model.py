@@ -13,7 +13,7 @@ from ..ops.panels import PanelWeight
 from ..quantization.layers import output_head
 from .cache import KVCache
 from .forwards import LayerForward
-from .layer import DecoderLayer, Norm, Product
+from .layer import UNKEPT, DecoderLayer, Norm, Product
 from .matching import norm_of
 from .observing import Rotation, Rotations, sample_length, sample_tokens
 from .plan import repeat_interleave
@@ -26,20 +26,39 @@ _OFFSETS = (0, 2)
 """Rows of a table of positions that come before position 0 (OPT has 2)."""
 
 
+@dataclass(frozen=True)
+class Angles:
+    """A rotary embedding by its numbers: cos(position * frequencies) * factor, and sines.
+
+    frequencies: float32 [rotary].
+    """
+
+    frequencies: Tensor
+    factor: float
+
+    def __call__(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin [batch, n, rotary] in x's dtype for positions int64 [batch, n]."""
+        angles = positions[..., None].float() * self.frequencies
+        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
 @dataclass(eq=False)
 class RotaryTable:
-    """Cosines and sines of all positions, made by the model's own module as far as needed.
+    """Cosines and sines of all positions, made as far as needed.
+
+    rotation: makes them: the model's own module, or what a file keeps of it.
 
     changing: the angles depend on the longest position; then they are computed at each call.
     repeat_interleave: see `plan.LayerPlan`.
     """
 
-    rotation: Rotation
+    rotation: Rotation | Angles
     dtype: torch.dtype
-    changing: bool = False
-    repeat_interleave: bool = False
-    cos: Tensor = field(default_factory=lambda: torch.empty(0))
-    sin: Tensor = field(default_factory=lambda: torch.empty(0))
+    changing: bool = field(default=False, metadata=UNKEPT)
+    repeat_interleave: bool = field(default=False, metadata=UNKEPT)
+    cos: Tensor = field(default_factory=lambda: torch.empty(0), metadata=UNKEPT)
+    sin: Tensor = field(default_factory=lambda: torch.empty(0), metadata=UNKEPT)
 
     def renew(self) -> None:
         """After something was written: make all rows again."""
@@ -49,7 +68,7 @@ class RotaryTable:
         """cos and sin [length, rotary] of positions start .. start + length."""
         end = start + length
         if self.changing:
-            cos, sin = self._made(torch.arange(start, end)[None])
+            cos, sin = self.made(torch.arange(start, end)[None])
             return cos[0], sin[0]
         self.reserve(end)
         return self.cos[start:end], self.sin[start:end]
@@ -57,7 +76,7 @@ class RotaryTable:
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [batch, n, rotary] of positions int64 [batch, n]."""
         if self.changing:
-            return self._made(positions)
+            return self.made(positions)
         self.reserve(int(positions.max()) + 1)
         return self.cos[positions], self.sin[positions]
 
@@ -66,10 +85,11 @@ class RotaryTable:
         have = self.cos.shape[0]
         if end <= have:
             return
-        cos, sin = self._made(torch.arange(max(end, 2 * have, 512))[None])
+        cos, sin = self.made(torch.arange(max(end, 2 * have, 512))[None])
         self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()
 
-    def _made(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def made(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [batch, n, rotary] of positions int64 [batch, n], made now."""
         with torch.no_grad():
             cos, sin = self.rotation(torch.empty(0, dtype=self.dtype), positions)
         return (
@@ -95,14 +115,15 @@ class FusedModel:
     softcap: soft cap of logits, or None.
     divisor: divisor of logits, or None.
     scale: factor of embeddings, or None.
-    standing: checks that the model's modules are still those of this record.
+    standing: checks that the model's modules are still those of this record; None for a record
+    from a file, which has no others.
     """
 
     embedding: nn.Module
     layers: list[DecoderLayer]
     tables: list[RotaryTable]
     rotary: list[int | None]
-    head: HeadProduct
+    head: HeadProduct | Product
     cache_dtype: torch.dtype
     dtype: torch.dtype
     norm: Norm | None = None
@@ -110,7 +131,7 @@ class FusedModel:
     softcap: float | None = None
     divisor: float | None = None
     scale: float | None = None
-    standing: Standing | None = field(default=None, repr=False)
+    standing: Standing | None = field(default=None, repr=False, metadata=UNKEPT)
 
     def cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` sequences of at most `capacity` tokens."""
@@ -255,7 +276,7 @@ def fuse(
         return None, "it is not known what goes into its first layer"
     if not _choose_logits(model, base, forwards, config, seen):
         return None, "it is not known what comes behind its last layer"
-    gap = difference(seen.logits, _found(base, tokens))
+    gap = difference(seen.logits, sample_logits(base, tokens))
     if not gap <= LOGITS[dtype]:
         return None, f"its logits differ by {gap:.1e} of the largest"
     base.standing = ModelStanding(model, base, [forward.standing for forward in forwards])
@@ -271,6 +292,7 @@ class ModelStanding(Standing):
 
     def holds(self) -> bool:
         # What was written to an embedding reaches a head that has its weight too, and back.
+        assert isinstance(self.record.head, HeadProduct)
         forward = self.record.head.module.__dict__.get("forward")
         renew = getattr(forward, "renew", None)
         if renew is not None:
@@ -339,6 +361,7 @@ def _choose_logits(
     model: nn.Module, base: FusedModel, forwards: list[LayerForward], config: Any, seen: _Seen
 ) -> bool:
     width = seen.last.shape[-1]
+    assert isinstance(base.head, HeadProduct)
     head = base.head.module._parameters["weight"]
     assert head is not None
     if width not in head.shape:
@@ -421,7 +444,8 @@ def _logit_forms(config: Any) -> list[tuple[float | None, float | None]]:
     return [(softcap, divisor)] + ([(None, None)] if softcap or divisor else [])
 
 
-def _found(model: FusedModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def sample_logits(model: FusedModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits of a prompt and of one more token; tokens: both, int64 [batch, n]."""
     cache = model.cache(tokens.shape[0], tokens.shape[1])
     with torch.no_grad():
         first = model.step(tokens[:, :-1], cache, last=False)
