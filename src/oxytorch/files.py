@@ -41,7 +41,7 @@ def save(
     cannot be exported.
     """
     if sample_input is None and not _is_program(model):
-        from .llm import files as language_models  # which a program has no use for
+        from .llm import saving as language_models  # which a program has no use for
 
         if language_models.is_language_model(model):
             return language_models.save(model, Path(path))

@@ -7,13 +7,19 @@ text. A `LanguageModel` is what `oxytorch.load` returns for one that `oxytorch.s
 
 from __future__ import annotations
 
-from .cache import KVCache
-from .generation import generate, stream
-from .language_model import LanguageModel
-from .layer import DecoderLayer
-from .model import FusedModel, fused_model
-from .optimize import optimize
-from .perplexity import perplexity, token_losses
+import sys
+from typing import TYPE_CHECKING
+
+from .. import _lazy
+
+if TYPE_CHECKING:
+    from .cache import KVCache
+    from .generation import generate, stream
+    from .language_model import LanguageModel
+    from .layer import DecoderLayer
+    from .optimize import optimize
+    from .perplexity import perplexity, token_losses
+    from .record import FusedModel, fused_model
 
 __all__ = [
     "DecoderLayer",
@@ -27,3 +33,17 @@ __all__ = [
     "stream",
     "token_losses",
 ]
+
+_LATER = {
+    "DecoderLayer": "layer",
+    "FusedModel": "record",
+    "KVCache": "cache",
+    "LanguageModel": "language_model",
+    "fused_model": "record",
+    "generate": "generation",
+    "optimize": "optimize",
+    "perplexity": "perplexity",
+    "stream": "generation",
+    "token_losses": "perplexity",
+}
+sys.modules[__name__].__class__ = _lazy.Package

@@ -10,7 +10,7 @@ from ..ops.panels.epilogues import ACTIVATIONS
 from ..quantization.described import check_order
 from .cache import DTYPES
 from .layer import Attention, DecoderLayer, Mlp, Norm, Product, RoutedMlp
-from .model import Angles, FusedModel, HeadProduct, RotaryTable
+from .record import Angles, FusedModel, HeadProduct, RotaryTable
 
 _MOST = 1 << 31
 """Heads, and sizes of them, are fewer."""
@@ -137,7 +137,7 @@ def _check_norm(norm: Norm, width: int, what: str) -> None:
     for name in ("weight", "bias"):
         tensor = norm.module._parameters.get(name)
         if tensor is not None:
-            is_row = tensor.shape == (width,) and tensor.is_floating_point()
+            is_row = tensor.shape == (width,) and tensor.dtype in _FLOATING
             is_row = is_row and not isinstance(tensor, PanelWeight)
             _want(is_row, f"{what} with {width} values", f"{name} {_shown(tensor)}")
 
@@ -149,12 +149,13 @@ def _check_product(product: Product, inputs: int, outputs: int | None, what: str
     is_matrix = len(shape) == 2 and shape[1] == inputs and shape[0] > 0
     _want(is_matrix, f"{what} of {inputs} inputs", shape)
     _want(outputs in (None, shape[0]), f"{what} of {outputs} outputs", shape)
-    _want(weight.is_floating_point(), f"{what} of floating numbers", weight.dtype)
     if isinstance(weight, PanelWeight):
         _want(weight.is_gated == product.gated, f"{what} gated or not", weight.is_gated)
+    else:
+        _want(weight.dtype in _FLOATING, f"{what} of float32 or bfloat16", weight.dtype)
     bias = product.bias
     if bias is not None:
-        is_row = bias.shape == (shape[0],) and bias.is_floating_point()
+        is_row = bias.shape == (shape[0],) and bias.dtype in _FLOATING
         _want(is_row, f"{what} with a bias of {shape[0]} values", _shown(bias))
     check_order(product.order, inputs)
     return shape[0]

@@ -13,8 +13,8 @@ from ..rewriting.memory import check_available
 from .cache import KVCache
 from .language_model import LanguageModel
 from .layer import Attention
-from .model import FusedModel, fused_model
-from .observing import sample_tokens
+from .record import FusedModel, fused_model
+from .samples import sample_tokens
 from .single_steps import SingleSteps
 
 

@@ -23,7 +23,7 @@ from ..core.packed import PackedTensor
 from ..ops.panels import PanelWeight
 from ..quantization.described import PARTS, described, from_description
 from .layer import Attention, DecoderLayer, Mlp, Norm, Product, RoutedMlp
-from .model import Angles, FusedModel, RotaryTable
+from .record import Angles, FusedModel, RotaryTable
 
 _RECORDS = {
     kind.__name__: kind

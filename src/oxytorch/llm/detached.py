@@ -14,7 +14,7 @@ from ..ops.panels import PanelWeight
 from ..quantization.weights import ReorderedPanelWeight
 from .description import Parameters
 from .layer import Product
-from .model import Angles, FusedModel, HeadProduct, RotaryTable
+from .record import Angles, FusedModel, HeadProduct, RotaryTable
 
 _AT_ONCE = 4096
 """Rows of an embedding, or positions, that are compared at a time."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .model import FusedModel
+from .record import FusedModel
 
 
 @dataclass(frozen=True)
