@@ -82,7 +82,7 @@ def test_other_files_are_refused(change: Any, message: str, path: Path) -> None:
 
 
 def test_a_program_is_asked_for(path: Path) -> None:
-    with pytest.raises(CheckpointError, match="of format 'oxytorch.language_model'"):
+    with pytest.raises(CheckpointError, match=r"of format 'oxytorch.language_model'"):
         programs.load(path)
 
 
@@ -201,7 +201,7 @@ def _leaves(data: Any, found: list[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]
 
 @pytest.mark.parametrize("seed", range(40))
 def test_forged_descriptions_never_lead_astray(seed: int, path: Path, little_memory: None) -> None:
-    """Whatever a forger writes: it is refused, or generates, or raises an error of its operators."""
+    """Whatever a forger writes is refused, or generates, or raises an error of its operators."""
     numbers = random.Random(seed)
 
     def change(description: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -299,7 +299,7 @@ def test_what_no_file_holds_is_refused(tmp_path: Path) -> None:
         setattr(hooked.generation_config, name, value)
         refused(hooked, message)
         setattr(hooked.generation_config, name, None)
-    with pytest.raises(TypeError, match="what oxytorch.llm.optimize returned is saved as it is"):
+    with pytest.raises(TypeError, match=r"what oxytorch.llm.optimize returned is saved as it is"):
         oxytorch.save(tiny_llama(), path)
 
 
