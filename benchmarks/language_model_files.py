@@ -56,12 +56,16 @@ def main() -> None:
                 call = "model.generate(inputs, max_new_tokens=1)"
                 fresh(path, path.with_name("inputs"), call)
             if not given.fresh:
-                _turns(model, oxytorch.load(path), ids)
+                _turns(model, path, ids)
 
 
-def _turns(model: Any, loaded: Any, ids: torch.Tensor) -> None:
-    """Milliseconds a token of both, in turns, after their steps were recorded."""
-    ways = {"in memory": model, "from the file": loaded}
+def _turns(model: Any, path: Path, ids: torch.Tensor) -> None:
+    """Milliseconds a token of each, in turns, after their steps were recorded."""
+    ways = {
+        "in memory": model,
+        "from the file": oxytorch.load(path),
+        "from a copy of it": oxytorch.load(path, shared=False),
+    }
     times: dict[str, list[float]] = {name: [] for name in ways}
     tokens = []
     for turn in range(TURNS + 1):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .errors import CheckpointError
+from .placement import empty_bytes
 from .tensor_file import DTYPES, Source, TensorFile, bytes_of, write
 
 _Read = TypeVar("_Read")
@@ -68,6 +69,11 @@ def _as_it_lies(tensor: Tensor, order: Sequence[int]) -> Tensor:
     return tensor.permute(sorted(range(len(order)), key=lambda dim: order[dim]))
 
 
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy of a contiguous tensor, on huge pages where these pay."""
+    return empty_bytes(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
 def identity(tensor: Tensor) -> Any:
     """Equal for tensors that are the same memory seen in the same way."""
     if tensor.numel() == 0:
@@ -101,14 +107,15 @@ def _hash(content: str) -> str:
 class DescribedFile:
     """A file, mapped into memory.
 
-    path: of the file. formats: those that are known. format: its own. description: what it says,
-    while it is read.
+    path: of the file. formats: those that are known. shared: whether tensors are the file's memory
+    and not copies. format: its own. description: what it says, while it is read.
 
     Raises CheckpointError if it is damaged or has none of these formats.
     """
 
-    def __init__(self, path: Path, formats: Collection[str]) -> None:
+    def __init__(self, path: Path, formats: Collection[str], shared: bool = True) -> None:
         self.path = path
+        self.shared = shared
         self.description: dict[str, Any] = {}
         self._file = TensorFile(path)
         self._made: dict[str, Tensor] = {}
@@ -168,7 +175,7 @@ class DescribedFile:
         return self.description[key]
 
     def tensor(self, entry: Any) -> Tensor:
-        """The tensor of an entry, over the file's memory. What was shared is one tensor again.
+        """The tensor of an entry. What was shared is one tensor again.
 
         Raises ValueError if the entry is none, or does not fit the file.
         """
@@ -191,7 +198,8 @@ class DescribedFile:
                 f"{[*place.shape]} in the order {order}"
             )
         if name not in self._made:
-            self._made[name] = _as_it_lies(self._file.tensor(name), order)
+            own = self._file.tensor(name)
+            self._made[name] = _as_it_lies(own if self.shared else _copied(own), order)
         return self._made[name]
 
     def _verify(self) -> None:
