@@ -11,6 +11,7 @@ from torch import nn
 
 from ..core.described_file import Tensors, write_described
 from ..rewriting.changes import log_of
+from .arguments import text_config
 from .configured import kept_settings
 from .consistent import check
 from .decoder import PlainDecoder
@@ -76,7 +77,7 @@ def _kept(model: nn.Module) -> LanguageModel:
             )
         settings = kept_settings(model)
         positions = PlainDecoder(model).positions
-        most = getattr(model.config, "max_position_embeddings", None) or _FAR
+        most = getattr(text_config(model), "max_position_embeddings", None) or _FAR
         try:
             record = detached(fused, most)
         except ValueError as error:
