@@ -6,6 +6,7 @@ import copy
 import hashlib
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,42 @@ def test_all_that_generate_offers(tmp_path: Path) -> None:
         loaded.generate(ids, max_new_tokens=240)
     with pytest.raises(ValueError, match=r"has the token 200, the model knows 0 to 199"):
         loaded.generate(torch.tensor([[200]]), max_new_tokens=2)
+
+
+ANGLES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+@pytest.mark.parametrize("name", ANGLES)
+def test_angles_for_longer_texts(name: str, tmp_path: Path) -> None:
+    """They reach beyond the positions that the configuration names."""
+    rope = {"rope_theta": 1e4, **ANGLES[name]}
+    model = tiny_llama(max_position_embeddings=256, rope_parameters=rope)
+    model = llm.optimize(model)
+    loaded = _kept(model, tmp_path / "model.oxy")
+    assert loaded.positions is None
+    ids = torch.randint(64, (1, 250))
+    expected = llm.generate(model, ids, max_new_tokens=30)
+    assert torch.equal(loaded.generate(ids, max_new_tokens=30), expected)
+
+
+def test_threads_generate_at_once(tmp_path: Path) -> None:
+    loaded = _kept(llm.optimize(build("gemma2")), tmp_path / "model.oxy")
+    prompts = [torch.randint(3, VOCABULARY, (1, length)) for length in range(1, 9)]
+    alone = [loaded.generate(ids, max_new_tokens=30) for ids in prompts]
+    fresh = oxytorch.load(tmp_path / "model.oxy")
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda ids: fresh.generate(ids, max_new_tokens=30), prompts)]
+    assert all(map(torch.equal, found, alone))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -42,8 +42,8 @@ class Norm:
             return weight
         source = (id(weight), weight._version)
         if self._source != source:
-            self._source = source
             self._shifted = weight.detach().float() + self.offset
+            self._source = source  # last: another thread may look at it
         return self._shifted
 
     def renew(self) -> None:

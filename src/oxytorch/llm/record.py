@@ -89,7 +89,9 @@ class RotaryTable:
         if end <= have:
             return
         cos, sin = self.made(torch.arange(max(end, 2 * have, 512))[None])
-        self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()
+        # Other threads look at cos to see how far both reach.
+        self.sin = sin[0].contiguous()
+        self.cos = cos[0].contiguous()
 
     def made(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [batch, n, rotary] of positions int64 [batch, n], made now."""
