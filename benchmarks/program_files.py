@@ -27,9 +27,9 @@ began = time.perf_counter()
 import oxytorch
 model = oxytorch.load(sys.argv[1])
 loaded = time.perf_counter()
-model(**inputs)
+{call}
 first = time.perf_counter()
-model(**inputs)
+{call}
 print(loaded - began, first - began, first - loaded, time.perf_counter() - first, flush=True)
 if sys.stdin.readline():  # all others have run
     size, is_ours = {}, False
@@ -88,14 +88,7 @@ def _measure(model: nn.Module, inputs: dict[str, Tensor], path: Path) -> None:
     print(f"  saved in {time.perf_counter() - began:.1f} s, {megabytes:.0f} MB", flush=True)
     given = path.with_name("inputs")
     torch.save(inputs, given)
-    command = [sys.executable, "-c", FRESH, str(path), str(given)]
-    runs = []
-    for _ in range(RUNS):
-        done = subprocess.run(command, check=True, capture_output=True, text=True, input="")
-        runs.append([float(word) for word in done.stdout.split()])
-    for part, times in zip(PARTS, zip(*runs, strict=True), strict=True):
-        print(f"  {part}: {statistics.median(times):.3f} s, least {min(times):.3f} s", flush=True)
-    _memory(command, megabytes)
+    fresh(path, given, "model(**inputs)")
     with torch.no_grad():
         exported = torch.export.export(model, (), inputs)
         own = oxytorch.optimize(model, sample_input=inputs, graph=True)
@@ -108,6 +101,22 @@ def _measure(model: nn.Module, inputs: dict[str, Tensor], path: Path) -> None:
         },
         inputs,
     )
+
+
+def fresh(path: Path, given: Path, call: str) -> None:
+    """Times of `model` from a file in fresh processes, and what several hold of it together.
+
+    given: a file with its `inputs`. call: the code of a call.
+    """
+    code = FRESH.replace("{call}", call)
+    command = [sys.executable, "-c", code, str(path), str(given)]
+    runs = []
+    for _ in range(RUNS):
+        done = subprocess.run(command, check=True, capture_output=True, text=True, input="")
+        runs.append([float(word) for word in done.stdout.split()])
+    for part, times in zip(PARTS, zip(*runs, strict=True), strict=True):
+        print(f"  {part}: {statistics.median(times):.3f} s, least {min(times):.3f} s", flush=True)
+    _memory(command, path.stat().st_size / 1e6)
 
 
 def _memory(command: list[str], megabytes: float) -> None:

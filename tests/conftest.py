@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +88,13 @@ def ocloc_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def ocloc_on_path(ocloc_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts ocloc on PATH."""
     monkeypatch.setenv("PATH", ocloc_folder, prepend=os.pathsep)
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """At most 2 GiB more than now: what asks for more gets torch's error, not the kernel's."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 30), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)

@@ -15,9 +15,9 @@ from . import _lazy, _library, config, isa, ops
 
 if TYPE_CHECKING:
     from . import graph, llm, optim, quantization
+    from .files import load, save
     from .math_mode import fp32_math_mode, get_fp32_math_mode, set_fp32_math_mode
     from .optimize import explain, optimize, undo
-    from .program import load, save
     from .quantization import load_quantized, quantize_, save_quantized
     from .verbose import verbose
 
@@ -53,13 +53,13 @@ _LATER = {
     "get_fp32_math_mode": "math_mode",
     "graph": "graph",
     "llm": "llm",
-    "load": "program",
+    "load": "files",
     "load_quantized": "quantization",
     "optim": "optim",
     "optimize": "optimize",
     "quantization": "quantization",
     "quantize_": "quantization",
-    "save": "program",
+    "save": "files",
     "save_quantized": "quantization",
     "set_fp32_math_mode": "math_mode",
     "undo": "optimize",

@@ -84,6 +84,29 @@ def test_options_reach_the_loop(folder, capsys):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_a_file_takes_the_place_of_the_folder(folder, tmp_path, capsys):
+    path, speed = tmp_path / "model.oxy", tmp_path / "speed.json"
+    options = ["--prompt", "abc", "--tokens", "30"]
+    first = ["llm", "generate", str(folder), *options, "--weights", "int4", "--group-size", "32"]
+    assert main([*first, "--save", str(path)]) == 0
+    written = capsys.readouterr()
+    assert f"wrote {path}" in written.err
+    again = ["llm", "generate", str(path), "--tokenizer", str(folder), *options]
+    assert main([*again, "--json", str(speed)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == written.out and "int4 weights read at" in shown.err
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model = llm.optimize(loaded.eval(), weights="int4", group_size=32)
+    assert json.loads(speed.read_text())["token_bytes"] == sum(token_reads(model))
+    told = _refused([path, "--prompt", "abc"], capsys)
+    assert "has no tokenizer; give --tokenizer with its folder" in told
+    for option, value in (("--weights", "int8"), ("--kv-cache", "int8"), ("--group-size", "64")):
+        told = _refused([path, *again[3:], option, value], capsys)
+        assert f"{option}: {path} was packed when it was written" in told
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "expected" in _refused([path, *again[3:]], capsys)
+
+
 def _refused(words, capsys) -> str:
     assert main(["llm", "generate", *map(str, words)]) == 2
     shown = capsys.readouterr()

@@ -162,6 +162,16 @@ def test_named_results_come_back_as_fields(tmp_path: Path) -> None:
         _ = found.logits
 
 
+def test_tensors_are_copied_if_they_are_not_to_be_shared(path: Path) -> None:
+    loaded, copied = oxytorch.load(path), oxytorch.load(path, shared=False)
+    args, kwargs = _call()
+    assert _equal(copied(*args, **kwargs), loaded(*args, **kwargs))
+    places = {tensor.untyped_storage().data_ptr() for tensor in loaded.program.constants}
+    assert len(places) == 1  # the whole file
+    own = copied.program.constants
+    assert len({each.untyped_storage().data_ptr() for each in own} | places) == len(own) + 1
+
+
 SHARED = """
 import sys, torch, oxytorch
 model = oxytorch.load(sys.argv[1])

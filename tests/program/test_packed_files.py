@@ -8,10 +8,9 @@ import os
 import pickle
 import random
 import re
-import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -285,16 +284,6 @@ def test_packed_constants_of_another_size_are_never_read(
 
 
 HUGE = [*(1 << n for n in (16, 28, 29, 30, 31, 32, 40, 58, 61, 62)), (1 << 63) - 1, (1 << 63) - 15]
-
-
-@pytest.fixture
-def little_memory() -> Iterator[None]:
-    """At most 2 GiB more than now: what asks for more gets torch's error, not the kernel's."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 30), before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from ..graph.agreement import TOLERANCE, difference
 from ..rewriting.memory import check_available
 from .cache import KVCache
+from .language_model import LanguageModel
 from .layer import Attention
-from .model import FusedModel, fused_model
-from .observing import sample_tokens
+from .record import FusedModel, fused_model
+from .samples import sample_tokens
 from .single_steps import SingleSteps
 
 
@@ -69,32 +70,43 @@ class Decoder(Protocol):
         ...
 
 
-def decoder_of(model: nn.Module) -> Decoder:
-    """The decoder of a Hugging Face causal language model.
+def decoder_of(model: nn.Module | LanguageModel) -> Decoder:
+    """The decoder of a Hugging Face causal language model, or of one from a file.
 
     What `llm.optimize` knows as a whole runs as its record while that stands, anything else through
     its own forward.
     Raises TypeError for another kind of model.
     """
+    if isinstance(model, LanguageModel):
+        return FusedDecoder(model.record, model.vocabulary, model.positions)
     plain = PlainDecoder(model)
     fused = fused_model(model)
     if fused is None or fused.standing is None:
         return plain
     with torch.no_grad():  # as the model runs then
         stands = fused.standing.allows()
-    return FusedDecoder(fused, plain) if stands else plain
+    return FusedDecoder(fused, plain.vocabulary, plain.positions, plain) if stands else plain
 
 
 class FusedDecoder:
-    """A model that `llm.optimize` recognized as a whole, over a cache of a fixed capacity."""
+    """A model that `llm.optimize` recognized as a whole, over a cache of a fixed capacity.
+
+    plain: its own code, for the time after a change; None for a model from a file.
+    """
 
     keeps_keys = True
 
-    def __init__(self, model: FusedModel, plain: PlainDecoder) -> None:
+    def __init__(
+        self,
+        model: FusedModel,
+        vocabulary: int,
+        positions: int | None,
+        plain: PlainDecoder | None = None,
+    ) -> None:
         self.model = model
+        self.vocabulary = vocabulary
+        self.positions = positions
         self.plain = plain
-        self.vocabulary = plain.vocabulary
-        self.positions = plain.positions
 
     def reads_in_parts(self) -> bool:
         return True
@@ -124,7 +136,7 @@ class _FusedRun:
     def __init__(
         self,
         model: FusedModel,
-        plain: PlainDecoder,
+        plain: PlainDecoder | None,
         batch: int,
         capacity: int,
         padding: Tensor | None,
@@ -156,7 +168,8 @@ class _FusedRun:
         self._cache.crop(length)
 
     def followed(self) -> Run:
-        assert self.model.standing is not None
+        if self.model.standing is None or self.plain is None:
+            return self
         renewals = self.model.standing.renewals
         if not self.model.standing.allows():
             return _KeysRun(self.plain, self.padding, self._cache, self.model.dtype)

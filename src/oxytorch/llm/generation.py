@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .configured import Processor, check_search, processor_of, setting
 from .decoder import Decoder, decoder_of
+from .language_model import LanguageModel
 from .lookup import PromptLookup
 from .numbers import whole
 from .sampling import Sampler
@@ -24,7 +25,7 @@ Streamer = Callable[[Tensor], object]
 
 
 def generate(
-    model: nn.Module,
+    model: nn.Module | LanguageModel,
     input_ids: Tensor,
     *,
     max_new_tokens: int,
@@ -45,7 +46,7 @@ def generate(
     """Return the prompts followed by the tokens that the model generates.
 
     model: a causal language model of transformers. One from `oxytorch.llm.optimize` runs without
-        its Python code.
+        its Python code, as one that `oxytorch.load` returned does.
     input_ids: the prompts, int64 [batch, length].
     max_new_tokens: the most tokens to generate.
     attention_mask: [batch, length], 0 or False for padding, which is on one side of each prompt.
@@ -118,7 +119,7 @@ def generate(
 
 
 def stream(
-    model: nn.Module,
+    model: nn.Module | LanguageModel,
     input_ids: Tensor,
     *,
     max_new_tokens: int,
@@ -161,7 +162,7 @@ def stream(
 
 
 def _started(
-    model: nn.Module,
+    model: nn.Module | LanguageModel,
     input_ids: Tensor,
     is_watched: bool,
     *,
@@ -184,7 +185,7 @@ def _started(
     decoder = decoder_of(model)
     check_search(model)
     sampler = Sampler(temperature, top_k, top_p, seed)
-    ends = _end_tokens(model, eos_token_id)
+    ends = end_tokens(model, eos_token_id)
     pad = setting(model, "pad_token_id") if pad_token_id is None else pad_token_id
     if pad is not None:
         pad = whole("generate", "pad_token_id", pad, -(2**63), 2**63 - 1)
@@ -377,7 +378,7 @@ def _check_lookup(lookup: int, batch: int, temperature: float) -> None:
         raise ValueError(f"generate: prompt_lookup needs temperature 0, got {temperature}")
 
 
-def _stops(model: nn.Module, stop: Stop) -> Stop:
+def _stops(model: nn.Module | LanguageModel, stop: Stop) -> Stop:
     """The stops that are given, and those of the generation_config."""
     more = setting(model, "stop_strings")
     if not more:
@@ -386,7 +387,7 @@ def _stops(model: nn.Module, stop: Stop) -> Stop:
     return [*given, *([more] if isinstance(more, str) else more)]
 
 
-def _end_tokens(model: nn.Module, given: int | Sequence[int] | None) -> list[int]:
+def end_tokens(model: nn.Module | LanguageModel, given: int | Sequence[int] | None) -> list[int]:
     found: Any = setting(model, "eos_token_id") if given is None else given
     if found is None:
         return []

@@ -16,6 +16,9 @@ from ..ops.panels import PanelWeight
 from ..ops.panels.epilogues import ACTIVATIONS
 from .cache import CacheLayer
 
+UNKEPT = {"kept": False}
+"""Of fields that say how a record follows its modules, which files (`description.py`) leave out."""
+
 
 @dataclass(eq=False)
 class Norm:
@@ -39,8 +42,8 @@ class Norm:
             return weight
         source = (id(weight), weight._version)
         if self._source != source:
-            self._source = source
             self._shifted = weight.detach().float() + self.offset
+            self._source = source  # last: another thread may look at it
         return self._shifted
 
     def renew(self) -> None:
@@ -87,7 +90,7 @@ class Product:
     bias: Tensor | None = None
     gated: bool = False
     order: Tensor | None = None
-    sorted_from: tuple[nn.Module, Tensor] | None = None
+    sorted_from: tuple[nn.Module, Tensor] | None = field(default=None, metadata=UNKEPT)
 
     def renew(self) -> None:
         """After values were written: sort them again."""

@@ -1,22 +1,20 @@
-"""A whole language model as a record: what a step from token ids to logits takes."""
+"""The record of a whole language model, made of its layers' records and compared with the model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..graph.agreement import LOGITS, difference
-from ..ops.panels import PanelWeight
 from ..quantization.layers import output_head
-from .cache import KVCache
 from .forwards import LayerForward
-from .layer import DecoderLayer, Norm, Product
+from .layer import Norm
 from .matching import norm_of
-from .observing import Rotation, Rotations, sample_length, sample_tokens
-from .plan import repeat_interleave
+from .observing import Rotations
+from .record import FusedModel, HeadProduct, RotaryTable, sample_logits
+from .samples import sample_length, sample_tokens
 from .standing import Standing
 
 _CHANGING = ("dynamic", "longrope")
@@ -24,207 +22,6 @@ _CHANGING = ("dynamic", "longrope")
 
 _OFFSETS = (0, 2)
 """Rows of a table of positions that come before position 0 (OPT has 2)."""
-
-
-@dataclass(eq=False)
-class RotaryTable:
-    """Cosines and sines of all positions, made by the model's own module as far as needed.
-
-    changing: the angles depend on the longest position; then they are computed at each call.
-    repeat_interleave: see `plan.LayerPlan`.
-    """
-
-    rotation: Rotation
-    dtype: torch.dtype
-    changing: bool = False
-    repeat_interleave: bool = False
-    cos: Tensor = field(default_factory=lambda: torch.empty(0))
-    sin: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    def renew(self) -> None:
-        """After something was written: make all rows again."""
-        self.cos = self.sin = torch.empty(0)
-
-    def rows(self, start: int, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [length, rotary] of positions start .. start + length."""
-        end = start + length
-        if self.changing:
-            cos, sin = self._made(torch.arange(start, end)[None])
-            return cos[0], sin[0]
-        self.reserve(end)
-        return self.cos[start:end], self.sin[start:end]
-
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [batch, n, rotary] of positions int64 [batch, n]."""
-        if self.changing:
-            return self._made(positions)
-        self.reserve(int(positions.max()) + 1)
-        return self.cos[positions], self.sin[positions]
-
-    def reserve(self, end: int) -> None:
-        """Makes the rows of all positions before `end`."""
-        have = self.cos.shape[0]
-        if end <= have:
-            return
-        cos, sin = self._made(torch.arange(max(end, 2 * have, 512))[None])
-        self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()
-
-    def _made(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            cos, sin = self.rotation(torch.empty(0, dtype=self.dtype), positions)
-        return (
-            (repeat_interleave(cos), repeat_interleave(sin))
-            if self.repeat_interleave
-            else (cos, sin)
-        )
-
-
-@dataclass(eq=False)
-class FusedModel:
-    """A causal language model as fused layers and a few modules.
-
-    embedding: the token embedding.
-    layers: the decoder layers.
-    tables: the rotary embeddings.
-    rotary: for each layer the index of its rotary embedding, or None.
-    head: the product that gives logits.
-    cache_dtype: dtype of keys and values.
-    dtype: dtype of activations.
-    norm: the last normalization, or None.
-    positions: a table of learned positions and the number of rows before the first one, or None.
-    softcap: soft cap of logits, or None.
-    divisor: divisor of logits, or None.
-    scale: factor of embeddings, or None.
-    standing: checks that the model's modules are still those of this record.
-    """
-
-    embedding: nn.Module
-    layers: list[DecoderLayer]
-    tables: list[RotaryTable]
-    rotary: list[int | None]
-    head: HeadProduct
-    cache_dtype: torch.dtype
-    dtype: torch.dtype
-    norm: Norm | None = None
-    positions: tuple[nn.Module, int] | None = None
-    softcap: float | None = None
-    divisor: float | None = None
-    scale: float | None = None
-    standing: Standing | None = field(default=None, repr=False)
-
-    def cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache for `batch` sequences of at most `capacity` tokens."""
-        kv_heads = [layer.attention.kv_heads for layer in self.layers]
-        dims = [layer.attention.head_dim for layer in self.layers]
-        return KVCache(len(self.layers), batch, capacity, kv_heads, dims, self.cache_dtype)
-
-    def step(
-        self,
-        tokens: Tensor,
-        cache: KVCache,
-        *,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        last: bool = True,
-    ) -> Tensor:
-        """Returns logits [batch, n, vocabulary] in the model's dtype; `last`: of the last token.
-
-        tokens: int64 [batch, n], which follow what `cache` holds; its length counts them.
-        positions: int64 [batch, n] where they are not those in the cache (padding). mask: bool
-        [batch, 1, 1, length] of what is no padding, as long as the cache is after the step.
-        Raises ValueError if the cache has no room.
-        """
-        start, length = cache.length, tokens.shape[1]
-        if start + length > cache.capacity:
-            raise ValueError(
-                f"step: expected at most {cache.capacity - start} tokens, the room that is left in "
-                f"a cache of {cache.capacity}, got {length}; make the cache larger"
-            )
-        hidden = self.embedded(tokens, start, positions)
-        angles = [
-            table.rows(start, length) if positions is None else table.at(positions)
-            for table in self.tables
-        ]
-        masks = self.masks(mask, start, length)
-        for index, layer in enumerate(self.layers):
-            table = self.rotary[index]
-            cos, sin = (None, None) if table is None else angles[table]
-            window = layer.attention.window
-            hidden = layer.step(
-                hidden, cache.layers[index], start, cos, sin, masks[window], cache.beams, True
-            )
-        cache.length = start + length
-        return self.logits(hidden[:, -1:] if last else hidden)
-
-    def embedded(self, tokens: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
-        """What goes into the first layer, [batch, n, width]."""
-        hidden: Tensor = self.embedding(tokens)
-        if self.scale is not None:
-            hidden = hidden * torch.tensor(self.scale, dtype=hidden.dtype)
-        if self.positions is not None:
-            table, before = self.positions
-            weight = table._parameters["weight"]
-            assert weight is not None
-            if positions is None:
-                rows = weight[start + before : start + before + tokens.shape[1]]
-            else:
-                rows = weight[positions.clamp(min=-before) + before]
-            hidden = hidden + rows
-        return hidden
-
-    def masks(
-        self, mask: Tensor | None, start: int, length: int
-    ) -> dict[int | None, Tensor | None]:
-        """The mask for each window among the layers: None, or bool [batch, 1, length, keys]."""
-        windows = {layer.attention.window for layer in self.layers}
-        if mask is None:
-            return dict.fromkeys(windows)
-        row = torch.arange(start, start + length)[:, None]
-        column = torch.arange(start + length)[None]
-        found: dict[int | None, Tensor | None] = {}
-        for window in windows:
-            seen = column <= row
-            if window is not None:
-                seen = seen & (column > row - window)
-            found[window] = seen & mask
-        return found
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The last norm and the head."""
-        if self.norm is not None:
-            hidden = self.norm(hidden)
-        logits = self.head(hidden)
-        if self.divisor is not None:
-            logits = logits / self.divisor
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits
-
-
-@dataclass(eq=False)
-class HeadProduct:
-    """The head's product over the parameters that its module has at the time of the call."""
-
-    module: nn.Module
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        parameters = self.module._parameters
-        weight, bias = parameters["weight"], parameters.get("bias")
-        assert weight is not None
-        if isinstance(weight, PanelWeight):
-            return Product(weight, bias)(hidden)
-        result: Tensor = self.module(hidden)
-        return result
-
-
-FUSED = "_oxytorch_fused_model"
-"""The attribute that holds the record of the model's whole step."""
-
-
-def fused_model(model: nn.Module) -> FusedModel | None:
-    """Returns the record that `llm.optimize` made of the whole of a model, or None."""
-    found = model.__dict__.get(FUSED)
-    return found if isinstance(found, FusedModel) else None
 
 
 def fuse(
@@ -255,7 +52,7 @@ def fuse(
         return None, "it is not known what goes into its first layer"
     if not _choose_logits(model, base, forwards, config, seen):
         return None, "it is not known what comes behind its last layer"
-    gap = difference(seen.logits, _found(base, tokens))
+    gap = difference(seen.logits, sample_logits(base, tokens))
     if not gap <= LOGITS[dtype]:
         return None, f"its logits differ by {gap:.1e} of the largest"
     base.standing = ModelStanding(model, base, [forward.standing for forward in forwards])
@@ -271,6 +68,7 @@ class ModelStanding(Standing):
 
     def holds(self) -> bool:
         # What was written to an embedding reaches a head that has its weight too, and back.
+        assert isinstance(self.record.head, HeadProduct)
         forward = self.record.head.module.__dict__.get("forward")
         renew = getattr(forward, "renew", None)
         if renew is not None:
@@ -339,6 +137,7 @@ def _choose_logits(
     model: nn.Module, base: FusedModel, forwards: list[LayerForward], config: Any, seen: _Seen
 ) -> bool:
     width = seen.last.shape[-1]
+    assert isinstance(base.head, HeadProduct)
     head = base.head.module._parameters["weight"]
     assert head is not None
     if width not in head.shape:
@@ -419,11 +218,3 @@ def _logit_forms(config: Any) -> list[tuple[float | None, float | None]]:
     factor = getattr(config, "logit_scale", None)
     divisor = scaling if scaling else (1 / factor if factor else None)
     return [(softcap, divisor)] + ([(None, None)] if softcap or divisor else [])
-
-
-def _found(model: FusedModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    cache = model.cache(tokens.shape[0], tokens.shape[1])
-    with torch.no_grad():
-        first = model.step(tokens[:, :-1], cache, last=False)
-        second = model.step(tokens[:, -1:], cache)
-    return first, second

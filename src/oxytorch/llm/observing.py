@@ -13,11 +13,8 @@ from torch import Tensor, nn
 
 from . import recipes
 from .matching import find
-
-SAMPLE = 7
-"""Tokens of the sample prompt, where no window is shorter."""
-
-LARGEST_SAMPLE = 96
+from .record import Rotation
+from .samples import sample_length, sample_tokens
 
 
 @dataclass
@@ -36,20 +33,6 @@ class LayerCalls:
     results: int = 0
     hidden: Tensor = field(default_factory=lambda: torch.empty(0))
     output: Tensor = field(default_factory=lambda: torch.empty(0))
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """A call that gave the cosines and sines of some layers: module(x, position_ids, *rest)."""
-
-    module: nn.Module
-    rest: tuple[Any, ...]
-    named: tuple[tuple[str, Any], ...]
-
-    def __call__(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cos and sin [batch, n, rotary] in x's dtype for positions int64 [batch, n]."""
-        cos, sin = self.module(x, positions, *self.rest, **dict(self.named))
-        return cos, sin
 
 
 Rotations = list[tuple[Rotation, Tensor]]
@@ -84,25 +67,6 @@ def _outermost_lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
         if isinstance(module, nn.ModuleList) and len(module) and module not in inside:
             inside.update(module.modules())
             yield path, module
-
-
-def sample_length(config: Any) -> int:
-    """Tokens of a prompt that is longer than the model's window, where that is short."""
-    window = getattr(config, "sliding_window", None)
-    if isinstance(window, int) and window + 3 <= LARGEST_SAMPLE:
-        return max(SAMPLE, window + 3)
-    return SAMPLE
-
-
-def sample_tokens(model: Any, length: int, batch: int = 1) -> torch.Tensor:
-    """Random token ids [batch, length], the same at every call.
-
-    They are from the middle: the first and last ones may stand for padding, images and the like.
-    """
-    generator = torch.Generator().manual_seed(length)
-    known = model.get_input_embeddings().num_embeddings
-    low, high = known // 4, max(known // 4 + 1, known // 2)
-    return torch.randint(low, high, (batch, length), generator=generator)
 
 
 @dataclass

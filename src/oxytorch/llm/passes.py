@@ -21,11 +21,12 @@ from . import checking
 from .forwards import LayerForward, RecordForward
 from .layer import DecoderLayer, Mlp
 from .matching import Unmatched
-from .model import FUSED, fuse, fused_model
+from .model import fuse
 from .observing import LayerCalls, Observed
 from .packing import Packer
 from .parts import improve_parts, set_norm_forward, stored_transposed
 from .plan import LayerPlan
+from .record import FUSED, fused_model
 from .report import LanguageModelReport
 from .tied import TiedHeadForward
 from .weights import stored_form

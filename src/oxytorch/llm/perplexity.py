@@ -10,18 +10,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .decoder import Decoder, decoder_of
+from .language_model import LanguageModel
 from .numbers import whole
 
 
 def perplexity(
-    model: nn.Module, token_ids: Tensor, window: int, stride: int | None = None
+    model: nn.Module | LanguageModel, token_ids: Tensor, window: int, stride: int | None = None
 ) -> float:
     """Return exp of the mean loss of the text's tokens. Parameters are those of `token_losses`."""
     return math.exp(token_losses(model, token_ids, window, stride).double().mean().item())
 
 
 def token_losses(
-    model: nn.Module,
+    model: nn.Module | LanguageModel,
     token_ids: Tensor,
     window: int,
     stride: int | None = None,
@@ -32,7 +33,7 @@ def token_losses(
 ) -> Tensor:
     """Return the loss in nats of every token but the first, float32 [tokens - 1].
 
-    model: a causal language model of transformers, optimized or not.
+    model: a causal language model of transformers, optimized or not, or one from a file.
     token_ids: the text, int64 [tokens].
     window: tokens that the model reads at a time, without those before them.
     stride: tokens between the beginnings of two windows. Each window counts the tokens that the one

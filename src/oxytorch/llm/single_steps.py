@@ -18,7 +18,7 @@ from ..graph.errors import CaptureError
 from ..program.program import Program
 from ..program.tape import Recorder
 from .cache import KVCache
-from .model import FusedModel
+from .record import FusedModel
 
 UNRECORDED = 12
 """Steps of a model that run as they are first: recording takes as long as about a hundred save."""

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..files import save
 from ..llm.configured import checked_penalty
 from ..llm.generation import generate
 from ..llm.sampling import Sampler
 from .folder import is_quantized, load_tokenizer, read_config
 from .model import PreparedModel
 from .options import (
+    GROUP_SIZE,
     PRECISIONS,
     add_count,
     add_model_options,
@@ -33,7 +35,8 @@ from .options import (
 )
 
 DESCRIPTION = """\
-Write text after a prompt with a model from a local folder. The text goes to standard output as it
+Write text after a prompt with a model from a local folder, or from a file that --save or
+oxytorch.save wrote. The text goes to standard output as it
 is written, what it took to standard error.
 """
 
@@ -43,13 +46,20 @@ examples:
   oxytorch llm generate ./model --chat --prompt "Why is the sky blue?" --temperature 0.7 --top-p 0.9
   oxytorch llm generate ./model --prompt-file notes.txt --tokens 300 --prompt-lookup 5
   oxytorch llm generate ./model --prompt "1, 2, 3," --stop "10" --json speed.json
+  oxytorch llm generate ./model --weights int4 --prompt "Hello" --save model.oxy
+  oxytorch llm generate model.oxy --tokenizer ./model --prompt "Hello"
 """
 
 
 def add_parser(verbs: Any, name: str, summary: str) -> None:
     """Adds the verb with its options."""
     parser = add_verb(verbs, name, summary, DESCRIPTION, EXAMPLES)
-    parser.add_argument("folder", type=Path, metavar="MODEL_DIR", help="folder with config.json")
+    parser.add_argument(
+        "folder", type=Path, metavar="MODEL", help="folder with config.json, or file of oxytorch"
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: MODEL)"
+    )
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="what to go on from")
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="the same from a file")
@@ -64,6 +74,10 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
         "has them, bf16 where they are plain)",
     )
     add_model_options(parser)
+    parser.set_defaults(**dict.fromkeys(_OF_FOLDERS))
+    parser.add_argument(
+        "--save", type=output_file, metavar="FILE", help="also write the model, ready to be opened"
+    )
     add_count(parser, "--tokens", 128, "most new tokens")
     parser.add_argument(
         "--context", type=positive, metavar="N", help="positions of the cache (default: as needed)"
@@ -182,10 +196,10 @@ class TextPrinter:
 def run(arguments: argparse.Namespace) -> int:
     """Loads, optimizes, writes; raises ValueError for a mistake in the command or the folder."""
     tokenizer, ids = _prompt(arguments)
-    wanted = arguments.weights or PRECISIONS["bf16"]
-    prepared = PreparedModel.from_folder(
-        arguments.folder, wanted, arguments.kv_cache, arguments.group_size, _tell
-    )
+    prepared = _prepared(arguments)
+    if arguments.save is not None:
+        save(prepared.model, arguments.save)
+        _tell(f"wrote {arguments.save}, {arguments.save.stat().st_size / 1e6:.0f} MB")
     times = [time.perf_counter()]
     new: list[int] = []
     printer = TextPrinter(tokenizer, _write)
@@ -220,18 +234,50 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _prompt(arguments: argparse.Namespace) -> tuple[Any, Tensor]:
-    """The tokenizer and the prompt's tokens; mistakes are reported before a model is loaded."""
-    config = read_config(arguments.folder)
-    if arguments.weights is not None and is_quantized(arguments.folder, config):
+_OF_FOLDERS = ("kv_cache", "group_size")
+"""Options that a file has its own values of."""
+
+
+def _prepared(arguments: argparse.Namespace) -> PreparedModel:
+    if arguments.folder.is_file():
+        return PreparedModel.from_file(arguments.folder, _tell)
+    return PreparedModel.from_folder(
+        arguments.folder,
+        arguments.weights or PRECISIONS["bf16"],
+        arguments.kv_cache or "bf16",
+        arguments.group_size or GROUP_SIZE,
+        _tell,
+    )
+
+
+def _check_model(arguments: argparse.Namespace) -> None:
+    """Raises ValueError for what is no model, and for options that it has no use for."""
+    model: Path = arguments.folder
+    if model.is_file():
+        for name in ("weights", *_OF_FOLDERS):
+            if getattr(arguments, name) is not None:
+                raise ValueError(
+                    f"--{name.replace('_', '-')}: {model} was packed when it was written and runs "
+                    "as it is; leave the option out, or give the folder of the model"
+                )
+        if arguments.tokenizer is None:
+            raise ValueError(f"{model} has no tokenizer; give --tokenizer with its folder")
+    elif arguments.weights is not None and is_quantized(model, read_config(model)):
         raise ValueError(
-            f"--weights: {arguments.folder} is quantized already and runs as it is; leave the "
+            f"--weights: {model} is quantized already and runs as it is; leave the "
             "option out, or give a folder with plain weights"
         )
+    else:
+        read_config(model)
+
+
+def _prompt(arguments: argparse.Namespace) -> tuple[Any, Tensor]:
+    """The tokenizer and the prompt's tokens; mistakes are reported before a model is loaded."""
+    _check_model(arguments)
     text = _prompt_text(arguments)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    tokenizer = load_tokenizer(arguments.folder)
+    tokenizer = load_tokenizer(arguments.tokenizer or arguments.folder)
     ids = prompt_tokens(tokenizer, text, arguments.chat)
     Sampler(arguments.temperature, arguments.top_k, arguments.top_p)
     if arguments.repetition_penalty is not None:

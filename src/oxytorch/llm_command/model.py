@@ -13,6 +13,10 @@ from torch import Tensor, nn
 
 from .. import llm
 from ..core.packed import PackedTensor
+from ..files import load
+from ..llm.language_model import LanguageModel
+from ..llm.layer import Product, RoutedMlp
+from ..llm.record import FusedModel
 from ..llm.weights import RowsWeight, stored_form
 from ..ops.panels import PanelWeight
 from .folder import is_quantized, load_model, read_config
@@ -23,12 +27,13 @@ Tell = Callable[[str], object]
 
 @dataclass
 class PreparedModel:
-    """A model that `oxytorch.llm.optimize` made, and the seconds that this took.
+    """A model that `oxytorch.llm.optimize` made, now or before it was written to a file, and the
+    seconds that this took.
 
     precision: what its weights are called.
     """
 
-    model: nn.Module
+    model: nn.Module | LanguageModel
     precision: str
     load_seconds: float
     optimize_seconds: float
@@ -51,6 +56,7 @@ class PreparedModel:
         result = cls.from_model(model, precision, kv_cache, group_size)
         result.load_seconds = loaded
         if is_quantized(folder, read_config(folder)):
+            assert isinstance(result.model, nn.Module)
             result.precision = _most_common_format(result.model)
         return result
 
@@ -75,12 +81,27 @@ class PreparedModel:
         )
         return cls(made, precision.name, 0.0, time.perf_counter() - begin)
 
+    @classmethod
+    def from_file(cls, path: Path, tell: Tell) -> PreparedModel:
+        """Opens a file that `oxytorch.save` wrote; raises ValueError if it holds none."""
+        begin = time.perf_counter()
+        tell(f"loading {path.name}")
+        model = load(path)
+        if not isinstance(model, LanguageModel):
+            raise ValueError(f"{path}: expected a language model, got a {type(model).__name__}")
+        sizes: Counter[str] = Counter()
+        for weight, _ in _products(model.record):
+            name = weight.format if isinstance(weight, PanelWeight) else str(weight.dtype)
+            sizes[name.removeprefix("torch.")] += weight.numel()
+        return cls(model, sizes.most_common(1)[0][0], time.perf_counter() - begin, 0.0)
+
     def token_reads(self) -> list[int]:
         """Bytes of the weights that one token reads, for each stretch of memory they lie in."""
         return token_reads(self.model)
 
     def prompt_operations(self, tokens: int) -> int:
         """Multiplications and additions of a prompt's products; the head's are of one token."""
+        assert isinstance(self.model, nn.Module)
         return 2 * sum(
             int(share * parameter.numel()) * (1 if is_head else tokens)
             for parameter, share, is_head in _matrices(self.model)
@@ -96,17 +117,39 @@ def _most_common_format(model: nn.Module) -> str:
     return sizes.most_common(1)[0][0] if sizes else "plain"
 
 
-def token_reads(model: nn.Module) -> list[int]:
+def token_reads(model: nn.Module | LanguageModel) -> list[int]:
     """Bytes of the weights that one token reads, for each stretch of memory they lie in.
 
     All matrices but embeddings that are only looked up, in their packed form, with their scales. Of
     routed experts as many count as a token chooses.
     """
     found: dict[int, float] = {}
-    for parameter, share, _ in _matrices(model):
+    matrices = (
+        _products(model.record)
+        if isinstance(model, LanguageModel)
+        else ((parameter, share) for parameter, share, _ in _matrices(model))
+    )
+    for parameter, share in matrices:
         place, size = _stored(parameter)
         found[place] = found.get(place, 0.0) + size * share
     return [int(size) for size in found.values()]
+
+
+def _products(record: FusedModel) -> Iterator[tuple[Tensor, float]]:
+    """The weights of a record's products, and the part of each that a token needs."""
+    assert isinstance(record.head, Product)
+    yield record.head.weight, 1.0
+    for layer in record.layers:
+        mlp = layer.mlp
+        whole = [layer.attention.qkv, layer.attention.output]
+        if isinstance(mlp, RoutedMlp):
+            whole.append(mlp.router)
+            for product in (*mlp.gate_up, *mlp.down):
+                yield product.weight, mlp.chosen / len(mlp.down)
+        else:
+            whole += [mlp.up, mlp.down]
+        for product in whole:
+            yield product.weight, 1.0
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[Tensor, float, bool]]:

@@ -37,6 +37,10 @@ PRECISIONS = {
 """Every precision by the word on the command line: weights, then activations if not bf16."""
 
 
+GROUP_SIZE = 128
+"""Neighbouring weights that share a scale, where no option says another number."""
+
+
 def precision(text: str, also: str | None = None) -> Precision:
     """The precision of a word; raises ArgumentTypeError with the choices, `also` among them."""
     if text not in PRECISIONS:
@@ -101,9 +105,8 @@ def add_count(
 
 def add_group_size(parser: argparse.ArgumentParser) -> None:
     """How many weights share a scale."""
-    add_count(
-        parser, "--group-size", 128, "neighbouring weights that share a scale, in int4 and nf4"
-    )
+    text = "neighbouring weights that share a scale, in int4 and nf4"
+    add_count(parser, "--group-size", GROUP_SIZE, text)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

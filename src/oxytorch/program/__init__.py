@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .files import load, save
 from .model import ProgramModel
 from .structure import Fields
 
-__all__ = ["Fields", "ProgramModel", "load", "save"]
+__all__ = ["Fields", "ProgramModel"]

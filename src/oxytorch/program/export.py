@@ -19,6 +19,7 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree
 from torch.utils._sympy.printers import PythonPrinter
 
+from ..core.described_file import identity
 from ..graph.errors import CaptureError
 from . import conditions
 from .capture import Given, Outputs, steps_of
@@ -33,7 +34,6 @@ from .model import (
     SizeInput,
     TensorInput,
     Write,
-    identity,
 )
 from .program import Steps, Value
 from .smaller import with_smaller_ones

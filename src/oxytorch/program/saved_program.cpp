@@ -1,5 +1,6 @@
 // Opens a file that `oxytorch.save` wrote and runs its program, without Python: what
-// include/oxytorch/program.h calls. files.py and model.py do the same; files.py tells the format.
+// include/oxytorch/program.h calls. files.py and model.py do the same; files.py and
+// core/described_file.py tell the format.
 #include <algorithm>
 #include <set>
 

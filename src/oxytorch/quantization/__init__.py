@@ -5,20 +5,26 @@ report = oxytorch.quantize_(model, oxytorch.quantization.Int4Weight(group_size=1
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
+from .. import _lazy
 from ..core.errors import CheckpointError
-from .configs import (
-    Int4Weight,
-    Int8DynamicActivationInt4Weight,
-    Int8DynamicActivationInt8Weight,
-    Int8Weight,
-    NF4Weight,
-    WeightConfig,
-)
-from .load import load_quantized
-from .quantize import quantize_
-from .report import QuantizationReport, QuantizedLayer
-from .store import save_quantized
-from .weights import quantized
+
+if TYPE_CHECKING:
+    from .configs import (
+        Int4Weight,
+        Int8DynamicActivationInt4Weight,
+        Int8DynamicActivationInt8Weight,
+        Int8Weight,
+        NF4Weight,
+        WeightConfig,
+    )
+    from .load import load_quantized
+    from .quantize import quantize_
+    from .report import QuantizationReport, QuantizedLayer
+    from .store import save_quantized
+    from .weights import quantized
 
 __all__ = [
     "CheckpointError",
@@ -35,3 +41,19 @@ __all__ = [
     "quantized",
     "save_quantized",
 ]
+
+_LATER = {
+    "Int4Weight": "configs",
+    "Int8DynamicActivationInt4Weight": "configs",
+    "Int8DynamicActivationInt8Weight": "configs",
+    "Int8Weight": "configs",
+    "NF4Weight": "configs",
+    "QuantizationReport": "report",
+    "QuantizedLayer": "report",
+    "WeightConfig": "configs",
+    "load_quantized": "load",
+    "quantize_": "quantize",
+    "quantized": "weights",
+    "save_quantized": "store",
+}
+sys.modules[__name__].__class__ = _lazy.Package

@@ -36,6 +36,7 @@ from ..ops.panels import PanelWeight
 from ..rewriting.memory import check_available
 from ..rewriting.refusals import check_finite
 from .building import empty_model, read_json
+from .described import PARTS, check_order, described, from_description
 from .filling import Filling, cast, check_slot, slots
 from .joining import joined_groups
 from .weights import ReorderedPanelWeight
@@ -44,8 +45,6 @@ FORMAT = "oxytorch.quantized"
 VERSION = 1
 DESCRIPTION = "oxytorch.json"
 TENSORS = "oxytorch.safetensors"
-
-_PARTS = ("panels", "channel_scales", "group_scales", "zero_points")
 
 
 def save_quantized(model: nn.Module, directory: str | Path) -> None:
@@ -74,12 +73,12 @@ def save_quantized(model: nn.Module, directory: str | Path) -> None:
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     hashes = write(target / TENSORS, sources, {"format": "pt"})
-    described = _save_configuration(model, target)
+    is_described = _save_configuration(model, target)
     description = {
         "format": FORMAT,
         "version": VERSION,
         "model": type(model).__name__,
-        "transformers": described,
+        "transformers": is_described,
         "weights": weights,
         "joined": joined,
         "shared": shared,
@@ -132,7 +131,7 @@ def _describe(
     places: dict[str, dict[str, Any]] = {}
     for whole, parts in joined_groups(inner.values()):
         key = f"{names[id(parts[0])]}+{len(parts) - 1}"
-        joined[key] = _entry(whole)
+        joined[key] = described(whole)
         _add_sources(sources, key, whole)
         begin = 0
         for part in parts:
@@ -141,25 +140,13 @@ def _describe(
             begin = end
     for name, weight in packed.items():
         is_reordered = isinstance(weight, ReorderedPanelWeight)
-        weights[name] = places.get(name) or _entry(inner[name])
+        weights[name] = places.get(name) or described(inner[name])
         weights[name]["transposed"] = is_reordered and weight.transposed  # type: ignore[union-attr]
         if name not in places:
             _add_sources(sources, name, inner[name])
         if isinstance(weight, ReorderedPanelWeight) and weight.order is not None:
             sources[f"{name}.order"] = Source.of(weight.order)
     return weights, joined
-
-
-def _entry(weight: PanelWeight) -> dict[str, Any]:
-    """What `oxytorch.json` says of a packed weight."""
-    return {
-        "format": weight.format,
-        "shape": list(weight.shape),
-        "group_size": weight.group_size,
-        "dtype": str(weight.dtype).removeprefix("torch."),
-        "activation": weight.activation_dtype,
-        "gated": weight.is_gated,
-    }
 
 
 def _add_sources(sources: dict[str, Source], name: str, weight: PanelWeight) -> None:
@@ -276,32 +263,19 @@ class _Reader:
             else:
                 panels = self._panels(name, entry)
             order = self._take(name, ("order",)).get("order")
-            _check_order(order, panels.shape[1])
+            check_order(order, panels.shape[1])
             return ReorderedPanelWeight.around(panels, bool(entry["transposed"]), order)
 
     def _panels(self, name: str, entry: Any) -> PanelWeight:
         with self._named(name):
-            own = getattr(torch, entry["dtype"])
-            if own not in (torch.float32, torch.bfloat16, torch.float16):
-                raise ValueError(f"expected a floating dtype, got {own}")
-            if entry["activation"] not in (None, "int8"):
-                raise ValueError(f"expected activation None or int8, got {entry['activation']!r}")
-            tensors = self._take(name, _PARTS)
-            panels = PanelWeight.from_tensors(
-                tensors,
-                format=entry["format"],
-                shape=tuple(entry["shape"]),
-                group_size=entry["group_size"],
-                dtype=self.dtype or own,
-                gated=entry["gated"],
-            )
+            tensors = self._take(name, PARTS)
+            panels = from_description(entry, tensors, self.dtype)
         for part in ("channel_scales", "group_scales"):
             scales = tensors.get(part)
             if scales is not None:
                 place = f"{name}.{part}"
                 path = str(self.files.path(place))
                 check_finite(path, f"tensor {place!r}", scales, CheckpointError)
-        panels.activation_dtype = entry["activation"]
         self.formats.add(panels.format)
         return panels if self.shared else panels.copy()
 
@@ -322,14 +296,6 @@ class _Reader:
                 f"{self.source}: expected weight {name!r} to fit its tensors in {TENSORS}, got "
                 f"{type(error).__name__}: {error}"
             ) from error
-
-
-def _check_order(order: Tensor | None, columns: int) -> None:
-    if order is None:
-        return
-    whole = order.dtype == torch.int64 and order.shape == (columns,)
-    if not whole or not torch.equal(order.sort().values, torch.arange(columns)):
-        raise ValueError(f"expected order to hold each of {columns} inputs once")
 
 
 def _verify(files: TensorFiles, hashes: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oxytorch.llm import LanguageModel
 from oxytorch.llm_command.folder import is_quantized, load_model, load_tokenizer, read_config
 from oxytorch.llm_command.options import (
     PRECISIONS,
@@ -209,7 +210,7 @@ def _prepared(
     row: Precision | None,
     cache: str,
     samples: list[Tensor] | None,
-) -> tuple[nn.Module, dict[str, object]]:
+) -> tuple[nn.Module | LanguageModel, dict[str, object]]:
     """The model in one format, and how it is called."""
     entry: dict[str, object] = {
         "weights": STOCK if row is None else row.name,
@@ -253,7 +254,7 @@ def _label(row: Precision, cache: str, calibrated: bool) -> str:
 
 
 def _losses(
-    model: nn.Module, tokens: Tensor, window: int, stride: int | None, label: str
+    model: nn.Module | LanguageModel, tokens: Tensor, window: int, stride: int | None, label: str
 ) -> Tensor:
     from oxytorch.llm.perplexity import token_losses
 
