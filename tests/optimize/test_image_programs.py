@@ -181,7 +181,6 @@ def test_convolutions_are_timed_once_for_modules_and_programs(
     if supports(dtype) is not None:
         pytest.skip(f"oneDNN has no products of {dtype} on this processor, so nothing is packed")
     monkeypatch.setattr(measure, "TIMED", True)
-    monkeypatch.setattr(measure, "_seconds_known", {})
     monkeypatch.setattr(measure, "_known", {})
     timed: list[int] = []
     own = measure._quartiles

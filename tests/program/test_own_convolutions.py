@@ -255,22 +255,14 @@ def test_the_first_convolution_is_timed_in_the_order_of_the_input(
 
 
 @pytest.mark.parametrize(("channels", "count"), [(8, 1), (256, 8)])
-def test_weights_are_timed_where_no_near_cache_holds_them(
-    channels: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ones, none, taken = (1, 1), (0, 0), []
+def test_weights_are_timed_where_no_near_cache_holds_them(channels: int, count: int) -> None:
+    ones, none = (1, 1), (0, 0)
     shape = (channels, channels, 1, 1)
     ways = Ways(Convolution((1, channels, 3, 3), shape, torch.float32, ones, none, ones, 1))
-    expected, run = ways.plain(), torch.ops.oxytorch.convolution_panels.default
-
-    def noting(x: Tensor, format: str, panels: Tensor, *rest: Any) -> Tensor:
-        taken.append(id(panels))
-        return run(x, format, panels, *rest)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(torch.ops.oxytorch.convolution_panels, "default", noting)
-    for _ in range(12):
-        torch.testing.assert_close(ways.own(), expected, rtol=2e-5, atol=2e-5)
-    assert len({*taken}) == count
+    for run in (ways.own, ways.packed):
+        torch.testing.assert_close(run(), ways.plain(), rtol=2e-5, atol=2e-5)
+    for weights in (ways._own_weights, ways._packed_weights):
+        assert len({id(next(weights)) for _ in range(12)}) == count
 
 
 def test_torchs_operators_count_as_ending_the_parallel_region(

@@ -1,6 +1,7 @@
 // From sums of products to the result: scales, bias, epilogue, one rounding.
 #pragma once
 
+#include "core/pairs.h"
 #include "ops/panels/activation.h"
 #include "ops/panels/blocks.h"
 #include "ops/panels/gemm_args.h"
@@ -76,20 +77,6 @@ struct SumsBlock {
   std::int64_t panels;
   const float* sums;  // rows are kItemOutputs apart
 };
-
-// Neighbouring vectors: those of 16 bits fill a register.
-template <class T>
-OXY_INLINE void store_pair(T* p, f32v first, f32v second) {
-#if defined(__AVX512BF16__)
-  if constexpr (__is_same(T, bf16)) {
-    _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(
-                               reinterpret_cast<__m512>(second), reinterpret_cast<__m512>(first))));
-    return;
-  }
-#endif
-  store(p, first);
-  store(p + kLanes, second);
-}
 
 // What finishes sums of neighbouring outputs; sums, scales and biases are in the panels' order.
 struct FinishedOutputs {

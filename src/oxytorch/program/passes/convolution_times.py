@@ -33,6 +33,8 @@ MOST_LINES = 64
 SMALL, CACHE, MOST_WEIGHTS = 64 << 10, 4 << 20, 8
 """Bytes of a weight below which it does not matter where it lies; bytes after which the second
 cache of a thread's processor holds others; weights that are timed in turns at most."""
+FEW_CHANNELS = 8
+"""Images of fewer channels our operator reads whatever order they lie in."""
 LEAVING = 25e-6
 """Seconds that torch's operators take longer amid kernels of ours than by themselves: they end the
 parallel region that these share, as measured with two threads."""
@@ -298,8 +300,8 @@ def layer_of(editor: Editor, step: Step, steps: list[Step]) -> Convolution:
 
 def _torchs_order(editor: Editor, step: Step, steps: list[Step]) -> tuple[bool, bool]:
     """Whether what a convolution takes, and what it returns, is taken to have torch's order: where
-    it is the only one, or takes what the model is given; of one dimension also where no other one
-    or transposition is next to it."""
+    it is the only one, or takes few channels that the model is given; of one dimension also where
+    no other one or transposition is next to it."""
     if len(steps) == 1:
         return True, True
     if step.arguments[0].meta.dim() != 3:
@@ -319,9 +321,10 @@ def _torchs_order(editor: Editor, step: Step, steps: list[Step]) -> tuple[bool, 
 
 
 def _takes_input(editor: Editor, step: Step) -> bool:
-    """Whether a convolution takes an input of the program in torch's order, cast and padded."""
+    """Whether a convolution of few channels takes an input of the program in torch's order, cast
+    and padded; the copy of more channels is little beside their products."""
     value = step.arguments[0]
-    is_last = value.meta is None or not value.meta.is_contiguous()
+    is_last = value.meta.shape[1] >= FEW_CHANNELS or not value.meta.is_contiguous()
     before = editor.made_by(value, *_BEFORE)
     while before is not None:
         value = before.arguments[0]
