@@ -1,3 +1,9 @@
+#include <cstdint>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "core/parallel.h"
 #include "ops/pack_panels/kernel.h"
 #include "ops/panels/entry.h"
@@ -31,6 +37,19 @@ static std::int32_t dtype_of_values(PanelCodec codec) {
   return codec == PanelCodec::bf16 ? aoti_torch_dtype_bfloat16() : aoti_torch_dtype_uint8();
 }
 
+// Asks for huge pages in place of those that lie within new memory, where the system has them: the
+// panels of a model are more pages than a processor knows the places of.
+static void ask_for_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  const std::uintptr_t begin = (address + kHugePage - 1) / kHugePage * kHugePage;
+  const std::uintptr_t end = (address + static_cast<std::uintptr_t>(bytes)) / kHugePage * kHugePage;
+  // It is a wish, which fails where the system has none.
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 static Tensor pack_panels(const Tensor& values, const std::string& format, bool gated) {
   constexpr const char* kOp = "pack_panels";
   if (values.dim() != 2) {
@@ -44,6 +63,7 @@ static Tensor pack_panels(const Tensor& values, const std::string& format, bool 
   const std::int64_t sizes[] = {args.panel_count, args.panel_bytes};
   Tensor panels = empty(Extents{sizes, 2}, aoti_torch_dtype_uint8());
   args.panels = static_cast<std::uint8_t*>(panels.mutable_data());
+  ask_for_huge_pages(args.panels, args.panel_count * args.panel_bytes);
   run(pack_panels_copies, args, args.panel_count, 3 * args.panel_bytes);
   return panels;
 }

@@ -1,5 +1,6 @@
-// Rows of float32 times panels of float32. An item takes the panels piece by piece along
-// in_features; a piece of a few panels stays in the nearest cache while all rows meet it.
+// Rows of float32 times panels of float32. An item takes its panels piece by piece along
+// in_features. A piece stays in the second cache while all rows meet it, a few at a time, which
+// stay in the nearest one; meanwhile the next piece comes from memory.
 #pragma once
 
 #include "ops/panels/blocks.h"
@@ -7,15 +8,48 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// in_features of a piece, and panels that take 24 KiB of it. Sums begin anew in each piece, because
-// short ones err less; for few rows or outputs PyTorch's are short.
-inline constexpr std::int64_t kFloatPiece = 96;
+// in_features of a piece at most: of many rows, of some, and of few. Sums begin anew in each,
+// because short ones err less; for few rows or outputs PyTorch's are short.
+inline constexpr std::int64_t kFloatPiece = 256;
+inline constexpr std::int64_t kMiddlePiece = 96;
 inline constexpr std::int64_t kShortPiece = 32;
+inline constexpr std::int64_t kSomeRows = 48;
 inline constexpr std::int64_t kFewRows = 8;
+// Panels whose sums lie side by side.
 inline constexpr std::int64_t kFloatPanels = 4;
+inline constexpr std::int64_t kSumsStride = kFloatPanels * kPanelOutputs;
 inline constexpr std::int64_t kLineFloats = 16;
+inline constexpr std::int64_t kStep = 4;  // a multiple of all numbers of chains
+// Cache lines that are asked for at once: with more, what is needed meanwhile waits behind them.
+inline constexpr std::int64_t kFewLines = 12;
 
-// Some rows times some panels: to = from + product.
+// What is left of a piece that is multiplied next, which tiles ask for on their way: panels of
+// `rows` cache lines, of the first of them those from `row` on.
+struct FloatAhead {
+  const float* panel;
+  std::int64_t panel_stride;
+  std::int64_t panels;
+  std::int64_t rows;
+  std::int64_t row;
+
+  // Where neighbouring lines begin that the caller asks for; `other` if none is left.
+  OXY_MEMBER const float* take(std::int64_t lines, const float* other) {
+    if (panels == 0) return other;
+    const float* taken = panel + row * kPanelOutputs;
+    row += lines;
+    if (row >= rows) row = 0, --panels, panel += panel_stride;
+    return taken;
+  }
+
+  OXY_MEMBER void ask(std::int64_t lines) {
+    for (; lines > 0 && panels > 0; --lines) {
+      __builtin_prefetch(panel + row * kPanelOutputs, 0, 2);
+      if (++row == rows) row = 0, --panels, panel += panel_stride;
+    }
+  }
+};
+
+// Some rows times some panels, added to `sums`, or to the bias in place of them.
 struct FloatTile {
   const float* x;
   std::int64_t x_stride;
@@ -25,10 +59,14 @@ struct FloatTile {
   const float* panels;
   std::int64_t panel_stride;
   std::int64_t length;  // along in_features
-  const float* from;    // null: zeros
-  std::int64_t from_stride;
-  float* to;
-  std::int64_t to_stride;
+  bool begins;
+  const float* bias;  // null: zeros
+  float* sums;        // rows are kSumsStride apart
+  FloatAhead* ahead;
+  bool is_steady;      // lines are asked for one by one, each kStep in_features; else
+  std::int64_t asked;  // so many, each time after `block` in_features,
+  std::int64_t block;  // a multiple of kStep
+  const float* lines;  // of `ahead`, if it is steady
 };
 
 // Independent sums of a tile, where registers have room for them: additions need not wait for each
@@ -40,11 +78,16 @@ inline constexpr int kFloatChains = kVectorBytes == 16 ? (rows == 1 ? 2 : 1)
                                                        : 1;
 
 template <int rows, int panels>
-__attribute__((noinline)) static void multiply_float_tile(const FloatTile& given) {
+__attribute__((noinline)) static void multiply_float_tile(const FloatTile& tile) {
   constexpr int kVectors = panels * kParts;
   constexpr int kSums = kFloatChains<rows>;
-  // A copy, because what is stored below could otherwise be the tile.
-  const FloatTile tile = given;
+  // Copies, because what is stored below could otherwise be the tile. One by one: a copy of the
+  // whole would wait for what has just been written to it.
+  const std::int64_t stride = tile.panel_stride, block = tile.block, asked = tile.asked;
+  const bool begins = tile.begins;
+  const float* bias = tile.bias;
+  float* to = tile.sums;
+  FloatAhead* ahead = tile.ahead;
   f32v sums[kSums][rows][kVectors] = {};
   const float* x[rows];
 #pragma GCC unroll 8
@@ -64,7 +107,7 @@ __attribute__((noinline)) static void multiply_float_tile(const FloatTile& given
     f32v weights[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      weights[v] = load(panel + v / kParts * tile.panel_stride + v % kParts * kLanes);
+      weights[v] = load(panel + v / kParts * stride + v % kParts * kLanes);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
@@ -73,24 +116,57 @@ __attribute__((noinline)) static void multiply_float_tile(const FloatTile& given
       for (int v = 0; v < kVectors; ++v) sums[chain][r][v] += weights[v] * number;
     }
     ++at;
+    // Else GCC counts up a pointer for each row.
+    asm("" : "+r"(at));
     panel += kPanelOutputs;
   };
-  std::int64_t left = tile.length;
-  for (; left >= kSums; left -= kSums) {
+  const auto add_some = [&](std::int64_t left) __attribute__((always_inline)) {
+    for (; left >= kSums; left -= kSums) {
 #pragma GCC unroll 4
-    for (int chain = 0; chain < kSums; ++chain) add(chain);
+      for (int chain = 0; chain < kSums; ++chain) add(chain);
+    }
+    for (; left > 0; --left) add(0);
+  };
+  std::int64_t left = tile.length;
+  if (tile.is_steady) {
+    const float* line = tile.lines;
+    for (; left >= kStep; left -= kStep) {
+      __builtin_prefetch(line, 0, 2);
+      line += kPanelOutputs;
+#pragma GCC unroll 4
+      for (int i = 0; i < kStep; ++i) add(i % kSums);
+    }
+    add_some(left);
+  } else {
+    for (; left > 0; left -= block) {
+      ahead->ask(asked);
+      add_some(left < block ? left : block);
+    }
   }
-  for (; left > 0; --left) add(0);
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      f32v sum = sums[0][r][v];
 #pragma GCC unroll 4
-      for (int chain = 1; chain < kSums; ++chain) sum += sums[chain][r][v];
-      if (tile.from) sum += load(tile.from + r * tile.from_stride + v * kLanes);
-      store(tile.to + r * tile.to_stride + v * kLanes, sum);
+      for (int chain = 1; chain < kSums; ++chain) sums[0][r][v] += sums[chain][r][v];
     }
+  }
+  const auto add_to = [&](const auto& begin) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        store(to + r * kSumsStride + v * kLanes, sums[0][r][v] + begin(r, v));
+      }
+    }
+  };
+  if (!begins) {
+    add_to([&](int r, int v)
+               __attribute__((always_inline)) { return load(to + r * kSumsStride + v * kLanes); });
+  } else if (bias) {
+    add_to([&](int, int v) __attribute__((always_inline)) { return load(bias + v * kLanes); });
+  } else {
+    add_to([&](int, int) __attribute__((always_inline)) { return splat(-0.0f); });
   }
 }
 
@@ -106,6 +182,7 @@ OXY_INLINE void multiply_float_rows(const FloatTile& tile, std::int64_t given) {
 static void multiply_float_panels(FloatTile tile, std::int64_t rows, std::int64_t panels) {
   while (panels > 0) {
     std::int64_t taken = 1;
+    if (tile.is_steady) tile.lines = tile.ahead->take(tile.length / kStep, tile.x);
     if (kTilePanels >= 4 && panels >= 4) {
       multiply_float_rows<kTilePanels >= 4 ? 4 : 1>(tile, rows);
       taken = 4;
@@ -117,8 +194,8 @@ static void multiply_float_panels(FloatTile tile, std::int64_t rows, std::int64_
     }
     panels -= taken;
     tile.panels += taken * tile.panel_stride;
-    if (tile.from) tile.from += taken * kPanelOutputs;
-    tile.to += taken * kPanelOutputs;
+    if (tile.bias) tile.bias += taken * kPanelOutputs;
+    tile.sums += taken * kPanelOutputs;
   }
 }
 
@@ -127,24 +204,28 @@ struct FloatItem {
   std::int64_t row, rows, panel, panels;
 };
 
-// Stores results of some rows from their sums, `stride` apart, which have the bias.
-static void finish_float_rows(const FloatGemmArgs& args, const FloatItem& item, const float* sums,
-                              std::int64_t stride) {
+// Stores results of some rows and at most kFloatPanels panels from their sums, which have the bias.
+static void finish_float_rows(const FloatGemmArgs& args, const FloatItem& item, const float* sums) {
   const PanelResultArgs& result = args.result;
   const std::int64_t step = is_gated(result.epilogue) ? 2 : 1;
   const std::int64_t first = item.panel / step * kPanelOutputs;
   const std::int64_t left = args.weight.out_features - first;
   const std::int64_t most = item.panels / step * kPanelOutputs;
+  const std::int64_t outputs = left < most ? left : most;
   for (std::int64_t r = 0; r < item.rows; ++r) {
     const std::int64_t row = item.row + r;
     float* to = static_cast<float*>(result.out) + row * result.out_stride + first;
+    const float* from = sums + r * kSumsStride;
+    if (result.epilogue == PanelEpilogue::none) {
+      sweep(0, outputs, [&](std::int64_t i, auto count) { store(to + i, load(from + i), count); });
+      continue;
+    }
     const auto* other = static_cast<const float*>(result.other) + row * result.other_stride + first;
-    sweep(0, left < most ? left : most, [&](std::int64_t i, auto count) {
+    sweep(0, outputs, [&](std::int64_t i, auto count) {
       // Panels of a gated weight alternate.
-      const float* from =
-          sums + r * stride + (i / kPanelOutputs * step) * kPanelOutputs + i % kPanelOutputs;
-      f32v v = activate(result.epilogue, load(from), float{});
-      if (step == 2) v *= load(from + kPanelOutputs);
+      const float* sum = from + (i / kPanelOutputs * step) * kPanelOutputs + i % kPanelOutputs;
+      f32v v = activate(result.epilogue, load(sum), float{});
+      if (step == 2) v *= load(sum + kPanelOutputs);
       if (result.other) v = total(result.epilogue, v, load(other + i, count));
       store(to + i, v, count);
     });
@@ -166,104 +247,146 @@ static void arrange_bias(const FloatGemmArgs& args, const FloatItem& item, float
   }
 }
 
-// Some rows and panels of an item times a piece of in_features.
-struct FloatPiece {
-  FloatItem rows_and_panels;
-  std::int64_t begin, length;
-  bool is_last;
-  bool asks_ahead;
-};
-
-static void multiply_float_piece(const FloatGemmArgs& args, const FloatPiece& piece,
-                                 const float* bias, float* sums, std::int64_t stride) {
-  const FloatItem& item = piece.rows_and_panels;
-  const PanelResultArgs& result = args.result;
-  const std::int64_t panel_stride = args.weight.panel_bytes / 4;
+// A piece of an item's panels.
+static FloatAhead float_piece(const FloatGemmArgs& args, const FloatItem& item, std::int64_t begin,
+                              std::int64_t length) {
+  const std::int64_t stride = args.weight.panel_bytes / 4, left = args.in_features - begin;
   const auto* panels = reinterpret_cast<const float*>(args.weight.panels);
+  return {
+      .panel = panels + item.panel * stride + begin * kPanelOutputs,
+      .panel_stride = stride,
+      .panels = item.panels,
+      .rows = left < length ? left : length,
+      .row = 0,
+  };
+}
+
+// Some rows of an item times a piece of its panels. `tile`: of the first few of these; sums of the
+// next few are `next_sums` after theirs.
+static void multiply_float_part(const FloatGemmArgs& args, const FloatItem& part, FloatTile tile,
+                                bool is_last, std::int64_t next_sums) {
+  const bool asks_ahead = tile.asks_ahead;
+  for (std::int64_t p = 0; p < part.panels; p += kFloatPanels) {
+    const std::int64_t left = part.panels - p, panels = left < kFloatPanels ? left : kFloatPanels;
+    tile.asks_ahead = asks_ahead && left <= kFloatPanels;
+    multiply_float_panels(tile, part.rows, panels);
+    if (is_last) {
+      finish_float_rows(args, {part.row, part.rows, part.panel + p, panels}, tile.sums);
+    }
+    tile.panels += kFloatPanels * tile.panel_stride;
+    if (tile.bias) tile.bias += kSumsStride;
+    tile.sums += next_sums;
+  }
+}
+
+// Has so many tiles ask for all of what is ahead, little by little.
+OXY_INLINE void set_pace(FloatTile& tile, std::int64_t tiles) {
+  const FloatAhead& ahead = *tile.ahead;
+  const std::int64_t each = tile.length / kStep;
+  const std::int64_t of_panel = each > 0 ? (ahead.rows + each - 1) / each : 0;
+  tile.is_steady = each > 0 && ahead.panels * of_panel <= tiles;
+  const std::int64_t lines = ahead.panels * ahead.rows, times = lines / (tiles * kFewLines) + 1;
+  tile.asked = lines / (tiles * times) + 1;
+  tile.block = (tile.length / times + kStep) / kStep * kStep;
+}
+
+// All rows of an item times a piece of its panels. Sums of all rows and a few panels follow those
+// of the few before.
+static void multiply_float_piece(const FloatGemmArgs& args, const FloatItem& item,
+                                 std::int64_t begin, std::int64_t length, const float* bias,
+                                 float* sums, FloatAhead ahead) {
+  const FloatAhead piece = float_piece(args, item, begin, length);
   FloatTile tile{
-      .x = args.x + item.row * args.x_stride + piece.begin,
+      .x = args.x + item.row * args.x_stride + begin,
       .x_stride = args.x_stride,
       .starts = nullptr,
       .offset = 0,
-      .asks_ahead = piece.asks_ahead,
-      .panels = panels + item.panel * panel_stride + piece.begin * kPanelOutputs,
-      .panel_stride = panel_stride,
-      .length = piece.length,
-      .from = piece.begin == 0 ? bias : sums,
-      .from_stride = piece.begin == 0 ? 0 : stride,
-      .to = sums,
-      .to_stride = stride,
+      .asks_ahead = false,
+      .panels = piece.panel,
+      .panel_stride = piece.panel_stride,
+      .length = piece.rows,
+      .begins = begin == 0,
+      .bias = bias,
+      .sums = sums,
+      .ahead = &ahead,
+      .is_steady = false,
+      .asked = 0,
+      .block = 0,
+      .lines = nullptr,
   };
-  const std::int64_t end = (item.panel + item.panels) * kPanelOutputs;
-  const bool is_done = result.epilogue == PanelEpilogue::none && end <= args.weight.out_features;
-  if (piece.is_last && is_done) {
-    tile.to =
-        static_cast<float*>(result.out) + item.row * result.out_stride + item.panel * kPanelOutputs;
-    tile.to_stride = result.out_stride;
-  }
-  multiply_float_panels(tile, item.rows, item.panels);
-  if (piece.is_last && !is_done) finish_float_rows(args, item, sums, stride);
-}
-
-// Some panels of an item times a piece of in_features, all rows.
-static void multiply_float_rows_of(const FloatGemmArgs& args, const FloatItem& item, std::int64_t p,
-                                   std::int64_t begin, std::int64_t length, const float* bias,
-                                   float* sums) {
-  const std::int64_t stride = item.panels * kPanelOutputs;
-  const std::int64_t left = args.in_features - begin, panels_left = item.panels - p;
-  const bool is_last = left <= length;
+  set_pace(tile, ((item.rows + kTileRows - 1) / kTileRows) *
+                     ((item.panels + kTilePanels - 1) / kTilePanels));
+  const bool is_last = begin + piece.rows == args.in_features;
+  // Sums of the only piece are finished at once, so that all take the same place.
+  const bool keeps_sums = begin > 0 || !is_last;
   for (std::int64_t r = 0; r < item.rows; r += kTileRows) {
-    const std::int64_t rows_left = item.rows - r;
-    const FloatPiece piece{
-        .rows_and_panels = {item.row + r, rows_left < kTileRows ? rows_left : kTileRows,
-                            item.panel + p,
-                            panels_left < kFloatPanels ? panels_left : kFloatPanels},
-        .begin = begin,
-        .length = is_last ? left : length,
-        .is_last = is_last,
-        .asks_ahead = p == 0 && rows_left >= 2 * kTileRows,
-    };
-    // Sums of the only piece are finished at once, so that all take the same place.
-    const std::int64_t at = begin == 0 && is_last ? 0 : r * stride;
-    multiply_float_piece(args, piece, args.result.bias ? bias + p * kPanelOutputs : nullptr,
-                         sums + at + p * kPanelOutputs, stride);
+    const std::int64_t left = item.rows - r, rows = left < kTileRows ? left : kTileRows;
+    tile.asks_ahead = left >= 2 * kTileRows;
+    multiply_float_part(args, {item.row + r, rows, item.panel, item.panels}, tile, is_last,
+                        keeps_sums ? item.rows * kSumsStride : 0);
+    tile.x += kTileRows * args.x_stride;
+    if (keeps_sums) tile.sums += kTileRows * kSumsStride;
   }
 }
 
-static void multiply_float_item(const FloatGemmArgs& args, const FloatItem& item, float* sums) {
-  alignas(64) float bias[kMostFloatPanels * kPanelOutputs];
-  if (args.result.bias) arrange_bias(args, item, bias);
+// in_features of a piece: equal ones. It depends on sizes alone, and so not on how they are split.
+static std::int64_t piece_length(const FloatGemmArgs& args) {
   const bool is_short = args.weight.panel_count == 1 || args.rows <= kFewRows;
-  const std::int64_t length = is_short ? kShortPiece : kFloatPiece;
-  const std::int64_t width = args.in_features;
-  if (item.rows <= kTileRows) {  // panels are read once, from end to end
-    for (std::int64_t p = 0; p < item.panels; p += kFloatPanels) {
-      for (std::int64_t begin = 0; begin < width; begin += length) {
-        multiply_float_rows_of(args, item, p, begin, length, bias, sums);
-      }
-    }
-    return;
+  const bool is_middle = args.rows <= kSomeRows;
+  const std::int64_t most = is_short ? kShortPiece : is_middle ? kMiddlePiece : kFloatPiece;
+  const std::int64_t pieces = (args.in_features + most - 1) / most;
+  return ((args.in_features + pieces - 1) / pieces + 3) / 4 * 4;
+}
+
+// `next`: the item after this one, or one without panels.
+static void multiply_float_item(const FloatGemmArgs& args, const FloatItem& item,
+                                const FloatItem& next, float* sums) {
+  alignas(64) float biases[kMostFloatPanels * kPanelOutputs];
+  const float* bias = args.result.bias ? biases : nullptr;
+  if (bias) arrange_bias(args, item, biases);
+  const std::int64_t length = piece_length(args);
+  for (std::int64_t begin = 0; begin < args.in_features; begin += length) {
+    const std::int64_t end = begin + length;
+    multiply_float_piece(args, item, begin, length, bias, sums,
+                         end < args.in_features ? float_piece(args, item, end, length)
+                                                : float_piece(args, next, 0, length));
   }
-  for (std::int64_t begin = 0; begin < width; begin += length) {
-    for (std::int64_t p = 0; p < item.panels; p += kFloatPanels) {
-      multiply_float_rows_of(args, item, p, begin, length, bias, sums);
-    }
+}
+
+static FloatItem float_item(const FloatGemmArgs& args, std::int64_t i) {
+  const std::int64_t groups = (args.weight.panel_count + args.item_panels - 1) / args.item_panels;
+  FloatItem item{.row = i / groups * args.chunk_rows,
+                 .rows = args.chunk_rows,
+                 .panel = i % groups * args.item_panels,
+                 .panels = args.item_panels};
+  if (item.rows > args.rows - item.row) item.rows = args.rows - item.row;
+  if (item.panels > args.weight.panel_count - item.panel) {
+    item.panels = args.weight.panel_count - item.panel;
   }
+  return item;
+}
+
+// A few panels of an item.
+static FloatItem few_panels(const FloatItem& item, std::int64_t panel) {
+  const std::int64_t left = item.panels - panel;
+  return {item.row, item.rows, item.panel + panel, left < kFloatPanels ? left : kFloatPanels};
 }
 
 static void float_gemm(const FloatGemmArgs& args, std::int64_t begin, std::int64_t end) {
   alignas(64) float sums[kFloatItem * kPanelOutputs];
-  const std::int64_t groups = (args.weight.panel_count + args.item_panels - 1) / args.item_panels;
   for (std::int64_t i = begin; i < end; ++i) {
-    FloatItem item{.row = i / groups * args.chunk_rows,
-                   .rows = args.chunk_rows,
-                   .panel = i % groups * args.item_panels,
-                   .panels = args.item_panels};
-    if (item.rows > args.rows - item.row) item.rows = args.rows - item.row;
-    if (item.panels > args.weight.panel_count - item.panel) {
-      item.panels = args.weight.panel_count - item.panel;
+    const FloatItem item = float_item(args, i);
+    const FloatItem next = i + 1 < end ? float_item(args, i + 1) : FloatItem{};
+    if (item.rows > kTileRows && args.rows > kSomeRows) {
+      multiply_float_item(args, item, next, sums);
+      continue;
     }
-    multiply_float_item(args, item, sums);
+    // For few rows panels are read from end to end, a few at a time.
+    for (std::int64_t p = 0; p < item.panels; p += kFloatPanels) {
+      const bool is_last = p + kFloatPanels >= item.panels;
+      multiply_float_item(args, few_panels(item, p),
+                          is_last ? few_panels(next, 0) : few_panels(item, p + kFloatPanels), sums);
+    }
   }
 }
 

@@ -93,6 +93,6 @@ struct FloatGemmArgs {
 };
 
 inline constexpr std::int64_t kFloatItem = 2304;
-inline constexpr std::int64_t kMostFloatPanels = 16;
+inline constexpr std::int64_t kMostFloatPanels = 8;
 
 }  // namespace oxytorch

@@ -183,11 +183,14 @@ static PanelResultArgs line_result(const LineGemmArgs& args, const LineChunk& ch
   return result;
 }
 
+// Along channels: panels that take 24 KiB of the nearest cache.
+inline constexpr std::int64_t kLinePiece = 96;
+
 // Panels of floats times rows of floats. Sums begin anew in each piece: short ones err less. Tiles
 // are whole, the last one too, because sums of a part of one are added up in another order.
 static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& weight,
                                  const LineChunk& chunk, std::int64_t panel, std::int64_t panels) {
-  alignas(64) float sums[(kItemRows + kTileRows) * kFloatPanels * kPanelOutputs];
+  alignas(64) float sums[(kItemRows + kTileRows) * kSumsStride];
   alignas(64) float bias[kFloatPanels * kPanelOutputs] = {};
   const float* starts[kItemRows + kTileRows];
   const std::int64_t rows = chunk.lines * chunk.columns, panel_stride = weight.panel_bytes / 4;
@@ -205,9 +208,10 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   const auto* stored = reinterpret_cast<const float*>(weight.panels) + panel * panel_stride;
   const bool by_lines = last.dilation == 1;
   const std::int64_t run = args.channels * (by_lines ? last.kernel : 1);
+  FloatAhead nothing{};
   std::int64_t k = 0;
   const auto multiply = [&](std::int64_t pixel) {
-    for (std::int64_t begin = 0; begin < run; begin += kFloatPiece) {
+    for (std::int64_t begin = 0; begin < run; begin += kLinePiece) {
       FloatTile tile{
           .x = nullptr,
           .x_stride = 0,
@@ -216,17 +220,19 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
           .asks_ahead = false,
           .panels = stored + (k + begin) * kPanelOutputs,
           .panel_stride = panel_stride,
-          .length = run - begin < kFloatPiece ? run - begin : kFloatPiece,
-          .from = bias,
-          .from_stride = 0,
-          .to = sums,
-          .to_stride = kFloatPanels * kPanelOutputs,
+          .length = run - begin < kLinePiece ? run - begin : kLinePiece,
+          .begins = k + begin == 0,
+          .bias = bias,
+          .sums = sums,
+          .ahead = &nothing,
+          .is_steady = false,
+          .asked = 0,
+          .block = kLinePiece,
+          .lines = nullptr,
       };
-      const bool is_first = k + begin == 0;
       for (std::int64_t r = 0; r < rows; r += kTileRows) {
         tile.starts = starts + r;
-        tile.to = sums + r * kFloatPanels * kPanelOutputs;
-        if (!is_first) tile.from = tile.to, tile.from_stride = tile.to_stride;
+        tile.sums = sums + r * kSumsStride;
         multiply_float_panels(tile, kTileRows, panels);
       }
     }
@@ -236,8 +242,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   for (std::int64_t l = 0; l < chunk.lines; ++l) {
     product.result = line_result(args, chunk, l);
     finish_float_rows(product, {0, chunk.columns, panel, panels},
-                      sums + l * chunk.columns * kFloatPanels * kPanelOutputs,
-                      kFloatPanels * kPanelOutputs);
+                      sums + l * chunk.columns * kSumsStride);
   }
 }
 
