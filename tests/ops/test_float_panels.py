@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(
     not _library.loaded, reason=f"no compiled library: {_library.why_missing}"
 )
 
-WIDTHS, OUTPUTS = (1, 13, 95, 96, 97, 200), (1, 15, 16, 17, 65, 130, 260)
+WIDTHS = (1, 13, 95, 96, 97, 200, 255, 256, 257, 700)
+OUTPUTS = (1, 15, 16, 17, 65, 130, 260)
 
 
 def _sample(rows: int, width: int, outputs: int, epilogue: str) -> Sample:
@@ -39,11 +40,12 @@ def _check(sample: Sample, level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("rows", [1, 3, 12, 13, 71, 150])
+@pytest.mark.parametrize("rows", [1, 3, 12, 13, 47, 48, 49, 71, 150])
 def test_every_end_of_tiles_and_pieces(rows: int, level: str) -> None:
     torch.manual_seed(rows)
     for width in WIDTHS:
-        for outputs in OUTPUTS:
+        # Torch sums a single long output in many chains, and is off by less than one chain is.
+        for outputs in OUTPUTS if width <= 200 else OUTPUTS[1:]:
             epilogue = ("none", "add", "gelu")[(width + outputs) % 3]
             _check(_sample(rows, width, outputs, epilogue), level)
 
@@ -85,10 +87,11 @@ def test_small_results_of_tanh_keep_their_digits() -> None:
     assert ((found - exact).abs() <= 4e-7 * exact).all()
 
 
-def test_results_do_not_depend_on_the_number_of_threads() -> None:
+@pytest.mark.parametrize(("rows", "width"), [(70, 200), (8, 700), (48, 700), (300, 700)])
+def test_results_do_not_depend_on_the_number_of_threads(rows: int, width: int) -> None:
     torch.manual_seed(0)
-    weight = PanelWeight.from_dense(torch.randn(150, 200), "fp32")
-    x, results = torch.randn(70, 200), []
+    weight = PanelWeight.from_dense(torch.randn(150, width), "fp32")
+    x, results = torch.randn(rows, width), []
     before = torch.get_num_threads()
     for threads in (1, 2, 7):
         torch.set_num_threads(threads)
