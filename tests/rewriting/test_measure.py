@@ -181,6 +181,8 @@ def test_times_that_agree_are_believed_at_once(monkeypatch: pytest.MonkeyPatch) 
     ("turns", "is_settled"),
     [
         ([(1.0, 1.0, 0.8)], False),
+        ([(1.0, 1.1, 0.5)], True),
+        ([(1.0, 0.9, 0.5)], False),
         ([(1.0, 1.0, 0.8)] * 2, True),
         ([(1.0, 1.0, 0.95)] * 2, True),
         ([(1.0, 1.0, 0.99)] * 2, False),

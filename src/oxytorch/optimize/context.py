@@ -89,7 +89,7 @@ class Context:
     packed weights. runs_with: the dtypes of modules, by path, with which it was seen to run.
     converts_vectors: whether vectors of the model's own
     classes are converted too. made_for: modules that make a weight at each call, and for which
-    module.
+    module. own_seconds: of a call of the own code of a model that became a program.
     """
 
     model: nn.Module
@@ -119,6 +119,7 @@ class Context:
     packing_decides: bool = False
     runs_with: Mapping[str, torch.dtype] | None = None
     made_for: dict[nn.Module, nn.Module] = field(default_factory=dict)
+    own_seconds: float | None = None
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -268,10 +269,11 @@ def _is_ours(forward: Any) -> bool:
     return type(forward).__module__.startswith(__name__.partition(".")[0])
 
 
-def observe(context: Context, confirm: Callable[[Context], bool] | None = None) -> None:
+def observe(context: Context, once: bool = False) -> None:
     """Run the model on the sample input, if there is one, and note what it does.
 
-    confirm: called after a first run; returns whether others have shown that all do the same.
+    once: whether one run is enough, since others have shown that all do the same, or since no
+    region is made.
     """
     sample = context.sample
     if sample is None:
@@ -287,15 +289,15 @@ def observe(context: Context, confirm: Callable[[Context], bool] | None = None) 
     for module in context.paths:  # before a run notes its hooks, which would look like the user's
         is_leaf(module)
 
-    def once(state: State | None = None) -> Record:
+    def record(state: State | None = None) -> Record:
         return recorded(context.model, is_leaf, *sample.call, state)[0]
 
     try:
         with sample.learning(context.model) as state:
-            again = once(state)
-            run = once() if confirm is None else again
+            again = record(state)
+            run = again if once else record()
             if not are_alike(run, again):  # what is made at the first call counts for none
-                again = once()
+                again = record()
     except Exception as error:
         sample.learn(context.model)
         # The model runs, but not under modes: then it keeps its own code.
@@ -303,10 +305,6 @@ def observe(context: Context, confirm: Callable[[Context], bool] | None = None) 
         context.why_no_run = f"its run cannot be recorded ({type(error).__name__}: {message})"
         return
     _note(context, run)
-    if confirm is not None and not confirm(context):
-        context.observed = Observed()
-        observe(context)
-        return
     refuse_differences(run, again)
     context.run = run
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from ...graph.errors import CaptureError
 from ...program.replay import Replay
+from ...rewriting import measure
 from ..context import Context
 from . import boundaries, cast, lstm
 
@@ -34,8 +35,9 @@ def run(context: Context) -> None:
             boundaries.settle(context)
             context.separate(model)
             replay = Replay(model)
-            with sample.running(model):
-                replay.prepare(*sample.call)
+            measure.hold_heap()
+            with sample.learning(model) as written:
+                context.own_seconds = replay.prepare(*sample.call, written)
     except CaptureError as error:
         context.skipped("program", model, str(error))
         return
