@@ -825,8 +825,34 @@ def test_few_runs_make_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype in (None, torch.bfloat16):
         runs.clear()
         oxytorch.optimize(_mlp(), sample_input=torch.randn(3, 8), dtype=dtype, graph=True)
-        records = 0 if dtype is None else 1  # for the sizes of what layers take
-        assert runs == ["recorded"] * records + ["own"] * 3
+        assert runs == ["own"] * 3
+
+
+class Weighted(nn.Module):
+    """A product with a vector, whose dtype has to be that of the matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.parts = nn.Parameter(torch.rand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.mv(self.layer(x), self.parts)
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_what_fails_in_the_new_dtype_is_mended_before_a_program_is_made(
+    monkeypatch: pytest.MonkeyPatch, is_timed: bool
+) -> None:
+    monkeypatch.setattr("oxytorch.rewriting.measure.TIMED", is_timed)
+    monkeypatch.setattr(tune, "_turns", lambda runs, *_: [(*[1.0] * (len(runs) - 1), 0.5)])
+    model, x = Weighted().eval(), torch.randn(3, 8)
+    dtype = {"": torch.bfloat16, nn.Linear: torch.bfloat16}
+    optimized = oxytorch.optimize(model, sample_input=x, dtype=dtype, graph=True)
+    assert isinstance(optimized.__dict__["forward"], Replay)
+    assert optimized.parts.dtype == torch.bfloat16
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x).float(), model(x), atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("seconds", [0.85, 0.95, 1e-3])

@@ -15,7 +15,7 @@ from torch import nn
 from .. import _garbage
 from ..rewriting import measure
 from ..rewriting.copies import copied
-from .context import Context, observe
+from .context import Context, look_at_sizes, observe
 from .passes import DEFAULT
 from .sample import Sample
 
@@ -30,8 +30,9 @@ short."""
 CLEAR_ROUNDS, HOPELESS = 2, 1.5
 """Rounds after which it is believed to be faster where it gained in each, and after which one that
 took so many times as long in each is timed no more."""
-DECISIVE = 0.5
-"""Part of the time of the others in the first round, up to which no other round is needed."""
+DECISIVE, DECISIVE_LONG = 0.5, 0.85
+"""Part of the time of the others in the first round, up to which no other round is needed: for
+short calls and for others."""
 LONGEST = 3.0
 """Seconds that further rounds may take, where the first ones say that it is slower."""
 SHORT = 0.05
@@ -165,12 +166,13 @@ def keep_fastest(request: Request, result: nn.Module) -> tuple[nn.Module, dict[s
 
 def _program(request: Request, result: nn.Module) -> Context:
     """Run the pass `program` alone on a copy of the model; what is known of it then."""
-    look = _see_nothing if request.dtype is None else partial(observe, once=True)
+
+    def look(context: Context) -> None:
+        context.tries_later = True
+        if request.dtype is not None:
+            look_at_sizes(context)
+
     return request.run(result, look=look, runs=("program",))
-
-
-def _see_nothing(context: Context) -> None:
-    """For passes that ask nothing of a run of the model."""
 
 
 def _gains_clearly(request: Request, program: Context) -> bool:
@@ -258,7 +260,7 @@ def _turns(
                 run()
         timed = [] if known is None else [known]
         first = (*timed, *map(_seconds, runs[len(timed) :]))
-        is_short = sum(first) < SHORT * len(runs) / 2 and not _is_settled([first])
+        is_short = _are_short(first) and not _is_settled([first])
         most = ROUNDS if is_short else max(FIRST_ROUNDS, min(ROUNDS, int(LONGEST / sum(first))))
         turns = [] if is_short else [first]
         began = time.perf_counter()
@@ -281,14 +283,20 @@ def _again(turns: Sequence[tuple[float, ...]], run: Run, number: int, is_short: 
 
 def _is_settled(turns: Sequence[tuple[float, ...]]) -> bool:
     """Whether the last call is surely no slower than the others."""
-    if any(turn[-1] <= DECISIVE * min(turn[:-1]) for turn in turns[:1]):
-        return True
+    for turn in turns[:1]:
+        part = DECISIVE if _are_short(turn) else DECISIVE_LONG
+        if turn[-1] <= part * min(turn[:-1]):
+            return True
     if len(turns) >= CLEAR_ROUNDS and all(t[-1] <= GAIN * min(t[:-1]) for t in turns):
         return True
     last = len(turns[0]) - 1 if turns else 0
     return len(turns) >= FIRST_ROUNDS and all(
         _of_turns(turns, n, last)[0] <= 1.0 for n in range(last)
     )
+
+
+def _are_short(turn: Sequence[float]) -> bool:
+    return sum(turn) < SHORT * len(turn) / 2
 
 
 def _built(

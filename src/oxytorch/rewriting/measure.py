@@ -264,7 +264,7 @@ def _is_settled(taken: Sequence[Sequence[float]]) -> bool:
     first, *others = sorted(taken, key=min)
     if max(first) <= CLEAR_GAIN * min(map(min, others)):
         return True
-    return len(first) >= FEWEST_ROUNDS and all(_are_steady(sorted(each)[:2]) for each in taken)
+    return all(_are_steady(sorted(each)[:2]) for each in taken)
 
 
 def _is_over(turns: int, seconds: float) -> bool:
