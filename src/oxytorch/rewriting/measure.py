@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._library import functions_in_known_torch
 from ..core.placement import trim_heap
 from . import learnt
 
@@ -160,6 +161,7 @@ def steady_heap() -> Iterator[None]:
     block at the end keeps what is freed below it; at last all that is free goes back.
     """
     global _heap_users, _heap_end
+    _set_threads_apart()
     with _lock:
         _heap_users += 1
     try:
@@ -170,6 +172,14 @@ def steady_heap() -> Iterator[None]:
             if not _heap_users:
                 _heap_end = None
                 trim_heap()
+
+
+def _set_threads_apart() -> None:
+    """Have torch's threads begin on processors of their own, where they do not yet: calls take as
+    long as ticks of the system else, for the first tenth of a second."""
+    library = functions_in_known_torch()
+    if library is not None:
+        library.oxytorch_set_apart(torch.get_num_threads())
 
 
 def hold_heap() -> None:
