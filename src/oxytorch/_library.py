@@ -77,6 +77,7 @@ _RESULTS = {
     "oxytorch_bump_versions": None,
     "oxytorch_unwatch": None,
     "oxytorch_round_products": None,
+    "oxytorch_set_apart": None,
     "oxytorch_verbose_begin": None,
     "oxytorch_verbose_end": None,
     "oxytorch_verbose_lines": ctypes.c_char_p,

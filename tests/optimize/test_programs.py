@@ -825,5 +825,63 @@ def test_few_runs_make_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype in (None, torch.bfloat16):
         runs.clear()
         oxytorch.optimize(_mlp(), sample_input=torch.randn(3, 8), dtype=dtype, graph=True)
-        records = 1 if dtype is None else 2  # the program shows that a second run does the same
-        assert sorted(runs) == ["own"] * 3 + ["recorded"] * records
+        assert runs == ["own"] * 3
+
+
+class Weighted(nn.Module):
+    """A product with a vector, whose dtype has to be that of the matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.parts = nn.Parameter(torch.rand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.mv(self.layer(x), self.parts)
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_what_fails_in_the_new_dtype_is_mended_before_a_program_is_made(
+    monkeypatch: pytest.MonkeyPatch, is_timed: bool
+) -> None:
+    monkeypatch.setattr("oxytorch.rewriting.measure.TIMED", is_timed)
+    monkeypatch.setattr(tune, "_turns", lambda runs, *_: [(*[1.0] * (len(runs) - 1), 0.5)])
+    model, x = Weighted().eval(), torch.randn(3, 8)
+    dtype = {"": torch.bfloat16, nn.Linear: torch.bfloat16}
+    optimized = oxytorch.optimize(model, sample_input=x, dtype=dtype, graph=True)
+    assert isinstance(optimized.__dict__["forward"], Replay)
+    assert optimized.parts.dtype == torch.bfloat16
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x).float(), model(x), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("seconds", [0.85, 0.95, 1e-3])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_what_other_passes_make_is_timed_where_a_program_does_not_gain_clearly(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, dtype: torch.dtype | None
+) -> None:
+    monkeypatch.setattr("oxytorch.rewriting.measure.TIMED", True)
+    timed: list[int] = []
+
+    def turns(runs: list[Any], *_: Any) -> list[tuple[float, ...]]:
+        timed.append(len(runs))
+        return [(seconds / 0.5 if seconds < 0.1 else 1.0, *[seconds] * (len(runs) - 1))]
+
+    monkeypatch.setattr(tune, "_turns", turns)
+    model, x = _mlp(), torch.randn(3, 8)
+    optimized = oxytorch.optimize(model, sample_input=x, dtype=dtype, graph=True)
+    assert timed == ([2] if seconds == 0.85 else [2, 3])
+    assert isinstance(optimized.__dict__["forward"], Replay)
+    assert oxytorch.explain(optimized).tuned is None
+
+
+def test_a_program_that_gains_less_than_the_other_passes_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("oxytorch.rewriting.measure.TIMED", True)
+    times = {2: (1.0, 0.95), 3: (1.0, 0.8, 0.95)}
+    monkeypatch.setattr(tune, "_turns", lambda runs, *_: [times[len(runs)]])
+    optimized = oxytorch.optimize(_mlp(), sample_input=torch.randn(3, 8), graph=True)
+    assert not isinstance(optimized.__dict__.get("forward"), Replay)
+    report = oxytorch.explain(optimized)
+    assert "program" not in report.tuned["passes"] and "not taken" in str(report)

@@ -180,8 +180,12 @@ def test_times_that_agree_are_believed_at_once(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("turns", "is_settled"),
     [
-        ([(1.0, 1.0, 0.8)], False),
-        ([(1.0, 1.0, 0.8)] * 2, True),
+        ([(1.0, 1.0, 0.9)], False),
+        ([(1.0, 1.1, 0.85)], True),
+        ([(1.0, 0.9, 0.85)], False),
+        ([(0.01, 0.012, 0.0085)], False),
+        ([(0.01, 0.012, 0.005)], True),
+        ([(0.01, 0.01, 0.008)] * 2, True),
         ([(1.0, 1.0, 0.95)] * 2, True),
         ([(1.0, 1.0, 0.99)] * 2, False),
         ([(1.0, 1.0, 0.99)] * 3, True),
@@ -197,7 +201,7 @@ def test_whole_models_are_timed_until_none_is_faster(
 
 
 def test_what_takes_far_longer_is_timed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = {"fast": [1.0, 1.2, 1.0], "close": [1.1], "far": [2.0], "_nothing": [0.0]}
+    taken = {"fast": [1.0, 1.1, 1.2], "close": [1.1], "far": [2.0], "_nothing": [0.0]}
     called: list[str] = []
 
     def seconds(run: Any, between: Tensor, count: int) -> float:

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from ..program.export import captured
 from ..program.passes.editor import Note
-from ..program.program import Step, Steps, Value, values_of
+from ..program.program import Step, Steps, Value
 from . import drawing
 
 
@@ -167,6 +167,6 @@ def _arrows(steps: Steps) -> list[tuple[int, int]]:
     return [
         (maker[value], at)
         for at, step in enumerate(steps.steps)
-        for value in dict.fromkeys(values_of(step.arguments))
+        for value in dict.fromkeys(step.taken)
         if value in maker
     ]

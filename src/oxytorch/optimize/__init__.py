@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -28,7 +27,7 @@ from .context import Context, observe
 from .passes import DEFAULT, PASSES, boundaries
 from .passes.cast import dtypes, made_for
 from .sample import Sample
-from .tune import choose, keep_fastest
+from .tune import Request, choose, keep_fastest
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -207,7 +206,8 @@ def _optimized(
     try:
         separate = _nothing if inplace else Separation(model)
         if sample is not None and passes is None and not (tune or inplace):
-            found, tuned = keep_fastest(model, result, dtype, sample, names, separate)
+            request = Request(model, dtype, sample, names, separate)
+            found, tuned = keep_fastest(request, result)
             result = cast(_Model, found)
         else:
             _optimize_in_place(result, dtype, sample, names, separate)
@@ -329,14 +329,13 @@ def _optimize_in_place(
     sample: Sample | None,
     names: tuple[str, ...],
     separate: Callable[[nn.Module], None],
-    seen: Context | None = None,
+    look: Callable[[Context], None] = observe,
     runs: tuple[str, ...] | None = None,
-    confirm: Callable[[Context], bool] | None = None,
 ) -> Context:
     """Run the passes `names` on a model; what is known of it then.
 
-    seen: of a model like it, whose run on the sample serves this one too. runs: those of the passes
-    that are run, which ask what the others would do. confirm: see `observe`.
+    look: notes what a run of the model on the sample shows. runs: those of the passes that are run,
+    which ask what the others would do.
     """
     wanted = {} if dtype is None else dtypes(model, dtype)
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
@@ -346,9 +345,6 @@ def _optimize_in_place(
     if "cast" in names and dtype is not None:
         context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
         context.dtype, context.made_for = context.rules.get(""), made_for(model)
-    look = (
-        partial(observe, confirm=confirm) if seen is None else partial(Context.take_over, seen=seen)
-    )
     with _garbage.paused():
         run_passes(context, [look, *_steps(names if runs is None else runs)])
     return context

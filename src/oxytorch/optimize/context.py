@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,9 +87,10 @@ class Context:
     kept_parts: these with all below. slower: layers that keep their dtype since they are faster in
     it, with the one that was asked for. packing_decides: whether that would be other ones without
     packed weights. runs_with: the dtypes of modules, by path, with which it was seen to run.
+    tries_later: whether that is not tried before anything is changed, since a program is recorded.
     converts_vectors: whether vectors of the model's own
     classes are converted too. made_for: modules that make a weight at each call, and for which
-    module.
+    module. own_seconds: of a call of the own code of a model that became a program.
     """
 
     model: nn.Module
@@ -118,7 +119,9 @@ class Context:
     converts_vectors: bool = False
     packing_decides: bool = False
     runs_with: Mapping[str, torch.dtype] | None = None
+    tries_later: bool = False
     made_for: dict[nn.Module, nn.Module] = field(default_factory=dict)
+    own_seconds: float | None = None
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -268,10 +271,11 @@ def _is_ours(forward: Any) -> bool:
     return type(forward).__module__.startswith(__name__.partition(".")[0])
 
 
-def observe(context: Context, confirm: Callable[[Context], bool] | None = None) -> None:
+def observe(context: Context, once: bool = False) -> None:
     """Run the model on the sample input, if there is one, and note what it does.
 
-    confirm: called after a first run; returns whether others have shown that all do the same.
+    once: whether one run is enough, since others have shown that all do the same, or since no
+    region is made.
     """
     sample = context.sample
     if sample is None:
@@ -287,15 +291,15 @@ def observe(context: Context, confirm: Callable[[Context], bool] | None = None) 
     for module in context.paths:  # before a run notes its hooks, which would look like the user's
         is_leaf(module)
 
-    def once(state: State | None = None) -> Record:
+    def record(state: State | None = None) -> Record:
         return recorded(context.model, is_leaf, *sample.call, state)[0]
 
     try:
         with sample.learning(context.model) as state:
-            again = once(state)
-            run = once() if confirm is None else again
+            again = record(state)
+            run = again if once else record()
             if not are_alike(run, again):  # what is made at the first call counts for none
-                again = once()
+                again = record()
     except Exception as error:
         sample.learn(context.model)
         # The model runs, but not under modes: then it keeps its own code.
@@ -303,18 +307,58 @@ def observe(context: Context, confirm: Callable[[Context], bool] | None = None) 
         context.why_no_run = f"its run cannot be recorded ({type(error).__name__}: {message})"
         return
     _note(context, run)
-    if confirm is not None and not confirm(context):
-        context.observed = Observed()
-        observe(context)
-        return
     refuse_differences(run, again)
     context.run = run
+
+
+def look_at_sizes(context: Context) -> None:
+    """Run the model on the sample input, and note the sizes of what modules are given: for passes
+    that ask for no more."""
+    sample, model, found = context.sample, context.model, _Sizes()
+    assert sample is not None
+    try:
+        with ExitStack() as around, torch.no_grad():
+            for module in context.paths:
+                if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                    around.enter_context(module.register_forward_pre_hook(found.note_call))
+            state = around.enter_context(sample.learning(model))
+            if state is not None:
+                around.enter_context(state.watching())
+            model(*sample.args, **sample.kwargs)
+    except Exception:  # it may not run under modes
+        sample.learn(model)
+    found.settle(context.observed)
+
+
+class _Sizes:
+    """The shapes of what modules are given first: None for tensors of other kinds."""
+
+    def __init__(self) -> None:
+        self._found: dict[nn.Module, set[tuple[int, ...] | None]] = {}
+        self._without_tensor: set[nn.Module] = set()
+
+    def note_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args:
+            self.note(module, args[0])
+
+    def note(self, module: nn.Module, given: Any) -> None:
+        if not isinstance(given, Tensor):
+            self._without_tensor.add(module)
+            return
+        is_plain = type(given) is Tensor and given.layout == torch.strided and not given.is_nested
+        self._found.setdefault(module, set()).add(tuple(given.shape) if is_plain else None)
+
+    def settle(self, observed: Observed) -> None:
+        """Note the sizes of modules all of whose calls had one."""
+        only = {m: next(iter(found)) for m, found in self._found.items() if len(found) == 1}
+        observed.input_sizes = {m: size for m, size in only.items() if size is not None}
+        observed.without_tensor = self._without_tensor
 
 
 def _note(context: Context, run: Record) -> None:
     observed = context.observed
     parents = {child: m for m in context.paths for child in m.children()}
-    sizes: dict[nn.Module, set[tuple[int, ...] | None]] = {}
+    sizes = _Sizes()
     inputs: dict[tuple[nn.Module | None, Value], list[nn.Module]] = {}
     for step in run.steps:
         if step.target is F.scaled_dot_product_attention:
@@ -324,17 +368,11 @@ def _note(context: Context, run: Record) -> None:
         args = step.arguments[0]
         if not isinstance(step.target, nn.Module) or not args:
             continue
-        if type(args[0]) is not Value:
-            observed.without_tensor.add(step.target)
-            continue
-        given = run.tensors[args[0].number]
-        is_plain = type(given) is torch.Tensor and given.layout == torch.strided
-        size = tuple(given.shape) if is_plain and not given.is_nested else None
-        sizes.setdefault(step.target, set()).add(size)
-        if context.recognizer.linear(step.target) is not None:
+        is_tensor = type(args[0]) is Value
+        sizes.note(step.target, run.tensors[args[0].number] if is_tensor else None)
+        if is_tensor and context.recognizer.linear(step.target) is not None:
             inputs.setdefault((parents.get(step.target), args[0]), []).append(step.target)
-    only = {m: next(iter(found)) for m, found in sizes.items() if len(found) == 1}
-    observed.input_sizes = {m: size for m, size in only.items() if size is not None}
+    sizes.settle(observed)
     observed.shared_inputs = [
         tuple(group)
         for group in inputs.values()

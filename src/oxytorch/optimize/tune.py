@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 from .. import _garbage
 from ..rewriting import measure
 from ..rewriting.copies import copied
-from .context import Context
+from .context import Context, look_at_sizes, observe
 from .passes import DEFAULT
 from .sample import Sample
 
@@ -28,6 +30,9 @@ short."""
 CLEAR_ROUNDS, HOPELESS = 2, 1.5
 """Rounds after which it is believed to be faster where it gained in each, and after which one that
 took so many times as long in each is timed no more."""
+DECISIVE, DECISIVE_LONG = 0.5, 0.85
+"""Part of the time of the others in the first round, up to which no other round is needed: for
+short calls and for others."""
 LONGEST = 3.0
 """Seconds that further rounds may take, where the first ones say that it is slower."""
 SHORT = 0.05
@@ -40,6 +45,9 @@ LOSS = 1.03
 GAIN = 0.98
 """A pass is dropped only where the model without it takes at most this fraction of the time; a
 model that takes at most this fraction has gained."""
+CLEAR_GAIN, LONG = 0.9, 2e-3
+"""A program is not compared with what the other passes make where it takes at most this fraction of
+the model's time, and so many seconds."""
 
 
 def choose(
@@ -94,100 +102,130 @@ def choose(
     return chosen, {"passes": list(chosen), "ratio": ratio, "lines": lines}
 
 
-def keep_fastest(
-    model: nn.Module,
-    result: nn.Module,
-    dtype: Any,
-    sample: Sample,
-    names: tuple[str, ...],
-    separate: Callable[[nn.Module], None],
-) -> tuple[nn.Module, dict[str, Any] | None]:
-    """Run the passes on `result`, a copy of `model`, or on another one, and return what is fastest
-    on the sample; with the times that speak against passes that were left out.
+@dataclass(frozen=True)
+class Request:
+    """What `optimize` is asked for: `model` in `dtype`, by the passes `names`, fast on the sample.
 
-    A program has to be as fast as what the other passes make, and the result as fast as the model
-    was, or is in another dtype alone, though each of its layers is faster by itself.
+    separate: see `Context`.
     """
-    from . import _optimize_in_place
 
+    model: nn.Module
+    dtype: Any
+    sample: Sample
+    names: tuple[str, ...]
+    separate: Callable[[nn.Module], None]
+
+    def run(self, result: nn.Module, **more: Any) -> Context:
+        """Run the passes on a copy of the model. more: see `_optimize_in_place`."""
+        from . import _optimize_in_place
+
+        asked = self.dtype, self.sample, self.names, self.separate
+        return _optimize_in_place(result, *asked, **more)
+
+
+def keep_fastest(request: Request, result: nn.Module) -> tuple[nn.Module, dict[str, Any] | None]:
+    """Run the passes on `result`, a copy of the model, or on another one, and return what is
+    fastest on the sample; with the times that speak against passes that were left out.
+
+    The result has to be as fast as the model was, or is in another dtype alone, though each of its
+    layers is faster by itself. A program has to be as fast as what the other passes make, too,
+    which is only made where the program does not gain clearly.
+    """
     if not measure.TIMED:
-        _optimize_in_place(result, dtype, sample, names, separate)
+        request.run(result)
         return result, None
-    others = tuple(name for name in names if name != "program")
-    seen, program = _made(model, result, dtype, sample, names, separate)
-    first, beside, warm = _first(model, dtype, sample, seen, program)
-    candidates = [result] if program is None else [result, program]
+    names, sample, tuned = request.names, request.sample, None
+    program = _program(request, result) if "program" in names else None
+    if program is not None:
+        if program.is_program and _gains_clearly(request, program):
+            return result, None
+        result = copied(request.model)
+    seen, candidates = _others(request, result, program), [result]
+    if program is not None and program.is_program:
+        seen, candidates = program, [result, program.model]
+    first, beside, is_warm = _first(request, seen)
     runs = [first, *(_call(each, sample) for each in candidates)]
-    if program is not None:
-        warm = (*warm, len(runs) - 1)  # its first run was compared
+    warm = [0] * is_warm + [2] * (len(runs) > 2)  # a program's first run was compared
     turns = _turns(runs, sample, [*beside, *candidates], warm)
-    tuned = None
-    if program is not None:
+    if len(candidates) > 1:
         ratio, before, after = _of_turns(turns, 1, 2)
         if ratio <= LOSS:
-            result = program
+            result = candidates[1]
         else:
-            turns, names = [turn[:2] for turn in turns], others
+            turns, names = [turn[:2] for turn in turns], _without_program(names)
             line = f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms, ratio {ratio:.3f}: not taken"
-            tuned = {"passes": [*others], "ratio": ratio, "lines": [("with program", line)]}
+            tuned = {"passes": [*names], "ratio": ratio, "lines": [("with program", line)]}
     if _of_turns(turns, 0, -1)[0] <= LOSS:
         return result, tuned
-    names, tuned = choose(model, dtype, sample, names, () if dtype is None else ("cast",))
-    result = copied(model)
-    _optimize_in_place(result, dtype, sample, names, separate)
+    always = () if request.dtype is None else ("cast",)
+    names, tuned = choose(request.model, request.dtype, sample, names, always)
+    result = copied(request.model)
+    replace(request, names=names).run(result)
     return result, tuned
 
 
-def _made(
-    model: nn.Module,
-    result: nn.Module,
-    dtype: Any,
-    sample: Sample,
-    names: tuple[str, ...],
-    separate: Callable[[nn.Module], None],
-) -> tuple[Context, nn.Module | None]:
-    """Run the passes but `program` on `result`, and that one on another copy of the model.
+def _program(request: Request, result: nn.Module) -> Context:
+    """Run the pass `program` alone on a copy of the model; what is known of it then."""
 
-    Returns what is known of the model, and that copy, if the pass is wanted and made a program.
+    def look(context: Context) -> None:
+        context.tries_later = True
+        if request.dtype is not None:
+            look_at_sizes(context)
+
+    return request.run(result, look=look, runs=("program",))
+
+
+def _gains_clearly(request: Request, program: Context) -> bool:
+    """Whether a program takes clearly less time than the model did, and a call of it long enough
+    for what the other passes do without: a look at what the model's Python can read."""
+    first, beside, is_warm = _first(request, program)
+    runs = [first, _call(program.model, request.sample)]
+    known = program.own_seconds if is_warm else None
+    turns = _turns(runs, request.sample, [*beside, program.model], [0] * is_warm + [1], known)
+    ratio, _, seconds = _of_turns(turns, 0, 1)
+    return ratio <= CLEAR_GAIN and seconds >= LONG
+
+
+def _others(request: Request, result: nn.Module, program: Context | None) -> Context:
+    """Run the passes but `program` on a copy of the model; what is known of it then.
+
+    program: what is known of another copy, on which that pass was run.
     """
-    from . import _optimize_in_place, explain
+    if program is None:
+        return request.run(result)
+    is_seen = program.is_program and request.dtype is None
 
-    others = tuple(name for name in names if name != "program")
-    program = None if others == names else copied(model)
-    made: list[bool] = []
+    def look(context: Context) -> None:
+        observe(context, once=is_seen)  # a program took two runs that did the same
+        context.runs_with = program.runs_with
 
-    def capture(seen: Context) -> bool:
-        """Make the program of the model, and return whether there is one."""
-        assert program is not None
-        _optimize_in_place(program, dtype, sample, names, separate, seen, ("program",))
-        made.append(_differs(program, "program"))
-        return made[0]
-
-    is_first = program is not None and dtype is None  # else it is known later what is converted
-    confirm = capture if is_first else None
-    seen = _optimize_in_place(result, dtype, sample, others, separate, confirm=confirm)
-    if program is not None and not (made or [capture(seen)])[0]:
-        report = explain(result)
-        report.passes, report.entries[:0] = [*names], explain(program).entries
-        program = None
-    return seen, program
+    names = _without_program(request.names)
+    seen = replace(request, names=names).run(result, look=look)
+    if not program.is_program:
+        report = seen.log.report
+        report.passes, report.entries[:0] = [*request.names], program.log.report.entries
+    return seen
 
 
-def _first(
-    model: nn.Module, dtype: Any, sample: Sample, seen: Context, program: nn.Module | None
-) -> tuple[Run, list[nn.Module], tuple[int, ...]]:
-    """A call of the model as it was, or in another dtype alone, the modules that it runs, and the
-    number 0 if such calls were made before.
+def _without_program(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if name != "program")
 
-    program: the model as a program, whose own code is that of the model in the other dtype.
+
+def _first(request: Request, seen: Context) -> tuple[Run, list[nn.Module], bool]:
+    """A call of the model as it was, or in another dtype alone, the modules that it runs, and
+    whether such calls were made before.
+
+    seen: what is known of a copy that passes have changed. The own code of a program is that of
+    the model in the other dtype.
     """
+    model, dtype, sample = request.model, request.dtype, request.sample
     if dtype is None:
-        return _call(model, sample), [model], (0,)
-    if program is not None and not seen.packing_decides:
-        own = program.__dict__["forward"].forward
-        return lambda: own(*sample.args, **sample.kwargs), [], (0,)
+        return _call(model, sample), [model], True
+    if seen.is_program and not seen.packing_decides:
+        own = seen.model.__dict__["forward"].forward
+        return lambda: own(*sample.args, **sample.kwargs), [], True
     converted = _built(model, dtype, sample, ("cast",), seen)
-    return _call(converted, sample), [converted], ()
+    return _call(converted, sample), [converted], False
 
 
 def _call(model: nn.Module, sample: Sample) -> Run:
@@ -204,20 +242,25 @@ def _of_turns(
 
 
 def _turns(
-    runs: Sequence[Run], sample: Sample, models: Iterable[nn.Module], warm: Sequence[int] = ()
+    runs: Sequence[Run],
+    sample: Sample,
+    models: Iterable[nn.Module],
+    warm: Sequence[int] = (),
+    known: float | None = None,
 ) -> list[tuple[float, ...]]:
     """The times of calls in turns: few where the last call is no slower than the others, more where
     it may be.
 
-    warm: the numbers of those that have just run.
+    warm: the numbers of those that have just run. known: the seconds of the first, if it was timed.
     """
     measure.hold_heap()
     with _garbage.paused(), sample.running(*models), torch.no_grad():
         for number, run in enumerate(runs):
             if number not in warm:
                 run()
-        first = tuple(map(_seconds, runs))
-        is_short = sum(first) < SHORT * len(runs) / 2
+        timed = [] if known is None else [known]
+        first = (*timed, *map(_seconds, runs[len(timed) :]))
+        is_short = _are_short(first) and not _is_settled([first])
         most = ROUNDS if is_short else max(FIRST_ROUNDS, min(ROUNDS, int(LONGEST / sum(first))))
         turns = [] if is_short else [first]
         began = time.perf_counter()
@@ -240,12 +283,20 @@ def _again(turns: Sequence[tuple[float, ...]], run: Run, number: int, is_short: 
 
 def _is_settled(turns: Sequence[tuple[float, ...]]) -> bool:
     """Whether the last call is surely no slower than the others."""
+    for turn in turns[:1]:
+        part = DECISIVE if _are_short(turn) else DECISIVE_LONG
+        if turn[-1] <= part * min(turn[:-1]):
+            return True
     if len(turns) >= CLEAR_ROUNDS and all(t[-1] <= GAIN * min(t[:-1]) for t in turns):
         return True
     last = len(turns[0]) - 1 if turns else 0
     return len(turns) >= FIRST_ROUNDS and all(
         _of_turns(turns, n, last)[0] <= 1.0 for n in range(last)
     )
+
+
+def _are_short(turn: Sequence[float]) -> bool:
+    return sum(turn) < SHORT * len(turn) / 2
 
 
 def _built(
@@ -258,7 +309,8 @@ def _built(
     from . import _nothing, _optimize_in_place
 
     candidate = copied(model)
-    _optimize_in_place(candidate, dtype, sample, chosen, _nothing, seen)
+    look = observe if seen is None else partial(Context.take_over, seen=seen)
+    _optimize_in_place(candidate, dtype, sample, chosen, _nothing, look)
     return candidate
 
 

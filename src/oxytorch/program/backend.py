@@ -92,7 +92,7 @@ def _compiled(
     try:
         if is_elsewhere:
             raise CaptureError("its tensors are not on the processor")
-        steps, outputs = steps_of(graph)
+        steps, outputs = steps_of(graph.graph, graph)
         run: Callable[..., Any] = Call(graph, steps, outputs, _lasting(steps, is_inference))
     except CaptureError as error:
         _say_why(graph, error)

@@ -79,17 +79,17 @@ _ASSERTIONS = (_aten._assert_scalar.default, _aten._assert_tensor_metadata.defau
 """What the guards of who captured the graph have seen to."""
 
 
-def steps_of(graph: fx.GraphModule) -> tuple[Steps, Outputs]:
+def steps_of(graph: fx.Graph, owner: Any = None) -> tuple[Steps, Outputs]:
     """The steps of a graph, with an input for each of its placeholders, and its outputs.
 
-    Raises CaptureError, which names the operator, where a program cannot hold the graph: UnfitError
-    with all such operators.
+    owner: what has the attributes that it asks for. Raises CaptureError, which names the operator,
+    where a program cannot hold the graph: UnfitError with all such operators.
     """
     with _disable_current_modes():  # under which constants would be tensors without values
-        capture = Capture(graph)
+        capture = Capture(owner)
         unfit: dict[Any, CaptureError] = {}
         skipped: set[fx.Node] = set()
-        for node in graph.graph.nodes:
+        for node in graph.nodes:
             try:
                 _add(capture, node)
             except CaptureError as error:
@@ -119,10 +119,10 @@ def _add(capture: Capture, node: fx.Node) -> None:
 
 
 class Capture:
-    """Writes nodes as steps. graph: that they are of, if they look for its attributes."""
+    """Writes nodes as steps. owner: what has the attributes that they ask for."""
 
-    def __init__(self, graph: fx.GraphModule | None = None) -> None:
-        self._graph = graph
+    def __init__(self, owner: Any = None) -> None:
+        self._owner = owner
         self.values: dict[fx.Node, Any] = {}
         """What each node makes."""
         self.transposed: dict[Value, Value] = {}
@@ -169,7 +169,7 @@ class Capture:
         return value
 
     def _attribute(self, node: fx.Node) -> Value:
-        found: Any = self._graph
+        found: Any = self._owner
         for name in str(node.target).split("."):
             found = getattr(found, name)
         if not isinstance(found, Tensor):

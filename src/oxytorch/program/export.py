@@ -127,7 +127,7 @@ class _Import:
                 self._graph.graph.erase_node(node)
         computed = self._replace_outputs()
         self._graph.graph.eliminate_dead_code()
-        steps, outputs = steps_of(self._graph)
+        steps, outputs = steps_of(self._graph.graph, self._graph)
         weights = {v: t for v, t in steps.constants.items() if id(t) in self._names}
         for value, tensor in weights.items():
             value.meta = tensor

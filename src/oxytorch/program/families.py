@@ -23,7 +23,6 @@ from .tape import (
     Recording,
     form_of,
     is_same,
-    operators,
     recorded_again,
     recorded_once,
 )
@@ -42,12 +41,15 @@ _LARGEST = TOLERANCE[torch.bfloat16]
 class Seen:
     """What runs of a module's own code gave before a program is made of it.
 
-    recording: of one of them. forms: of the tensors of another one's output, which nothing but a
-    look at its code went with: under modes torch's fast paths are left out, and strides differ.
+    recording: of one of them; was_watched: whether torch's functions were watched in it. output,
+    forms: what another one returned, and the forms of the tensors in it; nothing but a look at its
+    code went with that: under modes torch's fast paths are left out, and strides differ.
     """
 
     recording: Recording
+    output: Any
     forms: list[Form]
+    was_watched: bool = False
 
 
 class Programs:
@@ -78,17 +80,16 @@ class Programs:
             return output, output_tensors(output)
 
         with own_code():
-            recording = recorded_again(seen.recording, run_once, inputs)
+            recording, is_plain = recorded_again(seen.recording, run_once, inputs, seen.was_watched)
         if not recording.tensors:
             raise CaptureError("it returns no tensor")
         if any(tensor.requires_grad for tensor in recording.tensors):
             raise CaptureError("its output asks for gradients: a view of a weight, for example")
-        if difference(seen.recording.output, recording.output) > _LARGEST:
+        if difference(seen.output, recording.output) > _LARGEST:
             raise CaptureError("its code gives other values while it is recorded")
         run = Run(recording, inputs)
         plain = [form[:3] for form in seen.forms]
-        self._is_plain &= operators(seen.recording) == operators(recording)
-        self._is_plain &= plain == _forms(recording.tensors)
+        self._is_plain &= is_plain and plain == _forms(recording.tensors)
         program = RecordedProgram(*self._placed(run), plain)
         found = program(inputs)
         if found is None:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .capture import Given, Outputs
 from .derived import Derived
 from .passes import improve, split
-from .program import Step, Steps, Value, values_of
+from .program import Step, Steps, Value
 
 
 class UnsettledError(Exception):
@@ -89,7 +89,7 @@ def _shows_inputs(steps: Steps) -> bool:
     """
     shown = {*steps.inputs, *steps.constants}
     for step in steps.steps:
-        if step.is_view and not shown.isdisjoint(values_of(step.arguments)):
+        if step.is_view and not shown.isdisjoint(step.taken):
             shown.update(value for value in step.results if value is not None)
     return not shown.isdisjoint(steps.outputs)
 

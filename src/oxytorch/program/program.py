@@ -19,6 +19,7 @@ import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ class Step:
     target: the operator, with its overload after a dot. results: None where nobody takes one.
     returns_list: whether the operator returns one list of tensors, which are the results.
     has_effect: whether it writes to a tensor or draws random numbers. is_view: whether a result
-    may share memory with an argument.
+    may share memory with an argument. Its lists are not written to.
     """
 
     target: str
@@ -64,6 +65,11 @@ class Step:
     returns_list: bool = False
     has_effect: bool = False
     is_view: bool = False
+
+    @cached_property
+    def taken(self) -> tuple[Value, ...]:
+        """The values among the arguments, in order."""
+        return (*values_of(self.arguments),)
 
     def with_arguments(self, arguments: Sequence[Argument]) -> Step:
         """The same call with other arguments."""
@@ -90,11 +96,12 @@ class Steps:
 
     def drop_unused(self) -> None:
         """Drop the steps and constants that nobody takes a result of."""
-        used, kept = {*self.outputs}, []
+        used: set[Value | None] = {*self.outputs}
+        kept: list[Step] = []
         for step in reversed(self.steps):
-            if step.has_effect or used & {v for v in step.results if v is not None}:
+            if step.has_effect or not used.isdisjoint(step.results):
                 kept.append(step)
-                used |= {*values_of(step.arguments)}
+                used.update(step.taken)
         self.steps = kept[::-1]
         self.constants = {v: tensor for v, tensor in self.constants.items() if v in used}
 

@@ -120,6 +120,7 @@ class Codes:
     def __init__(self) -> None:
         self.seen: dict[types.CodeType, dict[str, Any]] = {}  # with its global variables
         self.refusal: str | None = None
+        self._noted: dict[int, types.CodeType] = {}  # what further calls tell no more of
         self._imports = 0  # under way: what is imported belongs to no module's code
         self.reads_environment = False
         self.looks_up_names = False  # by names that the code itself does not show
@@ -136,6 +137,8 @@ class Codes:
 
     def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
+        if id(code) in self._noted and event != "c_call":
+            return
         if code.co_name == _IMPORT and code.co_filename == _IMPORTER:
             self._imports += (event == "call") - (event == "return")
         elif self._imports:
@@ -152,10 +155,8 @@ class Codes:
                     self._refuse(f"{name}.{code.co_name}")
             elif is_stateful_code(code) and _is_theirs(caller_of(frame)):
                 self._refuse(f"{code.co_name} of torch")
-            elif _is_watched(code.co_filename):
-                self.seen.setdefault(code, frame.f_globals)
-                for name in UNSEEN_OF_TENSORS.intersection(code.co_names):
-                    self._refuse(name)
+            else:
+                self._look_at(frame)
         elif event == "c_call" and _is_theirs(frame):
             name = getattr(argument, "__name__", "?")
             owner = getattr(argument, "__module__", None) or _module_of_method(argument, name)
@@ -164,6 +165,16 @@ class Codes:
             is_refused = owner == "builtins" and name in _REFUSED_C
             if not is_pure or is_refused or is_stateful(argument):
                 self._refuse(f"{owner}.{name}")
+
+    def _look_at(self, frame: types.FrameType) -> None:
+        """Note code that is no library's, and that it was looked at."""
+        code = frame.f_code
+        if not is_stateful_code(code):
+            self._noted[id(code)] = code
+        if _is_watched(code.co_filename):
+            self.seen.setdefault(code, frame.f_globals)
+            for name in UNSEEN_OF_TENSORS.intersection(code.co_names):
+                self._refuse(name)
 
     def _refuse(self, name: str) -> None:
         if self.refusal is None:
@@ -185,6 +196,7 @@ def _is_pythons(filename: str) -> bool:
     return is_installed or filename.startswith("<frozen")
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_watched(filename: str) -> bool:
     return filename.startswith(_LAYERS) or not filename.startswith((_TORCH, _OURS, _REGION))
 
@@ -197,9 +209,11 @@ def _caller_of_library(frame: types.FrameType | None) -> types.FrameType | None:
 
 def _is_theirs(frame: types.FrameType | None) -> bool:
     """Whether a frame is of the model's code, and not of a library's."""
-    if frame is None:
-        return False
-    filename = frame.f_code.co_filename
+    return frame is not None and _is_code_of_theirs(frame.f_code.co_filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_code_of_theirs(filename: str) -> bool:
     return not (_is_pythons(filename) or filename.startswith((_TORCH, _OURS, _REGION)))
 
 

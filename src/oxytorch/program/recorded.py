@@ -103,7 +103,7 @@ class Run:
     def sized(self, sized: SizedRun, symbols: Symbols) -> Placed:
         """A program of all runs that `sized` stands for, of which it is one."""
         graph = Graph(sized.recording, sized.inputs, symbols, sized.places)
-        return self._improved(*steps_of(graph.module))
+        return self._improved(*steps_of(graph.graph))
 
     def _improved(self, steps: Steps, found: Outputs) -> Placed:
         if steps.has_effect:
@@ -120,11 +120,12 @@ class Run:
         self._required = graph.required
         if not graph.writes:
             with suppress(UnfitError):
-                return steps_of(graph.module)
+                return steps_of(graph.graph)
 
         def written(table: Any) -> tuple[Recording, tuple[Steps, Outputs]]:
-            smaller = _rewritten(graph.module, self._tensors, table)
-            return smaller, steps_of(Graph(smaller, forms_of(self._tensors)).module)
+            module = fx.GraphModule(torch.nn.Module(), graph.graph)
+            smaller = _rewritten(module, self._tensors, table)
+            return smaller, steps_of(Graph(smaller, forms_of(self._tensors)).graph)
 
         smaller, found = with_smaller_ones(written)
         self.recordings.append(smaller)
@@ -144,7 +145,7 @@ class Graph:
     inputs: the forms of the tensors that its inputs stand for. symbols: the sizes that formulas in
     it are of; places: for each of them the number of an input, and the dimension that has it.
 
-    module: its placeholders are the inputs and the tensors from outside; its outputs those of the
+    graph: its placeholders are the inputs and the tensors from outside; its outputs those of the
     recording, and then what was read. required: the values that were read. writes: whether an
     operator writes to a tensor.
     """
@@ -157,7 +158,7 @@ class Graph:
         places: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.required: list[Tensor] = []
-        self._graph = fx.Graph()
+        self.graph = fx.Graph()
         self._nodes: dict[Value, fx.Node] = {}
         self._numbers: dict[Formula, fx.Node] = {}
         self._forms, self._symbols, self._places = recording.forms, symbols, places
@@ -166,12 +167,11 @@ class Graph:
         given = [("input", inputs), ("external", forms_of(recording.externals))]
         for kind, forms in given:
             for number, form in enumerate(forms):
-                node = self._graph.placeholder(f"{kind}_{number}")
+                node = self.graph.placeholder(f"{kind}_{number}")
                 self._nodes[Value(kind, number)] = self._with_meta(node, self._meta(form))
         read = [found for step in recording.steps if (found := self._add(step)) is not None]
         outputs = [self._nodes[value] for value in recording.outputs]
-        self._graph.output((*outputs, *read))
-        self.module = fx.GraphModule(torch.nn.Module(), self._graph)
+        self.graph.output((*outputs, *read))
         self.writes = any(step.operator._schema.is_mutable for step in recording.steps)
 
     def _meta(self, form: Form) -> Tensor:
@@ -186,7 +186,7 @@ class Graph:
         arguments = [self._argument(each) for each in step.arguments]
         if step.read is not None:
             return self._read(step, *arguments)
-        node = self._graph.call_function(step.operator, *_given(step.operator, arguments))
+        node = self.graph.call_function(step.operator, *_given(step.operator, arguments))
         returns = step.operator._schema.returns
         if len(returns) == 1 and isinstance(step.results[0], Value):
             self._name(step.results[0], node)
@@ -195,7 +195,7 @@ class Graph:
         node.meta["val"] = [None if v is None else self._meta(self._forms[v]) for v in results]
         for place, value in enumerate(results):
             if value in self._taken:
-                part = self._graph.call_function(operator.getitem, (node, place))
+                part = self.graph.call_function(operator.getitem, (node, place))
                 self._name(value, part)
         return None
 
@@ -213,7 +213,7 @@ class Graph:
         """What computes a formula from the sizes of inputs."""
         found = self._numbers.get(formula)
         if found is None:
-            call = self._graph.call_function
+            call = self.graph.call_function
             for number in formula.sizes:
                 input_, dim = self._places[number]
                 size = call(_aten.sym_size.int, (self._nodes[Value("input", input_)], dim))
@@ -233,15 +233,15 @@ class Graph:
             if type(step.read) is bool and meta.dtype != torch.bool:
                 raise CaptureError("its code asks whether a number is zero")
             self.required.append(torch.full(meta.shape, step.read, dtype=meta.dtype))
-            copy = self._graph.call_function(_aten.clone.default, (tensor,))
+            copy = self.graph.call_function(_aten.clone.default, (tensor,))
             return self._with_meta(copy, meta)
         shape = tuple(tensor.meta["val"].shape)
         if tensor is other or shape != tuple(other.meta["val"].shape):
             raise CaptureError("its code compares a tensor with itself or one of another shape")
         self.required.append(torch.tensor(step.read))
-        same = self._graph.call_function(_aten.eq.Tensor, (tensor, other))
+        same = self.graph.call_function(_aten.eq.Tensor, (tensor, other))
         self._with_meta(same, torch.empty(shape, dtype=torch.bool, device="meta"))
-        found = self._graph.call_function(_aten.all.default, (same,))
+        found = self.graph.call_function(_aten.all.default, (same,))
         return self._with_meta(found, torch.empty((), dtype=torch.bool, device="meta"))
 
 
@@ -254,7 +254,7 @@ def repeated(recording: Recording, inputs: Sequence[Tensor]) -> Program:
     graph = Graph(recording, forms_of(inputs))
     if graph.required:
         raise CaptureError("its code reads values of tensors")
-    steps, outputs = steps_of(graph.module)
+    steps, outputs = steps_of(graph.graph)
     if len(steps.outputs) < len(outputs):
         raise CaptureError("a tensor of its output is none of its operators'")
     held = [tensor.detach() for tensor in recording.externals]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -17,6 +19,7 @@ from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS, MISSING
 from ..graph.errors import CaptureError
 from ..graph.forward import OwnSignature
+from ..graph.state import State
 from .families import Programs, Seen
 from .inputs import ForeignError, form_of_call, input_tensors
 from .outputs import Output, containers, output_tensors
@@ -75,8 +78,14 @@ class Replay(OwnSignature):
             return self.inner(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Capture calls of this form now. Raises CaptureError with the reason where it cannot."""
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], written: State | None = None
+    ) -> float:
+        """Capture calls of this form now. Raises CaptureError with the reason where it cannot.
+
+        written: what is to keep that which a first run writes to. Returns the seconds of a run of
+        the module's own code that nothing went with.
+        """
         try:
             form, _ = form_of_call(args, kwargs)
         except ForeignError as error:
@@ -85,17 +94,42 @@ class Replay(OwnSignature):
             raise CaptureError("a module has a hook or is in training mode")
         with torch.no_grad(), self._in_place():
             try:
-                for _ in range(2):  # what is made at the first call may be refused, or count as new
-                    self._refused.pop(form, None)
-                    self._look(form, args, kwargs)
-                    if form not in self._refused:
-                        self._capture(form, args, kwargs)
-                    if form in self._programs:
-                        return
+                try:
+                    return self._prepared(form, args, kwargs, written)
+                except CaptureError:  # what is made at the first call may be refused, or be new
+                    return self._prepared(form, args, kwargs, None)
+            except CaptureError:
+                raise
             except Exception as error:
                 first = str(error).strip().partition("\n")[0]
                 raise CaptureError(f"it fails, {type(error).__name__}: {first}") from error
-        raise CaptureError(self._refused.get(form, "its code keeps a state"))
+
+    def _prepared(
+        self,
+        form: Hashable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: State | None,
+    ) -> float:
+        """Add a program, of a run that is watched, one that nothing goes with, which is timed, and
+        one that is looked on. Raises CaptureError, and what the module's code raises."""
+        with self._lock:
+            with nullcontext() if written is None else written.watching():
+                _, recording, codes = self._run_once(args, kwargs, looks_on=False)
+            if isinstance(recording, CaptureError):
+                raise recording
+            state, before = Reachable(self.module, codes), _Before(self.module, args, kwargs)
+            with own_code():
+                began = time.perf_counter()
+                value = self.forward(*args, **kwargs)
+                seconds = time.perf_counter() - began
+            forms = self._watched(codes, args, kwargs) if self._stands_in() else _forms(value)
+            is_unchanged = state.is_current() and before.holds()
+            if not is_unchanged or form_of_call(args, kwargs)[0] != form:
+                raise CaptureError("its code writes to its input or keeps a state")
+            seen = Seen(recording, value, forms, was_watched=True)
+            self._add(form, seen, codes, args, kwargs)
+            return seconds
 
     def programs(self) -> list[RecordedProgram]:
         """The programs captured so far."""
@@ -208,13 +242,8 @@ class Replay(OwnSignature):
             return None
         try:
             before, codes = _Before(self.module, args, kwargs), Codes()
-
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                with codes.watching():
-                    return self.forward(*args, **kwargs)
-
             with own_code():
-                found = self._builder.served(forward, args, kwargs)
+                found = self._builder.served(self._seen_by(codes), args, kwargs)
             if found is None:
                 return None
             value, program = found
@@ -270,61 +299,64 @@ class Replay(OwnSignature):
                     # Else the runs below would do again what was asked for once.
                     raise CaptureError("its code writes to its input or keeps a state")
                 codes.add(look.codes)
-                state, program, again = self._built(recording, look.forms, codes, args, kwargs)
-                output = self._output(again, state, args, kwargs)
+                forms = look.forms or self._watched(codes, args, kwargs)
+                self._add(form, Seen(recording, value, forms), codes, args, kwargs)
             except CaptureError as error:
                 self._refused[form] = str(error)
                 return (value,)
             except Exception as error:
                 first = str(error).strip().partition("\n")[0]
                 self._refused[form] = f"a run of it fails, {type(error).__name__}: {first}"
-                return (value,)
-            if self._state is None or not self._state.is_current():
-                self._programs.clear()
-            self._state = state.without_values()  # programs follow writes to tensors
-            self._programs[form] = [(program, output), *self._programs.get(form, ())]
             return (value,)
 
     def _run_once(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], looks_on: bool = True
     ) -> tuple[Any, Recording | CaptureError, Codes]:
         """The output of the module's own code, a recording of the run, or why there is none, and
-        the code that ran."""
+        the code that ran. looks_on: see `recorded_once`."""
         codes = Codes()
-
-        def run() -> Any:
-            with codes.watching():
-                return self.forward(*args, **kwargs)
-
+        run = partial(self._seen_by(codes), *args, **kwargs)
         inputs = input_tensors(args, kwargs)
-        with own_code():  # its value is the caller's: it may not take a way for recordings
-            value, found = recorded_once(run, output_tensors, inputs, looks_on=True)
+        with own_code():  # a value that is the caller's may not take a way for recordings
+            value, found = recorded_once(run, output_tensors, inputs, looks_on=looks_on)
         if codes.refusal is not None:
             found = CaptureError(codes.refusal)
         return value, found, codes
 
-    def _built(
+    def _add(
         self,
-        recording: Recording,
-        forms: list[Form] | None,
+        form: Hashable,
+        seen: Seen,
         codes: Codes,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> tuple[Reachable, RecordedProgram, Any]:
-        """What the module's code can read, a program for such calls, and the output of this one.
-
-        recording, codes: of a run of its own code. forms: of the output's tensors in another one.
-        """
-        if forms is None:
-            forms = self._watched(codes, args, kwargs)
+    ) -> None:
+        """Add a program for such calls. seen, codes: of runs of the module's own code. Raises
+        CaptureError."""
         self._codes.add(codes)  # of all programs, which one look serves
         for _ in range(2):  # building imports parts of torch at its first time
-            state = Reachable(self.module, self._codes)
-            seen = Seen(recording, forms)
-            program, output = self._builder.build(self.forward, args, kwargs, seen)
-            if state.is_current():
-                return state, program, output
-        raise CaptureError("its code keeps a state")
+            state, ran = Reachable(self.module, self._codes), Codes()
+            run = self._seen_by(ran) if seen.was_watched else self.forward
+            program, value = self._builder.build(run, args, kwargs, seen)
+            if state.is_current() and state.covers(ran):
+                break
+            self._codes.add(ran)
+        else:
+            raise CaptureError(self._codes.refusal or "its code keeps a state")
+        output = self._output(value, state, args, kwargs)
+        if self._state is None or not self._state.is_current():
+            self._programs.clear()
+        self._state = state.without_values()  # programs follow writes to tensors
+        self._programs[form] = [(program, output), *self._programs.get(form, ())]
+
+    def _seen_by(self, codes: Codes) -> Callable[..., Any]:
+        """The module's forward, whose code `codes` watches."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with codes.watching():
+                return self.forward(*args, **kwargs)
+
+        return forward
 
     def _watched(self, codes: Codes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Form]:
         """Look at a run of the module's own code, and at one of what stands in for parts; the forms

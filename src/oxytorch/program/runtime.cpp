@@ -11,6 +11,7 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 
+#include "core/apart.h"
 #include "core/export.h"
 #include "core/parallel.h"
 #include "core/team.h"
@@ -31,6 +32,7 @@ class Run {
     stack_.resize(program.largest_stack);
     if (program.takes_arena) arena_ = Arena::take();
     const std::int64_t threads = Team::of_this_thread() ? 1 : available_threads();
+    set_apart(threads);
     while (next_ < program.steps.size() && holds_) {
       if (threads > 1 && program.steps[next_].gathers && stays(program.steps[next_])) {
         run_stretch(threads);

@@ -177,11 +177,6 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
 
     def _try(self, note: Callable[..., Any], *given: Any) -> Any:
         """Note something, unless something else was refused before; None if it is refused."""
-        if not self._goes_on:
-            try:
-                return note(*given)
-            except CaptureError as error:
-                raise CaptureError(f"{error}{_place()}") from None
         if self.refusal is not None:
             return None
         watch = sys.getprofile()
@@ -189,14 +184,18 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return note(*given)
         except CaptureError as error:
-            self.refusal = CaptureError(f"{error}{_place()}")
-            return None
+            refusal = CaptureError(f"{error}{_place()}")
+            if not self._goes_on:
+                raise refusal from None
         except Exception as error:  # of tensors of other kinds, whose sizes cannot be asked
+            if not self._goes_on:
+                raise
             first = str(error).partition("\n")[0]
-            self.refusal = CaptureError(f"it cannot be recorded, {type(error).__name__}: {first}")
-            return None
+            refusal = CaptureError(f"it cannot be recorded, {type(error).__name__}: {first}")
         finally:
             sys.setprofile(watch)
+        self.refusal = refusal
+        return None
 
     def value(self, tensor: Tensor) -> Value:
         """The value that stands for a tensor; one not seen before comes from outside."""
@@ -350,24 +349,33 @@ class Recording:
 
 
 def recorded_again(
-    first: Recording, run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]
-) -> Recording:
+    first: Recording,
+    run: Callable[[], tuple[Any, Iterable[Tensor]]],
+    inputs: list[Tensor],
+    was_watched: bool = False,
+) -> tuple[Recording, bool]:
     """Record `run` once more, of which `first` is a recording already.
 
-    run: returns the module's output and the tensors in it. inputs: the tensors of the call. Raises
-    CaptureError, also where the runs differ: the module keeps a state of its own. Where the first
-    run was looked on, and torch took another way in it, the run is recorded twice.
+    run: returns the module's output and the tensors in it. inputs: the tensors of the call.
+    was_watched: whether the first run was watched; else it was looked on. The other one is now.
+    Where torch took another way in it, a third one is watched.
+
+    Returns a recording, and whether torch takes the same way in runs that are looked on. Raises
+    CaptureError, also where the runs differ: the module keeps a state of its own.
     """
-    second = _recorded(run, inputs)
-    if operators(first) != operators(second):
-        first, second = second, _recorded(run, inputs)
+    second = _recorded(run, inputs, looks_on=was_watched)
+    is_plain = operators(first) == operators(second)
+    if not is_plain:
+        third = _recorded(run, inputs)
+        is_plain = was_watched and operators(second) == operators(third)
+        first, second = second if is_plain or not was_watched else first, third
     same = len(first.externals) == len(second.externals) and all(
         a is b or (number in second.literals and is_same(a, b))
         for number, (a, b) in enumerate(zip(first.externals, second.externals, strict=True))
     )
     if not same or first.steps != second.steps or first.outputs != second.outputs:
         raise CaptureError("two runs on one input differ")
-    return second
+    return second, is_plain
 
 
 def operators(recording: Recording) -> list[Any]:
@@ -375,9 +383,11 @@ def operators(recording: Recording) -> list[Any]:
     return [step.operator for step in recording.steps]
 
 
-def _recorded(run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor]) -> Recording:
+def _recorded(
+    run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor], looks_on: bool = False
+) -> Recording:
     recorder = Recorder(inputs)
-    with recorder.watching():
+    with recorder.looking_on() if looks_on else recorder.watching():
         output, found = run()
     return recorder.recording(found, output)
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._library import functions_in_known_torch
 from ..core.placement import trim_heap
 from . import learnt
 
@@ -38,11 +39,12 @@ FEW_ROUNDS = 7
 """Turns whose lower quartiles are compared where differences are large."""
 FEWEST_ROUNDS, CLEAR_GAIN, CLEAR_LOSS = 3, 0.8, 1.25
 """Turns after which times are believed that say the same each time, by so much."""
-CLEAR_ROUNDS, HOPELESS = 2, 1.5
+CLEAR_ROUNDS, HOPELESS = 2, 1.25
 """Turns after which one of several calls is believed to be the fastest if it was so by as much each
 time; a call that takes so many times as long is timed no more."""
 STEADY = 1.05
-"""Or whose largest is at most this many times the smallest: more turns would tell no more."""
+"""Or of which those that decide agree, the largest at most this many times the smallest: more turns
+would tell no more."""
 CALLS, LONG = 3, 1e-3
 """Calls of a turn, for calls up to so many seconds; longer ones are their own mean."""
 GAIN = 0.95
@@ -58,8 +60,8 @@ time."""
 COLD = 2e-6
 """Seconds that the Python around a packed layer takes longer amid a model than here, where it has
 just run."""
-LONGEST = 0.15
-"""Seconds after which no further round begins."""
+ENOUGH, LONGEST = 0.05, 0.15
+"""Seconds after which no further round begins: where there were the fewest rounds, and at all."""
 DRAWN = 1 << 16
 """Numbers that are drawn: times do not depend on more, which take longer than the calls."""
 HEAP, BLOCK = 32 << 20, 96 << 10
@@ -159,6 +161,7 @@ def steady_heap() -> Iterator[None]:
     block at the end keeps what is freed below it; at last all that is free goes back.
     """
     global _heap_users, _heap_end
+    _set_threads_apart()
     with _lock:
         _heap_users += 1
     try:
@@ -169,6 +172,14 @@ def steady_heap() -> Iterator[None]:
             if not _heap_users:
                 _heap_end = None
                 trim_heap()
+
+
+def _set_threads_apart() -> None:
+    """Have torch's threads begin on processors of their own, where they do not yet: calls take as
+    long as ticks of the system else, for the first tenth of a second."""
+    library = functions_in_known_torch()
+    if library is not None:
+        library.oxytorch_set_apart(torch.get_num_threads())
 
 
 def hold_heap() -> None:
@@ -252,7 +263,7 @@ def _quartiles(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
         timed = [n for n in timed if min(taken[n]) <= HOPELESS * min(map(max, taken))]
         if len(timed) < 2 or _is_settled([taken[n] for n in timed]):
             break
-        if time.perf_counter() - began > LONGEST:
+        if _is_over(turn, time.perf_counter() - began):
             break
     return tuple(sorted(each)[len(each) // 4] for each in taken)
 
@@ -263,12 +274,23 @@ def _is_settled(taken: Sequence[Sequence[float]]) -> bool:
     first, *others = sorted(taken, key=min)
     if max(first) <= CLEAR_GAIN * min(map(min, others)):
         return True
-    return len(first) >= FEWEST_ROUNDS and all(map(_are_steady, taken))
+    return all(_are_steady(sorted(each)[:2]) for each in taken)
+
+
+def _is_over(turns: int, seconds: float) -> bool:
+    """Whether no further turn begins after so many, which took so long."""
+    return seconds > (LONGEST if turns < FEWEST_ROUNDS else ENOUGH)
 
 
 def _are_steady(found: Sequence[float]) -> bool:
     """Whether times, or their ratios, agree with each other."""
     return max(found) <= STEADY * min(found)
+
+
+def _middle(found: Sequence[float]) -> list[float]:
+    """Ratios without the quarters of the smallest and of the largest, which chance may make."""
+    quarter = len(found) // 4
+    return sorted(found)[quarter : len(found) - quarter]
 
 
 def _ratio_of(key: Hashable, both: Calls) -> float:
@@ -295,10 +317,11 @@ def _ratio(plain: Callable[[], Tensor], packed: Callable[[], Tensor]) -> float:
             ratios.append((ours - nothing + COLD) / max(own - nothing, 1e-7))
         elif max(ours, own) < LONG:
             calls = CALLS
-        is_clear = max(ratios, default=1) < CLEAR_GAIN or min(ratios, default=1) > CLEAR_LOSS
-        if turn >= FEWEST_ROUNDS and (is_clear or _are_steady(ratios)):
+        middle = _middle(ratios)
+        is_clear = max(middle, default=1) < CLEAR_GAIN or min(middle, default=1) > CLEAR_LOSS
+        if turn >= FEWEST_ROUNDS and (is_clear or _are_steady(middle)):
             break
-        if turn and time.perf_counter() - began > LONGEST:
+        if turn and _is_over(turn, time.perf_counter() - began):
             break
     return statistics.median(ratios)
 

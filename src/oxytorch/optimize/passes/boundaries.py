@@ -36,24 +36,33 @@ def prepare(context: Context) -> None:
     precision.choose(context)
     _leave_shared(context)
     context.boundaries = _boundaries(context)
-    if context.sample is None or not _converted(context):
-        return
-    wanted = {context.paths[module]: dtype for module, dtype in context.dtype_of.items()}
-    if context.runs_with == wanted:
-        return
+    if not context.tries_later:
+        try_out(context)
+
+
+def wanted(context: Context) -> dict[str, torch.dtype]:
+    """The dtypes that modules are to get, by path."""
+    return {context.paths[module]: dtype for module, dtype in context.dtype_of.items()}
+
+
+def try_out(context: Context) -> bool:
+    """Run the model in its new dtypes, and leave what fails in its own; whether nothing did."""
+    if context.sample is None or not _converted(context) or context.runs_with == wanted(context):
+        return True
     error = _error(context)
     if error is None:
-        context.runs_with = wanted
-    else:
-        context.converts_vectors = True
-        context.boundaries = _boundaries(context)
-        if _error(context) is None:
-            return
-        context.converts_vectors = False
+        context.runs_with = wanted(context)
+        return True
+    context.converts_vectors = True
+    context.boundaries = _boundaries(context)
+    if _error(context) is None:
+        return False
+    context.converts_vectors = False
     while error is not None and context.dtype_of:
         _leave_failing(context, error)
         context.boundaries = _boundaries(context)
         error = _error(context)
+    return False
 
 
 def settle(context: Context) -> None:

@@ -12,7 +12,9 @@ from torch import nn
 
 from ...graph.errors import CaptureError
 from ...program.replay import Replay
+from ...rewriting import measure
 from ..context import Context
+from ..sample import Sample
 from . import boundaries, cast, lstm
 
 
@@ -28,25 +30,40 @@ def run(context: Context) -> None:
         context.skipped("program", model, "it has LSTM layers, which oneDNN packs for itself alone")
         return
     try:
-        with context.all_or_nothing():
-            if "cast" in context.passes:
-                cast.convert(context, packs=False)
-            boundaries.settle(context)
-            context.separate(model)
-            replay = Replay(model)
-            with sample.running(model):
-                replay.prepare(*sample.call)
+        try:
+            replay = _captured(context, sample)
+        except CaptureError as error:
+            may_be_mended = context.tries_later and error.__cause__ is not None
+            if not may_be_mended or boundaries.try_out(context):
+                raise
+            replay = _captured(context, sample)
     except CaptureError as error:
         context.skipped("program", model, str(error))
         return
     finally:
         context.index()
+    context.runs_with = boundaries.wanted(context)
     context.log.set_forward(model, replay)
     parts = {*model.modules()}
     context.is_program = True
     context.closed.update(parts)
     context.closed_roots = []
     context.applied("program", model, "operators fused in one program for this form of call")
+
+
+def _captured(context: Context, sample: Sample) -> Replay:
+    """Convert the model and make its program, or leave it as it is and raise CaptureError."""
+    model = context.model
+    with context.all_or_nothing():
+        if "cast" in context.passes:
+            cast.convert(context, packs=False)
+        boundaries.settle(context)
+        context.separate(model)
+        replay = Replay(model)
+        measure.hold_heap()
+        with sample.learning(model) as written:
+            context.own_seconds = replay.prepare(*sample.call, written)
+        return replay
 
 
 def _is_packed_later(context: Context, module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from ..program import Steps, Value, values_of
+from ..program import Steps, Value
 from . import convolution, joined, linear, norms, own_convolutions, panels, pooling
 from .attention import attention
 from .editor import Editor, Note, Pass
@@ -119,11 +119,11 @@ def split(steps: Steps, lasting: Iterable[Value]) -> tuple[Steps, list[Value]]:
     taken_out = [step for step in steps.steps if editor.lasts(step)]
     rest = [s for s in steps.steps if not editor.lasts(s) or returned & {*s.results}]
     made, again = ({v for s in each for v in s.results if v} for each in (taken_out, rest))
-    needed = {value for step in rest for value in values_of(step.arguments)} | {*steps.outputs}
+    needed = {value for step in rest for value in step.taken} | {*steps.outputs}
     derived = [value for value in editor.maker if value in made & needed - again]
     before = Steps(lasting, {**steps.constants}, taken_out, derived)
     before.drop_unused()
-    used = {value for step in before.steps for value in values_of(step.arguments)}
+    used = {value for step in before.steps for value in step.taken}
     before.inputs = [value for value in lasting if value in used]
     steps.inputs = [v for v in steps.inputs if v.is_size or v in needed] + derived
     steps.steps = rest

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..program import Argument, Some, Step, Steps, Value, values_of
+from ..program import Argument, Some, Step, Steps, Value
 
 VIEWS = ("aten::view", "aten::_unsafe_view", "aten::reshape")
 """Steps that give a tensor another shape."""
@@ -50,7 +50,7 @@ class Editor:
         self.takers: dict[Value, list[Step]] = {}
         self.lasting |= self.steps.constants.keys()
         for step in self.steps.steps:
-            for value in {*values_of(step.arguments)}:
+            for value in dict.fromkeys(step.taken):
                 self.takers.setdefault(value, []).append(step)
             self.maker.update({value: step for value in step.results if value is not None})
             if self.lasts(step):
@@ -59,8 +59,7 @@ class Editor:
 
     def lasts(self, step: Step) -> bool:
         """Whether a step computes the same at each call."""
-        taken = [*values_of(step.arguments)]
-        is_lasting = bool(taken) and all(value in self.lasting for value in taken)
+        is_lasting = bool(step.taken) and self.lasting.issuperset(step.taken)
         return is_lasting and not step.has_effect and not any(v and v.is_size for v in step.results)
 
     def only_taker(self, value: Value) -> Step | None:
@@ -113,7 +112,7 @@ class Editor:
         self._look()
 
     def _with_others(self, step: Step) -> Step:
-        if not any(value in self._redirected for value in values_of(step.arguments)):
+        if self._redirected.keys().isdisjoint(step.taken):
             return step
         return step.with_arguments([self._replaced(each) for each in step.arguments])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..program import Some, Step, Value, values_of
+from ..program import Some, Step, Value
 from .editor import Editor, are_same, is_contiguous
 from .norms import DTYPES
 
@@ -63,7 +63,7 @@ def _are_alike(a: Step, b: Step) -> bool:
     first, second = (_result(step).meta for step in (a, b))
     if a.arguments[3] != b.arguments[3] or first is None or second is None:
         return False
-    kinds = [[getattr(v.meta, "dtype", None) for v in values_of(s.arguments)] for s in (a, b)]
+    kinds = [[getattr(v.meta, "dtype", None) for v in s.taken] for s in (a, b)]
     return None not in kinds[0] and kinds[0] == kinds[1] and are_same(first.shape, second.shape)
 
 
