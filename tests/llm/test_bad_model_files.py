@@ -143,6 +143,7 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "rotary": (_set(*_ATTENTION, "rotary", value=16), "expected angles of 16 values, got 32"),
     "odd": (_set(*_ATTENTION, "rotary", value=7), "expected up to 32 rotated values"),
     "window": (_set(*_ATTENTION, "window", value=0), "expected a window above 0"),
+    "softcap": (_set(*_ATTENTION, "softcap", value=-1), "a softcap above 0"),
     "order": (lambda d: _order(d), "each of 64 inputs once"),
     "table": (_set("model", "rotary", value=[0, 9]), "layer 1 to have one of 1 rotary tables"),
     "tables": (_set("model", "rotary", value=[0]), "expected 2 layers' rotary tables, got 1"),
@@ -163,6 +164,7 @@ DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "ends": (_set("generation", "eos_token_id", value=["a"]), "eos_token_id to be a list"),
     "a large end": (_set("generation", "eos_token_id", value=[1 << 70]), "expected a token"),
     "a penalty": (_set("generation", "repetition_penalty", value=-1), "repetition_penalty > 0"),
+    "a large penalty": (_set("generation", "repetition_penalty", value=10**400), "penalty > 0"),
     "strings": (_set("generation", "stop_strings", value=[""]), "stop_strings to be a list"),
 }
 

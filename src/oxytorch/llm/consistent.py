@@ -123,6 +123,8 @@ def _check_attention(attention: Attention, width: int, table: RotaryTable | None
     window, sinks = attention.window, attention.sinks
     _want(window is None or 0 < window < 1 << 62, "a window above 0", window)
     _want(sinks is None or sinks.shape == (heads,), f"sinks of {heads} heads", sinks)
+    cap = attention.softcap
+    _want(cap is None or cap > 0, "a softcap above 0", cap)
     rotary = attention.rotary
     _want(0 <= rotary <= size and rotary % 2 == 0, f"up to {size} rotated values", rotary)
     if rotary:

@@ -8,7 +8,7 @@ a tensor its entry. When it is read, each value has to be what its field's annot
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import NoneType, UnionType
@@ -178,11 +178,8 @@ def _chosen(kind: Any, data: Any, name: str) -> Any:
 def _plain_value(kind: Any, data: Any, name: str) -> Any:
     if kind is torch.dtype and isinstance(data, str) and data in _DTYPES:
         return _DTYPES[data]
-    if kind is float and type(data) in (int, float) and abs(data) < math.inf:
-        try:
-            return float(data)
-        except OverflowError:
-            pass
+    if kind is float and type(data) in (int, float) and abs(data) <= sys.float_info.max:
+        return float(data)
     if kind in (bool, int, str) and type(data) is kind:
         return data
     shown = getattr(kind, "__name__", str(kind))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
+import sys
 from typing import Any
 
 
@@ -22,6 +22,6 @@ def whole(caller: str, name: str, value: Any, least: int, most: int | None = Non
 def real(caller: str, name: str, value: Any, condition: str) -> float:
     """Return a finite number as a float; condition: its range, for the error message."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
+    if not is_number or not abs(value) <= sys.float_info.max:
         raise ValueError(f"{caller}: expected {name} {condition}, got {value!r}")
     return float(value)
