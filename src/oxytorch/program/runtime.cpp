@@ -32,13 +32,14 @@ class Run {
     stack_.resize(program.largest_stack);
     if (program.takes_arena) arena_ = Arena::take();
     const std::int64_t threads = Team::of_this_thread() ? 1 : available_threads();
-    set_apart(threads);
     while (next_ < program.steps.size() && holds_) {
+      const std::int64_t before = kernels_split;
       if (threads > 1 && program.steps[next_].gathers && stays(program.steps[next_])) {
         run_stretch(threads);
       } else {
         holds_ = run(program.steps[next_++]);
       }
+      if (kernels_split != before) set_apart(threads);
     }
   }
 
