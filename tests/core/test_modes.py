@@ -152,3 +152,11 @@ def test_runs_that_are_recorded_are_counted_for_each_thread() -> None:
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(modes.runs_recorded).result() == 0
     assert modes.runs_recorded() == before + 1
+
+
+def test_a_first_recording_under_a_mode_leaves_later_ones_told_apart() -> None:
+    modes._learn_dispatch_mode.cache_clear()
+    with torch.no_grad(), _Operators(), modes.recording():
+        pass
+    with _recorded():
+        assert modes._mode() == modes._asked() == modes.PLAIN

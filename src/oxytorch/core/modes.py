@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .._library import functions_in_known_torch
 
@@ -95,9 +95,10 @@ def runs_recorded() -> int:
 def _learn_dispatch_mode() -> None:
     library = functions_in_known_torch()
     if library is not None:
-        library.oxytorch_learn_dispatch_mode(0)
-        with OwnDispatchMode():
-            library.oxytorch_learn_dispatch_mode(1)
+        with _disable_current_modes():  # under which another one would add nothing
+            library.oxytorch_learn_dispatch_mode(0)
+            with OwnDispatchMode():
+                library.oxytorch_learn_dispatch_mode(1)
 
 
 class OwnDispatchMode(TorchDispatchMode):
