@@ -18,6 +18,7 @@ from ..graph.record import Record
 from ..graph.recording import are_alike, recorded, refuse_differences
 from ..graph.state import State
 from ..graph.steps import Value
+from ..program.replay import Replay
 from ..rewriting.changes import BufferSet, ChangeLog, ParameterSet
 from .sample import Sample
 
@@ -91,6 +92,7 @@ class Context:
     converts_vectors: whether vectors of the model's own
     classes are converted too. made_for: modules that make a weight at each call, and for which
     module. own_seconds: of a call of the own code of a model that became a program.
+    replays: makes what stands in for such a model.
     """
 
     model: nn.Module
@@ -122,6 +124,7 @@ class Context:
     tries_later: bool = False
     made_for: dict[nn.Module, nn.Module] = field(default_factory=dict)
     own_seconds: float | None = None
+    replays: Callable[[nn.Module], Replay] = Replay
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

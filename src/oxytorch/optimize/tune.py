@@ -116,11 +116,11 @@ class Request:
     separate: Callable[[nn.Module], None]
 
     def run(self, result: nn.Module, **more: Any) -> Context:
-        """Run the passes on a copy of the model. more: see `_optimize_in_place`."""
-        from . import _optimize_in_place
+        """Run the passes on a copy of the model. more: see `optimize_in_place`."""
+        from . import optimize_in_place
 
         asked = self.dtype, self.sample, self.names, self.separate
-        return _optimize_in_place(result, *asked, **more)
+        return optimize_in_place(result, *asked, **more)
 
 
 def keep_fastest(request: Request, result: nn.Module) -> tuple[nn.Module, dict[str, Any] | None]:
@@ -306,11 +306,11 @@ def _built(
     chosen: tuple[str, ...],
     seen: Context | None = None,
 ) -> nn.Module:
-    from . import _nothing, _optimize_in_place
+    from . import _nothing, optimize_in_place
 
     candidate = copied(model)
     look = observe if seen is None else partial(Context.take_over, seen=seen)
-    _optimize_in_place(candidate, dtype, sample, chosen, _nothing, look)
+    optimize_in_place(candidate, dtype, sample, chosen, _nothing, look)
     return candidate
 
 

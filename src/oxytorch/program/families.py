@@ -15,6 +15,7 @@ from ..graph.agreement import TOLERANCE, difference
 from ..graph.errors import CaptureError
 from .inputs import input_tensors
 from .outputs import output_tensors
+from .passes.quantized import Quantized
 from .placed import Placed
 from .recorded import OutputForm, RecordedProgram, Run, forms_of
 from .sizes import DifferentError, SizedRun, Symbols
@@ -59,9 +60,12 @@ class Programs:
     packed weights. It serves a further call if that run, which is recorded too, is one that the
     program stands for. Convolutions are packed for the sizes of their images: modules that have
     some get programs of their own for their first sizes.
+
+    quantized: the layers that are to multiply bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quantized: Quantized | None = None) -> None:
+        self._quantized = quantized
         self._families: list[_Family] = []
         self._is_plain = True  # whether recorded runs take the ways of others
 
@@ -87,7 +91,7 @@ class Programs:
             raise CaptureError("its output asks for gradients: a view of a weight, for example")
         if difference(seen.output, recording.output) > _LARGEST:
             raise CaptureError("its code gives other values while it is recorded")
-        run = Run(recording, inputs)
+        run = Run(recording, inputs, self._quantized)
         plain = [form[:3] for form in seen.forms]
         self._is_plain &= is_plain and plain == _forms(recording.tensors)
         program = RecordedProgram(*self._placed(run), plain)
@@ -114,7 +118,7 @@ class Programs:
             tensor.requires_grad for tensor in recording.tensors
         ):
             return output, None
-        run = Run(recording, inputs)
+        run = Run(recording, inputs, self._quantized)
         try:
             family = self._serving(run)
         except (CaptureError, RuntimeError) as error:  # the next such call is told why

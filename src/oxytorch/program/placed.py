@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .capture import Given, Outputs
 from .derived import Derived
 from .passes import improve, split
+from .passes.quantized import Quantization
 from .program import Step, Steps, Value
 
 
@@ -24,7 +25,7 @@ class Placed:
 
     outputs: what the outputs are, in order. lasting: the inputs that seldom change; what is made of
     these alone is made once. required: what the last outputs of `steps`, which are not among
-    `outputs`, must be at each call.
+    `outputs`, must be at each call. quantization: which layers multiply bytes.
     """
 
     def __init__(
@@ -33,13 +34,14 @@ class Placed:
         outputs: Outputs,
         lasting: Sequence[Value],
         required: Sequence[Tensor] = (),
+        quantization: Quantization | None = None,
     ) -> None:
         self._outputs = outputs
         self._is_plain = all(isinstance(v, Value) and not v.is_size for v in outputs)
         places = {value: place for place, value in enumerate(steps.inputs)}
         with _disable_current_modes():  # under which constants would be tensors without values
             steps = steps.copy()
-            improve(steps, lasting)
+            improve(steps, lasting, quantization=quantization)
             before, derived = split(steps, lasting)
             self._is_below = not steps.has_effect and not _shows_inputs(steps)
             _require(steps, required)

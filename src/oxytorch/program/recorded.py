@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from ..graph.errors import CaptureError, UnfitError
 from .capture import Outputs, steps_of
 from .in_place import without_writes
+from .passes.quantized import Quantized
 from .placed import Placed
 from .program import Program, Steps, UnmetError
 from .sizes import Formula, SizedRun, Symbols
@@ -63,14 +64,21 @@ class RecordedProgram:
 class Run:
     """A recorded run, in operators that a program can hold.
 
-    count: the number of tensors of the call. recordings: the run as it was and, once `reduce` was
-    called and where a program needs them, in smaller operators. forms: for each of these, the forms
+    quantized: the layers that are to multiply bytes. count: the number of tensors of the call.
+    recordings: the run as it was and, once `reduce` was called and where a program needs them, in
+    smaller operators. forms: for each of these, the forms
     of the tensors that its inputs stand for. externals: the tensors that a program of it takes
     besides those of the call.
     """
 
-    def __init__(self, recording: Recording, inputs: list[Tensor]) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        inputs: list[Tensor],
+        quantized: Quantized | None = None,
+    ) -> None:
         self.count = len(inputs)
+        self._quantized = quantized
         first = replace(without_writes(recording) or recording, tensors=[], output=None)
         self.recordings = [first]
         self.forms = [forms_of(inputs)]
@@ -94,6 +102,13 @@ class Run:
             self._steps, self._outputs = self._written()
             self._tensors = []
 
+    def written(self) -> tuple[Steps, list[Tensor]]:
+        """The steps, and what the last of their outputs, which the code read, must be. Raises
+        CaptureError."""
+        self.reduce()
+        assert self._steps is not None
+        return self._steps.copy(), self._required
+
     def placed(self) -> Placed:
         """A program of it, for calls of its form. Raises CaptureError."""
         self.reduce()
@@ -111,7 +126,10 @@ class Run:
         if any(isinstance(output, int) or output is None for output in found):
             raise CaptureError("a tensor of its output is none of its operators'")
         count = len(found) - len(self._required)
-        return Placed(steps, found[:count], [*steps.inputs][self.count :], self._required)
+        lasting = [*steps.inputs][self.count :]
+        quantized = self._quantized
+        quantization = None if quantized is None else quantized.of(lasting, self.externals)
+        return Placed(steps, found[:count], lasting, self._required, quantization)
 
     def _written(self) -> tuple[Steps, Outputs]:
         """The steps; where it is needed of a run without writes, or of smaller operators."""

@@ -60,7 +60,7 @@ class Replay(OwnSignature):
 
     def _start(self) -> None:
         self._lock = threading.Lock()
-        self._builder = Programs()
+        self._builder = self._new_builder()
         self._programs: dict[Hashable, list[tuple[RecordedProgram, Output]]] = {}
         self._refused: dict[Hashable, str] = {}
         self._seen: dict[Hashable, int] = {}
@@ -71,6 +71,9 @@ class Replay(OwnSignature):
         self._patience = 2  # calls of a form, of which the last one is captured
         self._state: Reachable | None = None
         self._codes = Codes()
+
+    def _new_builder(self) -> Programs:
+        return Programs()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward without programs."""
@@ -155,7 +158,7 @@ class Replay(OwnSignature):
                     self._wasted = 0 if was_worth_it else self._wasted + 1
                     self._patience = 2 << max(0, min(self._wasted - FREE, 20))
                     self._served = 0
-                    self._state, self._codes, self._builder = None, Codes(), Programs()
+                    self._state, self._codes, self._builder = None, Codes(), self._new_builder()
         programs = self._programs.get(form, ())
         for position, (program, output) in enumerate(programs):
             try:

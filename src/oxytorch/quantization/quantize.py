@@ -66,7 +66,7 @@ def quantize_(
     report.entries += [Entry("-", item.path, False, item.reason) for item in left]
     log = log_of(model, QUANTIZED) or ChangeLog(report)
     earlier, log.report = log.report, report
-    context = _Context(model, log, report, config, len(layers), turns, _shown(progress))
+    context = _Context(model, log, report, config, len(layers), turns, shown(progress))
     try:
         run_passes(context, [_replace_weights], QUANTIZED, keeps_changes=True)
     finally:
@@ -156,7 +156,8 @@ def _needed(layers: Iterable[Layer], config: WeightConfig) -> int:
     return most
 
 
-def _shown(progress: bool | Progress) -> Progress:
+def shown(progress: bool | Progress) -> Progress:
+    """What shows how far it is: a line on standard error, or a function of the caller's."""
     if callable(progress):
         return progress
     if not progress:

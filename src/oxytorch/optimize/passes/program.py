@@ -59,7 +59,7 @@ def _captured(context: Context, sample: Sample) -> Replay:
             cast.convert(context, packs=False)
         boundaries.settle(context)
         context.separate(model)
-        replay = Replay(model)
+        replay = context.replays(model)
         measure.hold_heap()
         with sample.learning(model) as written:
             context.own_seconds = replay.prepare(*sample.call, written)

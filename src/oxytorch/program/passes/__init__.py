@@ -7,15 +7,17 @@ takes these out into a program of their own, which runs once and again after a w
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from ...graph.errors import CaptureError
 from ..program import Steps, Value
-from . import convolution, joined, linear, norms, own_convolutions, panels, pooling
+from . import convolution, joined, linear, norms, own_convolutions, panels, pooling, quantized
 from .attention import attention
 from .editor import Editor, Note, Pass
 from .embeddings import embedding_bags, merged_bags
 from .formulas import activations
 from .post_ops import in_place
+from .quantized import Quantization
 from .simplify import escaping, simplify
 from .spellings import spellings
 
@@ -36,9 +38,8 @@ ALWAYS: tuple[Pass, ...] = (
     simplify,
 )
 """Passes that hold for all weights."""
+FOLDS: tuple[Pass, ...] = (convolution.fold_pads, convolution.fold_norms)
 CONVOLUTIONS: tuple[Pass, ...] = (
-    convolution.fold_pads,
-    convolution.fold_norms,
     own_convolutions.fastest_own,
     panels.fuse,
     convolution.pack,
@@ -54,8 +55,6 @@ WITH_LASTING: tuple[Pass, ...] = (
     in_place,
 )
 STORABLE_CONVOLUTIONS: tuple[Pass, ...] = (
-    convolution.fold_pads,
-    convolution.fold_norms,
     own_convolutions.own,
     panels.fuse,
     convolution.channels_last,
@@ -70,36 +69,66 @@ STORABLE: tuple[Pass, ...] = (
 
 
 def improve(
-    steps: Steps, lasting: Iterable[Value], storable: bool = False, layouts: bool = True
+    steps: Steps,
+    lasting: Iterable[Value],
+    storable: bool = False,
+    layouts: bool = True,
+    quantization: Quantization | None = None,
 ) -> list[Note]:
     """Change the steps of a program so that it runs faster; return what was done and left.
 
     lasting: inputs that are the same tensors at each call, and seldom written to.
     storable: whether packed weights have to be plain tensors.
-    layouts: whether convolutions may be given another order in memory.
+    layouts: whether convolutions may be given another order in memory. quantization: which layers
+    multiply bytes.
 
-    If a kernel that is timed fails, the steps stay as they are, and the log says so.
+    If a kernel that is timed fails, the steps stay as they are, and the log says so; with
+    `quantization` that raises CaptureError.
     """
     if steps.has_effect:
         return []
     before = steps.copy()
     editor = Editor(steps, lasting)
     passes = ALWAYS
-    if not layouts:
-        pass
-    elif convolution.can_follow_order(editor):
-        passes += STORABLE_CONVOLUTIONS if storable else CONVOLUTIONS
-    else:
+    follows = layouts and convolution.can_follow_order(editor)
+    if follows:
+        passes += FOLDS
+    elif layouts:
         convolution.leave_all(editor)
     try:
-        for each in (*passes, *(STORABLE if storable else WITH_LASTING)):
-            editor.by = name_of(each)
-            each(editor)
+        _run(editor, passes)
+        if quantization is not None:
+            editor.by = "quantized.quantize"
+            quantized.quantize(editor, quantization)
+        if follows:
+            _run(editor, STORABLE_CONVOLUTIONS if storable else CONVOLUTIONS)
+        _run(editor, STORABLE if storable else WITH_LASTING)
     except RuntimeError as error:
+        if quantization is not None:
+            raise CaptureError(f"its layers cannot be quantized: {error}") from error
         _log.info("a program of %d steps is not improved: %s", len(before.steps), error)
         vars(steps).update(vars(before))
         return [Note(editor.by, step, why=f"a kernel fails: {error}") for step in steps.steps]
     return editor.notes
+
+
+def points(
+    steps: Steps, lasting: Iterable[Value], names: Mapping[Value, str]
+) -> tuple[dict[str, Value], dict[str, str]]:
+    """Change steps by the passes that hold for all weights.
+
+    names: of the values that stand for parameters. Returns the values whose ranges decide which
+    bytes layers multiply, by name; and why other layers cannot, by name.
+    """
+    editor = Editor(steps, lasting)
+    _run(editor, ALWAYS + (FOLDS if convolution.can_follow_order(editor) else ()))
+    return quantized.points_of(editor, names), quantized.left(editor, names)
+
+
+def _run(editor: Editor, passes: Iterable[Pass]) -> None:
+    for each in passes:
+        editor.by = name_of(each)
+        each(editor)
 
 
 def name_of(each: Pass) -> str:

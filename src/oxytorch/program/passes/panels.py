@@ -85,9 +85,12 @@ SWEEPS = {
     PANELS: (8, 9),
     "oxytorch::convolution_panels": (6, 11),
     "oxytorch::depthwise_convolution": (3, 7),
+    "oxytorch::quantized_linear": (8, 11),
+    "oxytorch::quantized_convolution": (9, 16),
 }
 """Operators that compute what follows in their sweep: places of what they add, and of the epilogue
 that says so."""
+_OF_ROWS = (PANELS, "oxytorch::quantized_linear")
 
 
 def fuse(editor: Editor) -> None:
@@ -106,7 +109,7 @@ def _fuse(editor: Editor, step: Step) -> None:
     taker = None if result is None else editor.only_taker(result)
     if taker is None or result is None or editor.is_changed(taker):
         return
-    if step.target == PANELS and not is_contiguous(taker.results[0]):
+    if step.target in _OF_ROWS and not is_contiguous(taker.results[0]):
         return  # convolutions have seen to the order
     arguments = [*step.arguments]
     place, last = SWEEPS[step.target]

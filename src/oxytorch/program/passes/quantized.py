@@ -1,0 +1,366 @@
+"""Passes that have linear layers and convolutions multiply bytes in place of floating numbers.
+
+Layers have names, those of the modules whose weights they take. A point is a value of a program
+whose range decides which bytes it becomes: what a layer takes, "name.input", and what a layer gives
+that is added to something else, "name.output". They are found in the steps as they are before any
+pass that times kernels, so that runs on other machines and of other dtypes have the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..program import Argument, Some, Step, Value, values_of
+from . import panels
+from .convolution import changeable, follow_order
+from .convolution_times import CONVOLUTION
+from .editor import VIEWS, Editor, is_contiguous, known
+from .linear import LINEAR
+from .post_ops import is_activation
+from .quantized_weights import Making, bytes_of_convolution, bytes_of_linear, wide_bias
+
+QUANTIZE, DEQUANTIZE = "oxytorch::quantize_per_tensor", "oxytorch::dequantize_per_tensor"
+LINEAR_OF_BYTES = "oxytorch::quantized_linear"
+CONVOLUTION_OF_BYTES = "oxytorch::quantized_convolution"
+MOST_PRODUCTS = 65536
+"""Products of bytes that a sum of 32 bits holds."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_OTHER = {LINEAR_OF_BYTES: 8, CONVOLUTION_OF_BYTES: 9}
+"""The place of what a step adds."""
+_OTHER_SCALE = {LINEAR_OF_BYTES: 9, CONVOLUTION_OF_BYTES: 14}
+"""The place of that one's scale, before its zero point."""
+_RESULT = {LINEAR_OF_BYTES: 12, CONVOLUTION_OF_BYTES: 17}
+"""The place of the result's dtype, before its scale and zero point."""
+_SAME_BYTES = (
+    *VIEWS, "aten::permute", "aten::transpose.int", "aten::t", "aten::squeeze.dim",
+    "aten::unsqueeze", "aten::slice.Tensor", "aten::select.int", "aten::flatten.using_ints",
+    "aten::contiguous", "aten::channel_shuffle",
+)  # fmt: skip
+"""Steps whose first result has elements of their first argument: they give bytes of bytes."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Which numbers bytes stand for: scale * (byte - zero_point). dtype: "uint8" or "int8"."""
+
+    scale: float
+    zero_point: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How a layer is computed with bytes.
+
+    input: which bytes it takes; None rounds each row by its own largest magnitude. output: those
+    that it gives where these are added to something else; None: floating numbers.
+    """
+
+    input: Numbers | None
+    output: Numbers | None = None
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """layers: how layers are computed, by name. names: of the values that stand for parameters."""
+
+    layers: Mapping[str, Layer]
+    names: Mapping[Value, str]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """layers: how layers are computed, by name. names: of parameters, by their identities."""
+
+    layers: Mapping[str, Layer]
+    names: Mapping[int, str]
+
+    def of(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> Quantization:
+        """The same of a program. values: those that stand for tensors."""
+        return Quantization(self.layers, named(values, tensors, self.names))
+
+
+def named(
+    values: Sequence[Value], tensors: Sequence[torch.Tensor], names: Mapping[int, str]
+) -> dict[Value, str]:
+    """The names of values that stand for tensors. names: of tensors, by their identities."""
+    pairs = zip(values, tensors, strict=True)
+    return {value: names[id(tensor)] for value, tensor in pairs if id(tensor) in names}
+
+
+def layers_of(editor: Editor, names: Mapping[Value, str]) -> dict[Step, str]:
+    """The linear layers and convolutions that can multiply bytes, with their names.
+
+    A further layer with the same weight is called "name#2" and so on.
+    """
+    found: dict[Step, str] = {}
+    counts: dict[str, int] = {}
+    for step in editor.steps.steps:
+        if step.target not in (LINEAR, CONVOLUTION) or editor.lasts(step):
+            continue
+        name = _name_of(editor, names, step.arguments[1])
+        if name is None:
+            continue
+        counts[name] = counts.get(name, 0) + 1
+        if not why_not(editor, step):
+            found[step] = name if counts[name] == 1 else f"{name}#{counts[name]}"
+    return found
+
+
+def _name_of(editor: Editor, names: Mapping[Value, str], weight: Argument) -> str | None:
+    """The path of the module that has a weight, which may be changed by steps before its layer."""
+    value: Argument | None = weight
+    while isinstance(value, Value) and value not in names:
+        maker = editor.maker.get(value)
+        value = None if maker is None else next(values_of(maker.arguments), None)
+    if not isinstance(value, Value):
+        return None
+    path, _, own = names[value].rpartition(".")
+    return path or own
+
+
+def why_not(editor: Editor, step: Step) -> str:
+    """Why a layer cannot multiply bytes; empty if it can."""
+    x, weight, bias = step.arguments[:3]
+    if weight not in editor.lasting or not editor.lasting.issuperset(values_of(bias)):
+        return "its weight or bias is computed at each call"
+    if weight.meta is None or x.meta is None or known(weight.meta.shape) is None:
+        return "shapes of its input and weight are not known"
+    if weight.meta.dtype not in _DTYPES or x.meta.dtype not in _DTYPES:
+        return f"it is of {x.meta.dtype}"
+    if 0 in weight.meta.shape or 0 in x.meta.shape or not x.meta.dim():
+        return "its input or weight is empty"
+    if weight.meta[0].numel() > MOST_PRODUCTS:
+        return f"it sums more than {MOST_PRODUCTS} products"
+    if step.target == LINEAR:
+        if weight.meta.dim() != 2 or not is_contiguous(step.results[0]):
+            return "its weight is no matrix, or its result does not lie in torch's order"
+        return ""
+    if step.arguments[6] != "false":
+        return "it is transposed"
+    is_batch = x.meta.dim() == weight.meta.dim() in (3, 4, 5)
+    return "" if is_batch else "it is of a single image without a batch"
+
+
+def left(editor: Editor, names: Mapping[Value, str]) -> dict[str, str]:
+    """Why layers cannot multiply bytes, by name."""
+    found: dict[str, str] = {}
+    for step in editor.steps.steps:
+        if step.target in (LINEAR, CONVOLUTION) and not editor.lasts(step):
+            name, why = _name_of(editor, names, step.arguments[1]), why_not(editor, step)
+            if name is not None and why:
+                found[name] = why
+    return found
+
+
+def points_of(editor: Editor, names: Mapping[Value, str]) -> dict[str, Value]:
+    """The values whose ranges decide, by the names of points."""
+    found: dict[str, Value] = {}
+    for step, name in layers_of(editor, names).items():
+        found[f"{name}.input"] = step.arguments[0]
+        output = _added(editor, step)
+        if output is not None:
+            found[f"{name}.output"] = output
+    return found
+
+
+def _added(editor: Editor, step: Step) -> Value | None:
+    """What a layer and the activation behind it give, where that is added to something else."""
+    (value,) = step.results
+    takers = [] if value is None else editor.takers.get(value, [])
+    if len(takers) == 1 and is_activation(takers[0]) and value not in editor.outputs:
+        (value,) = takers[0].results
+    takers = [] if value is None else editor.takers.get(value, [])
+    return value if any(taker.target == "add" for taker in takers) else None
+
+
+def quantize(editor: Editor, quantization: Quantization) -> None:
+    """Have the layers that are named multiply bytes."""
+    layers, found = quantization.layers, layers_of(editor, quantization.names)
+    chosen = {step: layers[name] for step, name in found.items() if name in layers}
+    outputs: dict[Value, Numbers] = {}
+    for step, layer in chosen.items():
+        value = _added(editor, step)
+        if value is not None and layer.output is not None:
+            outputs[value] = layer.output
+    _replace(editor, chosen)
+    panels.fuse(editor)
+    _move_up(editor)
+    _give_bytes(editor, outputs)
+
+
+def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
+    """Put layers of bytes, with floating results, in the place of others."""
+    convolutions = {*changeable(editor, lambda step: "" if step in chosen else "it is not chosen")}
+    rounded: dict[tuple[Value, Numbers], Value] = {}
+    for step, layer in chosen.items():
+        x, numbers, make = step.arguments[0], layer.input, Making(editor.steps.constants)
+        is_linear = step.target == LINEAR
+        if not is_linear and (numbers is None or step not in convolutions):
+            editor.leave(step, "its input has no range, or an output lies in an order of its own")
+            continue
+        if numbers is not None:
+            key = x, numbers
+            if key not in rounded:
+                rounded[key] = Value(meta=_of_bytes(x, numbers))
+                make.steps.append(_rounding(x, numbers, rounded[key]))
+            x = rounded[key]
+        if is_linear:
+            made = _linear(step, x, numbers, make)
+        else:
+            assert numbers is not None
+            made = _convolution(step, x, numbers, make)
+        editor.replace(step, *make.steps, made)
+    editor.apply()
+    if convolutions:
+        follow_order(editor)
+
+
+def _linear(step: Step, x: Value, numbers: Numbers | None, make: Making) -> Step:
+    weight, bias = step.arguments[1:3]
+    scale: list[Argument] = ["none", "0"]
+    if numbers is not None:
+        scale = [Some(repr(numbers.scale)), str(numbers.zero_point)]
+    arguments = [x, *scale, *bytes_of_linear(make, weight), wide_bias(make, bias)]
+    return Step(LINEAR_OF_BYTES, [*arguments, *_BEHIND, *_floating(step)], step.results)
+
+
+def _convolution(step: Step, x: Value, numbers: Numbers, make: Making) -> Step:
+    weight, bias, stride, padding, dilation, _, _, groups = step.arguments[1:]
+    size = weight.meta.shape
+    pads = [each for each in padding for _ in range(2)]
+    arguments = [
+        x,
+        repr(numbers.scale),
+        str(numbers.zero_point),
+        *bytes_of_convolution(make, weight, int(groups)),
+        [*map(str, size[2:])],
+        str(size[0]),
+        wide_bias(make, bias),
+        "none",
+        stride,
+        pads,
+        dilation,
+        groups,
+    ]
+    return Step(CONVOLUTION_OF_BYTES, [*arguments, *_BEHIND[1:], *_floating(step)], step.results)
+
+
+_BEHIND: tuple[Argument, ...] = ("none", "none", "0", '"none"')
+"""Of a layer that adds nothing: other with its scale and zero point, and the epilogue."""
+
+
+def _floating(step: Step) -> list[Argument]:
+    """The arguments that tell a floating result."""
+    meta: Any = step.arguments[1].meta
+    return [f'"{meta.dtype}"'.replace("torch.", ""), "none", "0"]
+
+
+def _of_bytes(value: Value, numbers: Numbers) -> torch.Tensor | None:
+    dtype = torch.uint8 if numbers.dtype == "uint8" else torch.int8
+    return None if value.meta is None else value.meta.to(dtype)
+
+
+def _words(numbers: Numbers) -> list[Argument]:
+    return [repr(numbers.scale), str(numbers.zero_point), f'"{numbers.dtype}"']
+
+
+def _rounding(x: Value, numbers: Numbers, result: Value) -> Step:
+    return Step(QUANTIZE, [x, *_words(numbers)], [result])
+
+
+def _move_up(editor: Editor) -> None:
+    """Round before steps whose results have the elements of what they take."""
+    moved = True
+    while moved:
+        moved = False
+        for step in editor.steps.steps:
+            if step.target == QUANTIZE and not editor.is_changed(step):
+                moved |= _moved_up(editor, step)
+        editor.apply()
+
+
+def _moved_up(editor: Editor, step: Step) -> bool:
+    x = step.arguments[0]
+    maker = editor.maker.get(x)
+    if maker is None or editor.is_changed(maker) or editor.only_taker(x) is not step:
+        return False
+    (result,) = step.results
+    rest = step.arguments[1:]
+    if maker.target == "aten::cat":
+        parts, makes = [], list[Step]()
+        for part in maker.arguments[0]:
+            parts.append(_alike(part, step))
+            makes.append(Step(QUANTIZE, [part, *rest], [parts[-1]]))
+        made = maker.with_arguments([parts, *maker.arguments[1:]])
+    elif maker.target in _SAME_BYTES and not any(maker.results[1:]):
+        source = _alike(maker.arguments[0], step)
+        makes = [Step(QUANTIZE, [maker.arguments[0], *rest], [source])]
+        made = maker.with_arguments([source, *maker.arguments[1:]])
+    else:
+        return False
+    editor.replace(maker)
+    editor.replace(step, *makes, replace(made, results=[result, *maker.results[1:]]))
+    return True
+
+
+def _alike(value: Value, step: Step) -> Value:
+    """A value of the bytes that a step makes, in the shape of another one."""
+    (result,) = step.results
+    assert result is not None and result.meta is not None
+    return Value(meta=None if value.meta is None else value.meta.to(result.meta.dtype))
+
+
+def _give_bytes(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
+    """Have layers give bytes where all that take what they give take bytes."""
+    for value in [s.results[0] for s in editor.steps.steps if s.target in _RESULT]:
+        if value is None or value in editor.outputs:
+            continue
+        takers = editor.takers.get(value, [])
+        rounding = [taker for taker in takers if taker.target == QUANTIZE]
+        adding = [taker for taker in takers if _adds(taker, value)]
+        ways = {tuple(each.arguments[1:]) for each in rounding}
+        if not takers or len(rounding) + len(adding) < len(takers) or len(ways) > 1:
+            continue
+        numbers = _numbers(*ways.pop()) if ways else outputs.get(value)
+        if numbers is not None:
+            _with_bytes(editor, value, numbers, rounding, adding)
+
+
+def _adds(step: Step, value: Value) -> bool:
+    """Whether a layer of bytes adds a value, and takes it for nothing else."""
+    place = _OTHER.get(step.target)
+    if place is None or sum(each is value for each in step.taken) != 1:
+        return False
+    other = step.arguments[place]
+    return isinstance(other, Some) and other.item is value
+
+
+def _numbers(scale: str, zero_point: str, dtype: str) -> Numbers:
+    return Numbers(float(scale), int(zero_point), dtype.strip('"'))
+
+
+def _with_bytes(
+    editor: Editor, value: Value, numbers: Numbers, rounding: list[Step], adding: list[Step]
+) -> None:
+    """Have the layer that makes a value make it of bytes, which `rounding` made so far."""
+    step = editor.maker[value]
+    made = Value(meta=_of_bytes(value, numbers))
+    scale, zero_point, dtype = _words(numbers)
+    arguments, place = [*step.arguments], _RESULT[step.target]
+    arguments[place : place + 3] = [dtype, Some(scale), zero_point]
+    editor.replace(step, replace(step, arguments=arguments, results=[made]))
+    for each in rounding:
+        editor.replace(each)
+        assert each.results[0] is not None
+        editor.redirect(each.results[0], made)
+    for each in adding:
+        arguments, place = [*each.arguments], _OTHER_SCALE[each.target]
+        arguments[place : place + 2] = [Some(scale), zero_point]
+        editor.replace(each, each.with_arguments(arguments))
+    editor.redirect(value, made)
+    editor.apply()

@@ -1,0 +1,117 @@
+"""What makes the bytes of a layer's weight, as steps: done once, and again after a write to it.
+
+Each output has its own scale, its largest magnitude / 127, and bytes from -127 to 127.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops.panels import layout
+from ..program import Argument, Some, Step, Value
+from .editor import known
+
+LARGEST = 127
+_SMALLEST = torch.finfo(torch.float32).tiny
+"""The least magnitude that is divided by."""
+PACK = "oxytorch::pack_panels"
+
+
+class Making:
+    """Steps that are written one after the other; constants: of the program, where more go."""
+
+    def __init__(self, constants: dict[Value, Tensor]) -> None:
+        self.steps: list[Step] = []
+        self.constants = constants
+
+    def __call__(self, target: str, *arguments: Argument) -> Value:
+        """Add a step of one result, which is returned."""
+        result = Value()
+        self.steps.append(Step(target, [*arguments], [result]))
+        return result
+
+    def to(self, value: Value, dtype: torch.dtype) -> Value:
+        """The value in a dtype."""
+        if value.meta is not None and value.meta.dtype == dtype:
+            return value
+        word = f"={dtype}".replace("torch.", "")
+        return self("aten::_to_copy", value, Some(word), *["none"] * 3, "false", "none")
+
+    def reshaped(self, value: Value, *sizes: int) -> Value:
+        """The value in another shape."""
+        return self("aten::reshape", value, [*map(str, sizes)])
+
+    def padded(self, value: Value, *sizes: int) -> Value:
+        """The value with zeros around its last dimensions, of sizes as in `functional.pad`."""
+        if not any(sizes):
+            return value
+        return self("aten::pad", value, [*map(str, sizes)], '"constant"', Some("0.0"))
+
+    def constant(self, number: float) -> Value:
+        """A number in float32."""
+        value = Value()
+        self.constants[value] = torch.tensor(number)
+        return value
+
+
+def bytes_of_linear(make: Making, weight: Value) -> list[Argument]:
+    """Panels, channel_scales, channel_sums and out_features of a weight [out, in]."""
+    outputs, _ = _size(weight)
+    integers, scales = _rounded(make, weight)
+    more = -outputs % layout.OUTPUTS
+    sums = make("aten::sum.dim_IntList", integers, Some(["1"]), "false", Some("=int32"))
+    return [
+        _packed(make, integers),
+        make.padded(scales, 0, more),
+        make.padded(sums, 0, more),
+        str(outputs),
+    ]
+
+
+def bytes_of_convolution(make: Making, weight: Value, groups: int) -> list[Argument]:
+    """Panels, channel_scales and channel_sums of a weight [out, in / groups, *kernel], in the order
+    of `quantized_convolution.pack_convolution`."""
+    outputs, _, *kernel = _size(weight)
+    integers, scales = _rounded(make, weight)
+    order = ["0", *(str(dim + 2) for dim in range(len(kernel))), "1"]
+    each, more = outputs // groups, -(outputs // groups) % layout.OUTPUTS
+    rows = make.reshaped(make("aten::permute", integers, order), groups, each, -1)
+    matrix = make.padded(rows, 0, 0, 0, more)
+    matrix = make.reshaped(matrix, groups * (each + more), -1)
+    sums = make("aten::sum.dim_IntList", matrix, Some(["1"]), "false", Some("=int32"))
+    padded = make.padded(make.reshaped(scales, groups, each), 0, more)
+    return [_packed(make, matrix), make.reshaped(padded, -1), sums]
+
+
+def wide_bias(make: Making, bias: Argument) -> Argument:
+    """An optional bias in float32."""
+    return Some(make.to(bias.item, torch.float32)) if isinstance(bias, Some) else bias
+
+
+def _rounded(make: Making, weight: Value) -> tuple[Value, Value]:
+    """The integers of a weight, int8, and the scales of its outputs, float32."""
+    outputs, *rest = _size(weight)
+    rows = make.reshaped(make.to(weight, torch.float32), outputs, -1)
+    largest = make("aten::amax", make("aten::abs", rows), ["1"], "false")
+    scales = make("aten::div.Tensor", largest, make.constant(LARGEST))
+    scales = make("aten::maximum", scales, make.constant(_SMALLEST))
+    quotients = make("aten::div.Tensor", rows, make.reshaped(scales, outputs, 1))
+    integers = make("aten::_to_copy", make("aten::round", quotients), Some("=int8"),
+                    *["none"] * 3, "false", "none")  # fmt: skip
+    return make.reshaped(integers, outputs, *rest), scales
+
+
+def _packed(make: Making, matrix: Value) -> Value:
+    codes = make("aten::view.dtype", make("aten::contiguous", matrix, "=contiguous_format"),
+                 "=uint8")  # fmt: skip
+    return make(PACK, codes, '"int8"', "false")
+
+
+def _size(weight: Value) -> tuple[int, ...]:
+    meta: Any = weight.meta
+    size = known(meta.shape)
+    assert size is not None
+    return size

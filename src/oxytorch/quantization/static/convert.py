@@ -1,0 +1,199 @@
+"""`convert`: a model whose layers multiply bytes; `quantize`: all in one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterable, Mapping, Sized
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ...graph.errors import CaptureError
+from ...graph.state import random_unmoved
+from ...optimize import explain, optimize_in_place
+from ...optimize.context import Context
+from ...optimize.sample import Sample
+from ...program.families import Programs
+from ...program.passes.quantized import Quantized
+from ...program.replay import Replay
+from ...rewriting.copies import Separation, copied
+from ...rewriting.measure import steady_heap
+from ...rewriting.memory import nbytes
+from ...rewriting.refusals import check_evaluation, check_module, check_not_optimized
+from ..quantize import Progress, shown
+from .prepare import (
+    OTHERWISE,
+    Int8StaticActivationInt8Weight,
+    calibration_of,
+    names_of,
+    prepare,
+)
+from .recipe import Recipe
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+class QuantizedReplay(Replay):
+    """Stands in for a model's forward: programs whose layers multiply bytes.
+
+    recipe: how layers are computed. A program is made at the first call of each form.
+    """
+
+    def __init__(self, module: nn.Module, recipe: Recipe) -> None:
+        self.recipe = recipe
+        super().__init__(module)
+
+    def _new_builder(self) -> Programs:
+        return Programs(Quantized(self.recipe.chosen(), names_of(self.module)))
+
+    def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if form in self._refused or self._is_special():
+            return self.forward(*args, **kwargs)
+        try:
+            self.prepare(args, kwargs)
+        except CaptureError as error:
+            self._refused[form] = str(error)
+            return self.forward(*args, **kwargs)
+        return self(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "recipe": self.recipe}
+
+
+def convert(
+    model: _Model,
+    recipe: Recipe | None = None,
+    *,
+    example_inputs: Any = None,
+    dtype: torch.dtype | None = None,
+) -> _Model:
+    """Return a copy of a model whose linear layers and convolutions multiply 8-bit integers.
+
+    model: what `prepare` returned, after calls on typical data; or with a recipe a model in
+        evaluation mode, on the CPU, neither optimized nor quantized.
+    recipe: how each layer is computed; None: as `recipe_of(model)` says.
+    example_inputs: arguments of a call, as in `prepare`; None: those given there.
+    dtype: torch.bfloat16 or torch.float16: of what has no 8-bit form. None keeps dtypes.
+
+    The result keeps the model's class, names and weights. In plain inference it runs a program
+    whose integers follow writes to the weights; where gradients can be asked for, and under
+    autocast, tracing and compiling, the model's own code runs on its weights as they are, without
+    quantization. `explain` reports, `undo` takes it back, `oxytorch.save` writes it to a file.
+
+    Raises TypeError or ValueError if an argument does not fit, the recipe names layers that the
+    model does not have, or the model cannot be captured, with the reason.
+    """
+    check_module("convert", model, scripted=False)
+    calibration = calibration_of(model)
+    if recipe is None and calibration is None:
+        raise ValueError(
+            "convert: expected a model that oxytorch.quantization.prepare returned, or a recipe, "
+            f"got a {type(model).__name__} without"
+        )
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise TypeError(f"convert: expected recipe to be a Recipe, got a {type(recipe).__name__}")
+    if calibration is None and example_inputs is None:
+        raise ValueError("convert: expected example_inputs with a model that was not prepared")
+    if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"convert: expected dtype None, torch.bfloat16 or torch.float16, got {dtype}"
+        )
+    check_not_optimized("convert", model)
+    check_evaluation("convert", model)
+    if calibration is not None:
+        if recipe is None:
+            recipe = calibration.recipe()
+        if example_inputs is None:
+            example_inputs = calibration.example_inputs
+    assert recipe is not None
+    return _converted(model, recipe, example_inputs, dtype)
+
+
+def _converted(
+    model: _Model, recipe: Recipe, example_inputs: Any, dtype: torch.dtype | None
+) -> _Model:
+    began = time.perf_counter()
+    result = copied(model, "convert")
+    calibration = calibration_of(result)
+    if calibration is not None:
+        calibration.leave()
+    _check_names(result, recipe)
+    sample = Sample(example_inputs)
+    sample.fit(result, set() if dtype is None else {dtype})
+    separate = Separation(model)
+    passes = ("program", "cast") if dtype is not None else ("program",)
+    replays = partial(QuantizedReplay, recipe=recipe)
+    with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
+        context = optimize_in_place(
+            result, dtype, sample, passes, separate, _no_look, replays=replays
+        )
+        if not context.is_program:
+            why = next(
+                (e.detail for e in context.log.report.entries if e.pass_name == "program"), ""
+            )
+            raise ValueError(
+                f"convert: {type(model).__name__} cannot be captured: {why}; {OTHERWISE}"
+            )
+        separate(result)
+    report = explain(result)
+    report.bytes_after = nbytes(result)
+    report.seconds = time.perf_counter() - began
+    return result
+
+
+def _no_look(context: Context) -> None:
+    """Regions are not made, so that no run has to be recorded for them."""
+
+
+def _check_names(model: nn.Module, recipe: Recipe) -> None:
+    paths = {path for path, _ in model.named_modules()}
+    for name in recipe.layers:
+        own = name.partition("#")[0]
+        if own not in paths and own not in dict(model.named_parameters()):
+            raise ValueError(
+                f"convert: expected a recipe for this model, a {type(model).__name__}, got one "
+                f"for a {recipe.model} with layer {name!r}, which it does not have"
+            )
+
+
+def quantize(
+    model: _Model,
+    calibration_data: Iterable[Any],
+    config: Int8StaticActivationInt8Weight | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    progress: bool | Progress = False,
+) -> _Model:
+    """Return a copy of a model whose linear layers and convolutions multiply 8-bit integers.
+
+    calibration_data: arguments of calls: tensors, tuples of positional arguments or mappings of
+        keyword arguments. The model is run on each, to find the ranges of its activations; 32 to
+        500 typical ones are enough. The first one is the example of `prepare`.
+    config: None is `Int8StaticActivationInt8Weight()`. dtype: as in `convert`.
+    progress: True prints a line to standard error; a callable receives the number of finished
+        calls, of all (0 where that is not known), and "".
+
+    The same as `prepare`, calls, and `convert`, and raises what these do; ValueError where
+    calibration_data is empty.
+    """
+    if isinstance(calibration_data, torch.Tensor | Mapping | str):
+        raise TypeError(
+            "quantize: expected calibration_data to be a list of inputs, got a "
+            f"{type(calibration_data).__name__}; put it into a list"
+        )
+    show, count = shown(progress), 0
+    total = len(calibration_data) if isinstance(calibration_data, Sized) else 0
+    prepared: _Model | None = None
+    for data in calibration_data:
+        if prepared is None:
+            prepared = prepare(model, config or Int8StaticActivationInt8Weight(), data)
+        show(count, total, "")
+        sample = Sample(data)
+        prepared(*sample.args, **sample.kwargs)
+        count += 1
+    if prepared is None:
+        raise ValueError("quantize: expected calibration_data with at least one input, got none")
+    show(count, count, "")
+    return convert(prepared, dtype=dtype)
