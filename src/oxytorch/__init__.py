@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .files import load, save
     from .math_mode import fp32_math_mode, get_fp32_math_mode, set_fp32_math_mode
     from .optimize import explain, optimize, undo
-    from .quantization import load_quantized, quantize_, save_quantized
+    from .quantization import load_quantized, quantize, quantize_, save_quantized
     from .verbose import verbose
 
 _library.warn_if_missing()
@@ -39,6 +39,7 @@ __all__ = [
     "optim",
     "optimize",
     "quantization",
+    "quantize",
     "quantize_",
     "save",
     "save_quantized",
@@ -58,6 +59,7 @@ _LATER = {
     "optim": "optim",
     "optimize": "optimize",
     "quantization": "quantization",
+    "quantize": "quantization",
     "quantize_": "quantization",
     "save": "files",
     "save_quantized": "quantization",

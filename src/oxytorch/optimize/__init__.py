@@ -16,7 +16,6 @@ from torch.optim.optimizer import Optimizer
 from .. import _garbage
 from ..graph.state import random_unmoved
 from ..program.model import ProgramModel
-from ..program.replay import Replay
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied
 from ..rewriting.driver import run_passes
@@ -332,20 +331,17 @@ def optimize_in_place(
     separate: Callable[[nn.Module], None],
     look: Callable[[Context], None] = observe,
     runs: tuple[str, ...] | None = None,
-    replays: Callable[[nn.Module], Replay] = Replay,
 ) -> Context:
     """Run the passes `names` on a model; what is known of it then.
 
     look: notes what a run of the model on the sample shows. runs: those of the passes that are run,
-    which ask what the others would do. replays: makes what stands in for a model that becomes a
-    program.
+    which ask what the others would do.
     """
     wanted = {} if dtype is None else dtypes(model, dtype)
     distinct = sorted({str(d).removeprefix("torch.") for d in wanted.values()})
     report = Report(type(model).__name__, "/".join(distinct) or "dtypes as they are", list(names))
     given = wanted if "cast" in names else {}
-    log = ChangeLog(report)
-    context = Context(model, given, log, names, separate, sample=sample, replays=replays)
+    context = Context(model, given, ChangeLog(report), names, separate, sample=sample)
     if "cast" in names and dtype is not None:
         context.rules = dtype if isinstance(dtype, Mapping) else {"": dtype}
         context.dtype, context.made_for = context.rules.get(""), made_for(model)

@@ -92,7 +92,8 @@ class Context:
     converts_vectors: whether vectors of the model's own
     classes are converted too. made_for: modules that make a weight at each call, and for which
     module. own_seconds: of a call of the own code of a model that became a program.
-    replays: makes what stands in for such a model.
+    replays: makes what stands in for such a model. of_integers: layers that will multiply integers,
+    whatever dtype they have.
     """
 
     model: nn.Module
@@ -125,6 +126,7 @@ class Context:
     made_for: dict[nn.Module, nn.Module] = field(default_factory=dict)
     own_seconds: float | None = None
     replays: Callable[[nn.Module], Replay] = Replay
+    of_integers: set[nn.Module] = field(default_factory=set)
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

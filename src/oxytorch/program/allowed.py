@@ -5,7 +5,8 @@ Imports nothing, so that the build can read it without torch.
 
 from __future__ import annotations
 
-NAMESPACES = ("aten", "oxytorch")
+TORCH = "aten"
+NAMESPACES = (TORCH, "oxytorch")
 IN_PLACE = (
     "abs_", "exp_", "gelu_", "hardsigmoid_", "hardswish_", "log_", "mish_", "relu_", "relu6_",
     "round_", "sigmoid_", "silu_", "sqrt_", "square_", "tanh_",
@@ -15,7 +16,7 @@ OTHER_PARTS = (
     "sparse", "mkldnn", "quant", "nested", "jagged", "cudnn", "miopen", "mps", "cuda", "fbgemm",
     "pin_memory", "resize", "csr", "csc", "coo", "bsr", "bsc", "padded_tensor",
 )  # fmt: skip
-"""Parts of names of operators that make tensors of other layouts or devices."""
+"""Parts of names of torch's operators that make tensors of other layouts or devices."""
 OTHER_BEGINS = ("values", "indices", "q_per", "int_repr")
 OTHER_NAMES = ("set", "data")
 PRIVATE = (

@@ -266,14 +266,14 @@ def _operator(target: str) -> _Operator:
             f"{target[:100]!r}"
         ) from None
     arguments = tuple((each.name, each.real_type) for each in schema.arguments)
-    why = _why_refused(own, schema, [_innermost(kind) for _, kind in arguments])
+    why = _why_refused(namespace, own, schema, [_innermost(kind) for _, kind in arguments])
     if why:
         raise ValueError(f"a file may not call {target}: {why}")
     kinds = [each.type.kind() for each in schema.returns]
     return _Operator(target, arguments, len(kinds), kinds == ["ListType"], schema.is_mutable)
 
 
-def _why_refused(own: str, schema: Any, kinds: Sequence[str]) -> str:
+def _why_refused(namespace: str, own: str, schema: Any, kinds: Sequence[str]) -> str:
     returned = [_innermost(each.type) for each in schema.returns]
     lists = sum(each.type.kind() != "TensorType" for each in schema.returns)
     if {*returned} != {"TensorType"} or (lists and len(returned) > 1):
@@ -286,7 +286,7 @@ def _why_refused(own: str, schema: Any, kinds: Sequence[str]) -> str:
         return f"it takes a {min(strange).removesuffix('Type')}, which a program cannot pass"
     if "StringType" in kinds and "TensorType" not in kinds:
         return "it takes text and no tensor"
-    if _OTHER_TENSORS.search(own):
+    if namespace == allowed.TORCH and _OTHER_TENSORS.search(own):
         return "it makes tensors that are not dense, or are on another device"
     if own.startswith("_") and own not in allowed.PRIVATE:
         return "it is internal to torch"

@@ -12,6 +12,7 @@ from ..core.tensor_file import DTYPES
 from .model import Interface, ProgramModel
 from .passes import improve, split
 from .passes.editor import Note
+from .passes.quantized import Layer, Quantization
 from .program import Program, Steps, Value, values_of
 
 DERIVED = "derived"
@@ -22,12 +23,14 @@ DERIVED = "derived"
 class Captured:
     """The steps of an exported program as they were captured, before any pass.
 
-    weights: its parameters and buffers, by the values that stand for them; names: theirs.
+    weights: its parameters and buffers, by the values that stand for them; names: theirs. layers:
+    how those are computed that multiply bytes, by name.
     """
 
     steps: Steps
     weights: dict[Value, Tensor]
     names: dict[Value, str]
+    layers: Mapping[str, Layer] | None = None
 
     def improved(self, storable: bool = False) -> tuple[Steps, Steps, list[Note]]:
         """The steps after all passes, those that are done once, and what the passes did.
@@ -39,7 +42,9 @@ class Captured:
         lasting = [] if steps.has_effect else [*self.weights]
         steps.inputs = [*inputs, *self.weights]
         steps.constants = {v: t for v, t in steps.constants.items() if v not in self.weights}
-        notes = improve(steps, lasting, storable)
+        layers = self.layers
+        quantization = None if layers is None else Quantization(layers, self.names)
+        notes = improve(steps, lasting, storable, quantization=quantization)
         before, derived = split(steps, lasting) if lasting else (Steps(), [])
         steps.inputs = [*inputs, *derived]
         steps.constants |= self.weights

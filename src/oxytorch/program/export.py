@@ -35,6 +35,7 @@ from .model import (
     TensorInput,
     Write,
 )
+from .passes.quantized import Layer
 from .program import Steps, Value
 from .smaller import with_smaller_ones
 from .structure import Structure
@@ -57,14 +58,19 @@ _ASSERTED = (
 _Found = TypeVar("_Found")
 
 
-def from_exported(exported: ExportedProgram, storable: bool = False) -> ProgramModel:
+def from_exported(
+    exported: ExportedProgram,
+    storable: bool = False,
+    layers: Mapping[str, Layer] | None = None,
+) -> ProgramModel:
     """The model of an exported program, as a program.
 
-    storable: whether packed weights have to be plain tensors, which files can hold.
+    storable: whether packed weights have to be plain tensors, which files can hold. layers: how
+    those are computed that multiply bytes, by the names of their modules.
 
     Raises ValueError, which names the operator or the argument, where a program cannot hold it.
     """
-    return _imported(exported, lambda found: found.model(storable))
+    return _imported(exported, lambda found: found.model(storable, layers))
 
 
 def captured(exported: ExportedProgram) -> Captured:
@@ -133,12 +139,12 @@ class _Import:
             value.meta = tensor
         return steps, weights, outputs, computed
 
-    def model(self, storable: bool) -> ProgramModel:
+    def model(self, storable: bool, layers: Mapping[str, Layer] | None = None) -> ProgramModel:
         """The program and how it is called."""
         arguments = self._arguments()
         self._replace_inputs(_argument_names(self._original, arguments))
         steps, weights, outputs, (kinds, given) = self._steps()
-        own = Captured(steps, weights, self._names_of(weights))
+        own = Captured(steps, weights, self._names_of(weights), layers)
         found = self._outputs(outputs, given)
         interface = Interface(
             arguments,

@@ -130,8 +130,10 @@ def _exported(model: nn.Module, sample_input: Any) -> ProgramModel:
         args, kwargs = (), dict(sample_input)
     elif isinstance(sample_input, tuple):
         args = sample_input
+    layers = getattr(model.__dict__.get("forward"), "layers", None)  # of a `Replay`
     with torch.no_grad():
-        return from_exported(torch.export.export(model, args, kwargs), storable=True)
+        exported = torch.export.export(model, args, kwargs)
+        return from_exported(exported, storable=True, layers=layers)
 
 
 def load(path: Path, verify: bool = False) -> ProgramModel:

@@ -1,6 +1,7 @@
-"""Weights of 4 and 8 bits: `quantize_`, and models on disk.
+"""Weights of 4 and 8 bits: `quantize_`, and models on disk; layers of 8-bit integers: `quantize`.
 
 report = oxytorch.quantize_(model, oxytorch.quantization.Int4Weight(group_size=128))
+faster = oxytorch.quantize(model, calibration_data)
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
         WeightConfig,
     )
     from .load import load_quantized
-    from .quantize import quantize_
     from .report import QuantizationReport, QuantizedLayer
+    from .static.convert import convert, quantize
+    from .static.prepare import Int8StaticActivationInt8Weight, prepare, recipe_of
+    from .static.recipe import LayerRecipe, Recipe, load_recipe, save_recipe
     from .store import save_quantized
+    from .weight_only import quantize_
     from .weights import quantized
 
 __all__ = [
@@ -31,29 +35,47 @@ __all__ = [
     "Int4Weight",
     "Int8DynamicActivationInt4Weight",
     "Int8DynamicActivationInt8Weight",
+    "Int8StaticActivationInt8Weight",
     "Int8Weight",
+    "LayerRecipe",
     "NF4Weight",
     "QuantizationReport",
     "QuantizedLayer",
+    "Recipe",
     "WeightConfig",
+    "convert",
     "load_quantized",
+    "load_recipe",
+    "prepare",
+    "quantize",
     "quantize_",
     "quantized",
+    "recipe_of",
     "save_quantized",
+    "save_recipe",
 ]
 
 _LATER = {
     "Int4Weight": "configs",
     "Int8DynamicActivationInt4Weight": "configs",
     "Int8DynamicActivationInt8Weight": "configs",
+    "Int8StaticActivationInt8Weight": "static.prepare",
     "Int8Weight": "configs",
+    "LayerRecipe": "static.recipe",
     "NF4Weight": "configs",
     "QuantizationReport": "report",
     "QuantizedLayer": "report",
+    "Recipe": "static.recipe",
     "WeightConfig": "configs",
+    "convert": "static.convert",
     "load_quantized": "load",
-    "quantize_": "quantize",
+    "load_recipe": "static.recipe",
+    "prepare": "static.prepare",
+    "quantize": "static.convert",
+    "quantize_": "weight_only",
+    "recipe_of": "static.prepare",
     "quantized": "weights",
     "save_quantized": "store",
+    "save_recipe": "static.recipe",
 }
 sys.modules[__name__].__class__ = _lazy.Package

@@ -92,7 +92,8 @@ def candidates(context: Context) -> list[nn.Module]:
     return [
         module
         for module in filter(context.converts, context.open_modules())
-        if _is_timed(context, module)
+        if module not in context.of_integers
+        and _is_timed(context, module)
         and not cast.are_named(context, [module])
         and not _is_shared(context, module)
     ]

@@ -12,7 +12,10 @@ from .own_convolutions import DEPTHWISE, PANELS
 from .post_ops import is_activation
 
 POOL = "oxytorch::pool"
-_IN_ORDER = (PANELS, DEPTHWISE, PACKED, f"{PACKED}.binary", PACKED_TRANSPOSED, POOL)
+_IN_ORDER = (
+    PANELS, DEPTHWISE, PACKED, f"{PACKED}.binary", PACKED_TRANSPOSED, POOL,
+    "oxytorch::quantized_convolution",
+)  # fmt: skip
 """Steps that return channels-last order."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX, _MAXES = "aten::max_pool{}d", "aten::max_pool{}d_with_indices"

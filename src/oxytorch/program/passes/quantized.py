@@ -8,7 +8,7 @@ pass that times kernels, so that runs on other machines and of other dtypes have
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,14 +74,15 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Quantized:
-    """layers: how layers are computed, by name. names: of parameters, by their identities."""
+    """layers: how layers are computed, by name. names: returns those of parameters, by their
+    identities."""
 
     layers: Mapping[str, Layer]
-    names: Mapping[int, str]
+    names: Callable[[], Mapping[int, str]]
 
     def of(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> Quantization:
         """The same of a program. values: those that stand for tensors."""
-        return Quantization(self.layers, named(values, tensors, self.names))
+        return Quantization(self.layers, named(values, tensors, self.names()))
 
 
 def named(
@@ -291,6 +292,10 @@ def _moved_up(editor: Editor, step: Step) -> bool:
         return False
     (result,) = step.results
     rest = step.arguments[1:]
+    if _is_cast(maker):
+        editor.replace(maker)
+        editor.replace(step, step.with_arguments([maker.arguments[0], *rest]))
+        return True
     if maker.target == "aten::cat":
         parts, makes = [], list[Step]()
         for part in maker.arguments[0]:
@@ -306,6 +311,14 @@ def _moved_up(editor: Editor, step: Step) -> bool:
     editor.replace(maker)
     editor.replace(step, *makes, replace(made, results=[result, *maker.results[1:]]))
     return True
+
+
+def _is_cast(step: Step) -> bool:
+    """Whether a step changes the dtype alone, from one floating dtype to another."""
+    if step.target != "aten::_to_copy" or any(word != "none" for word in step.arguments[2:5]):
+        return False
+    metas = [None if v is None else v.meta for v in (step.arguments[0], step.results[0])]
+    return all(meta is not None and meta.dtype in _DTYPES for meta in metas)
 
 
 def _alike(value: Value, step: Step) -> Value:

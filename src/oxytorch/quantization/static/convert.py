@@ -22,7 +22,7 @@ from ...rewriting.copies import Separation, copied
 from ...rewriting.measure import steady_heap
 from ...rewriting.memory import nbytes
 from ...rewriting.refusals import check_evaluation, check_module, check_not_optimized
-from ..quantize import Progress, shown
+from ..weight_only import Progress, shown
 from .prepare import (
     OTHERWISE,
     Int8StaticActivationInt8Weight,
@@ -43,10 +43,11 @@ class QuantizedReplay(Replay):
 
     def __init__(self, module: nn.Module, recipe: Recipe) -> None:
         self.recipe = recipe
+        self.layers = recipe.chosen()
         super().__init__(module)
 
     def _new_builder(self) -> Programs:
-        return Programs(Quantized(self.recipe.chosen(), names_of(self.module)))
+        return Programs(Quantized(self.recipe.chosen(), partial(names_of, self.module)))
 
     def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if form in self._refused or self._is_special():
@@ -59,7 +60,7 @@ class QuantizedReplay(Replay):
         return self(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "recipe": self.recipe}
+        return {**super().__getstate__(), "recipe": self.recipe, "layers": self.layers}
 
 
 def convert(
@@ -124,11 +125,8 @@ def _converted(
     sample.fit(result, set() if dtype is None else {dtype})
     separate = Separation(model)
     passes = ("program", "cast") if dtype is not None else ("program",)
-    replays = partial(QuantizedReplay, recipe=recipe)
     with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
-        context = optimize_in_place(
-            result, dtype, sample, passes, separate, _no_look, replays=replays
-        )
+        context = optimize_in_place(result, dtype, sample, passes, separate, partial(_look, recipe))
         if not context.is_program:
             why = next(
                 (e.detail for e in context.log.report.entries if e.pass_name == "program"), ""
@@ -137,14 +135,27 @@ def _converted(
                 f"convert: {type(model).__name__} cannot be captured: {why}; {OTHERWISE}"
             )
         separate(result)
+    _report(context, recipe)
     report = explain(result)
     report.bytes_after = nbytes(result)
     report.seconds = time.perf_counter() - began
     return result
 
 
-def _no_look(context: Context) -> None:
-    """Regions are not made, so that no run has to be recorded for them."""
+def _look(recipe: Recipe, context: Context) -> None:
+    """Say what stands in for the model. No run is recorded, since no regions are made."""
+    context.replays = partial(QuantizedReplay, recipe=recipe)
+    layers = {name.partition("#")[0] for name in recipe.chosen()}
+    context.of_integers = {m for m, path in context.paths.items() if path in layers}
+
+
+def _report(context: Context, recipe: Recipe) -> None:
+    """Note how each layer is computed."""
+    for name, own in recipe.layers.items():
+        if own.compute == "float":
+            context.log.skipped("quantize", name, own.why or "left out by the recipe")
+        else:
+            context.log.applied("quantize", name, f"8-bit integers, {own.compute}")
 
 
 def _check_names(model: nn.Module, recipe: Recipe) -> None:
