@@ -25,10 +25,12 @@ from ...rewriting.refusals import check_evaluation, check_module, check_not_opti
 from ..weight_only import Progress, shown
 from .prepare import (
     OTHERWISE,
+    Calibration,
     Int8StaticActivationInt8Weight,
     calibration_of,
     names_of,
     prepare,
+    prepared,
 )
 from .recipe import Recipe
 
@@ -103,12 +105,16 @@ def convert(
         )
     check_not_optimized("convert", model)
     check_evaluation("convert", model)
-    if calibration is not None:
-        if recipe is None:
-            recipe = calibration.recipe()
-        if example_inputs is None:
-            example_inputs = calibration.example_inputs
-    assert recipe is not None
+    if calibration is None:
+        config = Int8StaticActivationInt8Weight()
+        model = prepared(model, config, example_inputs, "convert")
+        calibration = calibration_of(model)
+    assert calibration is not None
+    if recipe is None:
+        recipe = calibration.recipe()
+    _check_names(calibration, recipe)
+    if example_inputs is None:
+        example_inputs = calibration.example_inputs
     return _converted(model, recipe, example_inputs, dtype)
 
 
@@ -120,7 +126,6 @@ def _converted(
     calibration = calibration_of(result)
     if calibration is not None:
         calibration.leave()
-    _check_names(result, recipe)
     sample = Sample(example_inputs)
     sample.fit(result, set() if dtype is None else {dtype})
     separate = Separation(model)
@@ -158,14 +163,20 @@ def _report(context: Context, recipe: Recipe) -> None:
             context.log.applied("quantize", name, f"8-bit integers, {own.compute}")
 
 
-def _check_names(model: nn.Module, recipe: Recipe) -> None:
-    paths = {path for path, _ in model.named_modules()}
-    for name in recipe.layers:
-        own = name.partition("#")[0]
-        if own not in paths and own not in dict(model.named_parameters()):
+def _check_names(calibration: Calibration, recipe: Recipe) -> None:
+    """Raise ValueError where a recipe names what the model does not compute."""
+    kind, layers = type(calibration.module).__name__, calibration.layers
+    for name, own in recipe.layers.items():
+        if name not in layers:
             raise ValueError(
-                f"convert: expected a recipe for this model, a {type(model).__name__}, got one "
-                f"for a {recipe.model} with layer {name!r}, which it does not have"
+                f"convert: expected a recipe for this model, a {kind}, got one for a "
+                f"{recipe.model} with layer {name!r}, which is no linear layer or convolution that "
+                "it runs"
+            )
+        if layers[name] and own.compute != "float":
+            raise ValueError(
+                f'convert: expected "float" for layer {name!r} in the recipe, because '
+                f"{layers[name]}, got {own.compute!r}"
             )
 
 
@@ -196,15 +207,15 @@ def quantize(
         )
     show, count = shown(progress), 0
     total = len(calibration_data) if isinstance(calibration_data, Sized) else 0
-    prepared: _Model | None = None
+    watching: _Model | None = None
     for data in calibration_data:
-        if prepared is None:
-            prepared = prepare(model, config or Int8StaticActivationInt8Weight(), data)
+        if watching is None:
+            watching = prepare(model, config or Int8StaticActivationInt8Weight(), data)
         show(count, total, "")
         sample = Sample(data)
-        prepared(*sample.args, **sample.kwargs)
+        watching(*sample.args, **sample.kwargs)
         count += 1
-    if prepared is None:
+    if watching is None:
         raise ValueError("quantize: expected calibration_data with at least one input, got none")
     show(count, count, "")
-    return convert(prepared, dtype=dtype)
+    return convert(watching, dtype=dtype)

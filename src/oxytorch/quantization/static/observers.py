@@ -22,8 +22,8 @@ LEVELS = 256
 MOMENTUM = 0.01
 """The weight of the newest tensor in a moving average, as in torch.ao."""
 PERCENTILE = 99.99
-_STEPS = 100
-"""Ranges that a search looks at."""
+_STEPS, _ROUNDS = 64, 2
+"""Places of an end that a search looks at, and how often it looks at each end."""
 
 
 class Observer:
@@ -118,8 +118,7 @@ def of_percentile(
 
 
 def of_least_error(counts: Tensor, least: float, most: float) -> tuple[float, float]:
-    """The range with the least squared error of rounding and clamping, of those that shrink both
-    ends alike."""
+    """The range with the least squared error of rounding and clamping."""
     return _best(counts, least, most, _squared_error)
 
 
@@ -134,15 +133,19 @@ def of_least_divergence(counts: Tensor, least: float, most: float) -> tuple[floa
 def _best(
     counts: Tensor, least: float, most: float, cost: Callable[[Tensor, Tensor, float, float], float]
 ) -> tuple[float, float]:
+    """The range of the least cost, of those that shrink one end after the other."""
     width = (most - least) / BINS
     middles = least + width * (torch.arange(BINS, dtype=torch.float64) + 0.5)
-    best, found = math.inf, (least, most)
-    for step in range(_STEPS, _STEPS // 10, -1):
-        low, high = least * step / _STEPS, most * step / _STEPS
-        now = cost(counts, middles, low, high)
-        if now < best:
-            best, found = now, (low, high)
-    return found
+    low, high = min(least, 0.0), max(most, 0.0)
+    shares = [step / _STEPS for step in range(_STEPS, 0, -1)]
+    for _ in range(_ROUNDS):
+        low = min(
+            (share * least for share in shares), key=lambda end: cost(counts, middles, end, high)
+        )
+        high = min(
+            (share * most for share in shares), key=lambda end: cost(counts, middles, low, end)
+        )
+    return low, high
 
 
 def _squared_error(counts: Tensor, middles: Tensor, low: float, high: float) -> float:

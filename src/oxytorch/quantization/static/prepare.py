@@ -68,20 +68,29 @@ def prepare(model: _Model, config: Int8StaticActivationInt8Weight, example_input
     model returns, without gradients. Raises TypeError or ValueError if an argument does not fit or
     the model cannot be captured, with the reason.
     """
-    check_module("prepare", model, scripted=False)
+    return prepared(model, config, example_inputs, "prepare")
+
+
+def prepared(
+    model: _Model, config: Int8StaticActivationInt8Weight, example_inputs: Any, caller: str
+) -> _Model:
+    """See `prepare`; caller: the public function, with which the text of an error begins."""
+    check_module(caller, model, scripted=False)
     if not isinstance(config, Int8StaticActivationInt8Weight):
         raise TypeError(
-            "prepare: expected config to be Int8StaticActivationInt8Weight(), got a "
+            f"{caller}: expected config to be Int8StaticActivationInt8Weight(), got a "
             f"{config.__name__ if isinstance(config, type) else type(config).__name__}"
         )
-    check_not_optimized("prepare", model)
-    check_evaluation("prepare", model)
+    check_not_optimized(caller, model)
+    check_evaluation(caller, model)
     for name, tensor in model.named_parameters():
         if tensor.device.type != "cpu" or tensor.is_meta:
-            raise ValueError(f"prepare: expected tensors on the CPU, got {name} on {tensor.device}")
+            raise ValueError(
+                f"{caller}: expected tensors on the CPU, got {name} on {tensor.device}"
+            )
         if tensor.is_floating_point():
-            check_finite("prepare", name, tensor)
-    result = copied(model, "prepare")
+            check_finite(caller, name, tensor)
+    result = copied(model, caller)
     sample = Sample(example_inputs)
     sample.fit(result, set())
     calibration = Calibration(result, config, example_inputs)
@@ -90,7 +99,7 @@ def prepare(model: _Model, config: Int8StaticActivationInt8Weight, example_input
             calibration.add_form(*sample.call)
     except (CaptureError, ForeignError) as error:
         raise ValueError(
-            f"prepare: {type(model).__name__} cannot be captured: {error}; {OTHERWISE}"
+            f"{caller}: {type(model).__name__} cannot be captured: {error}; {OTHERWISE}"
         ) from error
     result.__dict__["forward"] = calibration
     return result
@@ -100,6 +109,7 @@ class Calibration(OwnSignature):
     """Stands in for the forward of a prepared model: its own code, and a look at what layers take.
 
     config: the model's. example_inputs: arguments of a call. calls: those that were seen.
+    layers: why each layer cannot multiply integers, empty if it can, by name.
     """
 
     def __init__(
@@ -112,7 +122,7 @@ class Calibration(OwnSignature):
         self.calls = 0
         self._observers: dict[str, Observer] = {}
         self._forms: dict[Hashable, list[ObservedProgram]] = {}
-        self._layers: dict[str, str] = {}
+        self.layers: dict[str, str] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad(), own_code():
@@ -161,7 +171,7 @@ class Calibration(OwnSignature):
             raise recording
         program = ObservedProgram(Run(recording, tensors), names_of(self.module))
         self._forms.setdefault(form, []).append(program)
-        self._layers.update({**program.left, **dict.fromkeys(program.layers, "")})
+        self.layers.update({**program.left, **dict.fromkeys(program.layers, "")})
         return program
 
     def _see(self, found: dict[str, Tensor]) -> None:
@@ -184,7 +194,7 @@ class Calibration(OwnSignature):
                 "none; call it on typical inputs first"
             )
         layers = {}
-        for name, why in self._layers.items():
+        for name, why in self.layers.items():
             input, output = (self._numbers(name + end) for end in (INPUT, OUTPUT))
             is_static = not why and input is not None
             own = LayerRecipe("static" if is_static else "float", input, output, why)

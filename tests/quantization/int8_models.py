@@ -1,0 +1,62 @@
+"""Small networks of the kinds that are quantized, and what plain PyTorch makes of integers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Residual(nn.Module):
+    """Convolutions with batch norms, a shortcut, a depthwise layer, pooling and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.first_norm = nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16)
+        self.inner, self.inner_norm = nn.Conv2d(16, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
+        self.last, self.last_norm = nn.Conv2d(16, 32, 1, bias=False), nn.BatchNorm2d(32)
+        self.shortcut, self.shortcut_norm = nn.Conv2d(16, 32, 1, bias=False), nn.BatchNorm2d(32)
+        self.depthwise = nn.Conv2d(32, 32, 3, 1, 1, groups=32)
+        self.pointwise = nn.Conv2d(32, 32, 1)
+        self.head = nn.Linear(32, 10)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.uniform_(module.running_var, 0.5, 2)
+                nn.init.normal_(module.running_mean)
+                nn.init.uniform_(module.weight, 0.5, 2)
+                nn.init.normal_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(torch.relu(self.first_norm(self.first(x))), 3, 2, 1)
+        inner = torch.relu(self.inner_norm(self.inner(x)))
+        x = torch.relu(self.last_norm(self.last(inner)) + self.shortcut_norm(self.shortcut(x)))
+        x = self.pointwise(F.relu6(self.depthwise(x))) + x
+        result: Tensor = self.head(x.mean((2, 3)))
+        return result
+
+
+class Block(nn.Module):
+    """One layer of a transformer, with attention written out."""
+
+    def __init__(self, width: int = 64, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.last = nn.LayerNorm(width)
+
+    def _parts(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (self._parts(layer(x)) for layer in (self.query, self.key, self.value))
+        mixed = F.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(x.shape)
+        x = self.norm(x + self.out(mixed))
+        result: Tensor = self.last(x + self.down(F.gelu(self.up(x))))
+        return result
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """The size of the difference beside that of what is wanted."""
+    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
