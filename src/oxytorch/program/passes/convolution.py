@@ -64,6 +64,17 @@ def zeros_before(editor: Editor, step: Step) -> tuple[Value, list[tuple[int, int
     return x, [(0, 0)] * (dims - len(last)) + last
 
 
+def padded_input(editor: Editor, step: Step) -> tuple[Value, list[str]]:
+    """What a convolution takes, and the zeros that are added before and after each spatial
+    dimension, those of a step before it among them."""
+    x, pairs = step.arguments[0], [(int(size), int(size)) for size in step.arguments[4]]
+    zeros = zeros_before(editor, step)
+    if zeros is not None:
+        x = zeros[0]
+        pairs = [(a + c, b + d) for (a, b), (c, d) in zip(pairs, zeros[1], strict=True)]
+    return x, [str(size) for pair in pairs for size in pair]
+
+
 def fold_norms(editor: Editor) -> None:
     """Fold batch normalization into the weights of the convolution before it.
 

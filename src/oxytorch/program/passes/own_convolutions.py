@@ -8,7 +8,7 @@ import torch
 from ...ops.linear import supports
 from ...ops.panels.formats import PLAIN_NAMES
 from ..program import Argument, Some, Step, Value
-from .convolution import changeable, follow_order, why_plain, zeros_before
+from .convolution import changeable, follow_order, padded_input, why_plain
 from .convolution_times import convolution_of, is_faster, layer_of
 from .editor import Editor, known
 from .post_ops import epilogue_of, other_of_sum
@@ -75,16 +75,11 @@ def _is_swept(editor: Editor, step: Step, steps: list[Step]) -> bool:
 
 def _own_steps(editor: Editor, step: Step) -> list[Step]:
     """The steps of a convolution by our operators, with the zeros of a step before it."""
-    x, weight, bias, *_ = step.arguments
+    _, weight, bias, *_ = step.arguments
     layer = convolution_of(step)
-    padding, stride, dilation, groups = layer.geometry
-    pairs = [(size, size) for size in padding]
-    zeros = zeros_before(editor, step)
-    if zeros is not None:
-        x = zeros[0]
-        pairs = [(a + c, b + d) for (a, b), (c, d) in zip(pairs, zeros[1], strict=True)]
-    pads = [size for pair in pairs for size in pair]
-    geometry: list[Argument] = [[*map(str, each)] for each in (stride, pads, dilation)]
+    _, stride, dilation, groups = layer.geometry
+    x, pads = padded_input(editor, step)
+    geometry: list[Argument] = [[*map(str, stride)], pads, [*map(str, dilation)]]
     size = known(weight.meta.shape)
     assert size is not None
     if layer.is_depthwise:

@@ -16,7 +16,7 @@ import torch
 
 from ..program import Argument, Some, Step, Value, values_of
 from . import panels
-from .convolution import changeable, follow_order
+from .convolution import changeable, follow_order, padded_input
 from .convolution_times import CONVOLUTION
 from .editor import VIEWS, Editor, is_contiguous, known
 from .linear import LINEAR
@@ -199,8 +199,9 @@ def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
     convolutions = {*changeable(editor, lambda step: "" if step in chosen else "it is not chosen")}
     rounded: dict[tuple[Value, Numbers], Value] = {}
     for step, layer in chosen.items():
-        x, numbers, make = step.arguments[0], layer.input, Making(editor.steps.constants)
+        numbers, make = layer.input, Making(editor.steps.constants)
         is_linear = step.target == LINEAR
+        x, pads = (step.arguments[0], []) if is_linear else padded_input(editor, step)
         if not is_linear and (numbers is None or step not in convolutions):
             editor.leave(step, "its input has no range, or an output lies in an order of its own")
             continue
@@ -214,7 +215,7 @@ def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
             made = _linear(step, x, numbers, make)
         else:
             assert numbers is not None
-            made = _convolution(step, x, numbers, make)
+            made = _convolution(step, x, pads, numbers, make)
         editor.replace(step, *make.steps, made)
     editor.apply()
     if convolutions:
@@ -230,10 +231,9 @@ def _linear(step: Step, x: Value, numbers: Numbers | None, make: Making) -> Step
     return Step(LINEAR_OF_BYTES, [*arguments, *_BEHIND, *_floating(step)], step.results)
 
 
-def _convolution(step: Step, x: Value, numbers: Numbers, make: Making) -> Step:
-    weight, bias, stride, padding, dilation, _, _, groups = step.arguments[1:]
+def _convolution(step: Step, x: Value, pads: list[str], numbers: Numbers, make: Making) -> Step:
+    weight, bias, stride, _, dilation, _, _, groups = step.arguments[1:]
     size = weight.meta.shape
-    pads = [each for each in padding for _ in range(2)]
     arguments = [
         x,
         repr(numbers.scale),
