@@ -12,6 +12,7 @@ import pytest
 import torch
 from counting import counts_original
 from torch import Tensor, nn
+from torch.nn import functional as F
 from zoo import CASES, build, call
 
 import oxytorch
@@ -86,6 +87,47 @@ def test_recorded_calls_do_not_reach_the_forward(mode: Any) -> None:
         for value in (x, -x, x * 3):
             torch.testing.assert_close(optimized(value), model(value))
     assert not calls
+
+
+class _Attends(nn.Module):
+    """Operators that torch takes apart before it runs them, but in inference mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drops = nn.Linear(8, 8), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drops(self.layer(x)).reshape(x.shape[0], 2, -1, 4)
+        return torch.matmul(F.scaled_dot_product_attention(x, x, x), x.transpose(2, 3)).flatten(1)
+
+
+def test_runs_in_inference_mode_are_recorded_as_others() -> None:
+    model = _Attends().eval()
+    with torch.inference_mode():
+        optimized = _as_program(model, torch.randn(3, 8))
+        for rows in (5, 5, 5, 6, 6, 6):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(optimized(x), model(x))
+    forward = optimized.__dict__["forward"]
+    assert not forward._refused and len(forward._programs) == 3
+    texts = [str(program) for program in forward.programs()]
+    assert not any("dropout" in text for text in texts)
+
+
+def test_a_model_optimized_in_inference_mode_follows_writes() -> None:
+    with torch.inference_mode():
+        model = _mlp()
+        optimized = _as_program(model, torch.randn(3, 8))
+    assert not any(parameter.is_inference() for parameter in optimized.parameters())
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x), model(x))
+        for parameter in optimized.parameters():
+            parameter.mul_(2)
+        with torch.inference_mode():
+            for parameter in model.parameters():
+                parameter.mul_(2)
+        torch.testing.assert_close(optimized(x), model(x))
 
 
 def test_other_forms_are_recorded_when_seen_again() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import oxytorch
+from oxytorch.optimize import DEFAULT
 from threads import errors_in_threads
 
 from .compare import Verdict
@@ -91,7 +92,7 @@ def test_new_shapes_in_four_threads(
     if passes == "program":
         options = {
             "sample_input": sample,
-            "passes": [*oxytorch.optimize.__globals__["DEFAULT"], passes],
+            "passes": [*DEFAULT, passes],
         }
     ours = oxytorch.optimize(copy.deepcopy(stock), **options)
     _settled(settle, _in_threads([_calls(stock, ours, 200, i) for i in range(THREADS)]))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import oxytorch
+from oxytorch.optimize import DEFAULT
 
 from .compare import Log
 from .layers import KINDS, Kind
@@ -110,7 +111,7 @@ def test_undo_gives_the_users_own_parameters_back(
 
     kind = KINDS[name]
     x = kind.sample()
-    passes = {"sample_input": x, "passes": [*oxytorch.optimize.__globals__["DEFAULT"], kind.form]}
+    passes = {"sample_input": x, "passes": [*DEFAULT, kind.form]}
     options = passes if kind.form != "default" else {}
     stock, ours = Log(), Log()
 

@@ -10,7 +10,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .._library import functions_in_known_torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 PLAIN, GRADIENTS, OTHER, LAYERS = range(4)
 """What `_mode` returns: plain inference, plain with gradients enabled, anything else, or plain
@@ -50,6 +52,20 @@ def is_unseen() -> bool:
     """Whether nobody can tell how results are computed: plain inference, and no profiler."""
     library = functions_in_known_torch()
     return library is not None and is_plain_inference() and not library.oxytorch_calls_are_noted()
+
+
+def with_normal_tensors(function: _Function) -> _Function:
+    """A function that makes tensors that are kept and looked at for writes, in inference mode too,
+    whose own tensors do not count the writes to them."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **kwargs)
+
+    return cast(_Function, run)
 
 
 class OwnFunctionMode(TorchFunctionMode):

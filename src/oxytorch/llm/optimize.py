@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from ..core.modes import with_normal_tensors
 from ..graph.agreement import FUSED_LAYER
 from ..ops.panels import PanelWeight
 from ..quantization.configs import WeightConfig
@@ -35,6 +36,7 @@ from .weights import stored_form
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
+@with_normal_tensors
 def optimize(
     model: _Model,
     dtype: torch.dtype | None = torch.bfloat16,

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from .. import _garbage
+from ..core.modes import with_normal_tensors
 from ..graph.state import random_unmoved
 from ..program.model import ProgramModel
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
@@ -62,6 +63,7 @@ def optimize(
 ) -> tuple[_Model, Optimizer]: ...
 
 
+@with_normal_tensors
 def optimize(
     model: _Model | ExportedProgram,
     *,

@@ -33,6 +33,9 @@ class Sample:
             self.args = tuple(sample_input)
         else:
             self.args = (sample_input,)
+        leaves = pytree.tree_leaves(self.call)
+        if any(isinstance(leaf, Tensor) and leaf.is_inference() for leaf in leaves):
+            self.args, self.kwargs = pytree.tree_map(_normal, self.call)
         self._own: torch.dtype | None = None  # the dtype of the model
         self._is_known = False
         self._written: set[Path] = set()  # by runs of the model, once that is known
@@ -122,6 +125,11 @@ class Sample:
             return ""
         names = ", ".join(str(dtype) for dtype in given - {own})
         return f"; its weights are {own}, so give floating inputs in that dtype, not {names}"
+
+
+def _normal(leaf: Any) -> Any:
+    """A tensor that was made in inference mode, as others are."""
+    return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
 
 
 def _is_one_of(leaf: Any, dtypes: set[torch.dtype]) -> bool:

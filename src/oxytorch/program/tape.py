@@ -231,6 +231,11 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         if func is _aten.allclose.default:
             with self:  # which notes the value that is read as any other
                 return bool(_aten.isclose.default(*args, **kwargs).all().item())
+        if torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
+            with self:  # in this mode torch does not take operators apart before they come here
+                found = func.decompose(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
         arguments = self._try(self._arguments, func, args, kwargs)
         result = func(*args, **kwargs)
         self._try(self._step, func, args, arguments, result)
@@ -321,7 +326,8 @@ def is_random(func: Any, arguments: Sequence[Any]) -> bool:
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     named = {a.name: value for a, value in zip(func._schema.arguments, arguments, strict=True)}
-    return named.get("dropout_p") != 0.0 and named.get("training") is not False
+    is_training = all(named.get(name) is not False for name in ("train", "training"))
+    return named.get("dropout_p") != 0.0 and is_training
 
 
 def in_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

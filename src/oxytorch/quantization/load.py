@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..core.errors import CheckpointError
+from ..core.modes import with_normal_tensors
 from ..core.tensor_file import TensorFile, TensorFiles
 from ..ops.panels import PanelWeight
 from ..rewriting.memory import check_available
@@ -24,6 +25,7 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
+@with_normal_tensors
 def load_quantized(
     directory: str | Path,
     model: nn.Module | Callable[[], nn.Module] | None = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ..core.modes import with_normal_tensors
 from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
 from ..rewriting.driver import run_passes
 from ..rewriting.memory import Returned, check_available
@@ -23,6 +24,7 @@ Progress = Callable[[int, int, str], None]
 """Called with the number of finished layers, of all, and the next one's path ("" at the end)."""
 
 
+@with_normal_tensors
 def quantize_(
     model: nn.Module,
     config: WeightConfig,

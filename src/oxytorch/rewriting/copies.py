@@ -21,7 +21,9 @@ def copied(model: _Model, caller: str = "optimize") -> _Model:
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         if _can_share(parameter):
-            other = nn.Parameter(parameter.data, parameter.requires_grad)
+            # Tensors of inference mode do not count the writes to them.
+            values = parameter.clone() if parameter.is_inference() else parameter.data
+            other = nn.Parameter(values, parameter.requires_grad)
             if parameter.grad is not None:
                 other.grad = copy.deepcopy(parameter.grad, memo)
             memo[id(parameter)] = other

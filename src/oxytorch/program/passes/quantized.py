@@ -51,6 +51,11 @@ class Numbers:
     zero_point: int
     dtype: str
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of the bytes."""
+        return torch.uint8 if self.dtype == "uint8" else torch.int8
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -208,7 +213,7 @@ def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
         if numbers is not None:
             key = x, numbers
             if key not in rounded:
-                rounded[key] = Value(meta=_of_bytes(x, numbers))
+                rounded[key] = _of_bytes(x, numbers.torch_dtype)
                 make.steps.append(_rounding(x, numbers, rounded[key]))
             x = rounded[key]
         if is_linear:
@@ -261,9 +266,12 @@ def _floating(step: Step) -> list[Argument]:
     return [f'"{meta.dtype}"'.replace("torch.", ""), "none", "0"]
 
 
-def _of_bytes(value: Value, numbers: Numbers) -> torch.Tensor | None:
-    dtype = torch.uint8 if numbers.dtype == "uint8" else torch.int8
-    return None if value.meta is None else value.meta.to(dtype)
+def _of_bytes(value: Value, dtype: torch.dtype) -> Value:
+    """A value of bytes in the shape and order of another one."""
+    meta = value.meta
+    if meta is None:
+        return Value()
+    return Value(meta=meta.new_empty_strided(meta.shape, meta.stride(), dtype=dtype))
 
 
 def _words(numbers: Numbers) -> list[Argument]:
@@ -325,7 +333,7 @@ def _alike(value: Value, step: Step) -> Value:
     """A value of the bytes that a step makes, in the shape of another one."""
     (result,) = step.results
     assert result is not None and result.meta is not None
-    return Value(meta=None if value.meta is None else value.meta.to(result.meta.dtype))
+    return _of_bytes(value, result.meta.dtype)
 
 
 def _give_bytes(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
@@ -362,7 +370,7 @@ def _with_bytes(
 ) -> None:
     """Have the layer that makes a value make it of bytes, which `rounding` made so far."""
     step = editor.maker[value]
-    made = Value(meta=_of_bytes(value, numbers))
+    made = _of_bytes(value, numbers.torch_dtype)
     scale, zero_point, dtype = _words(numbers)
     arguments, place = [*step.arguments], _RESULT[step.target]
     arguments[place : place + 3] = [dtype, Some(scale), zero_point]

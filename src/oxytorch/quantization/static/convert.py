@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from ...core.modes import with_normal_tensors
 from ...graph.errors import CaptureError
 from ...graph.state import random_unmoved
 from ...optimize import explain, optimize_in_place
@@ -65,6 +66,7 @@ class QuantizedReplay(Replay):
         return {**super().__getstate__(), "recipe": self.recipe, "layers": self.layers}
 
 
+@with_normal_tensors
 def convert(
     model: _Model,
     recipe: Recipe | None = None,
@@ -180,6 +182,7 @@ def _check_names(calibration: Calibration, recipe: Recipe) -> None:
             )
 
 
+@with_normal_tensors
 def quantize(
     model: _Model,
     calibration_data: Iterable[Any],

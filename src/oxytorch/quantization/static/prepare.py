@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ...core.modes import own_code
+from ...core.modes import own_code, with_normal_tensors
 from ...graph.errors import CaptureError
 from ...graph.forward import OwnSignature
 from ...optimize.sample import Sample
@@ -56,6 +56,7 @@ class Int8StaticActivationInt8Weight:
             )
 
 
+@with_normal_tensors
 def prepare(model: _Model, config: Int8StaticActivationInt8Weight, example_inputs: Any) -> _Model:
     """Return a copy of a model that notes the ranges of its activations when it is called.
 
