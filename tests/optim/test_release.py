@@ -274,10 +274,12 @@ for releases in (True, False):
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="it keeps freed memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 def test_gradients_of_the_whole_model_never_exist_together() -> None:
+    # Else glibc may keep what is freed, by chance.
+    given = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY_SCRIPT], capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEMORY_SCRIPT], capture_output=True, text=True, check=True, env=given
     )
     released, kept = (int(line) for line in done.stdout.split())
-    # All gradients together take 96 MiB, the largest alone 4.
+    # All gradients together take 96 MiB, each 4; two of them were there before.
     assert released < 40, (released, kept)
-    assert kept > 85, (released, kept)
+    assert kept > 80, (released, kept)

@@ -9,8 +9,8 @@
 namespace oxytorch::OXY_LEVEL {
 
 // in_features of a piece at most: of many rows, of some, and of few. Sums begin anew in each,
-// because short ones err less; for few rows or outputs PyTorch's are short.
-inline constexpr std::int64_t kFloatPiece = 256;
+// because short ones err less: MKL's have some 190, and those for few rows or outputs fewer.
+inline constexpr std::int64_t kFloatPiece = 128;
 inline constexpr std::int64_t kMiddlePiece = 96;
 inline constexpr std::int64_t kShortPiece = 32;
 inline constexpr std::int64_t kSomeRows = 48;
