@@ -204,12 +204,13 @@ class PlainDecoder:
         self.model = model
         self.vocabulary = int(vocabulary)
         self.positions = _positions(config.get_text_config())
-        from .transformers_cache import caches_keys, forward_arguments
+        from .transformers_cache import caches_keys, forward_arguments, keys_argument
 
         self.accepted = forward_arguments(model)
         takes_cache = self.accepted & {"use_cache", "kwargs"}
         self.options = {"use_cache": True} if takes_cache else {}
         self.keeps_keys = caches_keys(model)
+        self.keys_argument = keys_argument(model) or ""
         self.numbered = True
 
     def reads_in_parts(self) -> bool:
@@ -237,7 +238,7 @@ class PlainDecoder:
         places = torch.arange(before + tokens.shape[1])[None]
         if padding is not None:
             places = places - padding[:, None]
-            if not cache or "past_key_values" in cache:  # other states see no earlier tokens again
+            if not cache or self.keys_argument in cache:  # other states see no earlier tokens again
                 options["attention_mask"] = (places >= 0).long()
         # Some caches of models' own do not count the tokens that they have seen.
         numbered = self.numbered or padding is not None or (before > 0 and not self.keeps_keys)
@@ -287,7 +288,7 @@ class _KeysRun:
 
     def step(self, tokens: Tensor, every: bool) -> Tensor:
         output = self.decoder.call(
-            tokens, self.length, self.padding, every, past_key_values=self._cache
+            tokens, self.length, self.padding, every, **{self.decoder.keys_argument: self._cache}
         )
         self.length += tokens.shape[1]
         logits: Tensor = output.logits

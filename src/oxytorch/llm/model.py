@@ -93,6 +93,8 @@ class _Seen:
     """
 
     def __init__(self, model: Any, forwards: list[LayerForward], tokens: Tensor) -> None:
+        from .transformers_cache import state_of
+
         states: list[Tensor] = []
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -108,7 +110,7 @@ class _Seen:
             torch.no_grad(),
         ):
             prompt = model(input_ids=tokens[:, :-1], use_cache=True)
-            token = model(input_ids=tokens[:, -1:], past_key_values=prompt.past_key_values)
+            token = model(input_ids=tokens[:, -1:], **state_of(model, prompt))
         self.first, self.last = states[:2]
         self.logits = prompt.logits, token.logits
 

@@ -151,14 +151,16 @@ def _after_prompt(model: Any, tokens: Tensor) -> dict[str, Any]:
     """The state of a model that read a prompt, under the name that it takes it by, or nothing."""
     from transformers.cache_utils import DynamicCache
 
-    from .transformers_cache import caches_keys, state_of
+    from .transformers_cache import caches_keys, keys_argument, state_of
 
     prompt = _given(model, tokens, 0)
-    if not caches_keys(model):
+    name = keys_argument(model)
+    if name is None or not caches_keys(model):
         return state_of(model, model(**prompt, use_cache=True))
-    cache = DynamicCache()  # without the model's configuration no layer forgets what left a window
-    model(**prompt, past_key_values=cache, use_cache=True)
-    return {"past_key_values": cache}
+    # Without the model's configuration no layer forgets what left a window.
+    state = {name: DynamicCache()}
+    model(**prompt, **state, use_cache=True)
+    return state
 
 
 def _given(model: Any, tokens: Tensor, start: int) -> dict[str, Tensor]:

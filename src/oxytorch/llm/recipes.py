@@ -38,7 +38,7 @@ SOFTCAP = ("attn_logit_softcapping", "logit_cap")
 
 RESIDUAL_SCALE = ("residual_multiplier",)
 
-CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")
+CACHE_ARGUMENTS = ("cache", "past_key_values", "layer_past", "past_key_value")
 KNOWN_ARGUMENTS = (
     "hidden_states",
     "attention_mask",

@@ -33,7 +33,7 @@ def caches_keys(model: Any) -> bool:
 
     Others have recurrent states or convolutions in it, or a cache of a class of their own.
     """
-    if "past_key_values" not in forward_arguments(model) or getattr(model, "_is_stateful", False):
+    if keys_argument(model) is None or getattr(model, "_is_stateful", False):
         return False
     takes_default = getattr(model, "_supports_default_dynamic_cache", None)
     if takes_default is not None and not takes_default():
@@ -50,16 +50,24 @@ def forward_arguments(model: Any) -> frozenset[str]:
     return frozenset(inspect.signature(owner.forward).parameters)
 
 
-_STATES = ("past_key_values", "cache_params", "state")
-"""What transformers' models call a state that one call returns and the next one takes."""
+KEYS = ("cache", "past_key_values")
+"""What transformers' models call a cache of keys and values: since version 5.24, and before."""
+_STATES = (*KEYS, "cache_params", "state")
+"""What they call a state that one call returns and the next one takes."""
+
+
+def keys_argument(model: Any) -> str | None:
+    """What a model's forward calls its cache of keys and values; None where it takes none."""
+    accepted = forward_arguments(model)
+    return next((name for name in KEYS if name in accepted), None)
 
 
 def state_of(model: Any, output: Any) -> dict[str, Any]:
     """What a call returned for the next one, by the name of its argument, or nothing."""
     accepted = forward_arguments(model)
     for name in _STATES:
-        state = getattr(output, name, None)
-        if state is not None and name in accepted:
+        state = getattr(output, name, None) if name in accepted else None
+        if state is not None:
             return {name: state}
     return {}
 
