@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import starmap
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -234,11 +235,13 @@ class PlainDecoder:
         self, tokens: Tensor, before: int, padding: Tensor | None, every: bool, **cache: Any
     ) -> Any:
         """The output of the model's forward for tokens that follow `before` others."""
+        from .transformers_cache import keeps_tokens
+
         options = {**self.options, **cache}
         places = torch.arange(before + tokens.shape[1])[None]
         if padding is not None:
             places = places - padding[:, None]
-            if not cache or self.keys_argument in cache:  # other states see no earlier tokens again
+            if all(starmap(keeps_tokens, cache.items())):  # others see no earlier token again
                 options["attention_mask"] = (places >= 0).long()
         # Some caches of models' own do not count the tokens that they have seen.
         numbered = self.numbered or padding is not None or (before > 0 and not self.keeps_keys)

@@ -72,6 +72,12 @@ def state_of(model: Any, output: Any) -> dict[str, Any]:
     return {}
 
 
+def keeps_tokens(name: str, state: Any) -> bool:
+    """Whether a state holds something of each earlier token, which a mask can hide."""
+    linear = getattr(state, "is_linear", None)  # for each layer, since transformers 5.24
+    return name in KEYS and not (isinstance(linear, list) and linear and all(linear))
+
+
 _CLASSES = (DynamicCache, DynamicLayer, DynamicSlidingWindowLayer)
 _UPDATES = [kind.update for kind in _CLASSES]
 
