@@ -25,7 +25,7 @@ def add_peer(monkeypatch: pytest.MonkeyPatch, name: str, prepare: Any) -> None:
     monkeypatch.setitem(PEERS, name, Peer(name, name, prepare))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_peers_with_right_answers_are_timed(tiny_case: ModelCase, dtype: str) -> None:
     records = run(tiny_case, "eager", "eager_cast", "oxytorch", dtype=dtype)
     assert records["eager"]["status"] == "measured"
@@ -34,7 +34,15 @@ def test_peers_with_right_answers_are_timed(tiny_case: ModelCase, dtype: str) ->
     assert records["oxytorch"]["seconds"]["median"] > 0
     assert records["oxytorch"]["notes"]["optimize_seconds"] > 0
     cast = records["eager_cast"]
-    assert cast["status"] == ("absent" if dtype == "float32" else "measured")
+    assert cast["status"] == ("measured" if dtype == "bfloat16" else "absent")
+
+
+def test_integers_are_timed_beside_the_way_without(tiny_case: ModelCase) -> None:
+    records = run(tiny_case, "compile", "oxytorch_float", dtype="int8")
+    assert records["oxytorch_float"]["status"] == "measured", records["oxytorch_float"]
+    assert records["compile"]["status"] == "absent"
+    again = run(tiny_case, "oxytorch_float", dtype="float32")["oxytorch_float"]
+    assert (again["status"], again["reason"]) == ("absent", "the same as oxytorch")
 
 
 def test_a_wrong_answer_gets_no_speed(

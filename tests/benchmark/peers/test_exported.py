@@ -8,8 +8,13 @@ from oxytorch.benchmark.core.contest import Absent, largest_difference, require
 from oxytorch.benchmark.models.cases import ModelCase, call_model, output_tensors
 from oxytorch.benchmark.models.task import Task
 from oxytorch.benchmark.peers.exported import prepare_onnxruntime, prepare_openvino
+from oxytorch.benchmark.peers.integers import prepare_onnxruntime_int8, prepare_openvino_int8
 
 PREPARE = {"onnxruntime": prepare_onnxruntime, "openvino": prepare_openvino}
+INTEGERS = {
+    "onnxruntime": (("onnxruntime", "onnx"), prepare_onnxruntime_int8),
+    "openvino": (("openvino", "nncf"), prepare_openvino_int8),
+}
 
 
 @pytest.mark.filterwarnings("ignore:You are using the legacy TorchScript-based ONNX export")
@@ -28,6 +33,20 @@ def test_exported_model_gives_every_output(peer: str, keywords: bool, tiny_case:
         outputs = runner.tensors(runner.call())
     assert largest_difference(outputs, expected) < 1e-5
     assert not model.training, "an exporter must leave the model in evaluation mode"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("peer", INTEGERS)
+def test_quantized_model_gives_about_the_same_output(peer: str, tiny_case: ModelCase) -> None:
+    packages, prepare = INTEGERS[peer]
+    for package in packages:
+        pytest.importorskip(package)
+    model, inputs = tiny_case.build(3)
+    with torch.no_grad():
+        expected = output_tensors(call_model(model, inputs))
+        runner = prepare(Task(model, inputs, torch.int8, 1))
+        outputs = runner.tensors(runner.call())
+    assert 0 < largest_difference(outputs, expected) < 0.1
 
 
 def test_onnxruntime_is_absent_in_bfloat16(tiny_case: ModelCase) -> None:

@@ -27,7 +27,7 @@ SUBJECT = Subject(
     _jobs,
     (
         names("--only", "only", "models to measure (default: all)", lambda: CASES),
-        dtypes(),
+        dtypes("precisions (default: float32,bfloat16; int8: static quantization)", "int8"),
         peers("contestants (default: all); eager always takes part", PEERS),
         Option("--batch", "batch", _BATCH),
     ),

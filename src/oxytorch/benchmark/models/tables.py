@@ -22,7 +22,7 @@ from oxytorch.benchmark.report.tables import (
     time_cell,
 )
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 
 def model_tables(results: Sequence[Result]) -> list[Table]:

@@ -19,7 +19,8 @@ class Task:
     Attributes:
         model: in evaluation mode, fp32; a peer that changes modules takes a copy.
         inputs: arguments of `forward`, fp32 where they are floating point.
-        dtype: torch.float32 or torch.bfloat16, the precision of the computation.
+        dtype: torch.float32 or torch.bfloat16, the precision of the computation; torch.int8: its
+            layers multiply integers.
         threads: number of threads every peer may use.
     """
 
@@ -45,8 +46,8 @@ class Runner:
 
 
 def call_in_dtype(model: Callable[..., object], task: Task) -> Call:
-    """A call of the model under autocast where the task is not in fp32."""
-    if task.dtype == torch.float32:
+    """A call of the model under autocast where the task is in 16 bits."""
+    if task.dtype in (torch.float32, torch.int8):
         return lambda: call_model(model, task.inputs)
 
     def call() -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,42 +45,61 @@ def prepare_onnxruntime(task: Task) -> Runner:
     """ONNX Runtime's CPU provider on the TorchScript-based ONNX export, all optimizations on."""
     if task.dtype != torch.float32:
         raise Absent("its CPU provider has no bfloat16 kernels for these models")
-    onnxruntime = require("onnxruntime")
-    require("onnx")
-    model, tensors = _positional(task)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        torch.onnx.export(model, tensors, str(path), dynamo=False, opset_version=17)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = task.threads
-        options.inter_op_num_threads = 1
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
-        )
+        _, arrays = exported_onnx(task, path)
+        return onnxruntime_session(task, path, arrays)
+
+
+def exported_onnx(task: Task, path: Path) -> tuple[list[str], list[Any]]:
+    """Write the task's model as ONNX; returns the names and values of its inputs."""
+    onnx = require("onnx")
+    model, tensors = _positional(task)
+    torch.onnx.export(model, tensors, str(path), dynamo=False, opset_version=17)
+    names = [node.name for node in onnx.load(str(path)).graph.input]
     arrays = [tensor.numpy() for tensor in tensors]
+    return names, arrays[: len(names)]  # the exporter drops those that nothing reads
+
+
+def onnxruntime_session(task: Task, path: Path, arrays: Sequence[Any]) -> Runner:
+    """A session of ONNX Runtime over a file, with the inputs that it is to run on."""
+    onnxruntime = require("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = task.threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     feeds = {node.name: array for node, array in zip(session.get_inputs(), arrays, strict=False)}
     return Runner(lambda: session.run(None, feeds), _tensors_of_arrays)
 
 
 def prepare_openvino(task: Task) -> Runner:
     """OpenVINO's CPU plug-in with latency hint, static shapes and the task's precision."""
+    return openvino_runner(task, *openvino_model(task))
+
+
+def openvino_model(task: Task) -> tuple[Any, tuple[Tensor, ...]]:
+    """The task's model as OpenVINO's, with its inputs."""
     os.environ.setdefault("OPENVINO_TELEMETRY_OPT_OUT", "1")
     openvino = require("openvino")
     model, tensors = _positional(task)
     converted = openvino.convert_model(
         model, example_input=tensors, input=[tuple(tensor.shape) for tensor in tensors]
     )
-    compiled = openvino.Core().compile_model(
-        converted,
-        "CPU",
-        {
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "bf16" if task.dtype == torch.bfloat16 else "f32",
-            "INFERENCE_NUM_THREADS": task.threads,
-        },
-    )
+    return converted, tensors
+
+
+_PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""Of what is no integer; OpenVINO chooses the precision of others."""
+
+
+def openvino_runner(task: Task, model: Any, tensors: Sequence[Tensor]) -> Runner:
+    """OpenVINO's model, compiled for the task, with the inputs that it is to run on."""
+    hints: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": task.threads}
+    if task.dtype in _PRECISIONS:
+        hints["INFERENCE_PRECISION_HINT"] = _PRECISIONS[task.dtype]
+    compiled = require("openvino").Core().compile_model(model, "CPU", hints)
     request = compiled.create_infer_request()
     arrays = [tensor.numpy() for tensor in tensors]
 
