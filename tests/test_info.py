@@ -59,7 +59,7 @@ def test_info_claims_what_the_package_has(facts):
         value = oxytorch
         for part in name.split("."):
             value = getattr(value, part)
-    for name in ("optimize", "optim", "quantize_", "llm.optimize"):
+    for name in ("optimize", "optim", "quantize", "quantize_", "llm.optimize"):
         assert f"oxytorch.{name}" in shown
     assert "Not yet" not in shown
 

@@ -296,10 +296,11 @@ def accelerated_text(facts: dict[str, Any]) -> list[str]:
         row("", "oxytorch.optim, oxytorch.optimize(model, optimizer=...): training on it"),
         row("", f"fused steps: {', '.join(facts['optimizers'])}"),
         row("", "oxytorch.llm.optimize(model), oxytorch llm: language models of transformers"),
+        row("", "oxytorch.quantize(model, data): layers of 8-bit integers on it"),
         row("", "oxytorch.quantize_(model, ...): weights of 8 and 4 bits on it"),
         row("", f"formats: {', '.join(facts['quantization']['weights'])}"),
         row("", f"checkpoints: {', '.join(facts['quantization']['checkpoints'])}"),
-        row("CPU only", "optimize, llm and quantize_: models on GPUs run as in plain PyTorch"),
+        row("CPU only", "optimize, llm, quantize: models on GPUs run as in plain PyTorch"),
     ]
     return lines
 
