@@ -21,7 +21,7 @@ LEAST_ALLOWED = {
     torch.float32: 2.5e-4,
     torch.float16: 3e-3,
     torch.bfloat16: 2e-2,
-    torch.int8: 0.2,  # of random weights, whose ranges nobody tuned
+    torch.int8: 0.4,  # random weights make much of each rounding
 }
 """Relative difference that is always allowed; else twice that of plain PyTorch in the dtype."""
 
