@@ -55,9 +55,21 @@ def test_a_quantized_model_is_close_to_its_own(
     assert type(quantized) is make
     assert error(run(quantized, data[0]), run(model, data[0])) < 0.05
     layers = sum(isinstance(m, nn.Linear | nn.Conv2d) for m in model.modules())
+    slower = [entry.module for entry in oxytorch.explain(quantized).left]
+    assert slower == (["depthwise"] if make is Residual else [])
     text = programs(quantized)
-    assert text.count("oxytorch::quantized_") == layers
-    assert "aten::linear" not in text and "aten::convolution" not in text
+    assert text.count("oxytorch::quantized_") == layers - len(slower)
+    assert "aten::linear" not in text
+
+
+def test_depthwise_convolutions_stay_in_floating_numbers_between_integers() -> None:
+    model = Residual().eval()
+    quantized = quantize(model, IMAGES)
+    depthwise = recipe_of(quantized).layers["depthwise"]
+    assert depthwise.compute == "float"
+    assert "fewer than 16 outputs" in depthwise.why
+    with pytest.raises(ValueError, match='expected "float" for depthwise, because integers are'):
+        recipe_of(quantized).set("depthwise", "static")
 
 
 @pytest.mark.parametrize("level", [each.name for each in isa.levels() if each.supported])

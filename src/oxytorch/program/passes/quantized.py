@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...ops.panels import layout
 from ..program import Argument, Some, Step, Value, values_of
 from . import panels
 from .convolution import changeable, follow_order, padded_input
@@ -148,6 +149,9 @@ def why_not(editor: Editor, step: Step) -> str:
         return ""
     if step.arguments[6] != "false":
         return "it is transposed"
+    groups = int(step.arguments[8])
+    if groups > 1 and weight.meta.shape[0] // groups < layout.OUTPUTS:
+        return f"integers are slower where a group has fewer than {layout.OUTPUTS} outputs"
     is_batch = x.meta.dim() == weight.meta.dim() in (3, 4, 5)
     return "" if is_batch else "it is of a single image without a batch"
 
