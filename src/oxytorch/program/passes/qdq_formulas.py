@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..program import Argument, Some, Step, Value
+from ..program import Argument, Some, Step, Steps, Value
 from .editor import Editor
 
 _BYTES = (torch.uint8, torch.int8)
@@ -19,9 +20,30 @@ _Numbers = tuple[float, int, int, int]
 _Scaled = tuple[Value, Any, Any, "str | None", torch.dtype]
 
 
+def known_tensor(editor: Editor, value: Argument) -> Tensor | None:
+    """A tensor of a few numbers that constants and known weights tell; None for other values."""
+    if not isinstance(value, Value) or value not in editor.lasting:
+        return None
+    steps = Steps(steps=editor.steps.steps, outputs=[value])
+    steps.drop_unused()
+    made = {result for step in steps.steps for result in step.results}
+    taken = {value, *(each for step in steps.steps for each in step.taken)} - made
+    found = {each: editor.tensor(each) for each in taken}
+    tensors = {each: tensor for each, tensor in found.items() if tensor is not None}
+    if len(tensors) < len(taken) or sum(t.numel() for t in tensors.values()) > _MOST:
+        return None
+    steps.constants = tensors
+    with torch.no_grad():
+        return steps.program()([])[0][0] if steps.steps else tensors[value]
+
+
+_MOST = 1 << 20
+"""Numbers of which others are computed to know them."""
+
+
 def number_of(editor: Editor, value: Argument) -> int | float | None:
-    """A constant number, of one dimension too; None for other values."""
-    tensor = editor.tensor(value)
+    """A number that is known, of one dimension too; None for other values."""
+    tensor = known_tensor(editor, value)
     if tensor is None or tensor.numel() != 1 or tensor.dim() > 1:
         return None
     if tensor.dtype == torch.bool or tensor.is_complex():
@@ -109,7 +131,8 @@ def scaled_by_formula(editor: Editor, step: Step) -> _Scaled | None:
             continue
         if numbers[0] is not None and numbers[1] is not None and int(numbers[1]) == numbers[1]:
             return integers, float(numbers[0]), int(numbers[1]), None, result.meta.dtype
-        if axis is not None and (zero is None or _axis(zero, integers) == axis):
+        is_alike = zero is None or numbers[1] is not None or _axis(zero, integers) == axis
+        if axis is not None and is_alike:
             return integers, scale, zero, axis, result.meta.dtype
     return None
 

@@ -18,6 +18,7 @@ from .convolution_times import CONVOLUTION
 from .editor import Editor, is_contiguous
 from .linear import LINEAR
 from .qdq import SCALE_CHANNELS
+from .qdq_formulas import known_tensor
 from .quantized import (
     DEQUANTIZE,
     QUANTIZE,
@@ -177,7 +178,7 @@ def _weight(editor: Editor, make: Making, weight: Value) -> Rounded:
         _, scales, zero, axis = maker.arguments[:4]
         if int(axis) % integers.meta.dim() != int(is_turned):
             raise _UnfitError("the scales of its weight are not those of its outputs")
-        tensor = editor.tensor(zero.item) if isinstance(zero, Some) else torch.zeros(1)
+        tensor = known_tensor(editor, zero.item) if isinstance(zero, Some) else torch.zeros(1)
         if tensor is None:
             raise _UnfitError("the zero points of its weight are not known")
         zeros = {*map(int, tensor.flatten().tolist())}
