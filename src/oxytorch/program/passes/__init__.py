@@ -29,6 +29,7 @@ from .attention import attention
 from .editor import Editor, Note, Pass
 from .embeddings import embedding_bags, merged_bags
 from .formulas import activations
+from .places import Place, places_of
 from .post_ops import in_place
 from .quantized import Quantization
 from .simplify import escaping, simplify
@@ -139,6 +140,14 @@ def points(
     editor = Editor(steps, lasting)
     _run(editor, ALWAYS + (FOLDS if convolution.can_follow_order(editor) else ()))
     return quantized.points_of(editor, names), quantized.left(editor, names)
+
+
+def places(
+    steps: Steps, lasting: Iterable[Value], names: Mapping[Value, str]
+) -> tuple[dict[str, Place], dict[str, str]]:
+    """How layers that can multiply bytes are computed with what stands around them, by name; and
+    why others cannot. names: of the values that stand for parameters and buffers."""
+    return places_of(steps, lasting, names, (qdq.spelled, *ALWAYS), FOLDS)
 
 
 def _run(editor: Editor, passes: Iterable[Pass]) -> None:

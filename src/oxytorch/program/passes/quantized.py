@@ -32,8 +32,8 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 """Of what layers take and give where that is no bytes."""
 _OTHER = {LINEAR_OF_BYTES: 8, CONVOLUTION_OF_BYTES: 9}
 """The place of what a step adds."""
-_OTHER_SCALE = {LINEAR_OF_BYTES: 9, CONVOLUTION_OF_BYTES: 14}
-"""The place of that one's scale, before its zero point."""
+ADDS = {LINEAR_OF_BYTES: 9, CONVOLUTION_OF_BYTES: 14}
+"""The place of the scale of what a step adds, before its zero point."""
 _RESULT = {LINEAR_OF_BYTES: 12, CONVOLUTION_OF_BYTES: 17}
 """The place of the result's dtype, before its scale and zero point."""
 SAME_BYTES = (
@@ -109,7 +109,7 @@ def layers_of(editor: Editor, names: Mapping[Value, str]) -> dict[Step, str]:
     for step in editor.steps.steps:
         if step.target not in (LINEAR, CONVOLUTION) or editor.lasts(step):
             continue
-        name = _name_of(editor, names, step.arguments[1])
+        name = name_of(editor, names, step.arguments[1])
         if name is None:
             continue
         counts[name] = counts.get(name, 0) + 1
@@ -118,7 +118,7 @@ def layers_of(editor: Editor, names: Mapping[Value, str]) -> dict[Step, str]:
     return found
 
 
-def _name_of(editor: Editor, names: Mapping[Value, str], weight: Argument) -> str | None:
+def name_of(editor: Editor, names: Mapping[Value, str], weight: Argument) -> str | None:
     """The path of the module that has a weight, which may be changed by steps before its layer."""
     value: Argument | None = weight
     while isinstance(value, Value) and value not in names:
@@ -158,7 +158,7 @@ def left(editor: Editor, names: Mapping[Value, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for step in editor.steps.steps:
         if step.target in (LINEAR, CONVOLUTION) and not editor.lasts(step):
-            name, why = _name_of(editor, names, step.arguments[1]), why_not(editor, step)
+            name, why = name_of(editor, names, step.arguments[1]), why_not(editor, step)
             if name is not None and why:
                 found[name] = why
     return found
@@ -314,7 +314,7 @@ def _add_bytes(editor: Editor) -> None:
         if place is None or numbers is None or numbers.arguments[3] != '"float32"':
             continue
         x, scale, zero_point, _ = numbers.arguments
-        arguments, scale_place = [*step.arguments], _OTHER_SCALE[step.target]
+        arguments, scale_place = [*step.arguments], ADDS[step.target]
         arguments[place] = Some(x)
         arguments[scale_place : scale_place + 2] = [Some(scale), zero_point]
         editor.replace(step, step.with_arguments(arguments))
@@ -435,7 +435,7 @@ def _with_bytes(
         assert each.results[0] is not None
         editor.redirect(each.results[0], made)
     for each in adding:
-        arguments, place = [*each.arguments], _OTHER_SCALE[each.target]
+        arguments, place = [*each.arguments], ADDS[each.target]
         arguments[place : place + 2] = [Some(scale), zero_point]
         editor.replace(each, each.with_arguments(arguments))
     editor.redirect(value, made)
