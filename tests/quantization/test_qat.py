@@ -387,6 +387,22 @@ def test_autocast_trains() -> None:
     assert run(convert(model.eval()), IMAGES).isfinite().all()
 
 
+@pytest.mark.parametrize(("make", "x"), [(Residual, IMAGES), (Normed, IMAGES)])
+def test_compiled_models_train_the_same(make: Callable[[], nn.Module], x: Tensor) -> None:
+    torch.manual_seed(0)
+    model = prepare_qat(make(), None, x).train()
+    model(x)
+    freeze_ranges(model)
+    freeze_batch_norms(model)
+    gradients = []
+    for each in (model, torch.compile(model, backend="eager")):
+        model.zero_grad()
+        each(x).square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(gradients[1])
+    assert all(map(torch.allclose, *gradients))
+
+
 def test_bad_input_is_refused() -> None:
     model = Residual()
     config = Int8StaticActivationInt8Weight()

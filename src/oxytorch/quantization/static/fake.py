@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...graph.forward import OwnSignature
 from ...ops._quantized import steps_of_rows
+from ...optim.compiler import never_compiled
 from ...program.passes.places import Place
 from ...program.passes.quantized import Numbers
 from ...program.passes.quantized_weights import LARGEST, SMALLEST
@@ -141,6 +142,7 @@ class FakeLayer(OwnSignature):
         """Whether the batch normalization is computed by the layer: with fixed statistics."""
         return self.norm is not None and (self.shared.norms or not self.norm.training)
 
+    @never_compiled
     def __call__(self, input: Tensor) -> Tensor:
         self.calls += 1
         module: Any = self.module
@@ -212,6 +214,7 @@ class FakeNorm(OwnSignature):
         super().__init__(module)
         self.layer = layer
 
+    @never_compiled
     def __call__(self, input: Tensor) -> Tensor:
         if self.layer.folds:
             return input
@@ -275,6 +278,7 @@ class FakeModel(OwnSignature):
         super().__init__(module)
         self.inner = module.__dict__.get("forward")
 
+    @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with rounded_sums():
             if self.inner is not None:
