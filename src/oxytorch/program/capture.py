@@ -314,7 +314,8 @@ class Capture:
 def _note(made: Any, meta: Any) -> None:
     """Note what is known of the tensors that a node makes."""
     if isinstance(made, Value):
-        made.meta = meta if isinstance(meta, Tensor) else made.meta
+        is_told = isinstance(meta, Tensor) and not meta.is_quantized  # whose bytes have one already
+        made.meta = meta if is_told else made.meta
     elif isinstance(made, list):
         for value, each in zip(made, meta, strict=True):
             _note(value, each)

@@ -121,6 +121,23 @@ def _exported(path: Path, modules: Sequence[str]) -> ExportedProgram:
             importlib.import_module(name)
         except ImportError as error:
             raise ValueError(f"--import {name}: {error}") from error
+    try:
+        return _loaded(path)
+    except _UnreadError as error:
+        if _QDQ not in str(error):
+            raise
+    importlib.import_module(_QDQ_OPERATORS)  # which torch imports where somebody asks for them
+    return _loaded(path)
+
+
+_QDQ, _QDQ_OPERATORS = "quantized_decomposed", "torch.ao.quantization.fx._decomposed"
+
+
+class _UnreadError(ValueError):
+    """torch cannot read a file."""
+
+
+def _loaded(path: Path) -> ExportedProgram:
     log, reason = logging.getLogger("torch.export"), _Reason()
     log.addFilter(reason)
     try:
@@ -128,7 +145,7 @@ def _exported(path: Path, modules: Sequence[str]) -> ExportedProgram:
     except Exception as error:  # torch raises whatever its readers do
         cause = reason.error or error
         hint = "; name the module of that class with --import" if "pytree" in str(cause) else ""
-        raise ValueError(
+        raise _UnreadError(
             f"{path}: expected a file that torch.export.save wrote; torch {torch.__version__} "
             f"cannot read it: {type(cause).__name__}: {cause}{hint}"
         ) from error

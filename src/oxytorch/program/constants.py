@@ -44,7 +44,8 @@ class Captured:
         steps.constants = {v: t for v, t in steps.constants.items() if v not in self.weights}
         layers = self.layers
         quantization = None if layers is None else Quantization(layers, self.names)
-        notes = improve(steps, lasting, storable, quantization=quantization)
+        known = self.weights if lasting else None
+        notes = improve(steps, lasting, storable, quantization=quantization, known=known)
         before, derived = split(steps, lasting) if lasting else (Steps(), [])
         steps.inputs = [*inputs, *derived]
         steps.constants |= self.weights

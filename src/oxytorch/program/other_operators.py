@@ -209,6 +209,33 @@ def _arange(capture: Capture, node: fx.Node, *given: Any) -> Value:
     return capture.emit("aten::bitwise_not", [sums], Value())
 
 
+_CODES = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
+"""Dtypes of torch's quantized tensors of bytes, and those of the bytes."""
+
+
+def _to_codes(
+    capture: Capture, node: fx.Node, x: Any, scale: Any, zero_point: Any, dtype: Any
+) -> Value:
+    """A quantized tensor of torch as its bytes."""
+    own = _CODES.get(dtype)
+    if own is None or isinstance(scale, fx.Node) or isinstance(zero_point, fx.Node):
+        raise CaptureError(f"{node.target} to {dtype}, or with numbers that are computed")
+    meta = meta_of(x)
+    result = Value(meta=meta.new_empty_strided(meta.shape, meta.stride(), dtype=own))
+    words = [repr(float(scale)), str(zero_point), f'"{own}"'.replace("torch.", "")]
+    return capture.emit("oxytorch::quantize_per_tensor", [capture.values[x], *words], result)
+
+
+def _from_codes(capture: Capture, node: fx.Node, x: Any) -> Value:
+    """The numbers of a quantized tensor, by what quantized it."""
+    if x.target is not _aten.quantize_per_tensor.default:
+        raise CaptureError(f"{node.target} of what {x.target} makes")
+    integers = capture.values[x]
+    (words,) = (s.arguments[1:3] for s in capture.steps.steps if integers in s.results)
+    words = [*words, '"float32"']
+    return capture.emit("oxytorch::dequantize_per_tensor", [integers, *words], Value())
+
+
 SPECIAL: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_SUMS, _sum),
     _aten.addmm.default: _linear,
@@ -227,6 +254,8 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     _aten.full.default: _full,
     _aten.full_like.default: _full,
     **dict.fromkeys(RESAMPLING, _refused),
+    _aten.quantize_per_tensor.default: _to_codes,
+    _aten.dequantize.self: _from_codes,
     _aten.sym_size.int: _size_of,
     _aten.scalar_tensor.default: _scalar,
     _aten.arange.default: _arange,

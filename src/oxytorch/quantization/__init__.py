@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .static.convert import convert, quantize
     from .static.prepare import Int8StaticActivationInt8Weight, prepare, recipe_of
     from .static.recipe import LayerRecipe, Recipe, load_recipe, save_recipe
+    from .static.training import freeze_batch_norms, freeze_ranges, prepare_qat
     from .store import save_quantized
     from .weight_only import quantize_
     from .weights import quantized
@@ -44,9 +45,12 @@ __all__ = [
     "Recipe",
     "WeightConfig",
     "convert",
+    "freeze_batch_norms",
+    "freeze_ranges",
     "load_quantized",
     "load_recipe",
     "prepare",
+    "prepare_qat",
     "quantize",
     "quantize_",
     "quantized",
@@ -68,9 +72,12 @@ _LATER = {
     "Recipe": "static.recipe",
     "WeightConfig": "configs",
     "convert": "static.convert",
+    "freeze_batch_norms": "static.training",
+    "freeze_ranges": "static.training",
     "load_quantized": "load",
     "load_recipe": "static.recipe",
     "prepare": "static.prepare",
+    "prepare_qat": "static.training",
     "quantize": "static.convert",
     "quantize_": "weight_only",
     "recipe_of": "static.prepare",

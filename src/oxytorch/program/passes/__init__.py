@@ -9,13 +9,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+from torch import Tensor
+
 from ...graph.errors import CaptureError
 from ..program import Steps, Value
-from . import convolution, joined, linear, norms, own_convolutions, panels, pooling, quantized
+from . import (
+    convolution,
+    joined,
+    linear,
+    norms,
+    own_convolutions,
+    panels,
+    pooling,
+    qdq,
+    qdq_layers,
+    quantized,
+)
 from .attention import attention
 from .editor import Editor, Note, Pass
 from .embeddings import embedding_bags, merged_bags
 from .formulas import activations
+from .places import Place, places_of
 from .post_ops import in_place
 from .quantized import Quantization
 from .simplify import escaping, simplify
@@ -74,13 +88,14 @@ def improve(
     storable: bool = False,
     layouts: bool = True,
     quantization: Quantization | None = None,
+    known: Mapping[Value, Tensor] | None = None,
 ) -> list[Note]:
     """Change the steps of a program so that it runs faster; return what was done and left.
 
     lasting: inputs that are the same tensors at each call, and seldom written to.
     storable: whether packed weights have to be plain tensors.
     layouts: whether convolutions may be given another order in memory. quantization: which layers
-    multiply bytes.
+    multiply bytes. known: the tensors of lasting inputs that nobody writes to.
 
     If a kernel that is timed fails, the steps stay as they are, and the log says so; with
     `quantization` that raises CaptureError.
@@ -88,9 +103,11 @@ def improve(
     if steps.has_effect:
         return []
     before = steps.copy()
-    editor = Editor(steps, lasting)
+    editor = Editor(steps, lasting, known)
+    _run(editor, (qdq.spelled,))
     passes = ALWAYS
     follows = layouts and convolution.can_follow_order(editor)
+    passes += (qdq_layers.layers if follows else qdq_layers.linear_layers, qdq.rest)
     if follows:
         passes += FOLDS
     elif layouts:
@@ -123,6 +140,14 @@ def points(
     editor = Editor(steps, lasting)
     _run(editor, ALWAYS + (FOLDS if convolution.can_follow_order(editor) else ()))
     return quantized.points_of(editor, names), quantized.left(editor, names)
+
+
+def places(
+    steps: Steps, lasting: Iterable[Value], names: Mapping[Value, str]
+) -> tuple[dict[str, Place], dict[str, str]]:
+    """How layers that can multiply bytes are computed with what stands around them, by name; and
+    why others cannot. names: of the values that stand for parameters and buffers."""
+    return places_of(steps, lasting, names, (qdq.spelled, *ALWAYS), FOLDS)
 
 
 def _run(editor: Editor, passes: Iterable[Pass]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..program import Argument, Some, Step, Steps, Value
 
@@ -33,12 +34,19 @@ class Editor:
 
     lasting: the values that are the same at each call until the user writes to them: constants,
     parameters, buffers, and what is computed from these alone.
+    known: the tensors of those that are never written to.
     notes: what was done and left so far; `by` is the pass that is at work.
     """
 
-    def __init__(self, steps: Steps, lasting: Iterable[Value]) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        lasting: Iterable[Value],
+        known: Mapping[Value, Tensor] | None = None,
+    ) -> None:
         self.steps = steps
         self.lasting = {*lasting}
+        self.known = known or {}
         self.notes: list[Note] = []
         self.by = ""
         self._changes: dict[Step, list[Step]] = {}
@@ -72,11 +80,17 @@ class Editor:
         step = self.maker.get(value) if isinstance(value, Value) else None
         return step if step is not None and step.target in targets else None
 
-    def number(self, value: Argument) -> int | float | None:
-        """A constant number, or a copy of one; None for other values."""
+    def tensor(self, value: Argument) -> Tensor | None:
+        """A constant, or a copy of one; None for other values."""
         copied = self.made_by(value, "aten::clone")
         source = value if copied is None else copied.arguments[0]
-        tensor = self.steps.constants.get(source) if isinstance(source, Value) else None
+        if not isinstance(source, Value):
+            return None
+        return self.steps.constants.get(source, self.known.get(source))
+
+    def number(self, value: Argument) -> int | float | None:
+        """A constant number, or a copy of one; None for other values."""
+        tensor = self.tensor(value)
         if tensor is None or tensor.dim() or tensor.dtype == torch.bool or tensor.is_complex():
             return None
         found: int | float = tensor.item()
@@ -168,6 +182,6 @@ def takes_any_order(step: Step) -> bool:
 
 
 _OF_ORDER = ("aten::as_strided", "aten::view.dtype", "aten::view_as_", "aten::set_")
-_KNOWN = ("aten::", "oxytorch::", "mkldnn::", "script::")
+_KNOWN = ("aten::", "oxytorch::", "mkldnn::", "script::", "quantized_decomposed::")
 """Operators of others may want their inputs as they were when the graph was captured. Who writes
 steps of TorchScript has looked at those that no pass knows."""

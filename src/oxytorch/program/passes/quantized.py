@@ -22,21 +22,22 @@ from .convolution_times import CONVOLUTION
 from .editor import VIEWS, Editor, is_contiguous, known
 from .linear import LINEAR
 from .post_ops import is_activation
-from .quantized_weights import Making, bytes_of_convolution, bytes_of_linear, wide_bias
+from .quantized_weights import Making, Rounded, bytes_of_convolution, bytes_of_linear, wide_bias
 
 QUANTIZE, DEQUANTIZE = "oxytorch::quantize_per_tensor", "oxytorch::dequantize_per_tensor"
 LINEAR_OF_BYTES = "oxytorch::quantized_linear"
 CONVOLUTION_OF_BYTES = "oxytorch::quantized_convolution"
 MOST_PRODUCTS = 65536
 """Products of bytes that a sum of 32 bits holds."""
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FLOATING = (torch.float32, torch.bfloat16, torch.float16)
+"""Of what layers take and give where that is no bytes."""
 _OTHER = {LINEAR_OF_BYTES: 8, CONVOLUTION_OF_BYTES: 9}
 """The place of what a step adds."""
-_OTHER_SCALE = {LINEAR_OF_BYTES: 9, CONVOLUTION_OF_BYTES: 14}
-"""The place of that one's scale, before its zero point."""
+ADDS = {LINEAR_OF_BYTES: 9, CONVOLUTION_OF_BYTES: 14}
+"""The place of the scale of what a step adds, before its zero point."""
 _RESULT = {LINEAR_OF_BYTES: 12, CONVOLUTION_OF_BYTES: 17}
 """The place of the result's dtype, before its scale and zero point."""
-_SAME_BYTES = (
+SAME_BYTES = (
     *VIEWS, "aten::permute", "aten::transpose.int", "aten::t", "aten::squeeze.dim",
     "aten::unsqueeze", "aten::slice.Tensor", "aten::select.int", "aten::flatten.using_ints",
     "aten::contiguous", "aten::channel_shuffle",
@@ -109,7 +110,7 @@ def layers_of(editor: Editor, names: Mapping[Value, str]) -> dict[Step, str]:
     for step in editor.steps.steps:
         if step.target not in (LINEAR, CONVOLUTION) or editor.lasts(step):
             continue
-        name = _name_of(editor, names, step.arguments[1])
+        name = name_of(editor, names, step.arguments[1])
         if name is None:
             continue
         counts[name] = counts.get(name, 0) + 1
@@ -118,7 +119,7 @@ def layers_of(editor: Editor, names: Mapping[Value, str]) -> dict[Step, str]:
     return found
 
 
-def _name_of(editor: Editor, names: Mapping[Value, str], weight: Argument) -> str | None:
+def name_of(editor: Editor, names: Mapping[Value, str], weight: Argument) -> str | None:
     """The path of the module that has a weight, which may be changed by steps before its layer."""
     value: Argument | None = weight
     while isinstance(value, Value) and value not in names:
@@ -137,7 +138,7 @@ def why_not(editor: Editor, step: Step) -> str:
         return "its weight or bias is computed at each call"
     if weight.meta is None or x.meta is None or known(weight.meta.shape) is None:
         return "shapes of its input and weight are not known"
-    if weight.meta.dtype not in _DTYPES or x.meta.dtype not in _DTYPES:
+    if weight.meta.dtype not in FLOATING or x.meta.dtype not in FLOATING:
         return f"it is of {x.meta.dtype}"
     if 0 in weight.meta.shape or 0 in x.meta.shape or not x.meta.dim():
         return "its input or weight is empty"
@@ -161,7 +162,7 @@ def left(editor: Editor, names: Mapping[Value, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for step in editor.steps.steps:
         if step.target in (LINEAR, CONVOLUTION) and not editor.lasts(step):
-            name, why = _name_of(editor, names, step.arguments[1]), why_not(editor, step)
+            name, why = name_of(editor, names, step.arguments[1]), why_not(editor, step)
             if name is not None and why:
                 found[name] = why
     return found
@@ -198,8 +199,18 @@ def quantize(editor: Editor, quantization: Quantization) -> None:
         if value is not None and layer.output is not None:
             outputs[value] = layer.output
     _replace(editor, chosen)
+    join(editor, outputs)
+
+
+def join(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
+    """Have layers of bytes compute what follows them, and give each other bytes.
+
+    outputs: the bytes of what is added to something else, where it is rounded for nothing else.
+    """
     panels.fuse(editor)
+    _add_bytes(editor)
     _move_up(editor)
+    _leave_out_pairs(editor)
     _give_bytes(editor, outputs)
 
 
@@ -217,37 +228,49 @@ def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
         if numbers is not None:
             key = x, numbers
             if key not in rounded:
-                rounded[key] = _of_bytes(x, numbers.torch_dtype)
+                rounded[key] = of_bytes(x, numbers.torch_dtype)
                 make.steps.append(_rounding(x, numbers, rounded[key]))
             x = rounded[key]
         if is_linear:
-            made = _linear(step, x, numbers, make)
+            made = linear_of_bytes(step, x, numbers, make)
         else:
             assert numbers is not None
-            made = _convolution(step, x, pads, numbers, make)
+            made = convolution_of_bytes(step, x, pads, numbers, make)
         editor.replace(step, *make.steps, made)
     editor.apply()
     if convolutions:
         follow_order(editor)
 
 
-def _linear(step: Step, x: Value, numbers: Numbers | None, make: Making) -> Step:
+def linear_of_bytes(
+    step: Step, x: Value, numbers: Numbers | None, make: Making, stored: Rounded | None = None
+) -> Step:
+    """A linear layer that takes bytes. stored: the integers of its weight, where these are given;
+    else what makes them is written too."""
     weight, bias = step.arguments[1:3]
     scale: list[Argument] = ["none", "0"]
     if numbers is not None:
         scale = [Some(repr(numbers.scale)), str(numbers.zero_point)]
-    arguments = [x, *scale, *bytes_of_linear(make, weight), wide_bias(make, bias)]
+    arguments = [x, *scale, *bytes_of_linear(make, weight, stored), wide_bias(make, bias)]
     return Step(LINEAR_OF_BYTES, [*arguments, *_BEHIND, *_floating(step)], step.results)
 
 
-def _convolution(step: Step, x: Value, pads: list[str], numbers: Numbers, make: Making) -> Step:
+def convolution_of_bytes(
+    step: Step,
+    x: Value,
+    pads: list[str],
+    numbers: Numbers,
+    make: Making,
+    stored: Rounded | None = None,
+) -> Step:
+    """A convolution that takes bytes; stored: as of a linear layer."""
     weight, bias, stride, _, dilation, _, _, groups = step.arguments[1:]
     size = weight.meta.shape
     arguments = [
         x,
         repr(numbers.scale),
         str(numbers.zero_point),
-        *bytes_of_convolution(make, weight, int(groups)),
+        *bytes_of_convolution(make, weight, int(groups), stored),
         [*map(str, size[2:])],
         str(size[0]),
         wide_bias(make, bias),
@@ -270,7 +293,7 @@ def _floating(step: Step) -> list[Argument]:
     return [f'"{meta.dtype}"'.replace("torch.", ""), "none", "0"]
 
 
-def _of_bytes(value: Value, dtype: torch.dtype) -> Value:
+def of_bytes(value: Value, dtype: torch.dtype) -> Value:
     """A value of bytes in the shape and order of another one."""
     meta = value.meta
     if meta is None:
@@ -284,6 +307,38 @@ def _words(numbers: Numbers) -> list[Argument]:
 
 def _rounding(x: Value, numbers: Numbers, result: Value) -> Step:
     return Step(QUANTIZE, [x, *_words(numbers)], [result])
+
+
+def _add_bytes(editor: Editor) -> None:
+    """Have layers of bytes add bytes as they are, where float32 numbers were made of them."""
+    for step in editor.steps.steps:
+        place = _OTHER.get(step.target)
+        other = None if place is None else step.arguments[place]
+        numbers = editor.made_by(other.item, DEQUANTIZE) if isinstance(other, Some) else None
+        if place is None or numbers is None or numbers.arguments[3] != '"float32"':
+            continue
+        x, scale, zero_point, _ = numbers.arguments
+        arguments, scale_place = [*step.arguments], ADDS[step.target]
+        arguments[place] = Some(x)
+        arguments[scale_place : scale_place + 2] = [Some(scale), zero_point]
+        editor.replace(step, step.with_arguments(arguments))
+    editor.apply()
+
+
+def _leave_out_pairs(editor: Editor) -> None:
+    """Bytes that become float32 numbers and these bytes again are the same."""
+    for step in editor.steps.steps:
+        if step.target != QUANTIZE:
+            continue
+        before, (result,) = editor.made_by(step.arguments[0], DEQUANTIZE), step.results
+        if before is None or result is None or result in editor.outputs:
+            continue
+        x, *numbers, out = before.arguments
+        is_same_dtype = x.meta is not None and result.meta is not None
+        is_same_dtype = is_same_dtype and x.meta.dtype == result.meta.dtype  # type: ignore[union-attr]
+        if out == '"float32"' and is_same_dtype and numbers == [*step.arguments[1:3]]:
+            editor.redirect(result, x)
+    editor.apply()
 
 
 def _move_up(editor: Editor) -> None:
@@ -314,7 +369,7 @@ def _moved_up(editor: Editor, step: Step) -> bool:
             parts.append(_alike(part, step))
             makes.append(Step(QUANTIZE, [part, *rest], [parts[-1]]))
         made = maker.with_arguments([parts, *maker.arguments[1:]])
-    elif maker.target in _SAME_BYTES and not any(maker.results[1:]):
+    elif maker.target in SAME_BYTES and not any(maker.results[1:]):
         source = _alike(maker.arguments[0], step)
         makes = [Step(QUANTIZE, [maker.arguments[0], *rest], [source])]
         made = maker.with_arguments([source, *maker.arguments[1:]])
@@ -330,14 +385,14 @@ def _is_cast(step: Step) -> bool:
     if step.target != "aten::_to_copy" or any(word != "none" for word in step.arguments[2:5]):
         return False
     metas = [None if v is None else v.meta for v in (step.arguments[0], step.results[0])]
-    return all(meta is not None and meta.dtype in _DTYPES for meta in metas)
+    return all(meta is not None and meta.dtype in FLOATING for meta in metas)
 
 
 def _alike(value: Value, step: Step) -> Value:
     """A value of the bytes that a step makes, in the shape of another one."""
     (result,) = step.results
     assert result is not None and result.meta is not None
-    return _of_bytes(value, result.meta.dtype)
+    return of_bytes(value, result.meta.dtype)
 
 
 def _give_bytes(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
@@ -374,7 +429,7 @@ def _with_bytes(
 ) -> None:
     """Have the layer that makes a value make it of bytes, which `rounding` made so far."""
     step = editor.maker[value]
-    made = _of_bytes(value, numbers.torch_dtype)
+    made = of_bytes(value, numbers.torch_dtype)
     scale, zero_point, dtype = _words(numbers)
     arguments, place = [*step.arguments], _RESULT[step.target]
     arguments[place : place + 3] = [dtype, Some(scale), zero_point]
@@ -384,7 +439,7 @@ def _with_bytes(
         assert each.results[0] is not None
         editor.redirect(each.results[0], made)
     for each in adding:
-        arguments, place = [*each.arguments], _OTHER_SCALE[each.target]
+        arguments, place = [*each.arguments], ADDS[each.target]
         arguments[place : place + 2] = [Some(scale), zero_point]
         editor.replace(each, each.with_arguments(arguments))
     editor.redirect(value, made)

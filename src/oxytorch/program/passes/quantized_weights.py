@@ -15,7 +15,7 @@ from ..program import Argument, Some, Step, Value
 from .editor import known
 
 LARGEST = 127
-_SMALLEST = torch.finfo(torch.float32).tiny
+SMALLEST = torch.finfo(torch.float32).tiny
 """The least magnitude that is divided by."""
 PACK = "oxytorch::pack_panels"
 
@@ -57,10 +57,17 @@ class Making:
         return value
 
 
-def bytes_of_linear(make: Making, weight: Value) -> list[Argument]:
-    """Panels, channel_scales, channel_sums and out_features of a weight [out, in]."""
+Rounded = tuple[Value, Value]
+"""The integers of a weight, int8 [out, ...], and the scales of its outputs, float32."""
+
+
+def bytes_of_linear(make: Making, weight: Value, stored: Rounded | None = None) -> list[Argument]:
+    """Panels, channel_scales, channel_sums and out_features of a weight [out, in].
+
+    stored: its integers, where these are given.
+    """
     outputs, _ = _size(weight)
-    integers, scales = _rounded(make, weight)
+    integers, scales = stored or _rounded(make, weight)
     more = -outputs % layout.OUTPUTS
     sums = make("aten::sum.dim_IntList", integers, Some(["1"]), "false", Some("=int32"))
     return [
@@ -71,11 +78,13 @@ def bytes_of_linear(make: Making, weight: Value) -> list[Argument]:
     ]
 
 
-def bytes_of_convolution(make: Making, weight: Value, groups: int) -> list[Argument]:
+def bytes_of_convolution(
+    make: Making, weight: Value, groups: int, stored: Rounded | None = None
+) -> list[Argument]:
     """Panels, channel_scales and channel_sums of a weight [out, in / groups, *kernel], in the order
-    of `quantized_convolution.pack_convolution`."""
+    of `quantized_convolution.pack_convolution`. stored: its integers, where these are given."""
     outputs, _, *kernel = _size(weight)
-    integers, scales = _rounded(make, weight)
+    integers, scales = stored or _rounded(make, weight)
     order = ["0", *(str(dim + 2) for dim in range(len(kernel))), "1"]
     each, more = outputs // groups, -(outputs // groups) % layout.OUTPUTS
     rows = make.reshaped(make("aten::permute", integers, order), groups, each, -1)
@@ -91,13 +100,12 @@ def wide_bias(make: Making, bias: Argument) -> Argument:
     return Some(make.to(bias.item, torch.float32)) if isinstance(bias, Some) else bias
 
 
-def _rounded(make: Making, weight: Value) -> tuple[Value, Value]:
-    """The integers of a weight, int8, and the scales of its outputs, float32."""
+def _rounded(make: Making, weight: Value) -> Rounded:
     outputs, *rest = _size(weight)
     rows = make.reshaped(make.to(weight, torch.float32), outputs, -1)
     largest = make("aten::amax", make("aten::abs", rows), ["1"], "false")
     scales = make("aten::div.Tensor", largest, make.constant(LARGEST))
-    scales = make("aten::maximum", scales, make.constant(_SMALLEST))
+    scales = make("aten::maximum", scales, make.constant(SMALLEST))
     quotients = make("aten::div.Tensor", rows, make.reshaped(scales, outputs, 1))
     integers = make("aten::_to_copy", make("aten::round", quotients), Some("=int8"),
                     *["none"] * 3, "false", "none")  # fmt: skip

@@ -26,8 +26,8 @@ from ...rewriting.refusals import check_evaluation, check_module, check_not_opti
 from ..weight_only import Progress, shown
 from .prepare import (
     OTHERWISE,
-    Calibration,
     Int8StaticActivationInt8Weight,
+    Observations,
     calibration_of,
     names_of,
     prepare,
@@ -76,7 +76,8 @@ def convert(
 ) -> _Model:
     """Return a copy of a model whose linear layers and convolutions multiply 8-bit integers.
 
-    model: what `prepare` returned, after calls on typical data; or with a recipe a model in
+    model: what `prepare` returned, after calls on typical data; what `prepare_qat` returned, after
+        training; or with a recipe a model in
         evaluation mode, on the CPU, neither optimized nor quantized.
     recipe: how each layer is computed; None: as `recipe_of(model)` says.
     example_inputs: arguments of a call, as in `prepare`; None: those given there.
@@ -165,7 +166,7 @@ def _report(context: Context, recipe: Recipe) -> None:
             context.log.applied("quantize", name, f"8-bit integers, {own.compute}")
 
 
-def _check_names(calibration: Calibration, recipe: Recipe) -> None:
+def _check_names(calibration: Observations, recipe: Recipe) -> None:
     """Raise ValueError where a recipe names what the model does not compute."""
     kind, layers = type(calibration.module).__name__, calibration.layers
     for name, own in recipe.layers.items():

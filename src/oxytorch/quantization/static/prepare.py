@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -76,21 +76,8 @@ def prepared(
     model: _Model, config: Int8StaticActivationInt8Weight, example_inputs: Any, caller: str
 ) -> _Model:
     """See `prepare`; caller: the public function, with which the text of an error begins."""
-    check_module(caller, model, scripted=False)
-    if not isinstance(config, Int8StaticActivationInt8Weight):
-        raise TypeError(
-            f"{caller}: expected config to be Int8StaticActivationInt8Weight(), got a "
-            f"{config.__name__ if isinstance(config, type) else type(config).__name__}"
-        )
-    check_not_optimized(caller, model)
+    check_preparable(caller, model, config)
     check_evaluation(caller, model)
-    for name, tensor in model.named_parameters():
-        if tensor.device.type != "cpu" or tensor.is_meta:
-            raise ValueError(
-                f"{caller}: expected tensors on the CPU, got {name} on {tensor.device}"
-            )
-        if tensor.is_floating_point():
-            check_finite(caller, name, tensor)
     result = copied(model, caller)
     sample = Sample(example_inputs)
     sample.fit(result, set())
@@ -99,18 +86,60 @@ def prepared(
         with sample.running(result), torch.no_grad(), own_code():
             calibration.add_form(*sample.call)
     except (CaptureError, ForeignError) as error:
-        raise ValueError(
-            f"{caller}: {type(model).__name__} cannot be captured: {error}; {OTHERWISE}"
-        ) from error
+        raise uncapturable(caller, model, error) from error
     result.__dict__["forward"] = calibration
     return result
 
 
-class Calibration(OwnSignature):
+def uncapturable(caller: str, model: nn.Module, error: Exception) -> ValueError:
+    """The error for a model that cannot be captured."""
+    kind = type(model).__name__
+    return ValueError(f"{caller}: {kind} cannot be captured: {error}; {OTHERWISE}")
+
+
+def check_preparable(caller: str, model: nn.Module, config: Int8StaticActivationInt8Weight) -> None:
+    """Raise TypeError or ValueError for what cannot be prepared."""
+    check_module(caller, model, scripted=False)
+    if not isinstance(config, Int8StaticActivationInt8Weight):
+        raise TypeError(
+            f"{caller}: expected config to be Int8StaticActivationInt8Weight(), got a "
+            f"{config.__name__ if isinstance(config, type) else type(config).__name__}"
+        )
+    check_not_optimized(caller, model)
+    for name, tensor in model.named_parameters():
+        if tensor.device.type != "cpu" or tensor.is_meta:
+            raise ValueError(
+                f"{caller}: expected tensors on the CPU, got {name} on {tensor.device}"
+            )
+        if tensor.is_floating_point():
+            check_finite(caller, name, tensor)
+
+
+class Observations:
+    """What was seen of the activations of a model, which tells how its layers are computed.
+
+    module: the model. config: its. example_inputs: arguments of a call. layers: why each layer
+    cannot multiply integers, empty if it can, by name.
+    """
+
+    module: nn.Module
+    config: Int8StaticActivationInt8Weight
+    example_inputs: Any
+    layers: dict[str, str]
+
+    def recipe(self) -> Recipe:
+        """How the layers are computed by what was seen so far. Raises ValueError before a call."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Give the modules their own forwards back."""
+        raise NotImplementedError
+
+
+class Calibration(OwnSignature, Observations):
     """Stands in for the forward of a prepared model: its own code, and a look at what layers take.
 
-    config: the model's. example_inputs: arguments of a call. calls: those that were seen.
-    layers: why each layer cannot multiply integers, empty if it can, by name.
+    calls: those that were seen.
     """
 
     def __init__(
@@ -123,7 +152,7 @@ class Calibration(OwnSignature):
         self.calls = 0
         self._observers: dict[str, Observer] = {}
         self._forms: dict[Hashable, list[ObservedProgram]] = {}
-        self.layers: dict[str, str] = {}
+        self.layers = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad(), own_code():
@@ -166,11 +195,8 @@ class Calibration(OwnSignature):
 
     def add_form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObservedProgram:
         """Record a call of a further form. Raises CaptureError."""
-        form, tensors = form_of_call(args, kwargs)
-        _, recording = recorded_once(lambda: self._own(*args, **kwargs), output_tensors, tensors)
-        if isinstance(recording, CaptureError):
-            raise recording
-        program = ObservedProgram(Run(recording, tensors), names_of(self.module))
+        form, run = recorded_call(self._own, args, kwargs)
+        program = ObservedProgram(run, names_of(self.module))
         self._forms.setdefault(form, []).append(program)
         self.layers.update({**program.left, **dict.fromkeys(program.layers, "")})
         return program
@@ -209,15 +235,32 @@ class Calibration(OwnSignature):
         return numbers_of(*observer.range(), self.config.symmetric)
 
 
+def recorded_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Hashable, Run]:
+    """The form of a call, and the record of it. Raises CaptureError."""
+    form, tensors = form_of_call(args, kwargs)
+    _, recording = recorded_once(lambda: function(*args, **kwargs), output_tensors, tensors)
+    if isinstance(recording, CaptureError):
+        raise recording
+    return form, Run(recording, tensors)
+
+
 def names_of(module: nn.Module) -> dict[int, str]:
     """The names of a module's parameters, by their identities; a shared one has its first name."""
     return {id(parameter): name for name, parameter in module.named_parameters()}
 
 
-def calibration_of(model: nn.Module) -> Calibration | None:
-    """The calibration of a prepared model; None for others."""
-    found = model.__dict__.get("forward")
-    return found if isinstance(found, Calibration) else None
+TRAINING = "_oxytorch_training"
+"""The attribute of a model that trains with fake quantization, where its observations are."""
+
+
+def calibration_of(model: nn.Module) -> Observations | None:
+    """The observations of a prepared model; None for others."""
+    for found in (model.__dict__.get("forward"), model.__dict__.get(TRAINING)):
+        if isinstance(found, Observations):
+            return found
+    return None
 
 
 def recipe_of(model: nn.Module) -> Recipe:
@@ -226,10 +269,10 @@ def recipe_of(model: nn.Module) -> Recipe:
     Raises ValueError for another model, or a prepared one that saw no data.
     """
     check_module("recipe_of", model)
-    found = model.__dict__.get("forward")
-    if isinstance(found, Calibration):
+    found = calibration_of(model)
+    if found is not None:
         return found.recipe()
-    recipe = getattr(found, "recipe", None)
+    recipe = getattr(model.__dict__.get("forward"), "recipe", None)
     if not isinstance(recipe, Recipe):
         raise ValueError(
             "recipe_of: expected a model that oxytorch.quantization.prepare or convert returned, "
