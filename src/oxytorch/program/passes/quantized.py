@@ -70,19 +70,44 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Quantization:
-    """layers: how layers are computed, by name. names: of the values that stand for parameters."""
+class Smoothing:
+    """Layers that take one value, each channel of which is divided by a factor, while their weights
+    are multiplied.
 
-    layers: Mapping[str, Layer]
+    layers: all that take it, by name. alpha: how much of the range of activations moved into the
+    weights, 0 to 1. factors: one a channel; none: it is left as it is, for the reason `why`.
+    input: the bytes of the divided value.
+    """
+
+    layers: tuple[str, ...]
+    alpha: float = 0.0
+    factors: tuple[float, ...] = ()
+    input: Numbers | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """by_name: how layers are computed. smoothing: what is divided before they are."""
+
+    by_name: Mapping[str, Layer]
+    smoothing: tuple[Smoothing, ...] = ()
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """layers: those that multiply bytes. names: of the values that stand for parameters."""
+
+    layers: Layers
     names: Mapping[Value, str]
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """layers: how layers are computed, by name. names: returns those of parameters, by their
+    """layers: those that multiply bytes. names: returns those of parameters, by their
     identities."""
 
-    layers: Mapping[str, Layer]
+    layers: Layers
     names: Callable[[], Mapping[int, str]]
 
     def of(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> Quantization:
@@ -186,7 +211,7 @@ def _added(editor: Editor, step: Step) -> Value | None:
 
 def quantize(editor: Editor, quantization: Quantization) -> None:
     """Have the layers that are named multiply bytes."""
-    layers, found = quantization.layers, layers_of(editor, quantization.names)
+    layers, found = quantization.layers.by_name, layers_of(editor, quantization.names)
     chosen = {step: layers[name] for step, name in found.items() if name in layers}
     outputs: dict[Value, Numbers] = {}
     for step, layer in chosen.items():
@@ -213,21 +238,23 @@ def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
         if numbers is not None:
             key = x, numbers
             if key not in rounded:
-                rounded[key] = _of_bytes(x, numbers.torch_dtype)
-                make.steps.append(_rounding(x, numbers, rounded[key]))
+                rounded[key] = of_bytes(x, numbers.torch_dtype)
+                make.steps.append(rounding(x, numbers, rounded[key]))
             x = rounded[key]
         if is_linear:
-            made = _linear(step, x, numbers, make)
+            made = linear_of_bytes(step, x, numbers, make)
         else:
             assert numbers is not None
-            made = _convolution(step, x, pads, numbers, make)
+            made = convolution_of_bytes(step, x, pads, numbers, make)
         editor.replace(step, *make.steps, made)
     editor.apply()
     if convolutions:
         follow_order(editor)
 
 
-def _linear(step: Step, x: Value, numbers: Numbers | None, make: Making) -> Step:
+def linear_of_bytes(step: Step, x: Value, numbers: Numbers | None, make: Making) -> Step:
+    """A linear layer of bytes with a floating result; make: gets what makes its weight. numbers: of
+    x; None: x is floating."""
     weight, bias = step.arguments[1:3]
     scale: list[Argument] = ["none", "0"]
     if numbers is not None:
@@ -236,7 +263,11 @@ def _linear(step: Step, x: Value, numbers: Numbers | None, make: Making) -> Step
     return Step(LINEAR_OF_BYTES, [*arguments, *_BEHIND, *_floating(step)], step.results)
 
 
-def _convolution(step: Step, x: Value, pads: list[str], numbers: Numbers, make: Making) -> Step:
+def convolution_of_bytes(
+    step: Step, x: Value, pads: list[str], numbers: Numbers, make: Making
+) -> Step:
+    """A convolution of bytes with a floating result; make: gets what makes its weight. pads: zeros
+    before and after each spatial dimension."""
     weight, bias, stride, _, dilation, _, _, groups = step.arguments[1:]
     size = weight.meta.shape
     arguments = [
@@ -266,7 +297,7 @@ def _floating(step: Step) -> list[Argument]:
     return [f'"{meta.dtype}"'.replace("torch.", ""), "none", "0"]
 
 
-def _of_bytes(value: Value, dtype: torch.dtype) -> Value:
+def of_bytes(value: Value, dtype: torch.dtype) -> Value:
     """A value of bytes in the shape and order of another one."""
     meta = value.meta
     if meta is None:
@@ -278,7 +309,8 @@ def _words(numbers: Numbers) -> list[Argument]:
     return [repr(numbers.scale), str(numbers.zero_point), f'"{numbers.dtype}"']
 
 
-def _rounding(x: Value, numbers: Numbers, result: Value) -> Step:
+def rounding(x: Value, numbers: Numbers, result: Value) -> Step:
+    """The step that makes bytes of numbers."""
     return Step(QUANTIZE, [x, *_words(numbers)], [result])
 
 
@@ -333,7 +365,7 @@ def _alike(value: Value, step: Step) -> Value:
     """A value of the bytes that a step makes, in the shape of another one."""
     (result,) = step.results
     assert result is not None and result.meta is not None
-    return _of_bytes(value, result.meta.dtype)
+    return of_bytes(value, result.meta.dtype)
 
 
 def _give_bytes(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
@@ -370,7 +402,7 @@ def _with_bytes(
 ) -> None:
     """Have the layer that makes a value make it of bytes, which `rounding` made so far."""
     step = editor.maker[value]
-    made = _of_bytes(value, numbers.torch_dtype)
+    made = of_bytes(value, numbers.torch_dtype)
     scale, zero_point, dtype = _words(numbers)
     arguments, place = [*step.arguments], _RESULT[step.target]
     arguments[place : place + 3] = [dtype, Some(scale), zero_point]

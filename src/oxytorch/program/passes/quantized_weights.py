@@ -15,7 +15,7 @@ from ..program import Argument, Some, Step, Value
 from .editor import known
 
 LARGEST = 127
-_SMALLEST = torch.finfo(torch.float32).tiny
+SMALLEST = torch.finfo(torch.float32).tiny
 """The least magnitude that is divided by."""
 PACK = "oxytorch::pack_panels"
 
@@ -97,7 +97,7 @@ def _rounded(make: Making, weight: Value) -> tuple[Value, Value]:
     rows = make.reshaped(make.to(weight, torch.float32), outputs, -1)
     largest = make("aten::amax", make("aten::abs", rows), ["1"], "false")
     scales = make("aten::div.Tensor", largest, make.constant(LARGEST))
-    scales = make("aten::maximum", scales, make.constant(_SMALLEST))
+    scales = make("aten::maximum", scales, make.constant(SMALLEST))
     quotients = make("aten::div.Tensor", rows, make.reshaped(scales, outputs, 1))
     integers = make("aten::_to_copy", make("aten::round", quotients), Some("=int8"),
                     *["none"] * 3, "false", "none")  # fmt: skip

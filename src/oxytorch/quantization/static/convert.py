@@ -29,11 +29,11 @@ from .prepare import (
     Calibration,
     Int8StaticActivationInt8Weight,
     calibration_of,
-    names_of,
     prepare,
     prepared,
 )
 from .recipe import Recipe
+from .runs import names_of
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -152,7 +152,7 @@ def _converted(
 def _look(recipe: Recipe, context: Context) -> None:
     """Say what stands in for the model. No run is recorded, since no regions are made."""
     context.replays = partial(QuantizedReplay, recipe=recipe)
-    layers = {name.partition("#")[0] for name in recipe.chosen()}
+    layers = {name.partition("#")[0] for name in recipe.chosen().by_name}
     context.of_integers = {m for m, path in context.paths.items() if path in layers}
 
 
@@ -163,6 +163,12 @@ def _report(context: Context, recipe: Recipe) -> None:
             context.log.skipped("quantize", name, own.why or "left out by the recipe")
         else:
             context.log.applied("quantize", name, f"8-bit integers, {own.compute}")
+    for group in recipe.smoothing:
+        if group.factors:
+            how = f"input divided by {len(group.factors)} factors, alpha {group.alpha:g}"
+            context.log.applied("smooth", ", ".join(group.layers), how)
+        else:
+            context.log.skipped("smooth", ", ".join(group.layers), group.why)
 
 
 def _check_names(calibration: Calibration, recipe: Recipe) -> None:
@@ -179,6 +185,13 @@ def _check_names(calibration: Calibration, recipe: Recipe) -> None:
             raise ValueError(
                 f'convert: expected "float" for layer {name!r} in the recipe, because '
                 f"{layers[name]}, got {own.compute!r}"
+            )
+    for group in recipe.smoothing:
+        why = calibration.why_not_smoothed(group)
+        if group.factors and why:
+            raise ValueError(
+                f"convert: expected a recipe whose smoothing fits this model, a {kind}, got "
+                f"factors for {', '.join(group.layers)}: {why}"
             )
 
 

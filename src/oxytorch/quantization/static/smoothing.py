@@ -1,0 +1,205 @@
+"""Factors by which layers take smaller numbers in some channels, chosen by the error of the layers.
+
+Sources: Xiao et al., SmoothQuant, 2022; the search of alpha is that of Lin et al., AWQ, 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...ops._quantized import from_bytes, to_bytes
+from ...program.passes.quantized import Numbers, Smoothing
+from ...program.passes.quantized_weights import LARGEST, SMALLEST
+from ...program.passes.smoothing import Geometry
+from .observers import OBSERVERS, Histogram, numbers_of
+
+ALPHAS = tuple(step / 10 for step in range(1, 11))
+"""Parts of the range of activations that are moved into the weights."""
+GAIN = 0.9
+"""Factors are taken where the squared error is at most this part of that without."""
+_ROWS, _ROWS_OF_CALL = 512, 64
+"""Rows of a linear layer's input that are kept: at most, and of one call."""
+_IMAGES, _SIDE = 8, 16
+"""Parts of images that a convolution takes: at most, and their sizes."""
+_LEAST = 1e-4
+"""Of the largest channel: what smaller ones are taken for."""
+
+Call = tuple[Tensor, Geometry | None]
+"""The weight of a layer, and the geometry of a convolution."""
+
+
+class Smoother:
+    """The value that layers take: the range of each channel, and a part of it.
+
+    dim: of its channels.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+        self._least: Tensor | None = None
+        self._most: Tensor | None = None
+        self._kept: list[Tensor] = []
+        self._count = 0
+
+    def __deepcopy__(self, memo: Any) -> Smoother:
+        """A copy that shares what was kept, which nobody writes to."""
+        other = Smoother(self.dim)
+        vars(other).update(vars(self), _kept=[*self._kept])
+        return other
+
+    def see(self, values: Tensor) -> None:
+        """Take notice of a value."""
+        if values.numel() == 0:
+            return
+        values = values.detach()
+        others = [dim for dim in range(values.dim()) if dim != self.dim % values.dim()]
+        least, most = values.float(), values.float()
+        if others:
+            least, most = least.amin(others), most.amax(others)
+        self._least = least if self._least is None else torch.minimum(self._least, least)
+        self._most = most if self._most is None else torch.maximum(self._most, most)
+        part = self._rows(values) if self.dim == -1 else self._images(values)
+        if part is not None:
+            self._kept.append(part.float().contiguous())
+
+    def _rows(self, values: Tensor) -> Tensor | None:
+        wanted = min(_ROWS - self._count, _ROWS_OF_CALL)
+        if wanted <= 0:
+            return None
+        rows = values.reshape(-1, values.shape[-1])
+        found = rows[:: max(1, len(rows) // wanted)][:wanted].clone()
+        self._count += len(found)
+        return found
+
+    def _images(self, values: Tensor) -> Tensor | None:
+        if self._count >= _IMAGES:
+            return None
+        self._count += 1
+        for dim in range(2, values.dim()):
+            size = min(values.shape[dim], _SIDE)
+            values = values.narrow(dim, (values.shape[dim] - size) // 2, size)
+        return values[:1].clone()
+
+    def smoothing(
+        self, layers: tuple[str, ...], calls: Sequence[Call], observer: str, symmetric: bool
+    ) -> Smoothing:
+        """The factors with the least squared error of what layers give, or why there are none.
+
+        layers: their names; calls: their weights. observer, symmetric: of the configuration.
+        """
+        if self._least is None or self._most is None:
+            return Smoothing(layers, why="calibration saw no input of it")
+        ranges = torch.maximum(self._most, -self._least)
+        inner = torch.stack([_of_inputs(weight, geometry) for weight, geometry in calls]).amax(0)
+        search = _Search(self._kept, calls, self.dim)
+
+        def tried(factors: Tensor) -> tuple[float, Numbers]:
+            numbers = self._numbers(factors, observer, symmetric)
+            return search.error(factors, numbers), numbers
+
+        plain, _ = tried(torch.ones_like(ranges))
+        found = []
+        for alpha in ALPHAS:
+            factors = _factors(ranges, inner, alpha)
+            error, numbers = tried(factors)
+            found.append((error, alpha, factors, numbers))
+        error, alpha, factors, numbers = min(found, key=lambda each: each[0])
+        if not error < GAIN * plain:
+            return Smoothing(layers, why="no factors lower its error by a tenth")
+        return Smoothing(layers, alpha, (*map(_shortened, factors.tolist()),), numbers)
+
+    def _numbers(self, factors: Tensor, observer: str, symmetric: bool) -> Numbers:
+        """The bytes of the divided value, by what an observer would see of it."""
+        own = OBSERVERS[observer]()
+        parts = [(part / _along(factors, part, self.dim)).flatten() for part in self._kept]
+        if not isinstance(own, Histogram):  # which asks how many values there are
+            assert self._least is not None and self._most is not None
+            parts += [self._least / factors, self._most / factors]
+        own.see(torch.cat(parts))
+        return numbers_of(*own.range(), symmetric)
+
+
+class _Search:
+    """The squared error of what layers give by factors."""
+
+    def __init__(self, parts: Sequence[Tensor], calls: Sequence[Call], dim: int) -> None:
+        self._parts, self._calls, self._dim = parts, calls, dim
+        self._wanted = [[_given(part, *call) for call in calls] for part in parts]
+
+    def error(self, factors: Tensor, numbers: Numbers) -> float:
+        near = [(_rounded(_scaled(w, factors, own)), own) for w, own in self._calls]
+        total = 0.0
+        for part, wanted in zip(self._parts, self._wanted, strict=True):
+            x = _near(part / _along(factors, part, self._dim), numbers)
+            for call, own in zip(near, wanted, strict=True):
+                total += float((_given(x, *call) - own).square().sum())
+        return total
+
+
+def _factors(ranges: Tensor, inner: Tensor, alpha: float) -> Tensor:
+    """Factors by the largest magnitudes of what channels take, and of their weights."""
+    wide, narrow = (
+        each.clamp_min(max(_LEAST * float(each.max()), SMALLEST)) for each in (ranges, inner)
+    )
+    logs = alpha * wide.log() - (1 - alpha) * narrow.log()
+    return (logs - logs.mean()).exp()
+
+
+def _of_inputs(weight: Tensor, geometry: Geometry | None) -> Tensor:
+    """The largest magnitude of the weights of each input."""
+    groups = 1 if geometry is None else geometry.groups
+    outputs, inputs = weight.shape[:2]
+    parts = weight.float().abs().reshape(groups, outputs // groups, inputs, -1)
+    return parts.amax((1, 3)).flatten()
+
+
+def _scaled(weight: Tensor, factors: Tensor, geometry: Geometry | None) -> Tensor:
+    groups = 1 if geometry is None else geometry.groups
+    outputs, inputs = weight.shape[:2]
+    parts = weight.float().reshape(groups, outputs // groups, inputs, -1)
+    return (parts * factors.reshape(groups, 1, inputs, 1)).reshape(weight.shape)
+
+
+def _rounded(weight: Tensor) -> Tensor:
+    """A weight as bytes hold it: see `passes.quantized_weights`."""
+    rows = weight.flatten(1)
+    scales = (rows.abs().amax(1, keepdim=True) / LARGEST).clamp_min(SMALLEST)
+    return ((rows / scales).round() * scales).reshape(weight.shape)
+
+
+def _given(x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
+    if geometry is None:
+        return F.linear(x, weight.float())
+    none = [0] * len(geometry.stride)
+    return torch.convolution(
+        x,
+        weight.float(),
+        None,
+        [*geometry.stride],
+        [*geometry.padding],
+        [*geometry.dilation],
+        False,
+        none,
+        geometry.groups,
+    )
+
+
+def _near(values: Tensor, numbers: Numbers) -> Tensor:
+    scale, zero_point = numbers.scale, numbers.zero_point
+    stored = to_bytes(values, scale, zero_point, numbers.torch_dtype)
+    return from_bytes(stored, scale, zero_point, torch.float32)
+
+
+def _along(factors: Tensor, values: Tensor, dim: int) -> Tensor:
+    size = [1] * values.dim()
+    size[dim] = -1
+    return factors.reshape(size)
+
+
+def _shortened(number: float) -> float:
+    return float(f"{number:.6g}")
