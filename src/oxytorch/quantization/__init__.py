@@ -22,8 +22,9 @@ if TYPE_CHECKING:
         WeightConfig,
     )
     from .load import load_quantized
-    from .report import QuantizationReport, QuantizedLayer
+    from .quantization_report import QuantizationReport, QuantizedLayer
     from .static.convert import convert, quantize
+    from .static.errors import ErrorReport, LayerError, report
     from .static.prepare import Int8StaticActivationInt8Weight, prepare, recipe_of
     from .static.recipe import LayerRecipe, Recipe, load_recipe, save_recipe
     from .store import save_quantized
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointError",
+    "ErrorReport",
     "Int4Weight",
     "Int8DynamicActivationInt4Weight",
     "Int8DynamicActivationInt8Weight",
     "Int8StaticActivationInt8Weight",
     "Int8Weight",
+    "LayerError",
     "LayerRecipe",
     "NF4Weight",
     "QuantizationReport",
@@ -51,20 +54,23 @@ __all__ = [
     "quantize_",
     "quantized",
     "recipe_of",
+    "report",
     "save_quantized",
     "save_recipe",
 ]
 
 _LATER = {
+    "ErrorReport": "static.errors",
     "Int4Weight": "configs",
     "Int8DynamicActivationInt4Weight": "configs",
     "Int8DynamicActivationInt8Weight": "configs",
     "Int8StaticActivationInt8Weight": "static.prepare",
     "Int8Weight": "configs",
+    "LayerError": "static.errors",
     "LayerRecipe": "static.recipe",
     "NF4Weight": "configs",
-    "QuantizationReport": "report",
-    "QuantizedLayer": "report",
+    "QuantizationReport": "quantization_report",
+    "QuantizedLayer": "quantization_report",
     "Recipe": "static.recipe",
     "WeightConfig": "configs",
     "convert": "static.convert",
@@ -74,6 +80,7 @@ _LATER = {
     "quantize": "static.convert",
     "quantize_": "weight_only",
     "recipe_of": "static.prepare",
+    "report": "static.errors",
     "quantized": "weights",
     "save_quantized": "store",
     "save_recipe": "static.recipe",

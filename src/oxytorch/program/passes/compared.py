@@ -21,8 +21,8 @@ from .quantized import (
     Layer,
     Numbers,
     Quantization,
+    all_layers,
     convolution_of_bytes,
-    layers_of,
     linear_of_bytes,
     of_bytes,
     rounding,
@@ -46,10 +46,10 @@ class Compared:
 def compare(editor: Editor, quantization: Quantization) -> dict[str, Compared]:
     """Compute the layers that are named with bytes too."""
     found: dict[str, Compared] = {}
-    for step, name in layers_of(editor, quantization.names).items():
+    for step, name, why in [*all_layers(editor, quantization.names)]:
         layer = quantization.layers.by_name.get(name)
         products = _products(step)
-        if layer is None or (layer.input is None and step.target != LINEAR):
+        if why or layer is None or (layer.input is None and step.target != LINEAR):
             found[name] = Compared(products)
             continue
         make = Making(editor.steps.constants)
@@ -65,9 +65,12 @@ def compare(editor: Editor, quantization: Quantization) -> dict[str, Compared]:
 
 def _products(step: Step) -> int:
     """The products of a call, 0 where sizes are not known."""
-    (result,) = step.results
+    is_transposed = step.target != LINEAR and step.arguments[6] != "false"
+    each = step.arguments[0] if is_transposed else step.results[0]
     weight: Any = step.arguments[1].meta
-    size = None if result is None or result.meta is None else known(result.meta.shape)
+    if each is None or each.meta is None or weight is None or not weight.numel():
+        return 0
+    size = known(each.meta.shape)
     return 0 if size is None else math.prod(size) * weight[0].numel()
 
 

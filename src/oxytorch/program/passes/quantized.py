@@ -8,7 +8,7 @@ pass that times kernels, so that runs on other machines and of other dtypes have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,18 +128,20 @@ def layers_of(editor: Editor, names: Mapping[Value, str]) -> dict[Step, str]:
 
     A further layer with the same weight is called "name#2" and so on.
     """
-    found: dict[Step, str] = {}
+    return {step: name for step, name, why in all_layers(editor, names) if not why}
+
+
+def all_layers(editor: Editor, names: Mapping[Value, str]) -> Iterator[tuple[Step, str, str]]:
+    """The linear layers and convolutions with their names, and why they cannot multiply bytes, if
+    they cannot."""
     counts: dict[str, int] = {}
     for step in editor.steps.steps:
         if step.target not in (LINEAR, CONVOLUTION) or editor.lasts(step):
             continue
         name = _name_of(editor, names, step.arguments[1])
-        if name is None:
-            continue
-        counts[name] = counts.get(name, 0) + 1
-        if not why_not(editor, step):
-            found[step] = name if counts[name] == 1 else f"{name}#{counts[name]}"
-    return found
+        if name is not None:
+            count = counts[name] = counts.get(name, 0) + 1
+            yield step, name if count == 1 else f"{name}#{count}", why_not(editor, step)
 
 
 def _name_of(editor: Editor, names: Mapping[Value, str], weight: Argument) -> str | None:
@@ -179,13 +181,7 @@ def why_not(editor: Editor, step: Step) -> str:
 
 def left(editor: Editor, names: Mapping[Value, str]) -> dict[str, str]:
     """Why layers cannot multiply bytes, by name."""
-    found: dict[str, str] = {}
-    for step in editor.steps.steps:
-        if step.target in (LINEAR, CONVOLUTION) and not editor.lasts(step):
-            name, why = _name_of(editor, names, step.arguments[1]), why_not(editor, step)
-            if name is not None and why:
-                found[name] = why
-    return found
+    return {name: why for _, name, why in all_layers(editor, names) if why}
 
 
 def points_of(editor: Editor, names: Mapping[Value, str]) -> dict[str, Value]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sized
+from collections.abc import Hashable, Iterable, Sized
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from .prepare import (
     Calibration,
     Int8StaticActivationInt8Weight,
     calibration_of,
+    check_data,
     prepare,
     prepared,
 )
@@ -216,11 +217,7 @@ def quantize(
     The same as `prepare`, calls, and `convert`, and raises what these do; ValueError where
     calibration_data is empty.
     """
-    if isinstance(calibration_data, torch.Tensor | Mapping | str):
-        raise TypeError(
-            "quantize: expected calibration_data to be a list of inputs, got a "
-            f"{type(calibration_data).__name__}; put it into a list"
-        )
+    check_data("quantize", "calibration_data", calibration_data)
     show, count = shown(progress), 0
     total = len(calibration_data) if isinstance(calibration_data, Sized) else 0
     watching: _Model | None = None

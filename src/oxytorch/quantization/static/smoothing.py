@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...ops._quantized import from_bytes, to_bytes
+from ...ops.dequantize_per_tensor import dequantize_per_tensor
+from ...ops.quantize_per_tensor import quantize_per_tensor
 from ...program.passes.quantized import Numbers, Smoothing
 from ...program.passes.quantized_weights import LARGEST, SMALLEST
 from ...program.passes.smoothing import Geometry
@@ -191,8 +192,8 @@ def _given(x: Tensor, weight: Tensor, geometry: Geometry | None) -> Tensor:
 
 def _near(values: Tensor, numbers: Numbers) -> Tensor:
     scale, zero_point = numbers.scale, numbers.zero_point
-    stored = to_bytes(values, scale, zero_point, numbers.torch_dtype)
-    return from_bytes(stored, scale, zero_point, torch.float32)
+    stored = quantize_per_tensor(values, scale, zero_point, numbers.dtype)
+    return dequantize_per_tensor(stored, scale, zero_point, "float32")
 
 
 def _along(factors: Tensor, values: Tensor, dim: int) -> Tensor:
