@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from .static.errors import ErrorReport, LayerError, report
     from .static.prepare import Int8StaticActivationInt8Weight, prepare, recipe_of
     from .static.recipe import LayerRecipe, Recipe, load_recipe, save_recipe
+    from .static.tuning import Autotuned, Trial, autotune
     from .store import save_quantized
     from .weight_only import quantize_
     from .weights import quantized
 
 __all__ = [
+    "Autotuned",
     "CheckpointError",
     "ErrorReport",
     "Int4Weight",
@@ -45,7 +47,9 @@ __all__ = [
     "QuantizationReport",
     "QuantizedLayer",
     "Recipe",
+    "Trial",
     "WeightConfig",
+    "autotune",
     "convert",
     "load_quantized",
     "load_recipe",
@@ -60,6 +64,9 @@ __all__ = [
 ]
 
 _LATER = {
+    "Autotuned": "static.tuning",
+    "Trial": "static.tuning",
+    "autotune": "static.tuning",
     "ErrorReport": "static.errors",
     "Int4Weight": "configs",
     "Int8DynamicActivationInt4Weight": "configs",

@@ -17,6 +17,7 @@ def draw(report: ErrorReport, path: str | Path) -> None:
     """See `ErrorReport.plot`."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
     except ImportError as error:
         raise ImportError(
             "report.plot: expected matplotlib to be installed; pip install matplotlib, or read "
@@ -56,6 +57,6 @@ def draw(report: ErrorReport, path: str | Path) -> None:
     )
     used = {layer.compute for layer in layers}
     if len(used) > 1:
-        handles = [axes.barh([0], [0], color=COLORS[each]) for each in sorted(used)]
-        figure.legend(handles, sorted(used), loc="outside right upper", fontsize=8, frameon=False)
+        handles = [Patch(color=COLORS[each], label=each) for each in sorted(used)]
+        figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
     figure.savefig(path, dpi=120, facecolor="white")
