@@ -93,6 +93,7 @@ def test_the_recipe_and_the_report_say_what_is_smoothed_and_why_other_layers_are
 FORCED: list[tuple[Callable[[], nn.Module], list[Tensor], tuple[str, ...], int]] = [
     (PreNorm, TOKENS, ("query", "key", "value"), 64),
     (PreNorm, TOKENS, ("up",), 64),
+    (PreNorm, TOKENS, ("out",), 64),  # through attention, by its values
     (Block, TOKENS, ("up",), 64),  # whose normalization others take too
     (Gated, ROWS, ("gate", "up"), 32),
     (Gated, ROWS, ("down",), 48),
@@ -215,6 +216,43 @@ def test_calls_in_which_a_layer_cannot_be_smoothed_use_its_own_range() -> None:
     assert error(run(quantized, data[0]), run(model, data[0])) < 0.03
     odd = torch.randn(63, 64)
     assert error(run(quantized, odd), run(model, odd)) < 0.3  # in steps for what is 40 times larger
+
+
+class Refused(nn.Module):
+    """A layer behind what does not let factors through, by its name."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.norm, self.layer = nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.how == "squared":
+            x = x * x
+        elif self.how == "keys":
+            parts = x.view(2, -1, 4, 16).transpose(1, 2)
+            query = torch.ones_like(parts)
+            mixed = nn.functional.scaled_dot_product_attention(query, parts, parts)
+            x = mixed.transpose(1, 2).reshape(x.shape)
+        elif self.how == "shared":
+            return torch.cat([self.layer(x), x], -1)
+        elif self.how == "turned":  # channels are not those of the layer before
+            x = x.reshape(-1, 8, 8).transpose(1, 2).reshape(x.shape)
+        elif self.how == "sum":
+            x = x + 1
+        elif self.how == "clamped":
+            x = x.clamp(0, 6)
+        result: Tensor = self.layer(x)
+        return result
+
+
+@pytest.mark.parametrize("how", ["squared", "keys", "shared", "sum", "clamped"])
+def test_what_lets_no_factors_through_is_refused(how: str) -> None:
+    prepared = prepare(Refused(how).eval(), SMOOTH, TOKENS[0])
+    prepared(TOKENS[0])
+    groups = {each.layers: each for each in recipe_of(prepared).smoothing}
+    assert groups[("layer",)].why and not groups[("layer",)].factors
 
 
 def test_other_observers_choose_factors_too() -> None:

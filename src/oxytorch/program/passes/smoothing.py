@@ -12,17 +12,16 @@ Data-Free Quantization Through Weight Equalization and Bias Correction, 2019, fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from ..program import Argument, Some, Step, Value
-from .convolution import NORM, zeros_of
+from .channels import Dims, before
+from .convolution import NORM
 from .convolution_times import CONVOLUTION
-from .editor import VIEWS, Editor, is_same
+from .editor import Editor
 from .linear import LINEAR
 from .quantized import Quantization, layers_of
 from .quantized_weights import Making
@@ -36,12 +35,6 @@ _ROW_NORMS = {
 """Normalizations of rows, and the place of their weight."""
 _BIAS = {"oxytorch::layer_norm": 2, "oxytorch::add_layer_norm": 3, NORM: 2}
 """The place of the bias of normalizations that have one; a batch norm's weight is before it."""
-_GATED = ("oxytorch::silu_mul", "oxytorch::gelu_mul")
-"""Products of a gate and a second tensor, which is no gate."""
-_POOLS = (
-    "aten::max_pool2d_with_indices", "aten::max_pool2d", "aten::avg_pool2d",
-    "aten::_adaptive_avg_pool2d", "aten::adaptive_avg_pool2d", "aten::mean.dim",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,11 +132,11 @@ def _place(editor: Editor, group: Mapping[Step, str]) -> _Place | str:
     x = first.arguments[0]
     if x.meta is None:
         return "the shape of its input is not known"
-    return _source(editor, x, (*group,), x.meta.dim() - 1 if first.target == LINEAR else 1)
+    return _source(editor, x, (*group,), (x.meta.dim() - 1 if first.target == LINEAR else 1,))
 
 
-def _source(editor: Editor, value: Value, takers: tuple[Step, ...], dim: int) -> _Place | str:
-    """Where a value is divided along a dimension for these takers, or why it cannot be."""
+def _source(editor: Editor, value: Value, takers: tuple[Step, ...], dims: Dims) -> _Place | str:
+    """Where a value is divided along dimensions for these takers, or why it cannot be."""
     maker = editor.maker.get(value)
     if maker is None:
         return "its input is one of the model"
@@ -151,13 +144,13 @@ def _source(editor: Editor, value: Value, takers: tuple[Step, ...], dim: int) ->
         taker not in takers for taker in editor.takers.get(value, ())
     )
     if maker.target in _ROW_NORMS:
-        return _of_norm(editor, maker, value, takers, dim, is_shared)
+        return _of_norm(editor, maker, value, takers, dims, is_shared)
     if is_shared:
         return "something else takes its input too"
     if maker.target in (LINEAR, CONVOLUTION, NORM):
-        return _of_layer(editor, maker, value, takers, dim)
+        return _of_layer(editor, maker, value, takers, dims)
     found: _Place | str = f"{maker.target} before it lets no factors through"
-    for source, at in _through(maker, value, dim):
+    for source, at in before(maker, value, dims):
         found = _source(editor, source, (maker,), at)
         if not isinstance(found, str):
             return found
@@ -165,20 +158,21 @@ def _source(editor: Editor, value: Value, takers: tuple[Step, ...], dim: int) ->
 
 
 def _of_norm(
-    editor: Editor, maker: Step, value: Value, takers: tuple[Step, ...], dim: int, is_shared: bool
+    editor: Editor, maker: Step, value: Value, takers: tuple[Step, ...], dims: Dims, is_shared: bool
 ) -> _Place | str:
     assert value.meta is not None
-    if value is not maker.results[0] or dim != value.meta.dim() - 1:
+    if value is not maker.results[0] or dims != (value.meta.dim() - 1,):
         return f"{maker.target} before it gives another dimension"
     places = (_ROW_NORMS[maker.target], _BIAS.get(maker.target))
     return _lasting(editor, maker, places) or _Place(maker, value, takers, is_shared)
 
 
 def _of_layer(
-    editor: Editor, maker: Step, value: Value, takers: tuple[Step, ...], dim: int
+    editor: Editor, maker: Step, value: Value, takers: tuple[Step, ...], dims: Dims
 ) -> _Place | str:
     assert value.meta is not None
-    if value is not maker.results[0] or dim != (value.meta.dim() - 1, 1)[maker.target != LINEAR]:
+    own = value.meta.dim() - 1 if maker.target == LINEAR else 1
+    if value is not maker.results[0] or dims != (own,):
         return f"{maker.target} before it gives another dimension"
     if maker.target == CONVOLUTION and maker.arguments[6] != "false":
         return "a transposed convolution is before it"
@@ -196,58 +190,6 @@ def _lasting(editor: Editor, maker: Step, places: Sequence[int | None]) -> str:
     if any(value.meta is None or not value.meta.is_floating_point() for value in values):
         return f"the dtype of {maker.target} before it is not known"
     return ""
-
-
-def _through(maker: Step, value: Value, dim: int) -> list[tuple[Value, int]]:
-    """What may be divided in place of a step's result, and along which dimension."""
-    source = maker.arguments[0]
-    if not isinstance(source, Value) or source.meta is None or value is not maker.results[0]:
-        return []
-    assert value.meta is not None
-    if maker.target == "aten::relu":  # with relu(x / s) = relu(x) / s for every positive s
-        return [(source, dim)]
-    if maker.target in _GATED:
-        return [(maker.arguments[1], dim)]
-    if maker.target == "aten::mul.Tensor":
-        shape = value.meta.shape
-        return [(v, dim) for v in maker.arguments if v.meta is not None and v.meta.shape == shape]
-    if maker.target in _POOLS and not any(maker.results[1:]):
-        return _pooled(maker, source, dim)
-    if maker.target in ("aten::pad", "aten::constant_pad_nd"):
-        pairs = zeros_of(maker)
-        all_ = [(0, 0)] * (value.meta.dim() - len(pairs or ())) + (pairs or [])
-        return [(source, dim)] if pairs is not None and all_[dim] == (0, 0) else []
-    return _viewed(maker, source, value, dim)
-
-
-def _pooled(maker: Step, source: Value, dim: int) -> list[tuple[Value, int]]:
-    meta: Any = source.meta
-    if maker.target != "aten::mean.dim":
-        return [(source, dim)] if meta.dim() == 4 and dim == 1 else []
-    listed, keeps = maker.arguments[1:3]
-    if not isinstance(listed, Some):
-        return []
-    gone = {int(each) % meta.dim() for each in listed.item}
-    kept = [n for n in range(meta.dim()) if n not in gone or keeps == "true"]
-    return [] if kept[dim] in gone else [(source, kept[dim])]
-
-
-def _viewed(maker: Step, source: Value, value: Value, dim: int) -> list[tuple[Value, int]]:
-    before: Any = source.meta
-    after: Any = value.meta
-    if maker.target == "aten::permute":
-        return [(source, int(maker.arguments[1][dim]) % before.dim())]
-    if maker.target in ("aten::transpose.int", "aten::t"):
-        first, second = (int(n) % before.dim() for n in maker.arguments[1:3] or (0, 1))
-        return [(source, {first: second, second: first}.get(dim, dim))]
-    if maker.target in (*VIEWS, "aten::flatten.using_ints"):
-        behind = math.prod(after.shape[dim + 1 :])
-        for at, size in enumerate(before.shape):
-            if is_same(size, after.shape[dim]) and is_same(
-                math.prod(before.shape[at + 1 :]), behind
-            ):
-                return [(source, at)]
-    return []
 
 
 def _divide(

@@ -6,7 +6,7 @@ Sources: Xiao et al., SmoothQuant, 2022; the search of alpha is that of Lin et a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,14 +19,15 @@ from ...program.passes.quantized_weights import LARGEST, SMALLEST
 from ...program.passes.smoothing import Geometry
 from .observers import OBSERVERS, Histogram, numbers_of
 
-ALPHAS = tuple(step / 10 for step in range(1, 11))
-"""Parts of the range of activations that are moved into the weights."""
+ALPHAS, BETWEEN = (0.1, 0.3, 0.5, 0.7, 0.9), 0.1
+"""Parts of the range of activations that are moved into the weights: those that are tried first,
+and how far from the best of them others are tried."""
 GAIN = 0.9
 """Factors are taken where the squared error is at most this part of that without."""
-_ROWS, _ROWS_OF_CALL = 512, 64
-"""Rows of a linear layer's input that are kept: at most, and of one call."""
-_IMAGES, _SIDE = 8, 16
-"""Parts of images that a convolution takes: at most, and their sizes."""
+_ROWS, _ROWS_OF_CALL = 256, 32
+"""Rows of a linear layer's input that are kept of half of the calls, and of one call."""
+_IMAGES, _SIDE = 4, 16
+"""Parts of images that a convolution takes, of half of the calls, and their sizes."""
 _LEAST = 1e-4
 """Of the largest channel: what smaller ones are taken for."""
 
@@ -34,23 +35,41 @@ Call = tuple[Tensor, Geometry | None]
 """The weight of a layer, and the geometry of a convolution."""
 
 
+@dataclass
+class _Seen:
+    """What was seen of a value: the least and the largest number of each channel, and parts."""
+
+    least: Tensor
+    most: Tensor
+    kept: list[Tensor] = field(default_factory=list)
+
+    @property
+    def ranges(self) -> Tensor:
+        """The largest magnitude of each channel."""
+        return torch.maximum(self.most, -self.least)
+
+    def with_(self, other: _Seen) -> _Seen:
+        """What was seen of both."""
+        least, most = torch.minimum(self.least, other.least), torch.maximum(self.most, other.most)
+        return _Seen(least, most, [*self.kept, *other.kept])
+
+
 class Smoother:
     """The value that layers take: the range of each channel, and a part of it.
 
-    dim: of its channels.
+    dim: of its channels. Every other call is kept apart: factors are made by the ranges of one
+    half, and compared by the errors of the other, whose numbers may be beyond these ranges.
     """
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
-        self._least: Tensor | None = None
-        self._most: Tensor | None = None
-        self._kept: list[Tensor] = []
-        self._count = 0
+        self._halves: list[_Seen] = []
+        self._calls = 0
 
-    def __deepcopy__(self, memo: Any) -> Smoother:
+    def __deepcopy__(self, memo: object) -> Smoother:
         """A copy that shares what was kept, which nobody writes to."""
         other = Smoother(self.dim)
-        vars(other).update(vars(self), _kept=[*self._kept])
+        other._halves, other._calls = [*self._halves], self._calls
         return other
 
     def see(self, values: Tensor) -> None:
@@ -62,25 +81,26 @@ class Smoother:
         least, most = values.float(), values.float()
         if others:
             least, most = least.amin(others), most.amax(others)
-        self._least = least if self._least is None else torch.minimum(self._least, least)
-        self._most = most if self._most is None else torch.maximum(self._most, most)
-        part = self._rows(values) if self.dim == -1 else self._images(values)
-        if part is not None:
-            self._kept.append(part.float().contiguous())
+        place = self._calls % 2
+        self._calls += 1
+        kept = self._halves[place].kept if place < len(self._halves) else []
+        part = self._rows(values, kept) if self.dim == -1 else self._image(values, kept)
+        seen = _Seen(least, most, [] if part is None else [part.float().contiguous()])
+        if place < len(self._halves):
+            self._halves[place] = self._halves[place].with_(seen)
+        else:
+            self._halves.append(seen)
 
-    def _rows(self, values: Tensor) -> Tensor | None:
-        wanted = min(_ROWS - self._count, _ROWS_OF_CALL)
+    def _rows(self, values: Tensor, kept: Sequence[Tensor]) -> Tensor | None:
+        wanted = min(_ROWS - sum(map(len, kept)), _ROWS_OF_CALL)
         if wanted <= 0:
             return None
         rows = values.reshape(-1, values.shape[-1])
-        found = rows[:: max(1, len(rows) // wanted)][:wanted].clone()
-        self._count += len(found)
-        return found
+        return rows[:: max(1, len(rows) // wanted)][:wanted].clone()
 
-    def _images(self, values: Tensor) -> Tensor | None:
-        if self._count >= _IMAGES:
+    def _image(self, values: Tensor, kept: Sequence[Tensor]) -> Tensor | None:
+        if len(kept) >= _IMAGES:
             return None
-        self._count += 1
         for dim in range(2, values.dim()):
             size = min(values.shape[dim], _SIDE)
             values = values.narrow(dim, (values.shape[dim] - size) // 2, size)
@@ -93,34 +113,36 @@ class Smoother:
 
         layers: their names; calls: their weights. observer, symmetric: of the configuration.
         """
-        if self._least is None or self._most is None:
+        if not self._halves:
             return Smoothing(layers, why="calibration saw no input of it")
-        ranges = torch.maximum(self._most, -self._least)
+        first, *rest = self._halves
         inner = torch.stack([_of_inputs(weight, geometry) for weight, geometry in calls]).amax(0)
-        search = _Search(self._kept, calls, self.dim)
+        search = _Search([*rest, first][0].kept, calls, self.dim)
+        errors: dict[float, float] = {}
 
-        def tried(factors: Tensor) -> tuple[float, Numbers]:
-            numbers = self._numbers(factors, observer, symmetric)
-            return search.error(factors, numbers), numbers
+        def error_with(factors: Tensor) -> float:
+            return search.error(factors, self._numbers(first, factors, observer, symmetric))
 
-        plain, _ = tried(torch.ones_like(ranges))
-        found = []
-        for alpha in ALPHAS:
-            factors = _factors(ranges, inner, alpha)
-            error, numbers = tried(factors)
-            found.append((error, alpha, factors, numbers))
-        error, alpha, factors, numbers = min(found, key=lambda each: each[0])
-        if not error < GAIN * plain:
+        def error_of(alpha: float) -> float:
+            if alpha not in errors:
+                errors[alpha] = error_with(_factors(first.ranges, inner, alpha))
+            return errors[alpha]
+
+        best = min(ALPHAS, key=error_of)
+        alpha = min((round(best + d, 2) for d in (0.0, -BETWEEN, BETWEEN)), key=error_of)
+        if not error_of(alpha) < GAIN * error_with(torch.ones_like(first.ranges)):
             return Smoothing(layers, why="no factors lower its error by a tenth")
+        seen = first.with_(rest[0]) if rest else first
+        factors = _factors(seen.ranges, inner, alpha)
+        numbers = self._numbers(seen, factors, observer, symmetric)
         return Smoothing(layers, alpha, (*map(_shortened, factors.tolist()),), numbers)
 
-    def _numbers(self, factors: Tensor, observer: str, symmetric: bool) -> Numbers:
+    def _numbers(self, seen: _Seen, factors: Tensor, observer: str, symmetric: bool) -> Numbers:
         """The bytes of the divided value, by what an observer would see of it."""
         own = OBSERVERS[observer]()
-        parts = [(part / _along(factors, part, self.dim)).flatten() for part in self._kept]
+        parts = [(part / _along(factors, part, self.dim)).flatten() for part in seen.kept]
         if not isinstance(own, Histogram):  # which asks how many values there are
-            assert self._least is not None and self._most is not None
-            parts += [self._least / factors, self._most / factors]
+            parts += [seen.least / factors, seen.most / factors]
         own.see(torch.cat(parts))
         return numbers_of(*own.range(), symmetric)
 
