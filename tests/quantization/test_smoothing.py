@@ -247,7 +247,7 @@ class Refused(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("how", ["squared", "keys", "shared", "sum", "clamped"])
+@pytest.mark.parametrize("how", ["squared", "keys", "shared", "turned", "sum", "clamped"])
 def test_what_lets_no_factors_through_is_refused(how: str) -> None:
     prepared = prepare(Refused(how).eval(), SMOOTH, TOKENS[0])
     prepared(TOKENS[0])

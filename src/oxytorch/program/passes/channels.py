@@ -13,6 +13,7 @@ from ..program import Some, Step, Value
 from .attention import OURS, TORCHS, WHOLE
 from .convolution import zeros_of
 from .editor import VIEWS, are_same, is_same
+from .quantized import is_cast
 
 Dims = tuple[int, ...]
 Found = list[tuple[Value, Dims]]
@@ -39,7 +40,7 @@ def before(step: Step, value: Value, dims: Dims) -> Found:
     if not is_known or value is not step.results[0] or any(step.results[1:]):
         return []
     found: Found = []
-    if step.target in _SAME:
+    if step.target in _SAME or is_cast(step):
         found = [(source, dims)]
     elif step.target in _GATED:
         found = [(step.arguments[1], dims)]

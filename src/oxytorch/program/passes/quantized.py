@@ -328,7 +328,7 @@ def _moved_up(editor: Editor, step: Step) -> bool:
         return False
     (result,) = step.results
     rest = step.arguments[1:]
-    if _is_cast(maker):
+    if is_cast(maker):
         editor.replace(maker)
         editor.replace(step, step.with_arguments([maker.arguments[0], *rest]))
         return True
@@ -349,7 +349,7 @@ def _moved_up(editor: Editor, step: Step) -> bool:
     return True
 
 
-def _is_cast(step: Step) -> bool:
+def is_cast(step: Step) -> bool:
     """Whether a step changes the dtype alone, from one floating dtype to another."""
     if step.target != "aten::_to_copy" or any(word != "none" for word in step.arguments[2:5]):
         return False

@@ -97,12 +97,16 @@ def smooth(editor: Editor, quantization: Quantization) -> Quantization:
             continue
         groups = _grouped(editor, quantization.names)
         group = next((g for g in groups if (*g.values(),) == wanted.layers), {})
-        place = _place(editor, group) if group else "it has other layers here"
-        if not isinstance(place, str) and _channels(next(iter(group))) == len(wanted.factors):
-            _divide(editor, group, place, wanted.factors)
-            for name in layers.keys() & {*wanted.layers}:
-                if layers[name].input is not None:
-                    layers[name] = replace(layers[name], input=wanted.input)
+        if not group or _channels(next(iter(group))) != len(wanted.factors):
+            continue  # layers of another way through the model's code
+        place = _place(editor, group)
+        if isinstance(place, str):
+            editor.leave(next(iter(group)), f"its input is not divided: {place}")
+            continue
+        _divide(editor, group, place, wanted.factors)
+        for name in layers.keys() & {*wanted.layers}:
+            if layers[name].input is not None:
+                layers[name] = replace(layers[name], input=wanted.input)
     return replace(quantization, layers=replace(quantization.layers, by_name=layers))
 
 

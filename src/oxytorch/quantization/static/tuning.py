@@ -208,6 +208,7 @@ class _Tuner(Generic[_Model]):
         recipe = self._recipe(_AS_GIVEN, self._config)
         errors = self._errors(_AS_GIVEN, recipe)
         name, first = _AS_GIVEN, self._tried(recipe, _AS_GIVEN, errors)
+        assert first is not None  # there is one trial at least
         if not first.passed:
             best, best_errors = self._best_ranges(recipe, errors)
             if best != recipe:
@@ -331,7 +332,7 @@ class _Tuner(Generic[_Model]):
             and each.sqnr >= (fixed[each.module] or 0.0) + GAIN
         ]
 
-    def _tried(self, recipe: Recipe, ranges: str, errors: Sequence[LayerError]) -> Any:
+    def _tried(self, recipe: Recipe, ranges: str, errors: Sequence[LayerError]) -> Trial | None:
         """The trial of a recipe; None where there were as many as may be."""
         if len(self._trials) >= self._most:
             self._is_complete = False

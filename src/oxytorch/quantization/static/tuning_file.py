@@ -149,7 +149,8 @@ def _add(digest: Any, value: Any) -> None:
     if not isinstance(value, Tensor):
         digest.update(repr(value).encode())
         return
-    plain = value.detach().contiguous()
+    plain = value.detach()
     digest.update(f"{plain.dtype} {[*plain.shape]}".encode())
-    if plain.numel() and plain.layout is torch.strided:
-        digest.update(bytes_of(plain))
+    if plain.numel() and not plain.is_meta:
+        plain = plain if plain.layout is torch.strided else plain.to_dense()
+        digest.update(bytes_of(plain.cpu().contiguous()))
