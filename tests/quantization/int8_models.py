@@ -60,3 +60,66 @@ class Block(nn.Module):
 def error(found: Tensor, wanted: Tensor) -> float:
     """The size of the difference beside that of what is wanted."""
     return float((found.float() - wanted.float()).norm() / wanted.float().norm())
+
+
+class PreNorm(Block):
+    """A block that normalizes before its layers, as most newer transformers do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.norm(x)
+        parts = (self._parts(layer(given)) for layer in (self.query, self.key, self.value))
+        mixed = F.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(x.shape)
+        x = x + self.out(mixed)
+        result: Tensor = x + self.down(F.gelu(self.up(self.last(x))))
+        return result
+
+
+class Gated(nn.Module):
+    """A gated network behind an RMS normalization, with its sum, as language models have it."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.weight = nn.Parameter(torch.rand(width) + 0.5)
+        self.gate, self.up = nn.Linear(width, 48, bias=False), nn.Linear(width, 48, bias=False)
+        self.down = nn.Linear(48, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first(x)
+        normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+        result: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return result
+
+
+class Chain(nn.Module):
+    """Convolutions in a row, whose channels differ in size: one with groups, and one of each
+    channel, padding and pooling between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 12, 3)
+        self.groups = nn.Conv2d(12, 24, 3, groups=3)
+        self.norm = nn.BatchNorm2d(24)
+        self.each = nn.Conv2d(24, 24, 3, groups=24)
+        self.last = nn.Conv2d(24, 8, 1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        x = F.relu(self.norm(self.groups(F.pad(x, (1, 1, 1, 1)))))
+        x = F.max_pool2d(self.each(F.pad(x, (0, 1, 0, 1))), 2)
+        result: Tensor = self.head(self.last(F.relu(x)).mean((2, 3)))
+        return result
+
+
+def with_outliers(model: Block, size: float = 60.0) -> Block:
+    """The block with a few huge channels behind its normalizations, which its layers weigh little,
+    as large language models have them."""
+    channels = [3, 17, 40]
+    with torch.no_grad():
+        for norm in (model.norm, model.last):
+            norm.weight[channels] *= size
+            norm.bias[channels] += size / 3
+        for layer in (model.query, model.key, model.value, model.up):
+            layer.weight[:, channels] /= size / 2
+    return model

@@ -445,3 +445,10 @@ class Reads(nn.Module):
 def test_a_model_that_cannot_be_captured_says_why() -> None:
     with pytest.raises(ValueError, match=r"prepare_qat: Reads cannot be captured: .*random"):
         prepare_qat(Reads(), None, torch.randn(2, 8))
+
+
+def test_smoothing_is_refused() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8)).eval(), torch.randn(4, 8)
+    config = Int8StaticActivationInt8Weight(smooth=True)
+    with pytest.raises(ValueError, match="a config and a recipe without smoothing"):
+        prepare_qat(model, config, x)

@@ -12,7 +12,7 @@ from ..core.tensor_file import DTYPES
 from .model import Interface, ProgramModel
 from .passes import improve, split
 from .passes.editor import Note
-from .passes.quantized import Layer, Quantization
+from .passes.quantized import Layers, Quantization
 from .program import Program, Steps, Value, values_of
 
 DERIVED = "derived"
@@ -24,13 +24,13 @@ class Captured:
     """The steps of an exported program as they were captured, before any pass.
 
     weights: its parameters and buffers, by the values that stand for them; names: theirs. layers:
-    how those are computed that multiply bytes, by name.
+    those that multiply bytes.
     """
 
     steps: Steps
     weights: dict[Value, Tensor]
     names: dict[Value, str]
-    layers: Mapping[str, Layer] | None = None
+    layers: Layers | None = None
 
     def improved(self, storable: bool = False) -> tuple[Steps, Steps, list[Note]]:
         """The steps after all passes, those that are done once, and what the passes did.

@@ -35,7 +35,7 @@ from .model import (
     TensorInput,
     Write,
 )
-from .passes.quantized import Layer
+from .passes.quantized import Layers
 from .program import Steps, Value
 from .smaller import with_smaller_ones
 from .structure import Structure
@@ -61,12 +61,12 @@ _Found = TypeVar("_Found")
 def from_exported(
     exported: ExportedProgram,
     storable: bool = False,
-    layers: Mapping[str, Layer] | None = None,
+    layers: Layers | None = None,
 ) -> ProgramModel:
     """The model of an exported program, as a program.
 
-    storable: whether packed weights have to be plain tensors, which files can hold. layers: how
-    those are computed that multiply bytes, by the names of their modules.
+    storable: whether packed weights have to be plain tensors, which files can hold. layers:
+    those that multiply bytes.
 
     Raises ValueError, which names the operator or the argument, where a program cannot hold it.
     """
@@ -139,7 +139,7 @@ class _Import:
             value.meta = tensor
         return steps, weights, outputs, computed
 
-    def model(self, storable: bool, layers: Mapping[str, Layer] | None = None) -> ProgramModel:
+    def model(self, storable: bool, layers: Layers | None = None) -> ProgramModel:
         """The program and how it is called."""
         arguments = self._arguments()
         self._replace_inputs(_argument_names(self._original, arguments))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from ..graph.state import State
 from .families import Programs, Seen
 from .inputs import ForeignError, form_of_call, input_tensors
 from .outputs import Output, containers, output_tensors
-from .passes.quantized import Layer
+from .passes.quantized import Layers
 from .placed import UnsettledError
 from .reachable import Codes, Reachable
 from .recorded import RecordedProgram
@@ -53,10 +53,10 @@ class Replay(OwnSignature):
     tensor mode is active) and has the form (shapes, dtypes, strides, constants) of a program. A new
     form is captured when it is seen for the second time.
 
-    layers: how those are computed that multiply bytes, by name.
+    layers: those that multiply bytes.
     """
 
-    layers: Mapping[str, Layer] | None = None
+    layers: Layers | None = None
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)

@@ -22,28 +22,35 @@ if TYPE_CHECKING:
         WeightConfig,
     )
     from .load import load_quantized
-    from .report import QuantizationReport, QuantizedLayer
+    from .quantization_report import QuantizationReport, QuantizedLayer
     from .static.convert import convert, quantize
+    from .static.errors import ErrorReport, LayerError, report
     from .static.prepare import Int8StaticActivationInt8Weight, prepare, recipe_of
     from .static.recipe import LayerRecipe, Recipe, load_recipe, save_recipe
     from .static.training import freeze_batch_norms, freeze_ranges, prepare_qat
+    from .static.tuning import Autotuned, Trial, autotune
     from .store import save_quantized
     from .weight_only import quantize_
     from .weights import quantized
 
 __all__ = [
+    "Autotuned",
     "CheckpointError",
+    "ErrorReport",
     "Int4Weight",
     "Int8DynamicActivationInt4Weight",
     "Int8DynamicActivationInt8Weight",
     "Int8StaticActivationInt8Weight",
     "Int8Weight",
+    "LayerError",
     "LayerRecipe",
     "NF4Weight",
     "QuantizationReport",
     "QuantizedLayer",
     "Recipe",
+    "Trial",
     "WeightConfig",
+    "autotune",
     "convert",
     "freeze_batch_norms",
     "freeze_ranges",
@@ -55,20 +62,26 @@ __all__ = [
     "quantize_",
     "quantized",
     "recipe_of",
+    "report",
     "save_quantized",
     "save_recipe",
 ]
 
 _LATER = {
+    "Autotuned": "static.tuning",
+    "Trial": "static.tuning",
+    "autotune": "static.tuning",
+    "ErrorReport": "static.errors",
     "Int4Weight": "configs",
     "Int8DynamicActivationInt4Weight": "configs",
     "Int8DynamicActivationInt8Weight": "configs",
     "Int8StaticActivationInt8Weight": "static.prepare",
     "Int8Weight": "configs",
+    "LayerError": "static.errors",
     "LayerRecipe": "static.recipe",
     "NF4Weight": "configs",
-    "QuantizationReport": "report",
-    "QuantizedLayer": "report",
+    "QuantizationReport": "quantization_report",
+    "QuantizedLayer": "quantization_report",
     "Recipe": "static.recipe",
     "WeightConfig": "configs",
     "convert": "static.convert",
@@ -81,6 +94,7 @@ _LATER = {
     "quantize": "static.convert",
     "quantize_": "weight_only",
     "recipe_of": "static.prepare",
+    "report": "static.errors",
     "quantized": "weights",
     "save_quantized": "store",
     "save_recipe": "static.recipe",

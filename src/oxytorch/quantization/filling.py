@@ -15,7 +15,7 @@ from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
 from ..rewriting.memory import nbytes
 from ..rewriting.refusals import check_finite
 from .layers import install_at
-from .report import QuantizationReport, QuantizedLayer
+from .quantization_report import QuantizationReport, QuantizedLayer
 from .weights import ReorderedPanelWeight
 
 

@@ -17,7 +17,7 @@ from ..rewriting.report import Entry, Report
 from .calibration import Batch, input_moments
 from .configs import WeightConfig
 from .layers import Filter, Layer, find, install
-from .report import QuantizationReport, QuantizedLayer
+from .quantization_report import QuantizationReport, QuantizedLayer
 from .weights import quantized
 
 Progress = Callable[[int, int, str], None]

@@ -67,7 +67,7 @@ def prepare_oxytorch(task: Task) -> Runner:
 def _quantized(task: Task) -> Runner:
     start = time.perf_counter()
     model = oxytorch.quantize(task.model, [task.inputs], dtype=_fastest_float())
-    notes = {"optimize_seconds": time.perf_counter() - start}
+    notes: dict[str, object] = {"optimize_seconds": time.perf_counter() - start}
     return Runner(lambda: call_model(model, task.inputs), notes=notes)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ...graph.errors import CaptureError
 from ..program import Steps, Value
 from . import (
+    compared,
     convolution,
     joined,
     linear,
@@ -24,8 +26,10 @@ from . import (
     qdq,
     qdq_layers,
     quantized,
+    smoothing,
 )
 from .attention import attention
+from .compared import Compared
 from .editor import Editor, Note, Pass
 from .embeddings import embedding_bags, merged_bags
 from .formulas import activations
@@ -115,6 +119,8 @@ def improve(
     try:
         _run(editor, passes)
         if quantization is not None:
+            editor.by = "smoothing.smooth"
+            quantization = smoothing.smooth(editor, quantization)
             editor.by = "quantized.quantize"
             quantized.quantize(editor, quantization)
         if follows:
@@ -129,17 +135,40 @@ def improve(
     return editor.notes
 
 
-def points(
-    steps: Steps, lasting: Iterable[Value], names: Mapping[Value, str]
-) -> tuple[dict[str, Value], dict[str, str]]:
-    """Change steps by the passes that hold for all weights.
+@dataclass(frozen=True)
+class Points:
+    """values: those whose ranges decide which bytes layers multiply, by name. left: why other
+    layers cannot multiply any, by name. groups: the layers by what they take."""
 
-    names: of the values that stand for parameters. Returns the values whose ranges decide which
-    bytes layers multiply, by name; and why other layers cannot, by name.
+    values: dict[str, Value]
+    left: dict[str, str]
+    groups: list[smoothing.Group]
+
+
+def points(steps: Steps, lasting: Iterable[Value], names: Mapping[Value, str]) -> Points:
+    """Change steps by the passes that hold for all weights, and find what layers take.
+
+    names: of the values that stand for parameters.
     """
+    editor = as_calibrated(steps, lasting)
+    values, why = quantized.points_of(editor, names), quantized.left(editor, names)
+    return Points(values, why, smoothing.groups_of(editor, names))
+
+
+def compared_layers(
+    steps: Steps, lasting: Iterable[Value], quantization: Quantization
+) -> dict[str, Compared]:
+    """Change steps so that layers are also computed as `quantization` says, each of them with what
+    the others give in floating numbers; return the errors and the work of all layers, by name."""
+    editor = as_calibrated(steps, lasting)
+    return compared.compare(editor, smoothing.smooth(editor, quantization))
+
+
+def as_calibrated(steps: Steps, lasting: Iterable[Value]) -> Editor:
+    """An editor of steps, after the passes that hold for all weights."""
     editor = Editor(steps, lasting)
     _run(editor, ALWAYS + (FOLDS if convolution.can_follow_order(editor) else ()))
-    return quantized.points_of(editor, names), quantized.left(editor, names)
+    return editor
 
 
 def places(

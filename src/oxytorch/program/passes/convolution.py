@@ -52,16 +52,24 @@ def zeros_before(editor: Editor, step: Step) -> tuple[Value, list[tuple[int, int
     before = editor.made_by(step.arguments[0], "aten::pad", "aten::constant_pad_nd")
     if before is None:
         return None
-    x, sizes, *rest = before.arguments
-    are_zeros = rest == ["0.0"] or rest == ["0"] or rest == ['"constant"', Some("0.0")]
-    if not are_zeros or not all(isinstance(size, str) for size in sizes):
+    pairs = zeros_of(before)
+    if pairs is None:
         return None
     dims = len(step.arguments[4])
-    pairs = [(int(a), int(b)) for a, b in zip(sizes[::2], sizes[1::2], strict=True)][::-1]
     others, last = pairs[:-dims], pairs[-dims:]
     if any(pair != (0, 0) for pair in others) or any(min(pair) < 0 for pair in last):
         return None
-    return x, [(0, 0)] * (dims - len(last)) + last
+    return before.arguments[0], [(0, 0)] * (dims - len(last)) + last
+
+
+def zeros_of(step: Step) -> list[tuple[int, int]] | None:
+    """How many zeros a step of `pad` adds before and after each of the last dimensions; None where
+    that is not known, or where they are no zeros."""
+    _, sizes, *rest = step.arguments
+    are_zeros = rest == ["0.0"] or rest == ["0"] or rest == ['"constant"', Some("0.0")]
+    if not are_zeros or not all(isinstance(size, str) for size in sizes):
+        return None
+    return [(int(a), int(b)) for a, b in zip(sizes[::2], sizes[1::2], strict=True)][::-1]
 
 
 def padded_input(editor: Editor, step: Step) -> tuple[Value, list[str]]:

@@ -97,7 +97,7 @@ def _with_bytes(
     scales = {value: 1 + place / 1024 for place, value in enumerate(dict.fromkeys(points.values()))}
     marks = {name: Numbers(scales[value], 0, "uint8") for name, value in points.items()}
     layers = {name: Layer(marks[f"{name}.input"], marks.get(f"{name}.output")) for name in places}
-    quantized.quantize(editor, Quantization(layers, names))
+    quantized.quantize(editor, Quantization(quantized.Layers(layers), names))
     added = set()
     for step in editor.steps.steps:
         place = ADDS.get(step.target)

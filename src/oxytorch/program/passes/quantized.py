@@ -8,7 +8,7 @@ pass that times kernels, so that runs on other machines and of other dtypes have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,19 +72,44 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Quantization:
-    """layers: how layers are computed, by name. names: of the values that stand for parameters."""
+class Smoothing:
+    """Layers that take one value, each channel of which is divided by a factor, while their weights
+    are multiplied.
 
-    layers: Mapping[str, Layer]
+    layers: all that take it, by name. alpha: how much of the range of activations moved into the
+    weights, 0 to 1. factors: one a channel; none: it is left as it is, for the reason `why`.
+    input: the bytes of the divided value.
+    """
+
+    layers: tuple[str, ...]
+    alpha: float = 0.0
+    factors: tuple[float, ...] = ()
+    input: Numbers | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """by_name: how layers are computed. smoothing: what is divided before they are."""
+
+    by_name: Mapping[str, Layer]
+    smoothing: tuple[Smoothing, ...] = ()
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """layers: those that multiply bytes. names: of the values that stand for parameters."""
+
+    layers: Layers
     names: Mapping[Value, str]
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """layers: how layers are computed, by name. names: returns those of parameters, by their
+    """layers: those that multiply bytes. names: returns those of parameters, by their
     identities."""
 
-    layers: Mapping[str, Layer]
+    layers: Layers
     names: Callable[[], Mapping[int, str]]
 
     def of(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> Quantization:
@@ -105,18 +130,20 @@ def layers_of(editor: Editor, names: Mapping[Value, str]) -> dict[Step, str]:
 
     A further layer with the same weight is called "name#2" and so on.
     """
-    found: dict[Step, str] = {}
+    return {step: name for step, name, why in all_layers(editor, names) if not why}
+
+
+def all_layers(editor: Editor, names: Mapping[Value, str]) -> Iterator[tuple[Step, str, str]]:
+    """The linear layers and convolutions with their names, and why they cannot multiply bytes, if
+    they cannot."""
     counts: dict[str, int] = {}
     for step in editor.steps.steps:
         if step.target not in (LINEAR, CONVOLUTION) or editor.lasts(step):
             continue
         name = name_of(editor, names, step.arguments[1])
-        if name is None:
-            continue
-        counts[name] = counts.get(name, 0) + 1
-        if not why_not(editor, step):
-            found[step] = name if counts[name] == 1 else f"{name}#{counts[name]}"
-    return found
+        if name is not None:
+            count = counts[name] = counts.get(name, 0) + 1
+            yield step, name if count == 1 else f"{name}#{count}", why_not(editor, step)
 
 
 def name_of(editor: Editor, names: Mapping[Value, str], weight: Argument) -> str | None:
@@ -159,13 +186,7 @@ def why_not(editor: Editor, step: Step) -> str:
 
 def left(editor: Editor, names: Mapping[Value, str]) -> dict[str, str]:
     """Why layers cannot multiply bytes, by name."""
-    found: dict[str, str] = {}
-    for step in editor.steps.steps:
-        if step.target in (LINEAR, CONVOLUTION) and not editor.lasts(step):
-            name, why = name_of(editor, names, step.arguments[1]), why_not(editor, step)
-            if name is not None and why:
-                found[name] = why
-    return found
+    return {name: why for _, name, why in all_layers(editor, names) if why}
 
 
 def points_of(editor: Editor, names: Mapping[Value, str]) -> dict[str, Value]:
@@ -191,7 +212,7 @@ def _added(editor: Editor, step: Step) -> Value | None:
 
 def quantize(editor: Editor, quantization: Quantization) -> None:
     """Have the layers that are named multiply bytes."""
-    layers, found = quantization.layers, layers_of(editor, quantization.names)
+    layers, found = quantization.layers.by_name, layers_of(editor, quantization.names)
     chosen = {step: layers[name] for step, name in found.items() if name in layers}
     outputs: dict[Value, Numbers] = {}
     for step, layer in chosen.items():
@@ -229,7 +250,7 @@ def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
             key = x, numbers
             if key not in rounded:
                 rounded[key] = of_bytes(x, numbers.torch_dtype)
-                make.steps.append(_rounding(x, numbers, rounded[key]))
+                make.steps.append(rounding(x, numbers, rounded[key]))
             x = rounded[key]
         if is_linear:
             made = linear_of_bytes(step, x, numbers, make)
@@ -245,8 +266,9 @@ def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
 def linear_of_bytes(
     step: Step, x: Value, numbers: Numbers | None, make: Making, stored: Rounded | None = None
 ) -> Step:
-    """A linear layer that takes bytes. stored: the integers of its weight, where these are given;
-    else what makes them is written too."""
+    """A linear layer of bytes with a floating result; make: gets what makes its weight. numbers: of
+    x; None: x is floating. stored: the integers of its weight, where these are given; else what
+    makes them is written too."""
     weight, bias = step.arguments[1:3]
     scale: list[Argument] = ["none", "0"]
     if numbers is not None:
@@ -263,7 +285,8 @@ def convolution_of_bytes(
     make: Making,
     stored: Rounded | None = None,
 ) -> Step:
-    """A convolution that takes bytes; stored: as of a linear layer."""
+    """A convolution of bytes with a floating result; make: gets what makes its weight. pads: zeros
+    before and after each spatial dimension. stored: as of a linear layer."""
     weight, bias, stride, _, dilation, _, _, groups = step.arguments[1:]
     size = weight.meta.shape
     arguments = [
@@ -305,7 +328,8 @@ def _words(numbers: Numbers) -> list[Argument]:
     return [repr(numbers.scale), str(numbers.zero_point), f'"{numbers.dtype}"']
 
 
-def _rounding(x: Value, numbers: Numbers, result: Value) -> Step:
+def rounding(x: Value, numbers: Numbers, result: Value) -> Step:
+    """The step that makes bytes of numbers."""
     return Step(QUANTIZE, [x, *_words(numbers)], [result])
 
 
@@ -359,7 +383,7 @@ def _moved_up(editor: Editor, step: Step) -> bool:
         return False
     (result,) = step.results
     rest = step.arguments[1:]
-    if _is_cast(maker):
+    if is_cast(maker):
         editor.replace(maker)
         editor.replace(step, step.with_arguments([maker.arguments[0], *rest]))
         return True
@@ -380,7 +404,7 @@ def _moved_up(editor: Editor, step: Step) -> bool:
     return True
 
 
-def _is_cast(step: Step) -> bool:
+def is_cast(step: Step) -> bool:
     """Whether a step changes the dtype alone, from one floating dtype to another."""
     if step.target != "aten::_to_copy" or any(word != "none" for word in step.arguments[2:5]):
         return False

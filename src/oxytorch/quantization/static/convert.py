@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sized
+from collections.abc import Hashable, Iterable, Sized
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,11 +29,12 @@ from .prepare import (
     Int8StaticActivationInt8Weight,
     Observations,
     calibration_of,
-    names_of,
+    check_data,
     prepare,
     prepared,
 )
 from .recipe import Recipe
+from .runs import names_of
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -153,7 +154,7 @@ def _converted(
 def _look(recipe: Recipe, context: Context) -> None:
     """Say what stands in for the model. No run is recorded, since no regions are made."""
     context.replays = partial(QuantizedReplay, recipe=recipe)
-    layers = {name.partition("#")[0] for name in recipe.chosen()}
+    layers = {name.partition("#")[0] for name in recipe.chosen().by_name}
     context.of_integers = {m for m, path in context.paths.items() if path in layers}
 
 
@@ -164,6 +165,12 @@ def _report(context: Context, recipe: Recipe) -> None:
             context.log.skipped("quantize", name, own.why or "left out by the recipe")
         else:
             context.log.applied("quantize", name, f"8-bit integers, {own.compute}")
+    for group in recipe.smoothing:
+        if group.factors:
+            how = f"input divided by {len(group.factors)} factors, alpha {group.alpha:g}"
+            context.log.applied("smooth", ", ".join(group.layers), how)
+        else:
+            context.log.skipped("smooth", ", ".join(group.layers), group.why)
 
 
 def _check_names(calibration: Observations, recipe: Recipe) -> None:
@@ -180,6 +187,13 @@ def _check_names(calibration: Observations, recipe: Recipe) -> None:
             raise ValueError(
                 f'convert: expected "float" for layer {name!r} in the recipe, because '
                 f"{layers[name]}, got {own.compute!r}"
+            )
+    for group in recipe.smoothing:
+        why = calibration.why_not_smoothed(group)
+        if group.factors and why:
+            raise ValueError(
+                f"convert: expected a recipe whose smoothing fits this model, a {kind}, got "
+                f"factors for {', '.join(group.layers)}: {why}"
             )
 
 
@@ -204,11 +218,7 @@ def quantize(
     The same as `prepare`, calls, and `convert`, and raises what these do; ValueError where
     calibration_data is empty.
     """
-    if isinstance(calibration_data, torch.Tensor | Mapping | str):
-        raise TypeError(
-            "quantize: expected calibration_data to be a list of inputs, got a "
-            f"{type(calibration_data).__name__}; put it into a list"
-        )
+    check_data("quantize", "calibration_data", calibration_data)
     show, count = shown(progress), 0
     total = len(calibration_data) if isinstance(calibration_data, Sized) else 0
     watching: _Model | None = None

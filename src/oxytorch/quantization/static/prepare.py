@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,15 +13,15 @@ from ...core.modes import own_code, with_normal_tensors
 from ...graph.errors import CaptureError
 from ...graph.forward import OwnSignature
 from ...optimize.sample import Sample
-from ...program.inputs import ForeignError, form_of_call
+from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT, ObservedProgram
-from ...program.outputs import output_tensors
-from ...program.recorded import Run
-from ...program.tape import recorded_once
+from ...program.passes.quantized import Smoothing
 from ...rewriting.copies import copied
 from ...rewriting.refusals import check_evaluation, check_finite, check_module, check_not_optimized
 from .observers import OBSERVERS, Observer, numbers_of
 from .recipe import LayerRecipe, Recipe
+from .runs import Runs, names_of
+from .smoothing import Call, Smoother
 
 _Model = TypeVar("_Model", bound=nn.Module)
 OTHERWISE = (
@@ -36,6 +36,8 @@ class Int8StaticActivationInt8Weight:
     """Weights of 8 bits with a scale per output channel; activations of 8 bits by fixed ranges.
 
     symmetric: activations are int8 with zero point 0; False: uint8 with a zero point.
+    smooth: also look for factors that divide channels of what layers take, while their weights are
+        multiplied (SmoothQuant; for convolutions in a row, equalization of their ranges).
     observer: what decides the range of an activation: "minmax" (all values), "moving_average" (of
         each batch's least and largest value), "percentile" (99.99 % of the values), "mse" (least
         squared error) or "kl" (least Kullback-Leibler divergence of the histograms).
@@ -45,11 +47,14 @@ class Int8StaticActivationInt8Weight:
 
     symmetric: bool = False
     observer: str = "minmax"
+    smooth: bool = False
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if not isinstance(self.symmetric, bool):
-            raise TypeError(f"{name}: expected symmetric True or False, got {self.symmetric!r}")
+        for field in ("symmetric", "smooth"):
+            value = getattr(self, field)
+            if not isinstance(value, bool):
+                raise TypeError(f"{name}: expected {field} True or False, got {value!r}")
         if self.observer not in OBSERVERS:
             raise ValueError(
                 f"{name}: expected observer {', '.join(OBSERVERS)}, got {self.observer!r}"
@@ -135,11 +140,16 @@ class Observations:
         """Give the modules their own forwards back."""
         raise NotImplementedError
 
+    def why_not_smoothed(self, own: Smoothing) -> str:
+        """Why the layers of a recipe cannot be smoothed so; empty if they can."""
+        raise NotImplementedError
+
 
 class Calibration(OwnSignature, Observations):
     """Stands in for the forward of a prepared model: its own code, and a look at what layers take.
 
-    calls: those that were seen.
+    calls: those that were seen. groups: why what layers take cannot be divided, empty if it can, by
+    the names of all of them.
     """
 
     def __init__(
@@ -151,14 +161,25 @@ class Calibration(OwnSignature, Observations):
         self.example_inputs = example_inputs
         self.calls = 0
         self._observers: dict[str, Observer] = {}
-        self._forms: dict[Hashable, list[ObservedProgram]] = {}
+        self._smoothers: dict[tuple[str, ...], Smoother] = {}
+        self._smoothed: tuple[int, list[Smoothing]] = (0, [])
+        self._runs = self._new_runs()
         self.layers = {}
+        self.groups: dict[tuple[str, ...], str] = {}
+        self._channels: dict[tuple[str, ...], int] = {}
+
+    def _new_runs(self) -> Runs[ObservedProgram]:
+        return Runs(self._own, lambda run: ObservedProgram(run, names_of(self.module)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad(), own_code():
             value = self._own(*args, **kwargs)
             try:
-                self._see(self._values(args, kwargs))
+                program, found = self._runs(args, kwargs)
+                self._note(program)
+                self._see(found)
+                if self.config.smooth:
+                    self._see_groups(program, found)
             except (CaptureError, ForeignError) as error:
                 raise ValueError(
                     f"calibration: a call of this form cannot be captured: {error}; calibrate with "
@@ -175,31 +196,27 @@ class Calibration(OwnSignature, Observations):
             self.module.__dict__["forward"] = self.inner
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_forms": {}}  # programs are made again where they are needed
+        return {**self.__dict__, "_runs": None}  # programs are made again where they are needed
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._runs = self._new_runs()
 
     def _own(self, *args: Any, **kwargs: Any) -> Any:
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
-    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        form, tensors = form_of_call(args, kwargs)
-        for program in self._forms.get(form, ()):
-            found = program(tensors)
-            if found is not None:
-                return found
-        found = self.add_form(args, kwargs)(tensors)
-        if found is None:
-            raise CaptureError("its code reads other values when it runs again")
-        return found
-
     def add_form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObservedProgram:
         """Record a call of a further form. Raises CaptureError."""
-        form, run = recorded_call(self._own, args, kwargs)
-        program = ObservedProgram(run, names_of(self.module))
-        self._forms.setdefault(form, []).append(program)
-        self.layers.update({**program.left, **dict.fromkeys(program.layers, "")})
+        program = self._runs.add_form(args, kwargs)
+        self._note(program)
         return program
+
+    def _note(self, program: ObservedProgram) -> None:
+        self.layers.update({**program.left, **dict.fromkeys(program.layers, "")})
+        self.groups.update({group.layers: group.why for group in program.groups})
+        self._channels.update({group.layers: group.channels for group in program.groups})
 
     def _see(self, found: dict[str, Tensor]) -> None:
         for name, values in found.items():
@@ -212,6 +229,15 @@ class Calibration(OwnSignature, Observations):
                 raise ValueError(
                     f"calibration: expected finite values in the {end} of layer {layer}, {error}"
                 ) from None
+
+    def _see_groups(self, program: ObservedProgram, found: dict[str, Tensor]) -> None:
+        for group in program.groups:
+            if group.why:
+                continue
+            if group.layers not in self._smoothers:
+                is_linear = group.calls[0][1] is None
+                self._smoothers[group.layers] = Smoother(-1 if is_linear else 1)
+            self._smoothers[group.layers].see(found[group.layers[0] + INPUT])
 
     def recipe(self) -> Recipe:
         """How the layers are computed by what was seen so far. Raises ValueError before a call."""
@@ -226,7 +252,7 @@ class Calibration(OwnSignature, Observations):
             is_static = not why and input is not None
             own = LayerRecipe("static" if is_static else "float", input, output, why)
             layers[name] = own
-        return Recipe(type(self.module).__name__, layers)
+        return Recipe(type(self.module).__name__, layers, self._smoothing())
 
     def _numbers(self, name: str) -> Any:
         observer = self._observers.get(name)
@@ -234,21 +260,45 @@ class Calibration(OwnSignature, Observations):
             return None
         return numbers_of(*observer.range(), self.config.symmetric)
 
+    def _smoothing(self) -> list[Smoothing]:
+        """What is divided, and why other inputs are not."""
+        if self.config.smooth and self._smoothed[0] != self.calls:
+            with torch.no_grad():
+                self._smoothed = self.calls, [*map(self._smoothing_of, self.groups)]
+        return [*self._smoothed[1]]
 
-def recorded_call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Hashable, Run]:
-    """The form of a call, and the record of it. Raises CaptureError."""
-    form, tensors = form_of_call(args, kwargs)
-    _, recording = recorded_once(lambda: function(*args, **kwargs), output_tensors, tensors)
-    if isinstance(recording, CaptureError):
-        raise recording
-    return form, Run(recording, tensors)
+    def _smoothing_of(self, layers: tuple[str, ...]) -> Smoothing:
+        why, smoother = self.groups[layers], self._smoothers.get(layers)
+        if why or smoother is None:
+            return Smoothing(layers, why=why or "calibration saw no input of it")
+        config = self.config
+        return smoother.smoothing(layers, self._weights(layers), config.observer, config.symmetric)
+
+    def why_not_smoothed(self, own: Smoothing) -> str:
+        if own.layers not in self.groups:
+            return "there is no value that these layers take, and no others"
+        wanted, given = self._channels[own.layers], len(own.factors)
+        if wanted != given:
+            return f"it has {wanted} channels, and there are {given} factors"
+        return self.groups[own.layers]
+
+    def _weights(self, layers: tuple[str, ...]) -> list[Call]:
+        for program in self._runs.programs():
+            for group in program.groups:
+                if group.layers == layers:
+                    return program.weights(group)
+        with own_code():  # programs are not copied with a model
+            self.add_form(*Sample(self.example_inputs).call)
+        return self._weights(layers)
 
 
-def names_of(module: nn.Module) -> dict[int, str]:
-    """The names of a module's parameters, by their identities; a shared one has its first name."""
-    return {id(parameter): name for name, parameter in module.named_parameters()}
+def check_data(caller: str, name: str, data: Any) -> None:
+    """Raise TypeError for one input in place of several; name: the argument."""
+    if isinstance(data, torch.Tensor | Mapping | str) or not isinstance(data, Iterable):
+        raise TypeError(
+            f"{caller}: expected {name} to be a list of inputs, got a {type(data).__name__}; put "
+            "it into a list"
+        )
 
 
 TRAINING = "_oxytorch_training"

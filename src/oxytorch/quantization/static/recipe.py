@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ...program.passes.quantized import Layer, Numbers
+from ...program.passes.quantized import Layer, Layers, Numbers, Smoothing
 
 FORMAT, VERSION = "oxytorch.recipe", 1
 COMPUTE = {
@@ -40,18 +40,21 @@ class Recipe:
     """How the layers of a model are computed.
 
     model: the class of the model. layers: by the path of the module that holds the weight.
+    smoothing: what is divided before layers take it; without one, layers take what they took.
     """
 
     model: str
     layers: dict[str, LayerRecipe] = field(default_factory=dict)
+    smoothing: list[Smoothing] = field(default_factory=list)
 
-    def chosen(self) -> dict[str, Layer]:
+    def chosen(self) -> Layers:
         """The layers that multiply bytes."""
-        return {
+        layers = {
             name: Layer(own.input if own.compute == "static" else None, own.output)
             for name, own in self.layers.items()
             if own.compute != "float"
         }
+        return Layers(layers, tuple(each for each in self.smoothing if each.factors))
 
     def set(self, names: str, compute: str) -> Recipe:
         """A recipe in which layers are computed in another way.
@@ -69,7 +72,7 @@ class Recipe:
                 f"are {_listed([*self.layers][:5])} ..."
             )
         changed = {name: _computed(name, self.layers[name], compute) for name in found}
-        return Recipe(self.model, {**self.layers, **changed})
+        return replace(self, layers={**self.layers, **changed})
 
     def _named(self, names: str) -> Iterator[str]:
         for name in self.layers:
@@ -85,6 +88,9 @@ class Recipe:
             if own.compute == "static" and own.input is not None:
                 shown = _shown(own.input)
             lines.append(f"  {name:<{width}}  {own.compute:<7}  {shown}".rstrip())
+        for group in self.smoothing:
+            how = group.why or f"alpha {group.alpha:g}, {len(group.factors)} factors"
+            lines.append(f"  input of {', '.join(group.layers)}: {how}")
         return "\n".join(lines)
 
 
@@ -111,9 +117,15 @@ def _listed(names: Any) -> str:
 
 def save_recipe(recipe: Recipe, path: str | Path) -> None:
     """Write a recipe to a JSON file, which a person can read and edit; see `load_recipe`."""
+    Path(path).write_text(json.dumps(recipe_data(recipe), indent=2) + "\n")
+
+
+def recipe_data(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as JSON holds it; `recipe_from` reads it."""
     layers = {name: _data(own) for name, own in recipe.layers.items()}
     data = {"format": FORMAT, "version": VERSION, "model": recipe.model, "layers": layers}
-    Path(path).write_text(json.dumps(data, indent=2) + "\n")
+    groups = [_smoothing_data(each) for each in recipe.smoothing]
+    return {**data, "smoothing": groups} if groups else data
 
 
 def _data(own: LayerRecipe) -> dict[str, Any]:
@@ -132,6 +144,11 @@ def load_recipe(path: str | Path) -> Recipe:
         data = json.loads(Path(path).read_text())
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"load_recipe: expected a JSON file, got {path} ({error})") from error
+    return recipe_from(data, str(path))
+
+
+def recipe_from(data: Any, path: str) -> Recipe:
+    """The recipe of what JSON held; path: of the file, for errors. Raises ValueError."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'load_recipe: expected "format": "{FORMAT}" in {path}')
     if data.get("version") != VERSION:
@@ -141,7 +158,11 @@ def load_recipe(path: str | Path) -> Recipe:
     layers, model = data.get("layers"), data.get("model")
     if not isinstance(layers, dict) or not isinstance(model, str):
         raise ValueError(f"load_recipe: expected a model's name and layers in {path}")
-    return Recipe(model, {name: _layer(name, own) for name, own in layers.items()})
+    groups = data.get("smoothing", [])
+    if not isinstance(groups, list):
+        raise ValueError(f"load_recipe: expected smoothing to be a list in {path}")
+    own = {name: _layer(name, each) for name, each in layers.items()}
+    return Recipe(model, own, [_smoothing(each, own) for each in groups])
 
 
 def _layer(name: str, data: Any) -> LayerRecipe:
@@ -164,11 +185,50 @@ def _numbers(name: str, key: str, data: Any) -> Numbers | None:
         return None
     found = data if isinstance(data, dict) else {}
     scale, zero_point, dtype = (found.get(each) for each in ("scale", "zero_point", "dtype"))
-    is_scale = isinstance(scale, int | float) and math.isfinite(scale) and scale > 0
     least, most = {"uint8": (0, 255), "int8": (-128, 127)}.get(str(dtype), (1, 0))
-    if not is_scale or type(zero_point) is not int or not least <= zero_point <= most:
+    if not _is_positive(scale) or type(zero_point) is not int or not least <= zero_point <= most:
         raise ValueError(
             f"load_recipe: expected scale, zero_point and dtype uint8 or int8 for the {key} of "
             f"{name}, got {data!r}"
         )
     return Numbers(float(scale), zero_point, str(dtype))  # type: ignore[arg-type]
+
+
+_GROUP = {"layers", "alpha", "factors", "input", "why"}
+
+
+def _smoothing_data(own: Smoothing) -> dict[str, Any]:
+    """What JSON holds of layers whose input is divided, or of why it is not."""
+    if not own.factors:
+        return {"layers": [*own.layers], "why": own.why}
+    data: dict[str, Any] = {"layers": [*own.layers], "alpha": own.alpha}
+    if own.input is not None:
+        data["input"] = vars(own.input)
+    return {**data, "factors": [*own.factors]}
+
+
+def _smoothing(data: Any, layers: Mapping[str, LayerRecipe]) -> Smoothing:
+    names = data.get("layers") if isinstance(data, dict) else None
+    if not isinstance(names, list) or {*data} - _GROUP or not all(n in layers for n in names):
+        raise ValueError(
+            "load_recipe: expected layers of the recipe, alpha, factors, input and why in "
+            f"smoothing, got {str(data)[:100]}"
+        )
+    listed, factors, alpha = _listed(names), data.get("factors", []), data.get("alpha", 0.0)
+    if not isinstance(factors, list) or not all(_is_positive(each) for each in factors):
+        raise ValueError(f"load_recipe: expected positive factors in the smoothing of {listed}")
+    if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
+        raise ValueError(
+            f"load_recipe: expected alpha from 0 to 1 in the smoothing of {listed}, got {alpha!r}"
+        )
+    input = _numbers(listed, "input", data.get("input"))
+    if factors and input is None:
+        raise ValueError(f"load_recipe: expected input beside factors in the smoothing of {listed}")
+    return Smoothing(
+        tuple(names), float(alpha), tuple(map(float, factors)), input, str(data.get("why", ""))
+    )
+
+
+def _is_positive(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value > 0

@@ -16,7 +16,7 @@ from ...program import passes
 from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT
 from ...program.passes.places import Place
-from ...program.passes.quantized import Numbers, named
+from ...program.passes.quantized import Numbers, Smoothing, named
 from ...rewriting.copies import Separation, copied
 from ...rewriting.refusals import check_module
 from .fake import CLAMPS, FakeLayer, FakeModel, FakeNorm, Range, Shared
@@ -27,10 +27,10 @@ from .prepare import (
     Observations,
     calibration_of,
     check_preparable,
-    recorded_call,
     uncapturable,
 )
 from .recipe import LayerRecipe, Recipe
+from .runs import recorded_call
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -73,6 +73,11 @@ def prepare_qat(
         )
     if recipe is not None and not isinstance(recipe, Recipe):
         raise TypeError(f"prepare_qat: expected recipe to be a Recipe, got {type(recipe).__name__}")
+    if config.smooth or (recipe is not None and recipe.chosen().smoothing):
+        raise ValueError(
+            "prepare_qat: expected a config and a recipe without smoothing, as training adapts the "
+            "weights itself, got one with"
+        )
     result = copied(model, "prepare_qat")
     Separation(model)(result)
     modes = {module: module.training for module in result.modules()}
@@ -171,6 +176,9 @@ class Training(Observations):
         if any(fake.place.is_added for fake in self._fakes.values()):
             self._model = FakeModel(module)
             module.__dict__["forward"] = self._model
+
+    def why_not_smoothed(self, own: Smoothing) -> str:
+        return "the layers were trained without factors"
 
     def _why_not(self, name: str, places: list[Place]) -> str:
         """Why a layer cannot train with fake quantization; empty if it can."""
