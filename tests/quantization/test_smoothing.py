@@ -218,6 +218,16 @@ def test_calls_in_which_a_layer_cannot_be_smoothed_use_its_own_range() -> None:
     assert error(run(quantized, odd), run(model, odd)) < 0.3  # in steps for what is 40 times larger
 
 
+def test_factors_that_gain_nothing_are_left_out() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)).eval()
+    rows = [torch.rand(256, 64).sub(0.5).sign() for _ in range(4)]  # of channels of one size
+    with torch.no_grad():
+        model[1].weight.copy_(torch.rand(64, 64).sub(0.5).sign())
+    found = smoothed(quantize(model, rows, SMOOTH))[("1",)]
+    assert found.why == "no factors lower its error by a tenth" and not found.factors
+
+
 class Refused(nn.Module):
     """A layer behind what does not let factors through, by its name."""
 
