@@ -129,7 +129,7 @@ class Net(nn.Module):
         super().__init__()
         self.pair = pair
         self.first = Weight(16, 3, 3, 3, way=way)
-        self.inner = Weight(16, 4, 3, 3, way=way)
+        self.inner = Weight(16, 16, 3, 3, way=way)
         self.last = Weight(24, 16, 1, 1, way=way)
         self.shortcut = Weight(24, 16, 1, 1, way=way)
         self.head = Weight(10, 24, way=way)
@@ -142,7 +142,7 @@ class Net(nn.Module):
         x = pair(x, 0.03, 60, torch.uint8)
         x = torch.relu(F.conv2d(x, self.first(), self.first_bias, 2, 1))
         x = pair(F.max_pool2d(pair(x, 0.02, 0, torch.uint8), 3, 2, 1), 0.02, 0, torch.uint8)
-        inner = torch.relu(F.conv2d(x, self.inner(), self.inner_bias, 1, 1, groups=4))
+        inner = torch.relu(F.conv2d(x, self.inner(), self.inner_bias, 1, 1))
         inner = pair(inner, 0.02, 0, torch.uint8)
         shortcut = F.conv2d(x, self.shortcut(), self.shortcut_bias)
         shortcut = pair(shortcut, 0.03, 3, torch.int8)
@@ -151,6 +151,21 @@ class Net(nn.Module):
         x = pair(x.mean((2, 3)), 0.02, 0, torch.uint8)
         x = F.linear(x, self.head(), self.head_bias)
         return pair(x, STEP, 2, torch.int8)
+
+
+class Depthwise(nn.Module):
+    """A depthwise convolution before another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise = Weight(32, 1, 3, 3, way="integers")
+        self.pointwise = Weight(24, 32, 1, 1, way="integers")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = decomposed(x, 0.03, 60, torch.uint8)
+        x = torch.relu(F.conv2d(x, self.depthwise(), None, 1, 1, groups=32))
+        x = decomposed(x, 0.01, 0, torch.uint8)
+        return decomposed(F.conv2d(x, self.pointwise()), STEP, 2, torch.int8)
 
 
 STEP = 0.02

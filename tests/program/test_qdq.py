@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from qdq_models import OPERATORS, PAIRS, STEP, WAYS, Net, Pair, Weight, decomposed, fake
+from qdq_models import OPERATORS, PAIRS, STEP, WAYS, Depthwise, Net, Pair, Weight, decomposed, fake
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.nn import functional as F
@@ -66,6 +66,15 @@ def test_all_layers_multiply_the_integers_of_every_spelling(pair: Pair, way: str
     assert not any(name in str(program) for name in OF_FLOATS)
     random = torch.Generator().manual_seed(1)
     check(program, source, *(torch.randn(IMAGES.shape, generator=random) for _ in range(8)))
+
+
+def test_depthwise_convolutions_stay_in_floating_numbers_between_integers() -> None:
+    x = torch.randn(2, 32, 12, 12, generator=torch.Generator().manual_seed(0))
+    source = exported(Depthwise(), x)
+    program = oxytorch.optimize(source)
+    assert layers(program) == 1
+    check(program, source, x)
+    assert "oxytorch::depthwise_convolution" in str(program)
 
 
 def test_layers_give_each_other_bytes() -> None:
