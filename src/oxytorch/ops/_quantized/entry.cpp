@@ -96,10 +96,15 @@ BytePanels describe_byte_panels(const char* op, const Tensor& panels, const Tens
 
 namespace {
 
-// The most rows that are multiplied without tiles where there are some.
-constexpr std::int64_t kMostVectorRows = 4;
+// The most rows that are multiplied without tiles where there are some, and the most products of a
+// result: a tile has 64, most of them zeros then.
+constexpr std::int64_t kMostVectorRows = 4, kMostVectorProducts = 32;
 // Multiplications of bytes that take about as long as memory takes for a byte.
 constexpr std::int64_t kTileProductsPerByte = 128, kProductsPerByte = 16;
+
+bool fits_tiles(std::int64_t rows, std::int64_t products) {
+  return level_has(Capability::tiles) && rows > kMostVectorRows && products > kMostVectorProducts;
+}
 
 Bytes bytes_of(bool in_tiles) {
   if (in_tiles) return Bytes::as_they_are;
@@ -174,7 +179,7 @@ ByteRows prepare_rows_of_bytes(const Rows& x, const ByteOperand& operand, bool i
 
 void multiply_rows_of_bytes(const Rows& x, const ByteOperand& operand, const BytePanels& weight,
                             const ByteResult& result) {
-  const bool in_tiles = level_has(Capability::tiles) && x.count > kMostVectorRows;
+  const bool in_tiles = fits_tiles(x.count, x.width);
   PreparedBytes buffers;
   const ByteRows rows = prepare_rows_of_bytes(x, operand, in_tiles, buffers);
   const std::int64_t bytes = weight.panel_count * weight.panel_bytes;
@@ -190,7 +195,7 @@ void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& opera
   // Windows of a chunk stay in the second cache; chunks of fewer rows read the weight too often.
   constexpr std::int64_t kChunkBytes = 512 << 10, kFewRows = 96;
   const std::int64_t weight_bytes = call.weight.panel_count * call.weight.panel_bytes;
-  const bool in_tiles = level_has(Capability::tiles) && call.rows > kMostVectorRows;
+  const bool in_tiles = fits_tiles(call.rows, call.in_features);
   const Bytes bytes = bytes_of(in_tiles);
   const std::int64_t size = bytes == Bytes::pairs ? 2 : 1;
   const std::int64_t row_bytes = round_up(call.in_features, kTileBytes) * size;
