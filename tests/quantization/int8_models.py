@@ -98,10 +98,10 @@ class Chain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 12, 3)
-        self.groups = nn.Conv2d(12, 24, 3, groups=3)
-        self.norm = nn.BatchNorm2d(24)
-        self.each = nn.Conv2d(24, 24, 3, groups=24)
-        self.last = nn.Conv2d(24, 8, 1)
+        self.groups = nn.Conv2d(12, 48, 3, groups=3)
+        self.norm = nn.BatchNorm2d(48)
+        self.each = nn.Conv2d(48, 48, 3, groups=48)
+        self.last = nn.Conv2d(48, 8, 1)
         self.head = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:

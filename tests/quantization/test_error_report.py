@@ -114,7 +114,9 @@ def test_convolutions_are_compared_with_all_that_can_be_around_them(model: nn.Mo
     found = report(model, quantize(model, IMAGES, config), IMAGES)
     names = {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
     assert by_name(found).keys() == names
-    assert all(each.sqnr is not None and each.sqnr > 25 for each in found.layers)
+    of_integers = [each for each in found.layers if each.compute != "float"]
+    assert names - {each.module for each in of_integers} <= {"depthwise", "each"}
+    assert all(each.sqnr is not None and each.sqnr > 25 for each in of_integers)
     assert found.sqnr > 25
 
 

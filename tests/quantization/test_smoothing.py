@@ -98,8 +98,7 @@ FORCED: list[tuple[Callable[[], nn.Module], list[Tensor], tuple[str, ...], int]]
     (Gated, ROWS, ("gate", "up"), 32),
     (Gated, ROWS, ("down",), 48),
     (Chain, IMAGES, ("groups",), 12),
-    (Chain, IMAGES, ("each",), 24),
-    (Chain, IMAGES, ("last",), 24),
+    (Chain, IMAGES, ("last",), 48),
     (Chain, IMAGES, ("head",), 8),
     (Residual, [torch.randn(2, 3, 32, 32)], ("inner", "shortcut"), 16),
 ]

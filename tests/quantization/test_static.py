@@ -187,6 +187,10 @@ def test_layers_may_be_left_in_floating_numbers_or_rounded_row_by_row() -> None:
         recipe.set("nothing", "float")
     with pytest.raises(ValueError, match="'static', 'dynamic', 'float', got 'int'"):
         recipe.set("up", "int")
+    with pytest.raises(TypeError, match=r"a name or a pattern, got \['up'\]; set one at a time"):
+        recipe.set(["up"], "float")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected recipe to be a Recipe, got a Block"):
+        save_recipe(model, "recipe.json")  # type: ignore[arg-type]
 
 
 def test_a_recipe_can_be_written_read_and_used_again(tmp_path: Path) -> None:
@@ -208,6 +212,7 @@ def test_a_recipe_can_be_written_read_and_used_again(tmp_path: Path) -> None:
         (lambda d: d.update(version=9), "expected version 1"),
         (lambda d: d.update(layers=[]), "expected a model's name and layers"),
         (lambda d: d["layers"]["head"].update(compute="best"), "for head, got 'best'"),
+        (lambda d: d["layers"]["head"].update(compute=[]), r"for head, got \[\]"),
         (lambda d: d["layers"]["head"]["input"].update(scale=-1), "for the input of head"),
         (lambda d: d["layers"]["head"]["input"].update(zero_point=300), "for the input of head"),
         (lambda d: d["layers"]["head"].pop("input"), 'expected "dynamic" or "float" for head'),
@@ -263,6 +268,30 @@ def test_bad_data_is_refused() -> None:
         prepare(quantize(model, IMAGES[:1]), config, IMAGES[0])
     with pytest.raises(ValueError, match="returned, or a recipe"):
         convert(model)
+
+
+def test_an_input_that_does_not_fit_is_named() -> None:
+    model = nn.Sequential(nn.Linear(8, 8)).eval()
+    with pytest.raises(ValueError, match="with input 1 of calibration_data, of 1 positional and 0"):
+        quantize(model, [torch.randn(2, 8), torch.randn(2, 9)])
+    with pytest.raises(ValueError, match="input 1 of calibration_data.*finite values in the input"):
+        quantize(model, [torch.randn(2, 8), torch.full((2, 8), float("nan"))])
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_an_empty_batch_is_no_harm(place: int) -> None:
+    model = nn.Sequential(nn.Linear(8, 8)).eval()
+    data = [torch.randn(4, 8) for _ in range(3)]
+    data.insert(place, torch.randn(0, 8))
+    assert recipe_of(quantize(model, data)).layers["0"].compute == "static"
+
+
+def test_progress_without_a_known_end_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(8, 8)).eval()
+    quantize(model, (torch.randn(4, 8) for _ in range(3)), progress=True)
+    shown = capsys.readouterr().err
+    assert "quantizing 2 " in shown and "/0" not in shown
+    assert shown.endswith("3/3 \n")
 
 
 def test_a_constant_batch_is_no_harm() -> None:

@@ -168,8 +168,8 @@ def shown(progress: bool | Progress) -> Progress:
 
     def show(done: int, all: int, path: str) -> None:
         width = 24
-        filled = "=" * (width * done // max(all, 1))
-        stream.write(f"\r\x1b[Kquantizing [{filled:<{width}}] {done}/{all} {path}")
+        bar = f"[{'=' * (width * done // all):<{width}}] {done}/{all}" if all else str(done)
+        stream.write(f"\r\x1b[Kquantizing {bar} {path}")
         if done == all:
             stream.write("\n")
         stream.flush()

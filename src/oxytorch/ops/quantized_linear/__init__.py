@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
-from .._quantized import NUMBERS, pack_weight, padded, result_of, sample_numbers, steps_of_rows
+from .._quantized import NUMBERS, pack_weight, padded, result_of, sample_numbers
+from .._quantized import steps_of_rows as steps_of_rows
 from ..panels import layout
 from ..panels.epilogues import ADDED
 

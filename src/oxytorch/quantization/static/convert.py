@@ -227,7 +227,13 @@ def quantize(
             watching = prepare(model, config or Int8StaticActivationInt8Weight(), data)
         show(count, total, "")
         sample = Sample(data)
-        watching(*sample.args, **sample.kwargs)
+        try:
+            watching(*sample.args, **sample.kwargs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"quantize: the model cannot be called with input {count} of calibration_data, of "
+                f"{len(sample.args)} positional and {len(sample.kwargs)} keyword arguments: {error}"
+            ) from error
         count += 1
     if watching is None:
         raise ValueError("quantize: expected calibration_data with at least one input, got none")

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...graph.forward import OwnSignature
-from ...ops._quantized import steps_of_rows
+from ...ops.quantized_linear import steps_of_rows
 from ...optim.compiler import never_compiled
 from ...program.passes.places import Place
 from ...program.passes.quantized import Numbers

@@ -62,11 +62,13 @@ class Int8StaticActivationInt8Weight:
 
 
 @with_normal_tensors
-def prepare(model: _Model, config: Int8StaticActivationInt8Weight, example_inputs: Any) -> _Model:
+def prepare(
+    model: _Model, config: Int8StaticActivationInt8Weight | None, example_inputs: Any
+) -> _Model:
     """Return a copy of a model that notes the ranges of its activations when it is called.
 
     model: in evaluation mode, on the CPU, neither optimized nor quantized.
-    config: an `Int8StaticActivationInt8Weight`.
+    config: None is `Int8StaticActivationInt8Weight()`.
     example_inputs: arguments of a call: a tensor, a tuple of positional arguments or a mapping of
         keyword arguments. The model is run on them, which does not count for the ranges.
 
@@ -74,6 +76,7 @@ def prepare(model: _Model, config: Int8StaticActivationInt8Weight, example_input
     model returns, without gradients. Raises TypeError or ValueError if an argument does not fit or
     the model cannot be captured, with the reason.
     """
+    config = Int8StaticActivationInt8Weight() if config is None else config
     return prepared(model, config, example_inputs, "prepare")
 
 
@@ -214,7 +217,9 @@ class Calibration(OwnSignature, Observations):
         return program
 
     def _note(self, program: ObservedProgram) -> None:
-        self.layers.update({**program.left, **dict.fromkeys(program.layers, "")})
+        # A layer that can multiply integers in one call can; others, as of no image, go without.
+        left = {name: why for name, why in program.left.items() if self.layers.get(name) != ""}
+        self.layers.update({**left, **dict.fromkeys(program.layers, "")})
         self.groups.update({group.layers: group.why for group in program.groups})
         self._channels.update({group.layers: group.channels for group in program.groups})
 

@@ -60,9 +60,13 @@ class Recipe:
         """A recipe in which layers are computed in another way.
 
         names: of a layer or of a module with layers below it; * matches anything. compute:
-        "static", "dynamic" or "float". Raises ValueError where no layer has such a name, or one
-        cannot be computed so.
+        "static", "dynamic" or "float". Raises TypeError where names are no text, and ValueError
+        where no layer has such a name, or one cannot be computed so.
         """
+        if not isinstance(names, str):
+            raise TypeError(
+                f"recipe: expected names to be a name or a pattern, got {names!r}; set one at a time"
+            )
         if compute not in COMPUTE:
             raise ValueError(f"recipe: expected compute {_listed(COMPUTE)}, got {compute!r}")
         found = [*self._named(names)]
@@ -117,6 +121,10 @@ def _listed(names: Any) -> str:
 
 def save_recipe(recipe: Recipe, path: str | Path) -> None:
     """Write a recipe to a JSON file, which a person can read and edit; see `load_recipe`."""
+    if not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"save_recipe: expected recipe to be a Recipe, got a {type(recipe).__name__}"
+        )
     Path(path).write_text(json.dumps(recipe_data(recipe), indent=2) + "\n")
 
 
@@ -173,7 +181,7 @@ def _layer(name: str, data: Any) -> LayerRecipe:
     input, output = (_numbers(name, key, data.get(key)) for key in ("input", "output"))
     own = LayerRecipe("float", input, output, str(data.get("why", "")))
     compute = data.get("compute")
-    if compute not in COMPUTE:
+    if not isinstance(compute, str) or compute not in COMPUTE:
         raise ValueError(
             f"load_recipe: expected compute {_listed(COMPUTE)} for {name}, got {compute!r}"
         )
