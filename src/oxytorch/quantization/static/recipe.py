@@ -65,7 +65,7 @@ class Recipe:
         """
         if not isinstance(names, str):
             raise TypeError(
-                f"recipe: expected names to be a name or a pattern, got {names!r}; set one at a time"
+                f"recipe: expected names to be a name or a pattern, got {names!r}; set each"
             )
         if compute not in COMPUTE:
             raise ValueError(f"recipe: expected compute {_listed(COMPUTE)}, got {compute!r}")
