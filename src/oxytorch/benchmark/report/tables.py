@@ -11,7 +11,7 @@ from oxytorch.benchmark.core.rounds import geometric_mean
 
 ORDER = (
     *("eager", "eager_cast", "compile", "onnxruntime", "openvino"),
-    *("predecessor", "oxytorch"),
+    *("predecessor", "oxytorch_float", "oxytorch"),
 )
 """Peers in the order of columns; others come after them."""
 
