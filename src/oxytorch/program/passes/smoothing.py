@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ...ops.convolution import Geometry as Geometry
 from ..program import Argument, Some, Step, Value
 from .channels import Dims, before
 from .convolution import NORM
@@ -35,16 +36,6 @@ _ROW_NORMS = {
 """Normalizations of rows, and the place of their weight."""
 _BIAS = {"oxytorch::layer_norm": 2, "oxytorch::add_layer_norm": 3, NORM: 2}
 """The place of the bias of normalizations that have one; a batch norm's weight is before it."""
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """How a convolution is computed."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
 
 
 @dataclass(frozen=True)
