@@ -1,7 +1,7 @@
 // Some rows of bytes times some panels of a weight: what a thread does at a time.
 #pragma once
 
-#include "ops/_quantized/blocks.h"
+#include "ops/_quantized/few_rows.h"
 #include "ops/_quantized/tiles.h"
 
 namespace oxytorch::OXY_LEVEL {
@@ -53,6 +53,15 @@ OXY_INLINE void multiply_some_panels(const ByteGemm& gemm, const ByteChunk& chun
 static void multiply_bytes(const ByteGemm& gemm, const ByteChunk& item, const ByteOutputs& outputs,
                            std::int32_t* sums) {
   const ByteGemmArgs& args = gemm.args;
+  if (item.rows <= kFewRows) {
+    multiply_few_rows(args, item, outputs, sums);
+    Finishing finishing = finishing_of(args, item, outputs, 0);
+    if (finishing.row_scales) finishing.row_scales += item.row;
+    finishing.sums = sums;
+    finishing.stride = kItemOutputs;
+    gemm.finish(finishing, 0, item.rows);
+    return;
+  }
   for (std::int64_t p = 0; p < item.panels;) {
     const std::int64_t left = item.panels - p, taken = left < kBlockPanels ? left : kBlockPanels;
     const ByteChunk chunk{item.row, item.rows, item.panel + p, taken};
