@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .quantize_per_tensor import quantize_per_tensor
     from .quantize_weight import quantize_weight
     from .quantized_convolution import quantized_convolution
+    from .quantized_embedding_bag import quantized_embedding_bag
     from .quantized_gru import quantized_gru
     from .quantized_linear import quantized_linear
     from .quantized_lstm import quantized_lstm
@@ -68,6 +69,7 @@ __all__ = [
     "quantize_per_tensor",
     "quantize_weight",
     "quantized_convolution",
+    "quantized_embedding_bag",
     "quantized_gru",
     "quantized_linear",
     "quantized_lstm",

@@ -1,4 +1,5 @@
 #include "ops/embedding_bag/entry.h"
+#include "ops/embedding_bag/kernel.h"
 
 namespace oxytorch {
 
@@ -37,7 +38,8 @@ static Tensor merged_embedding_bag(const std::vector<Tensor>& weights,
            dtype_name(indices[i].dtype_code()));
     }
   }
-  return embedding_entry(kOp, weights[0], tables, bags, mean);
+  return embedding_entry(kOp, embedding_bag_copies, rows_of_numbers(kOp, weights[0]), tables, bags,
+                         mean);
 }
 
 OXY_OP(merged_embedding_bag,
