@@ -66,19 +66,30 @@ Product = Callable[[Tensor], Tensor]
 
 
 def product_with(
-    panels: Tensor, scales: Tensor, bias: Tensor, gates: int, hidden: int, in_features: int
+    panels: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    gates: int,
+    hidden: int,
+    in_features: int,
 ) -> Product:
     """The product of rows with a weight of bytes and a bias: [..., gates * hidden]."""
     stored = stored_weight(panels, gates, hidden, in_features)
-    scale, added = (gates_together(each.flatten(), gates, hidden) for each in (scales, bias))
+    scale = gates_together(scales.flatten(), gates, hidden)
 
     def product(rows: Tensor) -> Tensor:
         wide = rows.to(torch.promote_types(rows.dtype, scale.dtype))
         whole, steps = steps_of_rows(wide)
         sums = (whole.double() @ stored.double().T).to(wide.dtype)
-        return sums * steps * scale + added
+        result = sums * steps * scale
+        return result if bias is None else result + bias.to(result.dtype)
 
     return product
+
+
+def bias_of(biases: Sequence[Tensor], number: int) -> Tensor | None:
+    """One of a list that is empty where there are none."""
+    return biases[number] if biases else None
 
 
 Cell = Callable[[Tensor, Tensor, list[Tensor]], list[Tensor]]
@@ -160,12 +171,8 @@ def sample_weights(
             made = (("panels", panels), ("scales", units_together(scales, gates)), ("sums", sums))
             for part, tensor in made:
                 found.setdefault(f"{name}_{part}", []).append(tensor)
-    biases = ["biases"] if kind == "lstm" else ["input_biases", "hidden_biases"]
-    for name in biases:
-        found[name] = [
-            units_together(torch.randn(gates * hidden) / 4, gates)
-            for _ in range(layers * directions)
-        ]
+    for name in ("input_biases", "hidden_biases"):
+        found[name] = [torch.randn(gates * hidden) / 4 for _ in range(layers * directions)]
     return found
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._binding import with_kernel
 from .._op import Cost, Sample, register
-from .._recurrent import Product, cost_of, product_with, run_layers, sample_calls
+from .._recurrent import Product, bias_of, cost_of, product_with, run_layers, sample_calls
 
 
 @with_kernel
@@ -24,7 +24,8 @@ def quantized_lstm(
     hidden_panels: Sequence[Tensor],
     hidden_scales: Sequence[Tensor],
     hidden_sums: Sequence[Tensor],
-    biases: Sequence[Tensor],
+    input_biases: Sequence[Tensor],
+    hidden_biases: Sequence[Tensor],
     hidden_size: int,
     direction: str = "forward",
     batch_sizes: Sequence[int] | None = None,
@@ -33,10 +34,10 @@ def quantized_lstm(
 
     x: [steps, batch, features], or [rows, features] with batch_sizes; float32, bfloat16 or float16.
     h, c: the first states, [layers * directions, batch, hidden_size] of x's dtype; None: zeros.
-    The lists hold a tensor for each direction of each layer, the first layer's first, in the order
-    of `_recurrent.units_together`: panels uint8 and sums int32 from `_recurrent.pack_weight` of
-    int8 weights [4 * hidden_size, in_features]; scales and biases float32, one an output: biases
-    are the sums of torch's two.
+    The lists hold a tensor for each direction of each layer, the first layer's first. Panels uint8
+    and sums int32: from `_recurrent.pack_weight` of int8 weights [4 * hidden_size, in_features].
+    Scales: float32, one for each output, in the order of `_recurrent.units_together`. Biases: as
+    torch has them, [4 * hidden_size], float32, bfloat16 or float16; no tensor for no bias.
     direction: "forward", "reverse" or "both", whose outputs lie side by side. batch_sizes: of each
     step, not growing, as in torch's PackedSequence.
     Returns the hidden states of all steps, [..., directions * hidden_size], and the last h and c,
@@ -54,9 +55,8 @@ def quantized_lstm(
         return [o.sigmoid() * kept.tanh(), kept]
 
     def products(number: int, in_features: int) -> tuple[Product, Product]:
-        bias = biases[number]
-        given = input_panels[number], input_scales[number], bias
-        own = hidden_panels[number], hidden_scales[number], torch.zeros_like(bias)
+        given = input_panels[number], input_scales[number], bias_of(input_biases, number)
+        own = hidden_panels[number], hidden_scales[number], bias_of(hidden_biases, number)
         return (
             product_with(*given, 4, hidden_size, in_features),
             product_with(*own, 4, hidden_size, hidden_size),
