@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .quantized_gru import quantized_gru
     from .quantized_linear import quantized_linear
     from .quantized_lstm import quantized_lstm
+    from .quantized_merged_embedding_bag import quantized_merged_embedding_bag
     from .rms_norm import rms_norm
     from .rotary_embedding import rotary_embedding
     from .silu_mul import silu_mul
@@ -73,6 +74,7 @@ __all__ = [
     "quantized_gru",
     "quantized_linear",
     "quantized_lstm",
+    "quantized_merged_embedding_bag",
     "registry",
     "rms_norm",
     "rotary_embedding",

@@ -1,8 +1,8 @@
-"""Sums or means of rows of embedding tables whose rows are bytes."""
+"""Sums or means of rows of an embedding table whose rows are bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -23,6 +23,12 @@ _AT_ONCE = 1 << 22
 """Numbers of a table that are rounded at once: they take several times as much memory meanwhile."""
 
 
+def scales_of_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and least number [rows, 1] of each row of float32 numbers."""
+    least, largest = rows.aminmax(dim=1, keepdim=True)
+    return (largest - least) / STEPS, least
+
+
 def pack_rows(weight: Tensor) -> Tensor:
     """Rounds the rows of a table [rows, dim] to bytes: uint8 [rows, dim + 8].
 
@@ -35,8 +41,7 @@ def pack_rows(weight: Tensor) -> Tensor:
     step = max(1, _AT_ONCE // dim)
     for begin in range(0, rows, step):
         numbers = weight[begin : begin + step].float()
-        least, largest = numbers.aminmax(dim=1, keepdim=True)
-        scale = (largest - least) / STEPS
+        scale, least = scales_of_rows(numbers)
         whole = scale.clamp_min(torch.finfo(torch.float32).tiny)
         into = packed[begin : begin + step]
         into[:, :dim] = ((numbers - least) / whole).round().clamp(0, STEPS)
@@ -53,86 +58,81 @@ def unpack_rows(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @with_kernel
 def quantized_embedding_bag(
-    weights: Sequence[Tensor],
-    indices: Sequence[Tensor],
-    offsets: Sequence[Tensor],
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None = None,
     mode: str = "sum",
-    per_sample_weights: Sequence[Tensor] | None = None,
+    per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     out_dtype: str = "float32",
 ) -> Tensor:
-    """Looks up one embedding bag per table of bytes and joins the results: [bags, tables * dim].
+    """Sums (or averages) the rows of a table of bytes whose indices lie in one bag, for every bag.
 
-    weights: tables uint8 [rows, dim + 8] of `pack_rows`; rows may differ in number. indices: one
-    tensor per table, all [n] with offsets, or all [bags, length] without; int32 or int64, the same
-    in all. offsets: none, or one tensor per table as in `embedding_bag`, equally many bags in each.
-    mode: "sum" or "mean". per_sample_weights: float32 in the shapes of indices; "sum" only.
-    out_dtype: "float32", "bfloat16" or "float16". An empty bag is 0. Accumulates in float32, rounds
-    once. There is no gradient. Other devices run plain PyTorch.
+    weight: uint8 [rows, dim + 8] of `pack_rows`. indices: [n] with offsets, or [bags, length],
+    int32 or int64. offsets, include_last_offset: as in `embedding_bag`. mode: "sum" or "mean".
+    per_sample_weights: float32 in the shape of indices; "sum" only. out_dtype: "float32",
+    "bfloat16" or "float16".
+    Returns [bags, dim]; an empty bag is 0. Accumulates in float32, rounds once. There is no
+    gradient. Other devices run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device, mode, index or offset does not fit.
     """
-    found = []
-    for number, (weight, index) in enumerate(zip(weights, indices, strict=True)):
-        scales = None if per_sample_weights is None else per_sample_weights[number].double()
-        numbers = unpack_rows(weight[index.flatten()], torch.float64)
-        places = torch.arange(index.numel(), device=index.device).view(index.shape)
-        bags = functional.embedding_bag(
-            places,
-            numbers,
-            offsets[number].long() if offsets else None,
-            mode=mode,
-            per_sample_weights=scales,
-            include_last_offset=include_last_offset,
-        )
-        found.append(bags)
-    return torch.cat(found, 1).to(NUMBERS[out_dtype])
+    numbers = unpack_rows(weight[indices.flatten()], torch.float64)
+    places = torch.arange(indices.numel(), device=indices.device).view(indices.shape)
+    bags = functional.embedding_bag(
+        places,
+        numbers,
+        None if offsets is None else offsets.long(),
+        mode=mode,
+        per_sample_weights=None if per_sample_weights is None else per_sample_weights.double(),
+        include_last_offset=include_last_offset,
+    )
+    return bags.to(NUMBERS[out_dtype])
 
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     """Calls for tests ("test") and benchmarks ("cache", "memory")."""
     name = {"out_dtype": str(dtype).removeprefix("torch.")}
     if size != "test":
-        tables, dim, length = 26, 128, 10
-        rows = (MEBI // 2 if size == "cache" else 1024 * MEBI) // tables // (dim + ROW_END)
-        bags = (MEBI // 4 if size == "cache" else 160 * MEBI) // tables // length // (dim + ROW_END)
-        weights = [pack_rows(torch.full((rows, dim), 0.5)) for _ in range(tables)]
-        indices = [torch.randint(0, rows, (bags * length,)) for _ in range(tables)]
-        begins = torch.arange(0, bags * length, length)
-        yield Sample(f"{tables}x{rows}x{dim}", (weights, indices, [begins] * tables), name)
+        dim, length = 128, 20
+        rows = (MEBI // 4 if size == "cache" else 1024 * MEBI) // (dim + ROW_END)
+        reads = (MEBI // 2 if size == "cache" else 160 * MEBI) // (dim + ROW_END)
+        weight = pack_rows(torch.full((rows, dim), 0.5))
+        indices = torch.randint(0, rows, (reads // length * length,))
+        yield Sample(
+            f"{rows}x{dim}-{length}", (weight, indices, torch.arange(0, len(indices), length)), name
+        )
         return
     for dim in (1, 3, 8, 16, 17, 33, 64, 128, 200):
-        weights = [pack_rows(torch.randn(rows, dim)) for rows in (5, 50)]
-        indices = [torch.randint(0, rows, (20,)) for rows in (5, 50)]
-        offsets = [bag_offsets(20, 7) for _ in range(2)]
-        yield Sample(f"2x{dim}", (weights, indices, offsets), name)
-    weights = [pack_rows(torch.randn(50, 40))]
-    indices, offsets = [torch.randint(0, 50, (30,))], [bag_offsets(30, 9)]
-    yield Sample("50x40-mean", (weights, indices, offsets, "mean"), name)
-    narrow = [[each.int() for each in given] for given in (indices, offsets)]
-    yield Sample("50x40-int32", (weights, *narrow), name)
-    scales = [values(30, dtype=torch.float32)]
-    yield Sample("50x40-weighted", (weights, indices, offsets, "sum", scales), name)
-    ends = [torch.cat((offsets[0], torch.tensor([30])))]
-    yield Sample("50x40-last_offset", (weights, indices, ends, "mean", None, True), name)
-    yield Sample("50x40-two_dimensional", (weights, [indices[0].view(6, 5)], []), name)
-    yield Sample("50x40-no_bag", (weights, [indices[0][:0]], [offsets[0][:0]]), name)
+        indices = torch.randint(0, 50, (30,))
+        weight = pack_rows(torch.randn(50, dim))
+        yield Sample(f"50x{dim}", (weight, indices, bag_offsets(30, 9)), name)
+    weight = pack_rows(torch.randn(50, 40))
+    indices, offsets = torch.randint(0, 50, (30,)), bag_offsets(30, 9)
+    yield Sample("50x40-mean", (weight, indices, offsets, "mean"), name)
+    yield Sample("50x40-int32", (weight, indices.int(), offsets.int()), name)
+    scales = values(30, dtype=torch.float32)
+    yield Sample("50x40-weighted", (weight, indices, offsets, "sum", scales), name)
+    ends = torch.cat((offsets, torch.tensor([30])))
+    yield Sample("50x40-last_offset", (weight, indices, ends, "mean", None, True), name)
+    yield Sample("50x40-two_dimensional", (weight, indices.view(6, 5)), name)
+    yield Sample("50x40-no_bag", (weight, indices[:0], offsets[:0]), name)
+    yield Sample("50x40-empty_bags", (weight, indices[:0], torch.zeros(3, dtype=torch.int64)), name)
 
 
 def cost(
-    weights: Sequence[Tensor],
-    indices: Sequence[Tensor],
-    offsets: Sequence[Tensor],
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
     include_last_offset: bool,
     out_dtype: str,
     **rest: object,
 ) -> Cost:
-    """Reads a row per index, the indices and the offsets, writes a row per bag and table."""
-    columns = weights[0].shape[1]
-    count = sum(each.numel() for each in indices)
-    bags = offsets[0].numel() - include_last_offset if offsets else indices[0].shape[0]
-    written = bags * len(weights) * (columns - ROW_END) * NUMBERS[out_dtype].itemsize
-    moved = count * columns + nbytes((indices, offsets, rest)) + written
-    return Cost(moved, 2 * count * columns)
+    """Reads a row per index, the indices and the offsets, writes a row per bag."""
+    columns = weight.shape[1]
+    bags = indices.shape[0] if offsets is None else offsets.numel() - include_last_offset
+    written = bags * (columns - ROW_END) * NUMBERS[out_dtype].itemsize
+    moved = indices.numel() * columns + nbytes((indices, offsets, rest)) + written
+    return Cost(moved, 2 * indices.numel() * columns)
 
 
 op = register(quantized_embedding_bag, samples, cost, has_gradient=False)
