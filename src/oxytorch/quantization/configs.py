@@ -99,9 +99,7 @@ class Int8Weight(WeightConfig):
 
     def takes(self, module: nn.Module) -> bool:
         """Whether a recurrent layer or an embedding is quantized; linear layers always are."""
-        return type(module) is nn.EmbeddingBag or (
-            type(module) is nn.Embedding and self.embeddings
-        )
+        return type(module) is nn.EmbeddingBag or (type(module) is nn.Embedding and self.embeddings)
 
 
 @dataclass(frozen=True)

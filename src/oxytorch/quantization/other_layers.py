@@ -89,11 +89,9 @@ def other_layer(
     holders: the modules that hold each parameter, by its identity.
     """
     kind = RECURRENT.get(type(module)) or (TableWeight if type(module) in TABLES else None)
-    if kind is None:
+    if kind is None or not config.takes(module):
         return None
     name = type(module).__name__
-    if not config.takes(module):
-        return f"{name} is not of the layers that {type(config).__name__} takes"
     if config.group_size is not None or not config.symmetric:
         return f"{name}: groups and zero points are for linear layers"
     layer = OtherLayer(path, module, kind)
@@ -170,11 +168,11 @@ def _bag_pays(module: Any, packed: Packed) -> bool:
     rows, width = plain["weight"].shape
 
     def calls(bags: int, length: int) -> Calls:
-        sets = cycle(_indices(rows, bags * length))
+        sets, same = (cycle(_indices(rows, bags * length)) for _ in range(2))
         offsets = torch.arange(0, bags * length, length)
         if module.include_last_offset:
             offsets = torch.cat([offsets, torch.tensor([bags * length])])
-        return lambda: floating(next(sets), offsets), lambda: ours(next(sets), offsets)
+        return lambda: floating(next(sets), offsets), lambda: ours(next(same), offsets)
 
     dtype = plain["weight"].dtype
     key = ("bag of bytes", about(rows), width, module.mode, dtype)
@@ -187,11 +185,10 @@ def _indices(rows: int, count: int) -> list[Tensor]:
 
 
 def install_other(
-    log: ChangeLog, module: nn.Module, packed: Mapping[str, tuple[ByteWeight, bool]]
+    log: ChangeLog, module: nn.Module, name: str, weight: ByteWeight, requires_grad: bool
 ) -> None:
-    """Put weights of bytes into a module. packed: each with whether it requires a gradient."""
-    for name, (weight, requires_grad) in packed.items():
-        log.changes.append(ParameterSet(module, name, weight.as_parameter(requires_grad)))
+    """Put a weight of bytes into a module, which may have others already."""
+    log.changes.append(ParameterSet(module, name, weight.as_parameter(requires_grad)))
     if isinstance(module.__dict__.get("forward"), (ByteRecurrentForward, ByteTableForward)):
         return
     log.keep_plain_state(module)
@@ -204,4 +201,6 @@ def sizes_of(layer: OtherLayer) -> Iterator[tuple[str, str, tuple[int, int], int
     """The name, path, shape and bytes of each weight."""
     for name, weight in layer.weights.items():
         rows, columns = weight.shape
-        yield name, layer.name_of(name), (rows, columns), weight.nbytes
+        is_table = layer.kind is TableWeight
+        path = layer.path if is_table else layer.name_of(name)
+        yield name, path, (rows, columns), weight.nbytes

@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from ..core.modes import with_normal_tensors
+from ..graph.state import random_unmoved
 from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
 from ..rewriting.driver import run_passes
 from ..rewriting.measure import steady_heap
@@ -18,7 +20,7 @@ from ..rewriting.report import Entry, Report
 from .calibration import Batch, input_moments
 from .configs import WeightConfig
 from .layers import Filter, Layer, find, install
-from .other_layers import OtherLayer, install_other, pays, sizes_of
+from .other_layers import OtherLayer, Packed, install_other, pays, sizes_of
 from .quantization_report import QuantizationReport, QuantizedLayer
 from .weights import quantized
 
@@ -76,8 +78,8 @@ def quantize_(
     earlier, log.report = log.report, report
     context = _Context(model, log, report, config, count, turns, others, shown(progress))
     try:
-        with steady_heap():
-            run_passes(context, [_replace_weights, _replace_others], QUANTIZED, keeps_changes=True)
+        passes = [_replace_weights, _replace_others]
+        run_passes(context, passes, QUANTIZED, keeps_changes=True)
     finally:
         log.report = _extended(earlier, report)
     return report
@@ -124,7 +126,7 @@ def _replace_others(context: _Context) -> None:
         context.show(context.done, context.count, layer.path)
         context.done += 1
         packed = layer.rounded()
-        if getattr(context.config, "only_faster", False) and not pays(layer, packed):
+        if getattr(context.config, "only_faster", False) and not _pays(layer, packed):
             why = f"{type(layer.module).__name__}: floating numbers are as fast here"
             context.log.skipped("-", layer.path, f"{why}; only_faster=False takes it, for memory")
             continue
@@ -132,14 +134,17 @@ def _replace_others(context: _Context) -> None:
             QuantizedLayer(path, shape, before, packed[name].nbytes_packed())
             for name, path, shape, before in sizes_of(layer)
         ]
-        given = {name: weight.requires_grad for name, weight in layer.weights.items()}
-        install_other(
-            context.log, layer.module, {n: (packed[n], given[n]) for n in packed}
-        )
+        for name, weight in layer.weights.items():
+            install_other(context.log, layer.module, name, packed[name], weight.requires_grad)
         returned.add(sum(size.bytes_before for size in sizes))
         for size in sizes:
             context.report.add(size, context.config.format, ())
     context.show(context.count, context.count, "")
+
+
+def _pays(layer: OtherLayer, packed: Packed) -> bool:
+    with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
+        return pays(layer, packed)
 
 
 def _in_turn(
@@ -181,9 +186,7 @@ def _check(model: nn.Module, config: WeightConfig) -> None:
     check_not_optimized("quantize_", model, ", quantize, then optimize")
 
 
-def _needed(
-    layers: Iterable[Layer], others: Iterable[OtherLayer], config: WeightConfig
-) -> int:
+def _needed(layers: Iterable[Layer], others: Iterable[OtherLayer], config: WeightConfig) -> int:
     """The most bytes beyond those of the model that are in use at any time.
 
     While a layer is quantized its plain weight, its codes (a byte each) and its panels stand side

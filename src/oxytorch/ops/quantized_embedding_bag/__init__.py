@@ -91,7 +91,7 @@ def quantized_embedding_bag(
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     """Calls for tests ("test") and benchmarks ("cache", "memory")."""
-    name = {"out_dtype": str(dtype).removeprefix("torch.")}
+    name: dict[str, object] = {"out_dtype": str(dtype).removeprefix("torch.")}
     if size != "test":
         dim, length = 128, 20
         rows = (MEBI // 4 if size == "cache" else 1024 * MEBI) // (dim + ROW_END)

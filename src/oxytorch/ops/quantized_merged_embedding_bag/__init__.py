@@ -38,7 +38,7 @@ def quantized_merged_embedding_bag(
 
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     """Calls for tests ("test") and benchmarks ("cache", "memory")."""
-    name = {"out_dtype": str(dtype).removeprefix("torch.")}
+    name: dict[str, object] = {"out_dtype": str(dtype).removeprefix("torch.")}
     if size != "test":
         tables, dim, length = 26, 128, 10
         rows = (MEBI // 2 if size == "cache" else 1024 * MEBI) // tables // (dim + ROW_END)
