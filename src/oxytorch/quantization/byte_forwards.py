@@ -91,14 +91,14 @@ class ByteRecurrentForward(RecurrentForward):
         if any(type(state) is not Tensor or state.dtype != x.dtype for state in states):
             return False
         return (
-            x.dtype in DTYPES
+            not must_run_plain(x, *states, *parameters.values())
+            and x.dtype in DTYPES
             and x.layout == torch.strided
             and not x.is_nested
             and x.numel() > 0
             and x.shape[-1] == module.input_size
             and type(module).forward is self._class_forward
             and holds_its_parameters(module, module._flat_weights_names)
-            and not must_run_plain(x, *states, *parameters.values())
             and all(
                 parameters[name].is_packed()
                 if isinstance(parameters[name], GateWeight)

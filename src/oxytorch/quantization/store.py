@@ -239,7 +239,8 @@ def _description(directory: Path) -> dict[str, Any]:
     if found.get("format") != FORMAT or found.get("version") not in VERSIONS:
         raise CheckpointError(
             f"{path}: expected format {FORMAT!r} of version {max(VERSIONS)}, got "
-            f"{found.get('format')!r} of version {found.get('version')!r}; a newer oxytorch may read it"
+            f"{found.get('format')!r} of version {found.get('version')!r}; a newer oxytorch may "
+            "read it"
         )
     tables = ("weights", "joined", "shared", "sha256")
     kinds = {"model": str, "transformers": bool, **dict.fromkeys(tables, dict)}
