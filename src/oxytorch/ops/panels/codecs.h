@@ -2,6 +2,7 @@
 // scale: they are exact in every unit.
 #pragma once
 
+#include "ops/panels/float8.h"
 #include "ops/panels/units.h"
 
 namespace oxytorch::OXY_LEVEL {
@@ -78,6 +79,26 @@ struct TableCodec {
   }
 };
 
+struct Float8Codec {
+  static constexpr int kNumbers = 4;
+  static constexpr bool kIsInteger = false;
+  OXY_INLINE u32v pair(u32v row, int index) {
+    const Float8Pairs pairs = float8_pairs(row);
+    return index == 0 ? pairs.first : pairs.last;
+  }
+  OXY_INLINE f32v value(u32v row, int number, i32v zero_point) {
+    return Bf16Codec::value(pair(row, number / 2), number % 2, zero_point);
+  }
+};
+
+// Scales of a group for a vector of outputs, from number `at` on.
+OXY_INLINE f32v group_scales_of(const PanelsArgs& weight, std::int64_t at) {
+  if (weight.group_dtype == DType::float32) {
+    return load(static_cast<const float*>(weight.group_scales) + at);
+  }
+  return load(static_cast<const f16*>(weight.group_scales) + at);
+}
+
 // Calls body(codec) with the codec of the weight.
 template <class Body>
 OXY_INLINE void with_codec(const PanelsArgs& weight, Body body) {
@@ -92,6 +113,8 @@ OXY_INLINE void with_codec(const PanelsArgs& weight, Body body) {
       return body(NibbleCodec{});
     case PanelCodec::table:
       return body(TableCodec{weight.table});
+    case PanelCodec::float8:
+      return body(Float8Codec{});
   }
 }
 
@@ -120,6 +143,10 @@ OXY_INLINE u32v unit_of(Bf16Pair, Codec codec, u32v row, int index, i32v zero_po
 }
 
 OXY_INLINE u32v unit_of(Bf16Pair, Bf16Codec, u32v row, int, i32v) { return row; }
+
+OXY_INLINE u32v unit_of(Bf16Pair, Float8Codec codec, u32v row, int index, i32v) {
+  return codec.pair(row, index);
+}
 
 // Looks the numbers up: `table` has bfloat16 numbers for indexes of 5 bits, negative ones included.
 OXY_INLINE u32v look_up(u32v row, int index, u32v zero_points, __m512i table) {

@@ -121,6 +121,15 @@ OXY_INLINE void multiply(Bf16PairPath, Codec codec, const GemvArgs& args, const 
         add(i, load_as<u32v>(row));
       }
     }
+  } else if constexpr (__is_same(Codec, Float8Codec)) {
+    for (std::int64_t k = 0; k < block.length; k += 8, x += 4) {
+      for (int i = 0; i < 4; i += 2, row += kPanelRowBytes) {
+        ask_ahead(row);
+        const Float8Pairs pairs = float8_pairs(load_as<u32v>(row));
+        add(i, pairs.first);
+        add(i + 1, pairs.last);
+      }
+    }
   } else {
     const PairTables tables(codec.values);
     for (std::int64_t k = 0; k < block.length; k += 8, x += 4, row += kPanelRowBytes) {
@@ -223,7 +232,7 @@ static void multiply_panel(Codec codec, const GemvArgs& args, std::int64_t panel
       for (int part = 0; part < kParts; ++part) {
         f32v scale = splat(1.0f);
         if (weight.group_scales) {
-          scale = load(weight.group_scales + group * kPanelOutputs + part * kLanes);
+          scale = group_scales_of(weight, group * kPanelOutputs + part * kLanes);
         }
         for (int r = 0; r < rows; ++r) totals[r][part] += products[r][part] * scale;
       }

@@ -6,7 +6,7 @@ products read a row as it is:
 
     fp32        16 outputs x 1 k
     bf16        16 outputs x 2 k: pair (k, k + 1) of output o at bytes 4 o .. 4 o + 3
-    int8        16 outputs x 4 k: k + j of output o at byte 4 o + j; codes 0 .. 255
+    int8, fp8   16 outputs x 4 k: k + j of output o at byte 4 o + j; codes 0 .. 255
     int4, nf4   16 outputs x 8 k: byte 4 o + j has k + j in its low, k + 4 + j in its high half
 """
 
@@ -111,7 +111,7 @@ def joined_scales(channel_scales: Tensor, group_scales: Tensor | None) -> Tensor
 def values_of(format: str, codes: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
     """Dequantizes codes [out, in] with scales and zero points [out, groups], in scales' dtype."""
     kind = FORMATS[format]
-    if kind.table is None:
+    if kind.middle is not None:
         units = codes.to(scales.dtype)
     else:
         units = kind.values(codes.device).to(scales.dtype)[codes.long()]

@@ -84,9 +84,10 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
 
 def _multiples(format: str, symmetric: bool, rows: int, groups: int, group_size: int) -> Tensor:
     """Values of codes, among them those that give each group its scale."""
-    table = FORMATS[format].table
-    if table is not None:
-        values = torch.tensor(table)
+    kind = FORMATS[format]
+    if kind.middle is None:
+        values = kind.values()
+        values = values[values.isfinite()].sort().values
     elif symmetric:
         largest = FORMATS[format].largest_code // 2
         values = torch.arange(-largest, largest + 1.0)
