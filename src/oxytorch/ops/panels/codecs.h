@@ -8,17 +8,20 @@
 namespace oxytorch::OXY_LEVEL {
 
 // How numbers are stored. A row of 64 bytes of a panel holds kNumbers of each output; value and
-// integer: number `number` of these, for a vector of outputs.
+// integer: number `number` of these, for a vector of outputs. kMostChains: sums of a product of
+// float32 that leave enough registers to the numbers' own way.
 
 struct Float32Codec {
   static constexpr int kNumbers = 1;
   static constexpr bool kIsInteger = false;
+  static constexpr int kMostChains = 4;
   OXY_INLINE f32v value(u32v row, int, i32v) { return from_bits(row); }
 };
 
 struct Bf16Codec {
   static constexpr int kNumbers = 2;
   static constexpr bool kIsInteger = false;
+  static constexpr int kMostChains = 4;
   OXY_INLINE f32v value(u32v row, int number, i32v) {
     return from_bits(number == 0 ? row << 16 : row & 0xffff0000);
   }
@@ -28,6 +31,7 @@ template <class Codes>
 struct IntegerCodec {
   static constexpr int kNumbers = Codes::kNumbers;
   static constexpr bool kIsInteger = true;
+  static constexpr int kMostChains = 4;
   OXY_INLINE i32v integer(u32v row, int number, i32v zero_point) {
     return reinterpret_cast<i32v>(Codes::code(row, number)) - zero_point;
   }
@@ -55,6 +59,7 @@ using NibbleCodec = IntegerCodec<Nibbles>;
 struct TableCodec {
   static constexpr int kNumbers = 8;
   static constexpr bool kIsInteger = false;
+  static constexpr int kMostChains = 4;
 
 #if defined(__AVX512F__)
   f32v values;
@@ -82,6 +87,7 @@ struct TableCodec {
 struct Float8Codec {
   static constexpr int kNumbers = 4;
   static constexpr bool kIsInteger = false;
+  static constexpr int kMostChains = OXY_HAS_VECTORS_512 ? 4 : 2;
   OXY_INLINE u32v pair(u32v row, int index) {
     const Float8Pairs pairs = float8_pairs(row);
     return index == 0 ? pairs.first : pairs.last;

@@ -361,6 +361,8 @@ void run_float_gemm(const Rows& x, const RowsProduct& product) {
 // one row as for 16, so products of bfloat16 go there early.
 std::int64_t most_gemv_rows(PanelCodec codec, RowType type) {
   if (level_has(Capability::tiles) && type != RowType::float32) return is_integer(codec) ? 8 : 2;
+  // Narrow vectors take longer to decode a panel than to multiply it with more rows than these.
+  if (codec == PanelCodec::float8) return level_has(Capability::vectors_512) ? 12 : 4;
   return is_integer(codec) ? 12 : 8;
 }
 

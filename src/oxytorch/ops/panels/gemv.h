@@ -47,7 +47,7 @@ OXY_INLINE i32v zero_point_of(const Block& block, int part) {
 template <int rows, class Codec>
 OXY_INLINE void multiply(Float32Path, Codec codec, const GemvArgs& args, const Block& block,
                          f32v (&products)[rows][kParts]) {
-  constexpr int kSums = kChains<rows>;
+  constexpr int kSums = kChains<rows> < Codec::kMostChains ? kChains<rows> : Codec::kMostChains;
   f32v sums[kSums][rows][kParts] = {};
   i32v zero_points[kParts];
   for (int part = 0; part < kParts; ++part) {
