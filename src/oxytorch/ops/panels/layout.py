@@ -89,15 +89,20 @@ def unpack(
     return found.clone(memory_format=torch.contiguous_format)
 
 
-def split_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
+def split_scales(scales: Tensor, exactly: bool = False) -> tuple[Tensor, Tensor]:
     """Splits scales float32 [out, groups] into powers of two [out] and float16 [out, groups].
 
     The power brings the largest scale of its output into [0.5, 1): a float16 scale stays exact.
+    exactly: where float16 does not hold all of them, they are float32 and the powers 1.
     """
     largest = scales.abs().amax(1)
     exponents = torch.frexp(largest).exponent
-    powers = torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), exponents), 1.0)
-    return powers, (scales / powers[:, None]).to(torch.float16)
+    ones = torch.ones_like(largest)
+    powers = torch.where(largest > 0, torch.ldexp(ones, exponents), 1.0)
+    halves = (scales / powers[:, None]).to(torch.float16)
+    if exactly and not torch.equal(halves.float() * powers[:, None], scales):
+        return ones, scales
+    return powers, halves
 
 
 def joined_scales(channel_scales: Tensor, group_scales: Tensor | None) -> Tensor:
