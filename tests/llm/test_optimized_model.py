@@ -372,7 +372,7 @@ def test_prompt_longer_than_the_cache_is_refused() -> None:
             {"weights": oxytorch.quantization.Int4Weight(), "activation_dtype": "int8"},
             "expected activation_dtype=None with a configuration",
         ),
-        ({"head": "int3"}, "expected head 'weights', 'bf16', 'int8', 'int4', 'nf4', 'fp8', got 'int3'"),
+        ({"head": "int3"}, "head 'weights', 'bf16', 'int8', 'int4', 'nf4', 'fp8', got 'int3'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], text: str) -> None:

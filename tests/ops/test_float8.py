@@ -1,4 +1,4 @@
-"""Weights of floating-point numbers of 8 bits: every number at every level, and scales kept exactly."""
+"""Weights of floats of 8 bits: every number at every level, and scales that are kept exactly."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ def test_neighbours_of_every_number_stay_apart(level: str) -> None:
 
 
 def test_plain_values_are_those_of_torch() -> None:
-    weight = PanelWeight.from_codes(
-        "fp8", CODES.view(4, 64), torch.ones(4, 1), dtype=torch.float32
-    )
+    weight = PanelWeight.from_codes("fp8", CODES.view(4, 64), torch.ones(4, 1), dtype=torch.float32)
     found = weight.dense().flatten()
     assert _same(found, VALUES)
     assert torch.equal(found.signbit()[:255], CODES[:255] >= 128)  # -0 is another one than 0

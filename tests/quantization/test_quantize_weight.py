@@ -212,7 +212,7 @@ def test_arguments_that_do_not_fit_are_named(arguments: tuple[object, ...], text
 @pytest.mark.parametrize(
     ("weight", "format", "group_size", "text"),
     [
-        (torch.ones(4, 64), "int5", 64, "expected format 'int8', 'int4', 'nf4' or 'fp8', got 'int5'"),
+        (torch.ones(4, 64), "int5", 64, "format 'int8', 'int4', 'nf4' or 'fp8', got 'int5'"),
         (torch.ones(64), "int4", 64, "weight of shape [out_features, in_features], got [64]"),
         (torch.ones(4, 64), "int4", 48, "group_size that divides in_features 64, got 48"),
         (torch.ones(4, 64), "int4", 0, "group_size that divides in_features 64, got 0"),

@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ, AWQ, compressed-tensors and fp8 give the weights that their formats describe."""
+"""Checkpoints of GPTQ, AWQ, compressed-tensors and fp8 give the weights that these describe."""
 
 from __future__ import annotations
 
@@ -265,7 +265,8 @@ def test_floats_of_compressed_tensors_give_the_described_weights(
     settings["config_groups"]["group_0"]["input_activations"] = inputs
     tensors["fc.input_scale"] = torch.ones(1)
     whole = scales.float().reshape(1, 1) if strategy == "tensor" else scales.float()
-    wanted = packers.float8_values(codes, whole.numpy(), (128, 128) if strategy == "block" else None)
+    block = (128, 128) if strategy == "block" else None
+    wanted = packers.float8_values(codes, whole.numpy(), block)
     layer = loaded(tmp_path, tensors, settings)
     check(layer, wanted)
     assert layer.weight.activation_dtype is None

@@ -37,8 +37,8 @@ def load_quantized(
     """Return the quantized model in a directory.
 
     directory: written by `save_quantized`, or a checkpoint of GPTQ, AWQ, compressed-tensors or fp8
-        with weights of 4 or 8 bits, safetensors files and a config.json. Needs neither a GPU nor those
-        packages.
+        (DeepSeek's) with weights of 4 or 8 bits, safetensors files and a config.json. Needs neither
+        a GPU nor those packages.
     model: the module to fill, or a function that makes it; its parameters take no memory until they
         are replaced. None makes the language model of config.json with transformers.
     dtype: dtype of what is not quantized, and of results. None: that of the files, but for

@@ -107,10 +107,11 @@ struct Float8Tables {
 
 OXY_INLINE Float8Pairs float8_pairs(u32v codes) {
   static constexpr Float8Tables tables;
-  const auto table = [](const std::uint8_t(&bytes)[16]) {
+  const auto table = [](const std::uint8_t (&bytes)[16]) {
     return repeat_16(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
   };
-  const bytesv order = repeat_16(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  const bytesv order =
+      repeat_16(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
   const bytesv ordered = look_up(reinterpret_cast<bytesv>(codes), order);
   const u32v words = reinterpret_cast<u32v>(ordered);
   const bytesv magnitude = ordered & 0x7f;
@@ -119,8 +120,8 @@ OXY_INLINE Float8Pairs float8_pairs(u32v codes) {
   bytesv upper = look_up(table(tables.upper), reinterpret_cast<bytesv>(words >> 4 & 0x0f0f0f0f)) |
                  look_up(table(tables.small_upper), small);
   upper = ones_where_nan(upper, magnitude);
-  const bytesv lower = reinterpret_cast<bytesv>(words << 4 & 0xf0f0f0f0) ^
-                       look_up(table(tables.small_lower), small);
+  const bytesv lower =
+      reinterpret_cast<bytesv>(words << 4 & 0xf0f0f0f0) ^ look_up(table(tables.small_lower), small);
   return {interleave_low(lower, upper), interleave_high(lower, upper)};
 }
 
