@@ -53,6 +53,7 @@ def test_packed_weights_err_as_bfloat16_does(family: str) -> None:
         ("int8", None, "int8", 0.08),
         ("int4", 32, None, 0.4),
         ("nf4", 32, None, 0.4),
+        ("fp8", None, None, 0.15),
     ],
 )
 @pytest.mark.parametrize("family", ["llama", "phi3", "falcon_grouped", "mixtral", "gpt2"])

@@ -54,6 +54,7 @@ const PanelFormat& parse_format(const char* op, const char* argument, const std:
 PanelCodec codec_of(const PanelFormat& format) {
   if (!has_codes(format)) return format.bits == 32 ? PanelCodec::fp32 : PanelCodec::bf16;
   if (format.table) return PanelCodec::table;
+  if (format.has_floats) return PanelCodec::float8;
   return format.stored_bits == 8 ? PanelCodec::bytes : PanelCodec::nibbles;
 }
 
@@ -142,6 +143,7 @@ PanelsArgs describe_weight(const char* op, const PanelFormat& format, const Pane
       .groups = 1,
       .out_features = out_features,
       .middle = format.middle,
+      .group_dtype = DType::float16,
       .codec = codec_of(format),
   };
   check_panel_tensor(op, "panels", tensors.panels, byte, panels * weight.panel_bytes);
@@ -155,8 +157,13 @@ PanelsArgs describe_weight(const char* op, const PanelFormat& format, const Pane
     check_minimum_dim(op, "group_scales", *scales, 3);
     weight.groups = scales->size(1);
     check_groups(op, in_features, weight.groups);
-    weight.group_scales = static_cast<const f16*>(grouped_data(
-        op, "group_scales", *scales, half, panels, weight.groups, copies.group_scales));
+    const bool is_single = scales->dtype_code() == single;
+    if (!is_single && scales->dtype_code() != half) {
+      fail(op, "group_scales", "of dtype float16 or float32", dtype_name(scales->dtype_code()));
+    }
+    weight.group_dtype = is_single ? DType::float32 : DType::float16;
+    weight.group_scales = grouped_data(op, "group_scales", *scales, is_single ? single : half,
+                                       panels, weight.groups, copies.group_scales);
   }
   if (const Tensor* zero_points = tensors.zero_points.tensor) {
     weight.zero_points = static_cast<const std::uint8_t*>(grouped_data(
@@ -354,6 +361,8 @@ void run_float_gemm(const Rows& x, const RowsProduct& product) {
 // one row as for 16, so products of bfloat16 go there early.
 std::int64_t most_gemv_rows(PanelCodec codec, RowType type) {
   if (level_has(Capability::tiles) && type != RowType::float32) return is_integer(codec) ? 8 : 2;
+  // Narrow vectors take longer to decode a panel than to multiply it with more rows than these.
+  if (codec == PanelCodec::float8) return level_has(Capability::vectors_512) ? 12 : 4;
   return is_integer(codec) ? 12 : 8;
 }
 
@@ -415,7 +424,8 @@ std::int64_t gemv_items(const RowsProduct& product) {
 }
 
 std::int64_t gemv_bytes(const RowsProduct& product) {
-  const std::int64_t scales = product.weight.groups * kPanelOutputs * 2;
+  const std::int64_t scales =
+      product.weight.groups * kPanelOutputs * size_of(product.weight.group_dtype);
   return (is_gated(product.result.epilogue) ? 2 : 1) * (product.weight.panel_bytes + scales);
 }
 

@@ -47,7 +47,7 @@ OXY_INLINE i32v zero_point_of(const Block& block, int part) {
 template <int rows, class Codec>
 OXY_INLINE void multiply(Float32Path, Codec codec, const GemvArgs& args, const Block& block,
                          f32v (&products)[rows][kParts]) {
-  constexpr int kSums = kChains<rows>;
+  constexpr int kSums = kChains<rows> < Codec::kMostChains ? kChains<rows> : Codec::kMostChains;
   f32v sums[kSums][rows][kParts] = {};
   i32v zero_points[kParts];
   for (int part = 0; part < kParts; ++part) {
@@ -119,6 +119,15 @@ OXY_INLINE void multiply(Bf16PairPath, Codec codec, const GemvArgs& args, const 
       for (int i = 0; i < 4; ++i, row += kPanelRowBytes) {
         ask_ahead(row);
         add(i, load_as<u32v>(row));
+      }
+    }
+  } else if constexpr (__is_same(Codec, Float8Codec)) {
+    for (std::int64_t k = 0; k < block.length; k += 8, x += 4) {
+      for (int i = 0; i < 4; i += 2, row += kPanelRowBytes) {
+        ask_ahead(row);
+        const Float8Pairs pairs = float8_pairs(load_as<u32v>(row));
+        add(i, pairs.first);
+        add(i + 1, pairs.last);
       }
     }
   } else {
@@ -223,7 +232,7 @@ static void multiply_panel(Codec codec, const GemvArgs& args, std::int64_t panel
       for (int part = 0; part < kParts; ++part) {
         f32v scale = splat(1.0f);
         if (weight.group_scales) {
-          scale = load(weight.group_scales + group * kPanelOutputs + part * kLanes);
+          scale = group_scales_of(weight, group * kPanelOutputs + part * kLanes);
         }
         for (int r = 0; r < rows; ++r) totals[r][part] += products[r][part] * scale;
       }
