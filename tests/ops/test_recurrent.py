@@ -160,9 +160,7 @@ def test_no_step_leaves_the_states(kind: str) -> None:
 
 
 X = torch.ones(2, 3, 16)
-GIVEN = {
-    kind: recurrent.sample_weights(kind, 1, 1, 16, 32) | {"hidden_size": 32} for kind in KINDS
-}
+GIVEN = {kind: recurrent.sample_weights(kind, 1, 1, 16, 32) | {"hidden_size": 32} for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,14 +26,15 @@ def units_together(rows: Tensor, gates: int) -> Tensor:
     then those of the next 16, padded with zeros to [gates * hidden in whole sixteens, ...]."""
     hidden = rows.shape[0] // gates
     missing = -hidden % layout.OUTPUTS
-    apart = rows.unflatten(0, (gates, hidden))
+    apart = torch.unflatten(rows, 0, (gates, hidden))
     padded = F.pad(apart, [*[0, 0] * (rows.dim() - 1), 0, missing])
-    return padded.unflatten(1, (-1, layout.OUTPUTS)).transpose(0, 1).flatten(0, 2)
+    blocks = torch.unflatten(padded, 1, (-1, layout.OUTPUTS))
+    return blocks.transpose(0, 1).flatten(0, 2)
 
 
 def gates_together(rows: Tensor, gates: int, hidden: int) -> Tensor:
     """The inverse of `units_together`."""
-    blocks = rows.unflatten(0, (-1, gates, layout.OUTPUTS))
+    blocks = torch.unflatten(rows, 0, (-1, gates, layout.OUTPUTS))
     return blocks.transpose(0, 1).flatten(1, 2)[:, :hidden].flatten(0, 1)
 
 
@@ -131,7 +132,7 @@ def _run_direction(
 ) -> tuple[Tensor, list[Tensor]]:
     """The hidden states of all steps of a direction of a layer, and the last states."""
     inputs = input_product(x)
-    parts = inputs.unbind() if batch_sizes is None else inputs.split([*batch_sizes])
+    parts = inputs.unbind() if batch_sizes is None else torch.split(inputs, [*batch_sizes])
     outputs: dict[int, Tensor] = {}
     for step in reversed(range(len(parts))) if way == "reverse" else range(len(parts)):
         rows = parts[step].shape[0]
@@ -189,17 +190,17 @@ _MARGIN = 5e-4
 """Of a step: by how much float32 may move what is rounded."""
 
 
-class _Roundings(TorchFunctionMode):  # type: ignore[misc]
+class _Roundings(TorchFunctionMode):
     """Finds how near to the middle of two steps a number is that is rounded."""
 
-    nearest = 0.5
+    nearest: float = 0.5
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is Tensor.round and args[0].numel():
             away = (args[0].abs() % 1 - 0.5).abs().nan_to_num(0.5)
-            self.nearest = min(self.nearest, away.min().item())
+            self.nearest = min(self.nearest, float(away.min()))
         return func(*args, **(kwargs or {}))
 
 
@@ -207,7 +208,7 @@ def _is_clear(reference: Callable[..., Any], args: Sequence[Any], rest: dict[str
     """Whether float32 and float64 round all numbers of a call to the same steps."""
     with torch.no_grad(), _Roundings() as roundings:
         reference(*args, **rest)
-    return roundings.nearest > _MARGIN
+    return bool(roundings.nearest > _MARGIN)
 
 
 def sample_calls(

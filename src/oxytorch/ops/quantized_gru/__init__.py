@@ -62,9 +62,7 @@ def quantized_gru(
         )
 
     count = len(input_panels)
-    output, (last,) = run_layers(
-        x, [h], products, cell, count, hidden_size, direction, batch_sizes
-    )
+    output, (last,) = run_layers(x, [h], products, cell, count, hidden_size, direction, batch_sizes)
     return output, last
 
 
