@@ -82,6 +82,23 @@ def product_with(
     return product
 
 
+Products = Callable[[int, int], tuple[Product, Product]]
+"""Of the number of a direction of a layer and its in_features: with the weight of the input, and
+with that of the hidden state."""
+Weights = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
+"""Panels, scales and biases, each of all directions of all layers."""
+
+
+def products_with(given: Weights, own: Weights, gates: int, hidden: int) -> Products:
+    """given: of the input. own: of the hidden state."""
+
+    def product(weights: Weights, number: int, in_features: int) -> Product:
+        panels, scales, bias = (each[number] for each in weights)
+        return product_with(panels, scales, bias, gates, hidden, in_features)
+
+    return lambda number, width: (product(given, number, width), product(own, number, hidden))
+
+
 Cell = Callable[[Tensor, Tensor, list[Tensor]], list[Tensor]]
 """The next states of the input's product, the hidden state's, and the states, hidden ones first."""
 
@@ -89,7 +106,7 @@ Cell = Callable[[Tensor, Tensor, list[Tensor]], list[Tensor]]
 def run_layers(
     x: Tensor,
     given: Sequence[Tensor | None],
-    products: Callable[[int, int], tuple[Product, Product]],
+    products: Products,
     cell: Cell,
     count: int,
     hidden: int,
@@ -98,15 +115,15 @@ def run_layers(
 ) -> tuple[Tensor, list[Tensor]]:
     """All layers over x [steps, batch, features], or [rows, features] with batch_sizes.
 
-    given: the first states. products: of the number of a direction of a layer, `count` in all, and
-    its in_features. Returns the outputs and the last states, in x's dtype.
+    given: the first states. count: of the directions of all layers. Returns the outputs and the
+    last states, in x's dtype.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
     zeros = x.new_zeros(count, batch, hidden, dtype=wide)
     first = [zeros if state is None else state.to(wide) for state in given]
     last: list[list[Tensor]] = []
-    outputs, rows = x, x
+    rows = x
     both = ("forward", "reverse") if direction == "both" else (direction,)
     for number in range(0, count, len(both)):
         found = []
@@ -117,8 +134,9 @@ def run_layers(
             found.append(output)
             last.append(states)
         rows = torch.cat(found, -1)
-    outputs = rows.to(x.dtype).contiguous()
-    return outputs, [torch.stack(each).to(x.dtype) for each in zip(*last, strict=True)]
+    return rows.to(x.dtype).contiguous(), [
+        torch.stack(each).to(x.dtype) for each in zip(*last, strict=True)
+    ]
 
 
 def _run_direction(
