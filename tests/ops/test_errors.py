@@ -627,9 +627,10 @@ def test_error_names_argument_and_both_values(message: str, call: Callable[[], o
 
 
 OF_BYTES = {
-    "dequantize_per_tensor", "quantize_per_tensor", "quantized_convolution", "quantized_linear",
+    "dequantize_per_tensor", "quantize_per_tensor", "quantized_convolution", "quantized_gru",
+    "quantized_linear", "quantized_lstm",
 }  # fmt: skip
-"""Ops whose cases stand in test_quantized_errors.py."""
+"""Ops whose cases stand in test_quantized_errors.py and test_recurrent.py."""
 
 
 def test_every_op_has_an_error_case() -> None:

@@ -23,7 +23,7 @@ struct ByteBlock {
   std::int32_t* sums;  // rows are kBlockOutputs apart
 };
 
-// Bytes between what is read and what is asked for, for few rows.
+// Bytes between what is read and what is asked for.
 inline constexpr std::int64_t kAhead = 2048;
 
 template <int rows, int panels>
@@ -46,7 +46,6 @@ __attribute__((noinline)) static void multiply_byte_block(const ByteBlock& given
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       const std::uint8_t* at = panel + v / kParts * block.panel_bytes;
-      if (rows <= 2 && v % kParts == 0) __builtin_prefetch(at + kAhead);
       weights[v] = load_as<i32v>(at + v % kParts * sizeof(i32v));
     }
 #pragma GCC unroll 8
