@@ -92,6 +92,10 @@ def compressed(
     return found
 
 
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+FP8_BLOCKS = {**FP8, "weight_block_size": [128, 128]}
+
+
 def float8(path: str, codes: np.ndarray, scales: torch.Tensor, name: str) -> dict[str, Any]:
     """Weights of E4M3 numbers, beside the scales of what "fp8" or compressed-tensors say."""
     return {

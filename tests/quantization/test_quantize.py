@@ -402,6 +402,8 @@ def test_a_model_that_is_the_layer_itself_is_named(value: float) -> None:
         ValueError, match="in_features 64 of the Linear, got 128; group_size=64 fits"
     ):
         oxytorch.quantize_(nn.Linear(64, 8), Int4Weight(group_size=128))
+    with pytest.raises(ValueError, match=r"in_features 64 .*; block_size=\(16, 64\) fits"):
+        oxytorch.quantize_(nn.Linear(64, 8), Float8Weight(block_size=(16, 128)))
     layer = nn.Linear(64, 8)
     with torch.no_grad():
         layer.weight[0, 0] = value

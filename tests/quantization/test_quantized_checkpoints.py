@@ -12,6 +12,7 @@ import packers
 import pytest
 import torch
 from hypothesis import strategies as st
+from loading import BIAS, IN, OUT, Layer, check, loaded, replaced, without
 from torch import nn
 from torch.nn import functional as F
 
@@ -20,33 +21,6 @@ from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import CheckpointError
 from oxytorch.quantization.checkpoints import scheme_of
 from tiny import tiny_llama
-
-OUT, IN = 48, 256
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(IN, OUT)
-
-
-BIAS = torch.arange(OUT, dtype=torch.float32) / 16
-
-
-def loaded(tmp_path: Path, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> nn.Linear:
-    directory = packers.write(tmp_path / "model", {**tensors, "fc.bias": BIAS}, settings)
-    model = oxytorch.load_quantized(directory, Layer)
-    assert isinstance(model, Layer)
-    return model.fc
-
-
-def check(layer: nn.Linear, wanted: torch.Tensor) -> None:
-    """The plain weight is exact, and the layer multiplies with it."""
-    assert torch.equal(layer.weight.dense(), wanted)  # type: ignore[operator]
-    assert torch.equal(layer.state_dict()["weight"], wanted)
-    x = torch.randn(3, IN)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x), F.linear(x, wanted, BIAS), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -179,108 +153,21 @@ def test_a_group_for_names_wins_over_the_one_for_kinds(tmp_path: Path) -> None:
     check(loaded(tmp_path, tensors, settings), packers.values(codes, scales, scales * 0 + 128))
 
 
-def _random_scales(*shape: int, seed: int = 2) -> torch.Tensor:
-    """Scales of float32, which fewer bits do not hold."""
-    return packers.tensor(np.random.default_rng(seed).random(shape, dtype=np.float32)) / 5000
-
-
-FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
-BLOCKS = {**FP8, "weight_block_size": [128, 128]}
-
-
-@pytest.mark.parametrize("block", [(128, 128), (32, 64), (128, 512)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu])
-def test_blocks_of_fp8_give_the_described_weights(
-    tmp_path: Path, dtype: torch.dtype, block: tuple[int, int]
-) -> None:
-    """The outputs are a part of a block; a block of 512 inputs is more than there are."""
-    codes = packers.random_float8(OUT, IN)
-    scales = _random_scales(-(-OUT // block[0]), -(-IN // block[1])).to(dtype)
-    tensors = packers.float8("fc", codes, scales, "weight_scale_inv")
-    settings = {**BLOCKS, "weight_block_size": [*block]}
-    layer = loaded(tmp_path, tensors, settings)
-    check(layer, packers.float8_values(codes, scales.float().numpy(), block))
-    assert isinstance(layer.weight, PanelWeight)
-    assert (layer.weight.format, layer.weight.activation_dtype) == ("fp8", None)
-
-
-@pytest.mark.parametrize(("outputs", "columns", "size"), [(320, 192, 64), (130, 1024, 128)])
-def test_the_last_block_may_be_smaller(
-    tmp_path: Path, outputs: int, columns: int, size: int
-) -> None:
-    codes = packers.random_float8(outputs, columns)
-    scales = _random_scales(-(-outputs // 128), -(-columns // 128))
-    directory = packers.write(
-        tmp_path / "model", packers.float8("0", codes, scales, "weight_scale_inv"), BLOCKS
-    )
-    model = nn.Sequential(nn.Linear(columns, outputs, bias=False))
-    oxytorch.load_quantized(directory, model)
-    wanted = packers.float8_values(codes, scales.numpy(), (128, 128))
-    assert torch.equal(model[0].weight.dense(), wanted)
-    assert model[0].weight.group_size == size
-    saved = tmp_path / "saved"
-    oxytorch.save_quantized(model, saved)
-    again = oxytorch.load_quantized(saved, nn.Sequential(nn.Linear(columns, outputs, bias=False)))
-    assert torch.equal(again[0].weight.dense(), wanted)  # type: ignore[index]
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-@pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale"])
-def test_fp8_with_one_scale_leaves_activations_alone(
-    tmp_path: Path, name: str, shape: tuple[int, ...]
-) -> None:
-    codes, scale = packers.random_float8(OUT, IN), _random_scales(*shape)
-    tensors = packers.float8("fc", codes, scale, name)
-    tensors |= {"fc.activation_scale": torch.ones(()), "fc.input_scale": torch.ones(1)}
-    settings = {"quant_method": "fp8", "activation_scheme": "static"}
-    check(
-        loaded(tmp_path, tensors, settings),
-        packers.float8_values(codes, scale.reshape(1, 1).numpy()),
-    )
-
-
-STRATEGIES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
-    ("tensor", (1,), {}),
-    ("tensor", (), {}),
-    ("channel", (OUT, 1), {}),
-    ("group", (OUT, 2), {"group_size": 128}),
-    ("group", (OUT, 8), {"group_size": 32}),
-    ("block", (1, 2), {"block_structure": [128, 128]}),
-]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("strategy", "shape", "more"), STRATEGIES)
-def test_floats_of_compressed_tensors_give_the_described_weights(
-    tmp_path: Path,
-    strategy: str,
-    shape: tuple[int, ...],
-    more: dict[str, Any],
-    dtype: torch.dtype,
-) -> None:
-    codes, scales = packers.random_float8(OUT, IN), _random_scales(*shape).to(dtype)
-    tensors = packers.float8("fc", codes, scales, "weight_scale")
-    settings = packers.float8_settings(strategy, **more)
-    inputs = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
-    settings["config_groups"]["group_0"]["input_activations"] = inputs
-    tensors["fc.input_scale"] = torch.ones(1)
-    whole = scales.float().reshape(1, 1) if strategy == "tensor" else scales.float()
-    block = (128, 128) if strategy == "block" else None
-    wanted = packers.float8_values(codes, whole.numpy(), block)
-    layer = loaded(tmp_path, tensors, settings)
-    check(layer, wanted)
-    assert layer.weight.activation_dtype is None
-
-
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
 INPUTS = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
 
 SETTINGS = [
     ({"quant_method": "bitnet"}, "quant_method to be one of gptq, awq, compressed-tensors, fp8"),
-    ({**FP8, "fmt": "e5m2"}, "fmt 'e4m3' or 'float8_e4m3fn', got 'e5m2'"),
-    ({**FP8, "activation_scheme": "none"}, "activation_scheme 'dynamic' or 'static', got 'none'"),
-    ({**FP8, "weight_block_size": [128]}, "weight_block_size null or two sizes above 0, got [128]"),
+    ({**packers.FP8, "fmt": "e5m2"}, "fmt 'e4m3' or 'float8_e4m3fn', got 'e5m2'"),
+    (
+        {**packers.FP8, "activation_scheme": "none"},
+        "activation_scheme 'dynamic' or 'static', got 'none'",
+    ),
+    (
+        {**packers.FP8, "weight_block_size": [128]},
+        "weight_block_size null or two sizes above 0, got [128]",
+    ),
     (packers.float8_settings("block"), "weights.block_structure two sizes above 0, got None"),
     (packers.float8_settings("token"), "strategy one of ('channel', 'group', 'tensor', 'block')"),
     (packers.float8_settings("channel", symmetric=False), "symmetric one of (True, None), got"),
@@ -338,7 +225,7 @@ def test_settings_of_any_kind_give_errors_and_no_crash(data: st.DataObject) -> N
             [
                 GPTQ,
                 AWQ,
-                BLOCKS,
+                packers.FP8_BLOCKS,
                 packers.compressed_settings(8, True, None, input_activations=INPUTS),
                 packers.float8_settings("block", block_structure=[128, 128]),
             ]
@@ -356,30 +243,22 @@ def test_settings_of_any_kind_give_errors_and_no_crash(data: st.DataObject) -> N
         assert str(error).startswith("config.json: expected quantization_config")
 
 
-def _without(name: str) -> Any:
-    return lambda tensors: tensors.pop(name)
-
-
-def _with(name: str, change: Any) -> Any:
-    return lambda tensors: tensors.update({name: change(tensors[name])})
-
-
 DAMAGES = [
-    (_without("fc.qzeros"), "expected a tensor 'fc.qzeros', found none"),
-    (_without("fc.scales"), "expected a tensor 'fc.scales', found none"),
-    (_without("fc.bias"), "found none for 'fc.bias'"),
+    (without("fc.qzeros"), "expected a tensor 'fc.qzeros', found none"),
+    (without("fc.scales"), "expected a tensor 'fc.scales', found none"),
+    (without("fc.bias"), "found none for 'fc.bias'"),
     (lambda t: t.update(more=torch.ones(2)), "got 'more', which Layer does not have"),
-    (_with("fc.bias", lambda t: t[1:].clone()), "tensor 'fc.bias' of shape [48], got [47]"),
-    (_with("fc.qweight", lambda t: t[:, 1:].clone()), "'fc.qweight' to be int32 [32, 48]"),
-    (_with("fc.qweight", lambda t: t[1:].clone()), "expected tensor 'fc.qweight'"),
-    (_with("fc.qweight", lambda t: t.float()), "'fc.qweight' to be int32 [32, 48], got float32"),
-    (_with("fc.qzeros", lambda t: t[:1].clone()), "'fc.qzeros' to be int32 [2, 6], got"),
-    (_with("fc.scales", lambda t: t[:, 1:].clone()), "'fc.scales' to be float16 or"),
-    (_with("fc.scales", lambda t: t.repeat(2, 1)[:3].clone()), "that divides in_features 256"),
-    (_with("fc.scales", lambda t: t * torch.inf), "finite values in tensor 'fc.scales'"),
-    (_with("fc.bias", lambda t: t * torch.nan), "finite values in tensor 'fc.bias'"),
-    (_with("fc.g_idx", lambda t: t * 0), "expected tensor 'fc.g_idx' to put 128 columns"),
-    (_with("fc.g_idx", lambda t: t - 7), "expected tensor 'fc.g_idx' to put 128 columns"),
+    (replaced("fc.bias", lambda t: t[1:].clone()), "tensor 'fc.bias' of shape [48], got [47]"),
+    (replaced("fc.qweight", lambda t: t[:, 1:].clone()), "'fc.qweight' to be int32 [32, 48]"),
+    (replaced("fc.qweight", lambda t: t[1:].clone()), "expected tensor 'fc.qweight'"),
+    (replaced("fc.qweight", lambda t: t.float()), "'fc.qweight' to be int32 [32, 48], got float32"),
+    (replaced("fc.qzeros", lambda t: t[:1].clone()), "'fc.qzeros' to be int32 [2, 6], got"),
+    (replaced("fc.scales", lambda t: t[:, 1:].clone()), "'fc.scales' to be float16 or"),
+    (replaced("fc.scales", lambda t: t.repeat(2, 1)[:3].clone()), "that divides in_features 256"),
+    (replaced("fc.scales", lambda t: t * torch.inf), "finite values in tensor 'fc.scales'"),
+    (replaced("fc.bias", lambda t: t * torch.nan), "finite values in tensor 'fc.bias'"),
+    (replaced("fc.g_idx", lambda t: t * 0), "expected tensor 'fc.g_idx' to put 128 columns"),
+    (replaced("fc.g_idx", lambda t: t - 7), "expected tensor 'fc.g_idx' to put 128 columns"),
 ]
 
 
@@ -399,50 +278,6 @@ def test_damaged_tensors_are_named_and_the_model_stays(
     assert type(model.fc.weight) is nn.Parameter and "forward" not in model.fc.__dict__
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
-
-
-FLOAT_DAMAGES = [
-    (_without("fc.weight_scale_inv"), "expected a tensor 'fc.weight_scale_inv', found none"),
-    (
-        _with("fc.weight_scale_inv", lambda t: t[:, :1].clone()),
-        "'fc.weight_scale_inv' to be float16 or bfloat16 or float32 or float8_e8m0fnu [1, 2], got",
-    ),
-    (
-        _with("fc.weight_scale_inv", lambda t: t * torch.nan),
-        "finite values in tensor 'fc.weight_scale_inv'",
-    ),
-    (
-        _with("fc.weight", lambda t: t.view(torch.uint8).fill_(0x7F).view(t.dtype)),
-        "expected finite values in tensor 'fc.weight', got NaN",
-    ),
-    (_with("fc.weight", lambda t: t[1:].clone()), "'fc.weight' to be float8_e4m3fn [48, 256], got"),
-]
-
-
-@pytest.mark.parametrize(("damage", "text"), FLOAT_DAMAGES)
-def test_damaged_floats_are_named(tmp_path: Path, damage: Any, text: str) -> None:
-    codes = packers.random_float8(OUT, IN)
-    tensors = packers.float8("fc", codes, _random_scales(1, 2), "weight_scale_inv")
-    damage(tensors)
-    with pytest.raises(CheckpointError) as caught:
-        loaded(tmp_path, tensors, BLOCKS)
-    assert text in str(caught.value)
-
-
-def test_scales_of_unknown_blocks_are_refused(tmp_path: Path) -> None:
-    tensors = packers.float8(
-        "fc", packers.random_float8(OUT, IN), _random_scales(1, 2), "weight_scale_inv"
-    )
-    with pytest.raises(CheckpointError, match=r"weight_block_size to tell what the scales of fc"):
-        loaded(tmp_path, tensors, FP8)
-    with pytest.raises(CheckpointError, match=r"with a common divisor of 32.* got 48 and 256"):
-        loaded(
-            tmp_path,
-            packers.float8(
-                "fc", packers.random_float8(OUT, IN), _random_scales(1, 6), "weight_scale_inv"
-            ),
-            {**FP8, "weight_block_size": [128, 48]},
-        )
 
 
 def test_several_files_are_read_by_their_index(tmp_path: Path) -> None:
@@ -465,40 +300,6 @@ def test_several_files_are_read_by_their_index(tmp_path: Path) -> None:
         index_file.write_text(packers.json.dumps({"weight_map": {**places, "fc.bias": wrong}}))
         with pytest.raises(CheckpointError, match=text):
             oxytorch.load_quantized(directory, Layer)
-
-
-@pytest.mark.parametrize("optimized", [False, True])
-def test_a_language_model_of_blocks_is_loaded_and_optimized(
-    tmp_path: Path, optimized: bool
-) -> None:
-    """As DeepSeek publishes them: layers in blocks, the rest in bfloat16."""
-    plain = tiny_llama(
-        hidden_size=256, intermediate_size=320, architectures=["LlamaForCausalLM"], dtype="bfloat16"
-    ).bfloat16()
-    tensors: dict[str, torch.Tensor] = {}
-    for number, (path, module) in enumerate(plain.named_modules()):
-        if type(module) is nn.Linear and path != "lm_head":
-            out, columns = module.weight.shape
-            codes = packers.random_float8(out, columns, number)
-            scales = _random_scales(-(-out // 128), -(-columns // 128), seed=number) / 4
-            tensors |= packers.float8(path, codes, scales, "weight_scale_inv")
-            with torch.no_grad():
-                module.weight.copy_(packers.float8_values(codes, scales.numpy(), (128, 128)))
-        elif isinstance(getattr(module, "weight", None), torch.Tensor):
-            tensors[f"{path}.weight"] = module.weight.detach()
-    directory = packers.write(tmp_path / "model", tensors, BLOCKS, plain.config.to_dict())
-    model: Any = oxytorch.load_quantized(directory)
-    ids = torch.arange(12)[None]
-    weight = model.model.layers[0].mlp.down_proj.weight
-    assert (weight.format, weight.group_size) == ("fp8", 64)
-    if optimized:
-        model = oxytorch.llm.optimize(model)
-        report = oxytorch.explain(model)
-        assert report.fused == report.layers == 2  # type: ignore[attr-defined]
-    with torch.no_grad():
-        difference = (model(ids).logits - plain(ids).logits).float()
-        assert difference.norm() < 0.02 * plain(ids).logits.float().norm()
-    assert model.generate(ids, max_new_tokens=2, do_sample=False).shape == (1, 14)
 
 
 def test_a_language_model_is_made_from_its_configuration(tmp_path: Path) -> None:

@@ -66,11 +66,15 @@ class WeightConfig:
         if self.group_size is None or in_features % self.group_size == 0:
             return
         fitting = [size for size in GROUP_SIZES if in_features % size == 0]
-        advice = f"group_size={fitting[-1]} fits" if fitting else f"use {otherwise}"
+        advice = f"{self._setting_of(fitting[-1])} fits" if fitting else f"use {otherwise}"
         raise ValueError(
             f"{caller}: expected a group_size that divides in_features {in_features} of {name}, "
             f"got {self.group_size}; {advice}{also}"
         )
+
+    def _setting_of(self, size: int) -> str:
+        """The argument that gives groups of so many inputs."""
+        return f"group_size={size}"
 
     def nbytes(self, out_features: int, in_features: int) -> int:
         """Bytes of a packed weight: panels of 16 outputs, inputs in steps of 64."""
@@ -126,6 +130,11 @@ class Float8Weight(WeightConfig):
     def block_outputs(self) -> int:
         """Outputs that share their scales."""
         return 1 if self.block_size is None else self.block_size[0]
+
+    def _setting_of(self, size: int) -> str:
+        if self.block_size is None:
+            return super()._setting_of(size)
+        return f"block_size=({self.block_outputs}, {size})"
 
     def __post_init__(self) -> None:
         if self.block_size is not None:

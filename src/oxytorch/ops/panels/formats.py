@@ -67,6 +67,14 @@ class Format:
         beyond = self.largest_code + 1 - len(self.table)
         return torch.tensor([*self.table, *[self.table[-1]] * beyond], device=device)
 
+    def units(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        """The values of codes in a dtype, before zero points and scales."""
+        if self.middle is not None:
+            return codes.to(dtype)
+        if self.floats is not None and codes.device.type == "cpu":
+            return codes.view(self.floats).to(dtype)
+        return self.values(codes.device).to(dtype)[codes.long()]
+
     def nearest(self, units: Tensor) -> Tensor:
         """The codes whose values are nearest, int64; for formats with a table or floats.
 

@@ -116,11 +116,7 @@ def joined_scales(channel_scales: Tensor, group_scales: Tensor | None) -> Tensor
 def values_of(format: str, codes: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
     """Dequantizes codes [out, in] with scales and zero points [out, groups], in scales' dtype."""
     kind = FORMATS[format]
-    if kind.middle is not None:
-        units = codes.to(scales.dtype)
-    else:
-        units = kind.values(codes.device).to(scales.dtype)[codes.long()]
-    grouped = torch.unflatten(units, 1, (scales.shape[1], -1))
+    grouped = torch.unflatten(kind.units(codes, scales.dtype), 1, (scales.shape[1], -1))
     if kind.middle is not None:
         grouped = grouped - (kind.middle if zero_points is None else zero_points[..., None])
     return (grouped * scales[..., None]).flatten(1)
