@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from torch import nn
@@ -20,7 +20,7 @@ class WeightConfig:
     search: choose the int4 scale with the least squared error instead of that of the largest
         magnitude (see `ops.quantize_weight`).
 
-    Raises TypeError or ValueError for other values, and for NF4 with symmetric=False.
+    Raises TypeError or ValueError for other values, and for NF4 and E4M3 with symmetric=False.
     """
 
     group_size: int | None = None
@@ -28,7 +28,7 @@ class WeightConfig:
     search: bool = True
 
     format: ClassVar[str]
-    """The format of the codes: "int8", "int4" or "nf4"."""
+    """The format of the codes: "int8", "int4", "nf4" or "fp8"."""
 
     activation_dtype: ClassVar[str | None] = None
     """"int8" if activations are rounded to 8 bits, row by row."""
@@ -38,6 +38,11 @@ class WeightConfig:
         """Bits of a code."""
         return FORMATS[self.format].bits
 
+    @property
+    def block_outputs(self) -> int:
+        """Outputs that share their scales."""
+        return 1
+
     def __post_init__(self) -> None:
         name = type(self).__name__
         if not hasattr(self, "format"):
@@ -46,9 +51,10 @@ class WeightConfig:
         if size is not None and (isinstance(size, bool) or size not in GROUP_SIZES):
             sizes = ", ".join(map(str, GROUP_SIZES))
             raise ValueError(f"{name}: expected group_size {sizes} or None, got {size!r}")
-        for field, value in vars(self).items():
-            if field != "group_size" and not isinstance(value, bool):
-                raise TypeError(f"{name}: expected {field} True or False, got {value!r}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise TypeError(f"{name}: expected {field.name} True or False, got {value!r}")
         if FORMATS[self.format].middle is None and not self.symmetric:
             raise ValueError(f"{name}: expected symmetric=True, got False")
 
@@ -66,11 +72,15 @@ class WeightConfig:
         if self.group_size is None or in_features % self.group_size == 0:
             return
         fitting = [size for size in GROUP_SIZES if in_features % size == 0]
-        advice = f"group_size={fitting[-1]} fits" if fitting else f"use {otherwise}"
+        advice = f"{self._setting_of(fitting[-1])} fits" if fitting else f"use {otherwise}"
         raise ValueError(
             f"{caller}: expected a group_size that divides in_features {in_features} of {name}, "
             f"got {self.group_size}; {advice}{also}"
         )
+
+    def _setting_of(self, size: int) -> str:
+        """The argument that gives groups of so many inputs."""
+        return f"group_size={size}"
 
     def nbytes(self, out_features: int, in_features: int) -> int:
         """Bytes of a packed weight: panels of 16 outputs, inputs in steps of 64."""
@@ -124,6 +134,54 @@ class NF4Weight(WeightConfig):
 
 
 @dataclass(frozen=True)
+class Float8Weight(WeightConfig):
+    """Weights of 8 bits, which are floating-point numbers (E4M3); activations unchanged.
+
+    block_size: (outputs, inputs) of the blocks that share a scale, as (128, 128) in DeepSeek's
+        checkpoints; its inputs are group_size then. None: group_size inputs of one output.
+
+    Source: Open Compute Project, OCP 8-bit Floating Point Specification (OFP8), 2023.
+    """
+
+    block_size: tuple[int, int] | None = None
+
+    format = "fp8"
+
+    @property
+    def block_outputs(self) -> int:
+        """Outputs that share their scales."""
+        return 1 if self.block_size is None else self.block_size[0]
+
+    def _setting_of(self, size: int) -> str:
+        if self.block_size is None:
+            return super()._setting_of(size)
+        return f"block_size=({self.block_outputs}, {size})"
+
+    def __post_init__(self) -> None:
+        if self.block_size is not None:
+            self._take_block()
+        super().__post_init__()
+
+    def _take_block(self) -> None:
+        size: object = self.block_size
+        fits = isinstance(size, (tuple, list)) and [type(n) for n in size] == [int, int]
+        if not fits or size[0] < 1 or size[1] not in GROUP_SIZES:  # type: ignore[index]
+            sizes = ", ".join(map(str, GROUP_SIZES))
+            raise ValueError(
+                "Float8Weight: expected block_size of outputs, at least 1, and inputs, one of "
+                f"{sizes}, got {size!r}"
+            )
+        assert self.block_size is not None
+        if self.group_size not in (None, self.block_size[1]):
+            raise ValueError(
+                f"Float8Weight: expected group_size None or {self.block_size[1]}, the inputs of a "
+                f"block, got {self.group_size!r}"
+            )
+        object.__setattr__(self, "block_size", tuple(self.block_size))
+        object.__setattr__(self, "group_size", self.block_size[1])
+
+
+@dataclass(frozen=True)
 class Int8DynamicActivationInt8Weight(Int8Weight):
     """Weights of 8 bits; activations are rounded to 8 bits, row by row. Also LSTM and GRU layers.
 
@@ -150,6 +208,7 @@ CONFIGS: dict[tuple[str, str | None], type[WeightConfig]] = {
         Int8Weight,
         Int4Weight,
         NF4Weight,
+        Float8Weight,
         Int8DynamicActivationInt8Weight,
         Int8DynamicActivationInt4Weight,
     )

@@ -28,7 +28,8 @@ def units_together(rows: Tensor, gates: int) -> Tensor:
     missing = -hidden % layout.OUTPUTS
     apart = torch.unflatten(rows, 0, (gates, hidden))
     padded = F.pad(apart, [*[0, 0] * (rows.dim() - 1), 0, missing])
-    return torch.unflatten(padded, 1, (-1, layout.OUTPUTS)).transpose(0, 1).flatten(0, 2)
+    blocks = torch.unflatten(padded, 1, (-1, layout.OUTPUTS))
+    return blocks.transpose(0, 1).flatten(0, 2)
 
 
 def gates_together(rows: Tensor, gates: int, hidden: int) -> Tensor:
@@ -87,9 +88,22 @@ def product_with(
     return product
 
 
-def bias_of(biases: Sequence[Tensor], number: int) -> Tensor | None:
-    """One of a list that is empty where there are none."""
-    return biases[number] if biases else None
+Products = Callable[[int, int], tuple[Product, Product]]
+"""Of the number of a direction of a layer and its in_features: with the weight of the input, and
+with that of the hidden state."""
+Weights = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
+"""Panels, scales and biases, each of all directions of all layers; biases may be none at all."""
+
+
+def products_with(given: Weights, own: Weights, gates: int, hidden: int) -> Products:
+    """given: of the input. own: of the hidden state."""
+
+    def product(weights: Weights, number: int, in_features: int) -> Product:
+        panels, scales, biases = weights
+        bias = biases[number] if biases else None
+        return product_with(panels[number], scales[number], bias, gates, hidden, in_features)
+
+    return lambda number, width: (product(given, number, width), product(own, number, hidden))
 
 
 Cell = Callable[[Tensor, Tensor, list[Tensor]], list[Tensor]]
@@ -99,7 +113,7 @@ Cell = Callable[[Tensor, Tensor, list[Tensor]], list[Tensor]]
 def run_layers(
     x: Tensor,
     given: Sequence[Tensor | None],
-    products: Callable[[int, int], tuple[Product, Product]],
+    products: Products,
     cell: Cell,
     count: int,
     hidden: int,
@@ -108,15 +122,15 @@ def run_layers(
 ) -> tuple[Tensor, list[Tensor]]:
     """All layers over x [steps, batch, features], or [rows, features] with batch_sizes.
 
-    given: the first states. products: of the number of a direction of a layer, `count` in all, and
-    its in_features. Returns the outputs and the last states, in x's dtype.
+    given: the first states. count: of the directions of all layers. Returns the outputs and the
+    last states, in x's dtype.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     batch = x.shape[1] if batch_sizes is None else batch_sizes[0]
     zeros = x.new_zeros(count, batch, hidden, dtype=wide)
     first = [zeros if state is None else state.to(wide) for state in given]
     last: list[list[Tensor]] = []
-    outputs, rows = x, x
+    rows = x
     both = ("forward", "reverse") if direction == "both" else (direction,)
     for number in range(0, count, len(both)):
         found = []
@@ -127,8 +141,9 @@ def run_layers(
             found.append(output)
             last.append(states)
         rows = torch.cat(found, -1)
-    outputs = rows.to(x.dtype).contiguous()
-    return outputs, [torch.stack(each).to(x.dtype) for each in zip(*last, strict=True)]
+    return rows.to(x.dtype).contiguous(), [
+        torch.stack(each).to(x.dtype) for each in zip(*last, strict=True)
+    ]
 
 
 def _run_direction(
@@ -206,7 +221,7 @@ class _Roundings(TorchFunctionMode):
     ) -> Any:
         if func is Tensor.round and args[0].numel():
             away = (args[0].abs() % 1 - 0.5).abs().nan_to_num(0.5)
-            self.nearest = min(self.nearest, away.min().item())
+            self.nearest = min(self.nearest, float(away.min()))
         return func(*args, **(kwargs or {}))
 
 

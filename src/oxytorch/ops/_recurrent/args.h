@@ -37,4 +37,20 @@ static inline std::int64_t items_of(const RecurrentStepArgs& args, std::int64_t 
          ((rows + args.chunk_rows - 1) / args.chunk_rows);
 }
 
+// Products as they are, in float32. bias: or null.
+static inline ByteResult plain_products(float* out, const float* bias, std::int64_t stride) {
+  return {.out = out,
+          .bias = bias,
+          .other = nullptr,
+          .out_stride = stride,
+          .other_stride = 0,
+          .number = Number::float32,
+          .other_number = Number::float32,
+          .inverse_scale = 1.0f,
+          .zero_point = 0,
+          .other_scale = 1.0f,
+          .other_zero_point = 0,
+          .epilogue = PanelEpilogue::none};
+}
+
 }  // namespace oxytorch

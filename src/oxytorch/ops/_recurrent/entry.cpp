@@ -262,18 +262,7 @@ class Layer {
       const Rows rows{
           Tensor(), static_cast<const std::uint8_t*>(x.data) + begin * x.stride * size_of(x_number),
           count, x.width, x.stride};
-      const ByteResult result{.out = own.input.mutable_data(),
-                              .bias = weights_[d].bias,
-                              .other = nullptr,
-                              .out_stride = outputs_,
-                              .other_stride = 0,
-                              .number = Number::float32,
-                              .other_number = Number::float32,
-                              .inverse_scale = 1.0f,
-                              .zero_point = 0,
-                              .other_scale = 1.0f,
-                              .other_zero_point = 0,
-                              .epilogue = PanelEpilogue::none};
+      const ByteResult result = plain_products(floats_at(own.input, 0), weights_[d].bias, outputs_);
       multiply_rows_of_bytes(rows, {x_number, 1.0f, 0}, weights_[d].input, result);
     }
   }

@@ -109,18 +109,7 @@ static void multiply_items(const RecurrentStepArgs& args, const RecurrentDirecti
   const ByteGemmArgs product{
       .x = direction.h,
       .weight = direction.weight,
-      .result = {.out = direction.products,
-                 .bias = direction.hidden_bias,
-                 .other = nullptr,
-                 .out_stride = args.outputs,
-                 .other_stride = 0,
-                 .number = Number::float32,
-                 .other_number = Number::float32,
-                 .inverse_scale = 1.0f,
-                 .zero_point = 0,
-                 .other_scale = 1.0f,
-                 .other_zero_point = 0,
-                 .epilogue = PanelEpilogue::none},
+      .result = plain_products(direction.products, direction.hidden_bias, args.outputs),
       .chunk_rows = args.chunk_rows,
   };
   ByteGemm gemm{.args = product, .finish = &finish_byte_rows<PanelEpilogue::none, float, float>};

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._binding import with_kernel
 from .._op import Cost, Sample, register
-from .._recurrent import Product, bias_of, cost_of, product_with, run_layers, sample_calls
+from .._recurrent import cost_of, products_with, run_layers, sample_calls
 
 
 @with_kernel
@@ -54,14 +54,9 @@ def quantized_lstm(
         kept = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
         return [o.sigmoid() * kept.tanh(), kept]
 
-    def products(number: int, in_features: int) -> tuple[Product, Product]:
-        given = input_panels[number], input_scales[number], bias_of(input_biases, number)
-        own = hidden_panels[number], hidden_scales[number], bias_of(hidden_biases, number)
-        return (
-            product_with(*given, 4, hidden_size, in_features),
-            product_with(*own, 4, hidden_size, hidden_size),
-        )
-
+    given = input_panels, input_scales, input_biases
+    own = hidden_panels, hidden_scales, hidden_biases
+    products = products_with(given, own, 4, hidden_size)
     count = len(input_panels)
     output, (last_h, last_c) = run_layers(
         x, [h, c], products, cell, count, hidden_size, direction, batch_sizes
