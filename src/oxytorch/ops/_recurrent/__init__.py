@@ -14,6 +14,8 @@ from .._op import Cost, Sample, nbytes
 from .._quantized import steps_of_rows
 from .._samples import values
 from ..panels import layout
+from ..panels.formats import FORMATS
+from ..quantize_weight import quantize_weight
 
 GATES = {"lstm": 4, "gru": 3}
 """Of a unit: how many rows of a weight belong to it."""
@@ -55,11 +57,12 @@ def stored_weight(panels: Tensor, gates: int, hidden: int, in_features: int) -> 
 
 
 def rounded_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The bytes of a floating weight [outputs, in_features], and a float32 scale for each output:
-    its largest magnitude / 127. Scales are not finite where a weight is not."""
-    rows = weight.float()
-    scales = (rows.abs().amax(1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
-    return (rows / scales[:, None]).round().to(torch.int8), scales
+    """The int8 numbers of a floating weight [outputs, in_features], and a float32 scale for each
+    output, as `quantize_weight` finds them for "int8"."""
+    codes, scales, _ = quantize_weight(weight, "int8")
+    middle = FORMATS["int8"].middle
+    assert middle is not None
+    return (codes.short() - middle).to(torch.int8), scales[:, 0]
 
 
 Product = Callable[[Tensor], Tensor]

@@ -77,6 +77,45 @@ inline std::int64_t describe_table(const char* op, const BagInput& input, bool l
   return count - last_offset;
 }
 
+// Fills in a table for each weight; `check` looks at a weight that is to be like the first one.
+// Returns the number of bags, which all tables share.
+template <class Check>
+std::int64_t describe_tables(const char* op, const std::vector<Tensor>& weights,
+                             const std::vector<Tensor>& indices, const std::vector<Tensor>& offsets,
+                             std::vector<EmbeddingTable>& tables, std::vector<BagCopies>& copies,
+                             Check check) {
+  const std::size_t count = weights.size();
+  if (count == 0) fail(op, "weights", "with at least one table", "none");
+  for (const auto& [argument, list] : {std::pair{"indices", &indices}, {"offsets", &offsets}}) {
+    if (list->size() != count) {
+      fail(op, argument, "with " + std::to_string(count) + " tensors, one per table",
+           std::to_string(list->size()));
+    }
+  }
+  tables.resize(count);
+  copies.resize(count);
+  std::int64_t bags = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    check(weights[i]);
+    const BagInput input{weights[i], indices[i], &offsets[i], nullptr};
+    const std::int64_t found = describe_table(op, input, false, tables[i], copies[i]);
+    if (i == 0) bags = found;
+    if (found != bags) {
+      fail(op, "offsets", "with " + std::to_string(bags) + " bags in every table",
+           std::to_string(found));
+    }
+    if (weights[i].size(1) != weights[0].size(1)) {
+      fail(op, "weights", "with " + std::to_string(weights[0].size(1)) + " columns in every table",
+           std::to_string(weights[i].size(1)));
+    }
+    if (tables[i].wide_indices != tables[0].wide_indices) {
+      fail(op, "indices", "of dtype " + dtype_name(indices[0].dtype_code()) + " in every table",
+           dtype_name(indices[i].dtype_code()));
+    }
+  }
+  return bags;
+}
+
 inline bool check_mode(const char* op, const std::string& mode) {
   if (mode != "sum" && mode != "mean") fail(op, "mode", "'sum' or 'mean'", "'" + mode + "'");
   return mode == "mean";

@@ -91,7 +91,7 @@ class Smoothing:
 @dataclass(frozen=True)
 class Layers:
     """by_name: how layers are computed. smoothing: what is divided before they are. only_faster:
-    whether recurrent layers and embedding bags are of bytes only where that is faster."""
+    whether recurrent layers are of bytes only where that is faster."""
 
     by_name: Mapping[str, Layer]
     smoothing: tuple[Smoothing, ...] = ()

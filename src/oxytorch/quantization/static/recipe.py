@@ -43,8 +43,8 @@ class Recipe:
 
     model: the class of the model. layers: by the path of the module that holds the weight.
     smoothing: what is divided before layers take it; without one, layers take what they took.
-    only_faster: whether LSTM layers and embedding bags that are "dynamic" are timed by `convert`,
-    and stay floating where that is as fast.
+    only_faster: whether LSTM layers that are "dynamic" are timed by `convert`, and stay floating
+    where that is as fast.
     """
 
     model: str
