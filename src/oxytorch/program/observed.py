@@ -57,8 +57,8 @@ def _run(program: Program, tensors: Sequence[Tensor]) -> tuple[list[Tensor], lis
 class ObservedProgram(_Shown):
     """Shows the values whose ranges decide which bytes layers multiply.
 
-    left: why layers cannot multiply bytes, by name. groups: layers by what they take. by_rows: those
-    that need no ranges.
+    left: why layers cannot multiply bytes, by name. groups: layers by what they take. by_rows:
+    those that need no ranges.
     """
 
     def __init__(self, run: Run, names: Mapping[int, str]) -> None:

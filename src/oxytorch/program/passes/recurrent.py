@@ -69,9 +69,7 @@ class Recurrent:
         return rows * sum(meta.numel() for meta in each)
 
 
-def layers_of(
-    editor: Editor, names: Mapping[Value, str]
-) -> Iterator[tuple[Recurrent, str, str]]:
+def layers_of(editor: Editor, names: Mapping[Value, str]) -> Iterator[tuple[Recurrent, str, str]]:
     """The recurrent layers with the paths of their modules, which are one for all steps of a
     module, and why they cannot be of bytes."""
     for step in editor.steps.steps:

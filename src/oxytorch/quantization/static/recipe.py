@@ -64,9 +64,7 @@ class Recipe:
 
     def with_slower(self, names: Iterable[str], note: str) -> Recipe:
         """The recipe in which layers that were timed stay floating, and none is timed again."""
-        slower = {
-            name: replace(self.layers[name], compute="float", note=note) for name in names
-        }
+        slower = {name: replace(self.layers[name], compute="float", note=note) for name in names}
         return replace(self, layers={**self.layers, **slower}, only_faster=False)
 
     def set(self, names: str, compute: str) -> Recipe:
