@@ -216,7 +216,10 @@ def test_a_recipe_can_be_written_read_and_used_again(tmp_path: Path) -> None:
         (lambda d: d["layers"]["head"]["input"].update(scale=-1), "for the input of head"),
         (lambda d: d["layers"]["head"]["input"].update(zero_point=300), "for the input of head"),
         (lambda d: d["layers"]["head"].pop("input"), 'expected "dynamic" or "float" for head'),
-        (lambda d: d["layers"]["head"].update(bits=4), "expected compute, input, output and why"),
+        (
+            lambda d: d["layers"]["head"].update(bits=4),
+            "expected compute, input, output, why and note",
+        ),
     ],
 )
 def test_damaged_recipes_are_refused(
@@ -239,7 +242,7 @@ def test_recipes_of_other_models_are_refused() -> None:
     with pytest.raises(ValueError, match="for this model, a Block, got one for a Residual"):
         convert(Block().eval(), recipe, example_inputs=TOKENS[0])
     other = Recipe("Block", {"norm": LayerRecipe("dynamic")})
-    with pytest.raises(ValueError, match="layer 'norm', which is no linear layer"):
+    with pytest.raises(ValueError, match="layer 'norm', which is no layer that it runs"):
         convert(Block().eval(), other, example_inputs=TOKENS[0])
 
 

@@ -66,7 +66,7 @@ class Recurrent:
         size = known(meta.shape)
         rows = 0 if size is None else size[0] * size[1]
         each: list[Any] = [w.meta for weights in self.weights for w in weights[:2]]
-        return rows * sum(meta.numel() for meta in each)
+        return rows * sum(int(meta.numel()) for meta in each)
 
 
 def layers_of(editor: Editor, names: Mapping[Value, str]) -> Iterator[tuple[Recurrent, str, str]]:
@@ -117,7 +117,8 @@ def _why_not(editor: Editor, layer: Recurrent) -> str:
         return f"its input is of {x.dtype}, or its weights are of another dtype"
     if x.dim() != 3 or any(0 in meta.shape for meta in metas):
         return "its input is a single sequence, or something is empty"
-    if max(weight.meta.shape[1] for group in layer.weights for weight in group[:2]) > MOST_PRODUCTS:
+    matrices: list[Any] = [weight.meta for group in layer.weights for weight in group[:2]]
+    if max(meta.shape[1] for meta in matrices) > MOST_PRODUCTS:
         return f"it sums more than {MOST_PRODUCTS} products"
     return ""
 
@@ -249,7 +250,7 @@ def floating_call(
         return lambda x: lstm(x, None, packed)[0]
     own: Any = nn.LSTM if kind == "lstm" else nn.GRU
     module = own(width, hidden, **options).to(dtype)
-    return lambda x: module(x)[0]  # type: ignore[no-any-return]
+    return lambda x: module(x)[0]
 
 
 def call_of_bytes(

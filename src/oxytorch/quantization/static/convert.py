@@ -54,7 +54,7 @@ class QuantizedReplay(Replay):
 
     def _new_builder(self) -> Programs:
         names = partial(names_of, self.module)
-        return Programs(Quantized(self.layers, names, self._decided))
+        return Programs(Quantized(self.recipe.chosen(), names, self._decided))
 
     def settle(self) -> None:
         """Keep what was decided by the times of the first program, for those of other sizes."""
