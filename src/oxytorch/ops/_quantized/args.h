@@ -106,6 +106,28 @@ struct ByteWindowsArgs {
   std::int64_t parts;
 };
 
+// Of a convolution of each channel for itself: channels of a block; the most lines of a kernel, all
+// dimensions but the last taken together; the most neighbouring results whose sums are kept.
+inline constexpr std::int64_t kBlockChannels = 64, kMostByteLines = 64, kMostResults = 48;
+
+// A convolution of each channel for itself. Its weight is [channels, columns, lines], lines being
+// all of a kernel's dimensions but the last, up to a multiple of 4. Items are parts of the work,
+// one for a thread: neighbouring ones of lines of the result times channels, lines of a block of
+// kBlockChannels first. A part writes what `results` neighbours read into its own scratch.
+struct ByteDepthwiseArgs {
+  WindowArgs windows;  // of all channels, which lie side by side; its dtype is not read
+  Number number;
+  std::int32_t zero_point;  // of x
+  float scale;              // likewise
+  BytePanels weight;
+  ByteResult result;
+  std::int64_t lines;
+  std::int64_t results;   // at most kMostResults
+  std::uint8_t* scratch;  // of the first part
+  std::int64_t scratch_bytes;
+  std::int64_t parts;
+};
+
 // Items are stretches of so many elements; the last one may be shorter.
 struct QuantizeArgs {
   const void* x;

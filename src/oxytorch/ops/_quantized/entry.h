@@ -60,4 +60,16 @@ struct ByteWindows {
 // the operand's zero point.
 void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& operand);
 
+// The convolution of bytes, of each channel for itself.
+struct ByteChannels {
+  WindowArgs windows;
+  BytePanels weight;
+  ByteResult result;
+  std::int64_t in_features;  // of a result: columns times lines up to a multiple of 4
+  std::int64_t rows;         // results of a channel
+};
+
+// result = epilogue(convolution(x, weight) + bias) on torch's threads, likewise.
+void convolve_channels_of_bytes(const ByteChannels& call, const ByteOperand& operand);
+
 }  // namespace oxytorch

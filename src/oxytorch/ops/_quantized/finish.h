@@ -71,42 +71,51 @@ OXY_INLINE f32v load_sums(const std::int32_t* sums) {
 
 #if defined(__AVX512F__)
 
-// Two rows of two vectors, as bytes.
-template <PanelEpilogue epilogue, class Out, class Other>
-static void finish_two_vectors(const Finishing& job, const ByteResult& result, std::int64_t first,
-                               std::int64_t begin, std::int64_t end) {
-  const Steps<Out> steps(result.inverse_scale, result.zero_point);
-  const f32v scales[] = {load(job.scales + first), load(job.scales + first + kLanes)};
-  const f32v biases[] = {load(job.biases + first), load(job.biases + first + kLanes)};
-  const std::int32_t* sums = job.sums + begin * job.stride + first;
-  const std::int64_t at = job.output + first, row = job.row + begin;
-  Out* out = static_cast<Out*>(result.out) + row * result.out_stride + at;
-  const Other* other = static_cast<const Other*>(result.other) + row * result.other_stride + at;
-  const auto finish = [&](std::int64_t r, std::int64_t next) __attribute__((always_inline)) {
+// Vectors of a row, `count` of which are four together with those of the rows before and after it.
+template <PanelEpilogue epilogue, class Out, class Other, int count>
+struct ByteVectors {
+  const Finishing& job;
+  const ByteResult& result;
+  Steps<Out> steps;
+  f32v scales[count], biases[count];
+  std::int64_t first;
+
+  OXY_MEMBER ByteVectors(const Finishing& given, const ByteResult& to, std::int64_t at)
+      : job(given), result(to), steps(to.inverse_scale, to.zero_point), first(at) {
+    for (int i = 0; i < count; ++i) {
+      scales[i] = load(job.scales + first + i * kLanes);
+      biases[i] = load(job.biases + first + i * kLanes);
+    }
+  }
+
+  // Of row r and those that follow it, `next` rows apart.
+  OXY_MEMBER void finish(std::int64_t r, std::int64_t next) const {
     f32v v[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-      v[i] = load_sums(sums + (i / 2 * next) * job.stride + i % 2 * kLanes);
-    if (job.row_scales) {
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) v[i] *= job.row_scales[r + i / 2 * next];
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t row = r + i / count * next;
+      v[i] = load_sums(job.sums + row * job.stride + first + i % count * kLanes);
+      if (job.row_scales) v[i] *= job.row_scales[row];
     }
+    const std::int64_t at = job.output + first, row = job.row + r;
+    const Other* other = static_cast<const Other*>(result.other) + row * result.other_stride + at;
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      v[i] = finished<epilogue, Out>(result, v[i], scales[i % 2], biases[i % 2],
-                                     other + (i / 2 * next) * result.other_stride + i % 2 * kLanes,
-                                     Whole{});
+      v[i] = finished<epilogue, Out>(
+          result, v[i], scales[i % count], biases[i % count],
+          other + i / count * next * result.other_stride + i % count * kLanes, Whole{});
     }
     const __m512i bytes = steps.bytes(v);
-    const __m256i low = _mm512_castsi512_si256(bytes), high = _mm512_extracti64x4_epi64(bytes, 1);
-    std::memcpy(out, &low, sizeof low);
-    std::memcpy(out + next * result.out_stride, &high, sizeof high);
-    sums += 2 * job.stride, out += 2 * result.out_stride, other += 2 * result.other_stride;
-  };
-  std::int64_t r = begin;
-  for (; r + 2 <= end; r += 2) finish(r, 1);
-  if (r < end) finish(r, 0);
-}
+    Out* out = static_cast<Out*>(result.out) + row * result.out_stride + at;
+    if constexpr (count == 4) {
+      std::memcpy(out, &bytes, sizeof bytes);
+    } else {
+      const __m256i low = _mm512_castsi512_si256(bytes), high = _mm512_extracti64x4_epi64(bytes, 1);
+      std::memcpy(out, &low, sizeof low);
+      std::memcpy(out + next * result.out_stride, &high, sizeof high);
+    }
+  }
+};
 
 #endif
 
@@ -118,8 +127,16 @@ static void finish_byte_rows(const Finishing& given, std::int64_t begin, std::in
   std::int64_t first = 0;
 #if defined(__AVX512F__)
   if constexpr (kIsByte<Out>) {
-    for (; first + 2 * kLanes <= job.outputs; first += 2 * kLanes) {
-      finish_two_vectors<epilogue, Out, Other>(job, result, first, begin, end);
+    for (; first + 4 * kLanes <= job.outputs; first += 4 * kLanes) {
+      const ByteVectors<epilogue, Out, Other, 4> four(job, result, first);
+      for (std::int64_t r = begin; r < end; ++r) four.finish(r, 0);
+    }
+    if (first + 2 * kLanes <= job.outputs) {
+      const ByteVectors<epilogue, Out, Other, 2> two(job, result, first);
+      std::int64_t r = begin;
+      for (; r + 2 <= end; r += 2) two.finish(r, 1);
+      if (r < end) two.finish(r, 0);
+      first += 2 * kLanes;
     }
   }
 #endif

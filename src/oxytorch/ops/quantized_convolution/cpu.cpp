@@ -11,7 +11,23 @@ struct Geometry {
   std::int64_t in_features;  // of a result
   std::int64_t outputs;      // of a group
   bool are_pixels;           // windows are the pixels of the images
+  bool is_depthwise;         // each channel for itself
 };
+
+// Of a kernel's columns, in each of which its lines are padded to a multiple of 4.
+std::int64_t depthwise_features(const WindowArgs& windows) {
+  const WindowDim* dims = windows.dims;
+  if (dims[0].kernel > kMostByteLines / dims[1].kernel) {
+    fail(kOp, "kernel_size",
+         "of at most " + std::to_string(kMostByteLines) + " lines for each channel by itself",
+         "more");
+  }
+  const std::int64_t features = dims[2].kernel * round_up(dims[0].kernel * dims[1].kernel, 4);
+  if (features <= kMostProducts) return features;
+  fail(kOp, "kernel_size",
+       "with at most " + std::to_string(kMostProducts) + " positions, lines up to a multiple of 4",
+       std::to_string(features));
+}
 
 // Kernels may have any size in a file.
 Geometry describe(const Tensor& x, const Numbers& kernel_size, std::int64_t out_channels,
@@ -36,6 +52,8 @@ Geometry describe(const Tensor& x, const Numbers& kernel_size, std::int64_t out_
     found.in_features *= dim.kernel;
     found.are_pixels &= dim.kernel == 1 && dim.stride == 1 && dim.out_size == dim.size;
   }
+  found.is_depthwise = groups > 1 && found.windows.channels == 1 && found.outputs == 1;
+  if (found.is_depthwise) found.in_features = depthwise_features(found.windows);
   return found;
 }
 
@@ -57,10 +75,13 @@ Tensor quantized_convolution(const Tensor& x, double x_scale, std::int64_t x_zer
   call.in_features = geometry.in_features;
   const std::int64_t padded = round_up(geometry.outputs, kPanelOutputs);
   BytePanelCopies copies;
-  call.weight = describe_byte_panels(kOp, panels, channel_scales, channel_sums,
-                                     geometry.in_features, groups * padded, copies);
-  call.weight.panel_count /= groups;
-  call.weight.out_features = geometry.outputs;
+  call.weight = describe_byte_panels(
+      kOp, panels, channel_scales, channel_sums, geometry.in_features,
+      geometry.is_depthwise ? out_channels : groups * padded, copies);
+  if (!geometry.is_depthwise) {
+    call.weight.panel_count /= groups;
+    call.weight.out_features = geometry.outputs;
+  }
   const Shape shape = shape_of_result(x, geometry.windows, out_channels);
   const Extents sizes{shape.data(), static_cast<std::int64_t>(shape.size())};
   call.result = describe_byte_result(kOp, {epilogue, out_dtype, out_scale, out_zero_point}, bias,
@@ -82,8 +103,13 @@ Tensor quantized_convolution(const Tensor& x, double x_scale, std::int64_t x_zer
     const Tensor& pixels = images.tensor();
     const Rows rows{Tensor(), pixels.data(), call.rows, pixels.size(1), pixel_stride(pixels)};
     multiply_rows_of_bytes(rows, operand, call.weight, call.result);
+    return out;
+  }
+  set_data(call.windows, images.tensor());
+  if (geometry.is_depthwise) {
+    convolve_channels_of_bytes(
+        {call.windows, call.weight, call.result, call.in_features, call.rows}, operand);
   } else {
-    set_data(call.windows, images.tensor());
     multiply_windows_of_bytes(call, operand);
   }
   return out;

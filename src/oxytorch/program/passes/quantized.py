@@ -8,6 +8,7 @@ pass that times kernels, so that runs on other machines and of other dtypes have
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from ...ops.panels import layout
+from ...ops.quantized_convolution import MOST_LINES, is_depthwise
 from ..program import Argument, Some, Step, Value, values_of
 from . import panels
 from .convolution import changeable, follow_order, padded_input
@@ -177,11 +179,21 @@ def why_not(editor: Editor, step: Step) -> str:
         return ""
     if step.arguments[6] != "false":
         return "it is transposed"
-    groups = int(step.arguments[8])
-    if groups > 1 and weight.meta.shape[0] // groups < layout.OUTPUTS:
+    if not x.meta.dim() == weight.meta.dim() in (3, 4, 5):
+        return "it is of a single image without a batch"
+    return why_not_groups(weight.meta.shape, int(step.arguments[8]))
+
+
+def why_not_groups(size: Sequence[int], groups: int) -> str:
+    """Why a convolution with a weight of a size cannot multiply bytes; empty if it can."""
+    outputs, channels, *lines, columns = size
+    if is_depthwise(outputs, channels, groups):
+        count = math.prod(lines)
+        is_long = columns * (count + -count % 4) > MOST_PRODUCTS
+        return "its kernels are too large" if count > MOST_LINES or is_long else ""
+    if groups > 1 and outputs // groups < layout.OUTPUTS:
         return f"integers are slower where a group has fewer than {layout.OUTPUTS} outputs"
-    is_batch = x.meta.dim() == weight.meta.dim() in (3, 4, 5)
-    return "" if is_batch else "it is of a single image without a batch"
+    return ""
 
 
 def left(editor: Editor, names: Mapping[Value, str]) -> dict[str, str]:

@@ -5,12 +5,14 @@ Each output has its own scale, its largest magnitude / 127, and bytes from -127 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.panels import layout
+from ...ops.quantized_convolution import is_depthwise
 from ..program import Argument, Some, Step, Value
 from .editor import known
 
@@ -67,15 +69,15 @@ def bytes_of_linear(make: Making, weight: Value, stored: Rounded | None = None) 
     stored: its integers, where these are given.
     """
     outputs, _ = _size(weight)
-    integers, scales = stored or _rounded(make, weight)
+    return [*_matrix(make, *(stored or _rounded(make, weight)), outputs), str(outputs)]
+
+
+def _matrix(make: Making, integers: Value, scales: Value, outputs: int) -> list[Argument]:
+    """Panels, channel_scales and channel_sums of a matrix."""
     more = -outputs % layout.OUTPUTS
     sums = make("aten::sum.dim_IntList", integers, Some(["1"]), "false", Some("=int32"))
-    return [
-        _packed(make, integers),
-        make.padded(scales, 0, more),
-        make.padded(sums, 0, more),
-        str(outputs),
-    ]
+    panels = _packed(make, integers)
+    return [panels, make.padded(scales, 0, more), make.padded(sums, 0, more)]
 
 
 def bytes_of_convolution(
@@ -83,8 +85,13 @@ def bytes_of_convolution(
 ) -> list[Argument]:
     """Panels, channel_scales and channel_sums of a weight [out, in / groups, *kernel], in the order
     of `quantized_convolution.pack_convolution`. stored: its integers, where these are given."""
-    outputs, _, *kernel = _size(weight)
+    outputs, channels, *kernel = _size(weight)
     integers, scales = stored or _rounded(make, weight)
+    if is_depthwise(outputs, channels, groups):
+        lines = make.reshaped(integers, outputs, -1, kernel[-1])
+        columns = make("aten::permute", lines, ["0", "2", "1"])
+        columns = make.padded(columns, 0, -math.prod(kernel[:-1]) % 4)
+        return _matrix(make, make.reshaped(columns, outputs, -1), scales, outputs)
     order = ["0", *(str(dim + 2) for dim in range(len(kernel))), "1"]
     each, more = outputs // groups, -(outputs // groups) % layout.OUTPUTS
     rows = make.reshaped(make("aten::permute", integers, order), groups, each, -1)
