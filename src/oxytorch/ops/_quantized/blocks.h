@@ -13,11 +13,13 @@ inline constexpr std::int64_t kBlockOutputs = kBlockPanels * kPanelOutputs;
 inline constexpr std::int64_t kPiece = 512;
 
 struct ByteBlock {
-  const std::uint8_t* rows;
-  std::int64_t row_bytes;
+  const std::uint8_t* const* rows;
+  std::int64_t offset;  // of the first line in a row
+  std::int64_t lines;
+  std::int64_t line_step;
+  std::int64_t units;  // of a line
   const std::uint8_t* panels;
   std::int64_t panel_bytes;
-  std::int64_t units;
   const std::int32_t* from;  // what sums begin with, kBlockOutputs apart or the same for all rows
   std::int64_t from_stride;
   std::int32_t* sums;  // rows are kBlockOutputs apart
@@ -39,22 +41,28 @@ __attribute__((noinline)) static void multiply_byte_block(const ByteBlock& given
       sums[r][v] = load_as<i32v>(block.from + r * block.from_stride + v * kLanes);
     }
   }
-  const std::uint8_t* row = block.rows;
+  const std::uint8_t* row[rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) row[r] = block.rows[r];
   const std::uint8_t* panel = block.panels;
-  for (std::int64_t k = 0; k < block.units; ++k, row += 4, panel += 64) {
-    i32v weights[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const std::uint8_t* at = panel + v / kParts * block.panel_bytes;
-      if (rows <= 2 && v % kParts == 0) __builtin_prefetch(at + kAhead);
-      weights[v] = load_as<i32v>(at + v % kParts * sizeof(i32v));
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-      const auto unit = load_as<std::uint32_t>(row + r * block.row_bytes);
+  std::int64_t offset = block.offset;
+  for (std::int64_t line = 0; line < block.lines; ++line, offset += block.line_step) {
+    const std::int64_t end = offset + 4 * block.units;
+    for (std::int64_t k = offset; k < end; k += 4, panel += 64) {
+      i32v weights[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = ByteUnit::multiply(sums[r][v], weights[v], unit);
+        const std::uint8_t* at = panel + v / kParts * block.panel_bytes;
+        if (rows <= 2 && v % kParts == 0) __builtin_prefetch(at + kAhead);
+        weights[v] = load_as<i32v>(at + v % kParts * sizeof(i32v));
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        const auto unit = load_as<std::uint32_t>(row[r] + k);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          sums[r][v] = ByteUnit::multiply(sums[r][v], weights[v], unit);
+        }
       }
     }
   }
@@ -97,45 +105,119 @@ struct ByteChunk {
   std::int64_t panel, panels;
 };
 
+// Rows that are finished together: what is prepared for them takes as long as some.
+inline constexpr std::int64_t kFinishedRows = 4 * kBlockRows;
+
+// Where rows begin, of which `room` keeps those of a block.
+OXY_INLINE const std::uint8_t* const* rows_of(const ByteRows& x, std::int64_t row,
+                                              std::int64_t count,
+                                              const std::uint8_t* (&room)[kBlockRows]) {
+  if (x.starts) return x.starts + row;
+  for (std::int64_t r = 0; r < count; ++r) room[r] = x.values + (row + r) * x.row_bytes;
+  return room;
+}
+
+// A piece of the depth: `lines` lines of a plane, or elements of one, `from` elements of a panel
+// on.
+struct BytePiece {
+  std::int64_t lines, depth;
+  std::int64_t offset;  // bytes in a row
+  std::int64_t from;
+};
+
+// Calls body(piece) for pieces of at most `most` elements.
+template <class Body>
+OXY_INLINE void each_piece(const ByteRows& x, std::int64_t most, Body body) {
+  const std::int64_t depth = x.depth / (x.planes * x.lines);
+  const std::int64_t together = depth < most ? most / depth : 1;
+  std::int64_t from = 0;
+  for (std::int64_t plane = 0; plane < x.planes; ++plane) {
+    for (std::int64_t line = 0; line < x.lines; line += together) {
+      const std::int64_t offset = plane * x.plane_step + line * x.line_step;
+      const std::int64_t lines = x.lines - line < together ? x.lines - line : together;
+      for (std::int64_t k = 0; k < depth; k += most) {
+        const std::int64_t length = depth - k < most ? depth - k : most;
+        body(BytePiece{lines, length, offset + k * (4 / ByteUnit::kDepth), from});
+        from += lines * length;
+      }
+    }
+  }
+}
+
+// `rows` rows from chunk row `row` on, times some panels, along a piece.
+template <int panels>
+OXY_INLINE void multiply_rows_of_piece(const ByteRows& x, std::int64_t row, std::int64_t rows,
+                                       const BytePiece& piece, const std::uint8_t* stored,
+                                       std::int64_t panel_bytes, const std::int32_t* starts,
+                                       std::int32_t* sums) {
+  const std::uint8_t* room[kBlockRows];
+  for (std::int64_t r = 0; r < rows; r += kBlockRows) {
+    const std::int64_t some = rows - r < kBlockRows ? rows - r : kBlockRows;
+    std::int32_t* to = sums + r * kBlockOutputs;
+    const ByteBlock block{
+        .rows = rows_of(x, row + r, some, room),
+        .offset = piece.offset,
+        .lines = piece.lines,
+        .line_step = x.line_step,
+        .units = piece.depth / ByteUnit::kDepth,
+        .panels = stored,
+        .panel_bytes = panel_bytes,
+        .from = piece.from == 0 ? starts : to,
+        .from_stride = piece.from == 0 ? 0 : kBlockOutputs,
+        .sums = to,
+    };
+    multiply_some_rows<panels>(block, some);
+  }
+}
+
 // `sums`: room for those of all rows and a block's panels.
 template <int panels>
 static void multiply_panels_of_bytes(const ByteGemmArgs& args, const ByteChunk& chunk,
                                      const ByteOutputs& outputs, std::int64_t offset,
                                      Finishing finishing, FinishRows finish, std::int32_t* sums) {
-  constexpr bool kWidens = ByteUnit::kDepth == 2;
-  alignas(64) std::uint8_t widened[kWidens ? panels * kPiece * 32 : 64];
   const ByteRows& x = args.x;
-  const std::int64_t piece = kWidens ? kPiece : x.depth;
-  const std::uint8_t* rows = x.values + chunk.row * x.row_bytes;
+  const std::int32_t* starts = outputs.starts + offset;
   const std::uint8_t* stored = args.weight.panels + chunk.panel * args.weight.panel_bytes;
-  for (std::int64_t begin = 0; begin < x.depth; begin += piece) {
-    const std::int64_t left = x.depth - begin, length = left < piece ? left : piece;
-    if constexpr (kWidens) {
+  finishing.sums = sums;
+  if constexpr (ByteUnit::kDepth == 2) {
+    alignas(64) std::uint8_t widened[panels * kPiece * 32];
+    each_piece(x, kPiece, [&](const BytePiece& piece) {
       for (int p = 0; p < panels; ++p) {
-        widen_panel(stored + p * args.weight.panel_bytes + begin * 16, (length + 3) / 4,
-                    widened + p * kPiece * 32);
+        widen_panel(stored + p * args.weight.panel_bytes + piece.from * 16,
+                    (piece.lines * piece.depth + 3) / 4, widened + p * kPiece * 32);
       }
-    }
-    for (std::int64_t r = 0; r < chunk.rows; r += kBlockRows) {
-      std::int32_t* to = sums + r * kBlockOutputs;
-      const std::int64_t some = chunk.rows - r < kBlockRows ? chunk.rows - r : kBlockRows;
-      const ByteBlock block{
-          .rows = rows + r * x.row_bytes + begin * (4 / ByteUnit::kDepth),
-          .row_bytes = x.row_bytes,
-          .panels = kWidens ? widened : stored,
-          .panel_bytes = kWidens ? kPiece * 32 : args.weight.panel_bytes,
-          .units = length / ByteUnit::kDepth,
-          .from = begin == 0 ? outputs.starts + offset : to,
-          .from_stride = begin == 0 ? 0 : kBlockOutputs,
-          .sums = to,
-      };
-      multiply_some_rows<panels>(block, some);
-      if (length == left) {
-        finishing.sums = sums;
-        finish(finishing, r, r + some);
-      }
+      multiply_rows_of_piece<panels>(x, chunk.row, chunk.rows, piece, widened, kPiece * 32, starts,
+                                     sums);
+    });
+    finish(finishing, 0, chunk.rows);
+  } else {
+    for (std::int64_t r = 0; r < chunk.rows; r += kFinishedRows) {
+      const std::int64_t rows = chunk.rows - r < kFinishedRows ? chunk.rows - r : kFinishedRows;
+      each_piece(x, x.depth, [&](const BytePiece& piece) {
+        multiply_rows_of_piece<panels>(x, chunk.row + r, rows, piece, stored + piece.from * 16,
+                                       args.weight.panel_bytes, starts, sums);
+      });
+      finish(finishing, 0, rows);
+      finishing.row += rows;
+      if (finishing.row_scales) finishing.row_scales += rows;
     }
   }
+}
+
+// Panels that are multiplied at once where so many are left.
+OXY_INLINE std::int64_t panels_at_once(std::int64_t left) {
+  return left >= kBlockPanels ? kBlockPanels : kBlockPanels == 4 && left >= 2 ? 2 : 1;
+}
+
+// The panels of a chunk are as many as are multiplied at once.
+static void multiply_some_panels(const ByteGemmArgs& args, const ByteChunk& chunk,
+                                 const ByteOutputs& outputs, std::int64_t offset,
+                                 const Finishing& finishing, FinishRows finish,
+                                 std::int32_t* sums) {
+  const auto multiply = chunk.panels == kBlockPanels ? multiply_panels_of_bytes<kBlockPanels>
+                        : chunk.panels == 2 ? multiply_panels_of_bytes < kBlockPanels == 4 ? 2 : 1 >
+                                            : multiply_panels_of_bytes<1>;
+  multiply(args, chunk, outputs, offset, finishing, finish, sums);
 }
 
 }  // namespace oxytorch::OXY_LEVEL

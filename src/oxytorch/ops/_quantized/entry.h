@@ -42,6 +42,18 @@ struct ByteOperand {
   std::int32_t zero_point;
 };
 
+// Whether so many rows are multiplied in tiles of AMX.
+bool fits_tiles(std::int64_t rows, std::int64_t products);
+
+// What bytes of x become.
+Bytes bytes_of(bool in_tiles);
+
+// Of x as it is multiplied.
+std::int32_t zero_point_of(const ByteOperand& operand, Bytes bytes);
+
+// What a product costs, in bytes that memory moves meanwhile.
+std::int64_t work_of_products(std::int64_t rows, std::int64_t width, std::int64_t weight_bytes);
+
 // result = epilogue(rows weight^T + bias) on torch's threads; x may be misaligned.
 void multiply_rows_of_bytes(const Rows& x, const ByteOperand& operand, const BytePanels& weight,
                             const ByteResult& result);
@@ -51,14 +63,18 @@ struct ByteWindows {
   WindowArgs windows;
   BytePanels weight;
   ByteResult result;
-  std::int64_t in_features;
-  std::int64_t rows;  // results of a channel
+  std::int64_t in_features;  // lines of a kernel times columns and channels, up to a multiple of 4
+  std::int64_t rows;         // results of a channel
   std::int64_t groups;
 };
 
 // result = epilogue(windows weight^T + bias) on torch's threads, likewise; zeros around images are
 // the operand's zero point.
 void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& operand);
+
+// The same without tiles, for kernels whose columns are neighbours. The few channels of images may
+// lie in planes of their own.
+void multiply_lines_of_bytes(const ByteWindows& call, const ByteOperand& operand);
 
 // The convolution of bytes, of each channel for itself.
 struct ByteChannels {

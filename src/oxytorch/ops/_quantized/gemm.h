@@ -40,18 +40,13 @@ static void multiply_bytes(ByteGemm& gemm, const ByteChunk& item, const ByteOutp
                            std::int32_t* sums) {
   const ByteGemmArgs& args = gemm.args;
   for (std::int64_t p = 0; p < item.panels;) {
-    const std::int64_t taken = item.panels - p >= kBlockPanels ? kBlockPanels : 1;
-    const ByteChunk chunk{item.row, item.rows, item.panel + p, taken};
-    const std::int64_t offset = p * kPanelOutputs;
+    const std::int64_t left = item.panels - p, offset = p * kPanelOutputs;
+    const std::int64_t most = left < kBlockPanels ? left : kBlockPanels;
+    const ByteChunk chunk{item.row, item.rows, item.panel + p, panels_at_once(most)};
     Finishing finishing = finishing_of(args, chunk, outputs, offset);
     if (finishing.row_scales) finishing.row_scales += item.row;
-    if (taken == kBlockPanels) {
-      multiply_panels_of_bytes<kBlockPanels>(args, chunk, outputs, offset, finishing, gemm.finish,
-                                             sums);
-    } else {
-      multiply_panels_of_bytes<1>(args, chunk, outputs, offset, finishing, gemm.finish, sums);
-    }
-    p += taken;
+    multiply_some_panels(args, chunk, outputs, offset, finishing, gemm.finish, sums);
+    p += chunk.panels;
   }
 }
 

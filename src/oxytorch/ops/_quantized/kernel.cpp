@@ -3,5 +3,6 @@
 
 #include "ops/_quantized/depthwise.h"
 #include "ops/_quantized/gemm.h"
+#include "ops/_quantized/lines.h"
 #include "ops/_quantized/prepare.h"
 #include "ops/_quantized/windows.h"

@@ -32,7 +32,7 @@ def pack_convolution(
     if is_depthwise(weight.shape[0], weight.shape[1], groups):
         panels, sums = pack_weight(by_columns(weight))
         return panels, padded_outputs(scales), sums
-    panels, sums = pack_weight(matrix_of(weight, groups))
+    panels, sums = pack_weight(by_lines(weight, groups))
     rows = scales.reshape(groups, -1)
     return panels, F.pad(rows, (0, -rows.shape[1] % layout.OUTPUTS)).flatten(), sums
 
@@ -51,12 +51,15 @@ def by_columns(weight: Tensor) -> Tensor:
     return F.pad(columns, (0, -columns.shape[2] % 4)).flatten(1)
 
 
-def _by_lines(stored: Tensor, kernel_size: Sequence[int]) -> Tensor:
-    """The inverse of `by_columns`."""
-    *lines, columns = kernel_size
-    count = torch.Size(lines).numel()
-    by_line = stored.reshape(len(stored), columns, -1)[..., :count].transpose(1, 2)
-    return by_line.reshape(len(stored), 1, *kernel_size)
+def by_lines(weight: Tensor, groups: int) -> Tensor:
+    """[groups * rows, lines * columns * channels] of any other weight.
+
+    The outputs of each group are padded with zeros to a multiple of 16, and the columns and channels
+    of each line to a multiple of 4.
+    """
+    matrix = matrix_of(weight, groups)
+    lines = matrix.reshape(matrix.shape[0], weight.shape[2:-1].numel(), -1)
+    return F.pad(lines, (0, -lines.shape[2] % 4)).flatten(1)
 
 
 @with_kernel
@@ -129,17 +132,17 @@ def _unpacked(
 ) -> tuple[Tensor, Tensor]:
     """A weight float64 [out_channels, channels, *kernel_size] and its scales [out_channels]."""
     *lines, columns = kernel_size
-    positions_of_kernel = torch.Size(kernel_size).numel()
+    count = torch.Size(lines).numel()
     if is_depthwise(out_channels, channels, groups):
-        count = torch.Size(lines).numel()
         features = columns * (count + -count % 4)
         stored = layout.unpack("int8", panels, out_channels, features).view(torch.int8)
-        return _by_lines(stored, kernel_size).double(), channel_scales[:out_channels]
-    features = positions_of_kernel * channels
-    outputs = out_channels // groups
-    rows = outputs + -outputs % layout.OUTPUTS
+        weight = stored.reshape(out_channels, columns, -1)[..., :count].transpose(1, 2)
+        weight = weight.reshape(out_channels, 1, *kernel_size)
+        return weight.double(), channel_scales[:out_channels]
+    run, outputs = columns * channels, out_channels // groups
+    rows, features = outputs + -outputs % layout.OUTPUTS, count * (run + -run % 4)
     stored = layout.unpack("int8", panels, groups * rows, features).view(torch.int8)
-    weight = stored.reshape(groups, rows, features)[:, :outputs].double()
+    weight = stored.reshape(groups, rows, count, -1)[:, :outputs, :, :run].double()
     weight = weight.reshape(out_channels, *kernel_size, channels).movedim(-1, 1)
     return weight, channel_scales.reshape(groups, rows)[:, :outputs].flatten()
 

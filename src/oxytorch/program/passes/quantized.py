@@ -187,11 +187,13 @@ def why_not(editor: Editor, step: Step) -> str:
 def why_not_groups(size: Sequence[int], groups: int) -> str:
     """Why a convolution with a weight of a size cannot multiply bytes; empty if it can."""
     outputs, channels, *lines, columns = size
-    if is_depthwise(outputs, channels, groups):
-        count = math.prod(lines)
-        is_long = columns * (count + -count % 4) > MOST_PRODUCTS
-        return "its kernels are too large" if count > MOST_LINES or is_long else ""
-    if groups > 1 and outputs // groups < layout.OUTPUTS:
+    count, run, is_own = math.prod(lines), columns * channels, is_depthwise(outputs, channels, groups)
+    if is_own and count > MOST_LINES:
+        return f"its kernels have more than {MOST_LINES} lines"
+    products = columns * (count + -count % 4) if is_own else count * (run + -run % 4)
+    if products > MOST_PRODUCTS:
+        return f"it sums more than {MOST_PRODUCTS} products"
+    if groups > 1 and not is_own and outputs // groups < layout.OUTPUTS:
         return f"integers are slower where a group has fewer than {layout.OUTPUTS} outputs"
     return ""
 

@@ -94,12 +94,13 @@ def bytes_of_convolution(
         return _matrix(make, make.reshaped(columns, outputs, -1), scales, outputs)
     order = ["0", *(str(dim + 2) for dim in range(len(kernel))), "1"]
     each, more = outputs // groups, -(outputs // groups) % layout.OUTPUTS
-    rows = make.reshaped(make("aten::permute", integers, order), groups, each, -1)
-    matrix = make.padded(rows, 0, 0, 0, more)
-    matrix = make.reshaped(matrix, groups * (each + more), -1)
+    columns = make("aten::permute", integers, order)
+    lines = make.reshaped(columns, groups, each, math.prod(kernel[:-1]), kernel[-1] * channels)
+    padded = make.padded(lines, 0, -(kernel[-1] * channels) % 4, 0, 0, 0, more)
+    matrix = make.reshaped(padded, groups * (each + more), -1)
     sums = make("aten::sum.dim_IntList", matrix, Some(["1"]), "false", Some("=int32"))
-    padded = make.padded(make.reshaped(scales, groups, each), 0, more)
-    return [_packed(make, matrix), make.reshaped(padded, -1), sums]
+    every = make.padded(make.reshaped(scales, groups, each), 0, more)
+    return [_packed(make, matrix), make.reshaped(every, -1), sums]
 
 
 def wide_bias(make: Making, bias: Argument) -> Argument:
