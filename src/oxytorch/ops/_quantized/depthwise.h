@@ -243,7 +243,8 @@ static void convolve_byte_lines(Depthwise& own, DepthwiseLines& lines, std::int6
                 .stride = kBlockChannels,
                 .row = begin * dim.out_size,
                 .output = lines.channel,
-                .outputs = lines.count};
+                .outputs = lines.count,
+                .fit = own.outputs.fit};
   std::int64_t summed = 0;  // rows, which follow each other from line to line
   const auto finish = [&] {
     own.finish(job, 0, summed);
@@ -311,8 +312,10 @@ static void convolve_part(Depthwise& own, std::int64_t part) {
     const std::int64_t panel = first / kPanelOutputs, panels = args.weight.panel_count - panel;
     constexpr std::int64_t kMost = kBlockChannels / kPanelOutputs;
     const std::int32_t moved = args.number == Number::int8 ? 128 : 0;
-    read_outputs(args.weight, args.result, args.scale, args.zero_point + moved, panel,
-                 panels < kMost ? panels : kMost, own.outputs);
+    read_outputs(
+        args.weight, args.result, args.scale, args.zero_point + moved, panel,
+        panels < kMost ? panels : kMost, own.outputs,
+        args.windows.dims[0].kernel * args.windows.dims[1].kernel * args.windows.dims[2].kernel);
     convolve_block(own, first, left < kBlockChannels ? left : kBlockChannels, begin, end);
   }
 }

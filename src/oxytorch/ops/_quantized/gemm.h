@@ -32,6 +32,7 @@ static Finishing finishing_of(const ByteGemmArgs& args, const ByteChunk& chunk,
       .row = chunk.row,
       .output = output,
       .outputs = left < most ? left : most,
+      .fit = outputs.fit,
   };
 }
 
@@ -62,7 +63,7 @@ static void multiply_item_of_bytes(ByteGemm& gemm, std::int64_t number, std::int
   ByteOutputs& outputs = gemm.outputs[gemm.item];
   gemm.item ^= 1;
   read_outputs(args.weight, args.result, args.x.scale, args.x.zero_point, item.panel, item.panels,
-               outputs);
+               outputs, args.x.scales ? 0 : args.x.depth);
 #if OXY_HAS_TILES
   if (args.x.in_tiles) {
     for (std::int64_t p = 0; p < item.panels; p += 2) {
