@@ -141,7 +141,8 @@ inline constexpr std::int64_t kBlockChannels = 64, kMostByteLines = 64, kMostRes
 // A convolution of each channel for itself. Its weight is [channels, columns, lines], lines being
 // all of a kernel's dimensions but the last, up to a multiple of 4. Items are parts of the work,
 // one for a thread: neighbouring ones of lines of the result times channels, lines of a block of
-// kBlockChannels first. A part writes what `results` neighbours read into its own scratch.
+// kBlockChannels first. A part writes a block's weights, and what `results` neighbours read, into
+// its own scratch.
 struct ByteDepthwiseArgs {
   WindowArgs windows;  // of all channels, which lie side by side; its dtype is not read
   Number number;
@@ -150,10 +151,13 @@ struct ByteDepthwiseArgs {
   BytePanels weight;
   ByteResult result;
   std::int64_t lines;
-  std::int64_t results;   // at most kMostResults
-  std::uint8_t* scratch;  // of the first part
+  std::int64_t shared_lines;  // neighbours that read four lines each time, or a multiple of them
+  std::int64_t results;       // at most kMostResults
+  std::uint8_t* scratch;      // of the first part
   std::int64_t scratch_bytes;
+  std::int64_t weight_bytes;  // of a block's weights, which come first there
   std::int64_t parts;
+  bool by_lines;
 };
 
 // Items are stretches of so many elements; the last one may be shorter.
