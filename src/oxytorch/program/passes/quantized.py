@@ -23,6 +23,7 @@ from .convolution import changeable, follow_order, padded_input
 from .convolution_times import CONVOLUTION
 from .editor import VIEWS, Editor, is_contiguous, known
 from .linear import LINEAR
+from .pooling import largest
 from .post_ops import is_activation
 from .quantized_weights import Making, Rounded, bytes_of_convolution, bytes_of_linear, wide_bias
 
@@ -411,11 +412,24 @@ def _moved_up(editor: Editor, step: Step) -> bool:
         source = _alike(maker.arguments[0], step)
         makes = [Step(QUANTIZE, [maker.arguments[0], *rest], [source])]
         made = maker.with_arguments([source, *maker.arguments[1:]])
+    elif _is_largest_of_layer(editor, maker):
+        source, pooled = _alike(maker.arguments[0], step), largest(maker)
+        assert pooled is not None
+        makes = [Step(QUANTIZE, [maker.arguments[0], *rest], [source])]
+        made = pooled.with_arguments([source, *pooled.arguments[1:]])
     else:
         return False
     editor.replace(maker)
     editor.replace(step, *makes, replace(made, results=[result, *maker.results[1:]]))
     return True
+
+
+def _is_largest_of_layer(editor: Editor, step: Step) -> bool:
+    """Whether a step takes the largest values of what a convolution of bytes gives to it alone:
+    the largest of numbers, rounded, is the largest of rounded ones."""
+    if largest(step) is None or editor.only_taker(step.arguments[0]) is not step:
+        return False
+    return editor.made_by(step.arguments[0], CONVOLUTION_OF_BYTES) is not None
 
 
 def is_cast(step: Step) -> bool:
