@@ -40,13 +40,19 @@ def test_info_json_has_the_facts_that_the_text_shows(capsys):
         level.name for level in oxytorch.isa.levels()
     }
     assert facts["quantization"]["weights"] == [
+        "Float8Weight",
         "Int4Weight",
         "Int8DynamicActivationInt4Weight",
         "Int8DynamicActivationInt8Weight",
         "Int8Weight",
         "NF4Weight",
     ]
-    assert facts["quantization"]["checkpoints"] == ["gptq", "awq", "compressed-tensors"]
+    assert facts["quantization"]["checkpoints"] == [
+        "gptq",
+        "awq",
+        "compressed-tensors",
+        "fp8",
+    ]
     named = facts["ops"]["kernels"] + facts["ops"]["plain_pytorch"]
     assert sorted(named) == list(oxytorch.ops.registry())
     assert facts["threads"]["torch"] == torch.get_num_threads()

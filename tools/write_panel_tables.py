@@ -13,7 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 PANELS = Path(__file__).parents[1] / "src" / "oxytorch" / "ops" / "panels"
+
+FLOATS = torch.float8_e4m3fn
+"""The floating-point numbers of 8 bits that kernels read."""
 
 HEADER = """\
 // Written by tools/write_panel_tables.py from ops/panels/formats.py and ops/panels/epilogues.py.
@@ -32,11 +37,15 @@ struct PanelFormat {{
   bool has_middle;
   std::int32_t middle;
   bool searches;
+  bool has_floats;
   const float* table;
 }};
 
 {tables}inline constexpr PanelFormat kPanelFormats[] = {{
 {formats}}};
+
+// Of the numbers of formats with floats.
+inline constexpr float kLargestFloat8 = {largest_float};
 
 // in_features that may share a scale.
 inline constexpr std::int64_t kGroupSizes[] = {{{group_sizes}}};
@@ -84,12 +93,18 @@ def header() -> str:
             values = [*format.table, *[format.table[-1]] * (16 - len(format.table))]
             floats = _joined(f"{value!r}f" for value in map(float, values))
             tables += f"inline constexpr float {table}[16] = {{{floats}}};\n\n"
-        flags = [str(flag).lower() for flag in (format.middle is not None, format.searches)]
-        cells = format.bits, format.stored_bits, flags[0], format.middle or 0, flags[1], table
+        if format.floats not in (None, FLOATS):
+            raise ValueError(f"formats.py: expected floats {FLOATS}, got {format.name}")
+        has_floats = format.floats is not None
+        flags = [
+            str(flag).lower() for flag in (format.middle is not None, format.searches, has_floats)
+        ]
+        cells = format.bits, format.stored_bits, flags[0], format.middle or 0, *flags[1:], table
         rows += f'    {{"{format.name}", {_joined(cells)}}},\n'
     return HEADER.format(
         tables=tables,
         formats=rows,
+        largest_float=f"{torch.finfo(FLOATS).max!r}f",
         group_sizes=_joined(formats.GROUP_SIZES),
         epilogues=_joined(names),
         names=_joined(f'"{name}"' for name in names),

@@ -27,6 +27,7 @@ LIMITS = {
     "bf16, int8 cache": 0.001,
     "int8": 0.001,
     "int8-int8": 0.005,
+    "fp8": 0.005,
     "int4": 0.02,
     "int4, calibrated": 0.02,
     "nf4": 0.02,
@@ -61,7 +62,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _costs(folder: Path, result: Path, tokens: int) -> dict[str, dict[str, Any]]:
     """Row -> its figures, as `oxytorch llm perplexity` writes them."""
     words = ["--text", str(folder / "held_out.txt"), "--tokens", str(tokens)]
-    words += ["--weights", "float32,bf16,int8,int8-int8,int4,nf4", "--kv-cache", "bf16,int8"]
+    words += ["--weights", "float32,bf16,int8,int8-int8,fp8,int4,nf4", "--kv-cache", "bf16,int8"]
     words += ["--calibration", str(folder / "calibration.txt"), "--json", str(result)]
     assert main(["llm", "perplexity", str(folder), *words]) == 0
     return {row["label"]: row for row in read_run(result)["results"]}

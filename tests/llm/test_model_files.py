@@ -63,6 +63,7 @@ def test_plain_weights_too(family: str, dtype: torch.dtype, tmp_path: Path) -> N
 FORMATS: dict[str, dict[str, Any]] = {
     "int8": {"weights": "int8"},
     "nf4": {"weights": "nf4", "group_size": 64},
+    "fp8": {"weights": "fp8"},
     "int8-int8": {"weights": "int8", "activation_dtype": "int8"},
     "int4-int8": {"weights": "int4", "activation_dtype": "int8", "group_size": 32},
     "float32 int4": {"weights": "int4", "group_size": 32, "dtype": torch.float32},
@@ -246,12 +247,13 @@ def test_the_order_of_panels_belongs_to_the_version() -> None:
     codes = (torch.arange(40 * 128).reshape(40, 128) % 251).to(torch.uint8)
     found = {
         name: hashlib.sha256(pack_panels(codes % most, name).numpy().tobytes()).hexdigest()[:16]
-        for name, most in (("int8", 251), ("int4", 16), ("nf4", 16))
+        for name, most in (("int8", 251), ("int4", 16), ("nf4", 16), ("fp8", 251))
     }
     assert VERSIONS == ("1",) and found == {
         "int8": "1d284a1443bb71c6",
         "int4": "3b9ae55a4096b94c",
         "nf4": "3b9ae55a4096b94c",
+        "fp8": "1d284a1443bb71c6",
     }
 
 

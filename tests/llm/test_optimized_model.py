@@ -356,7 +356,7 @@ def test_prompt_longer_than_the_cache_is_refused() -> None:
     ("arguments", "text"),
     [
         ({"dtype": torch.float16}, "expected dtype bfloat16 or float32, got torch.float16"),
-        ({"weights": "int3"}, "expected weights None, 'int8', 'int4', 'nf4', got 'int3'"),
+        ({"weights": "int3"}, "expected weights None, 'int8', 'int4', 'nf4', 'fp8', got 'int3'"),
         ({"kv_cache": "int4"}, "expected kv_cache None, 'bf16', 'fp32', 'int8', got 'int4'"),
         ({"weights": "int4"}, "divides in_features 64 of model.layers.0.self_attn.q_proj.weight"),
         ({"weights": "int4", "group_size": 48}, "expected group_size 32, 64, 128, 256 or None"),
@@ -372,7 +372,7 @@ def test_prompt_longer_than_the_cache_is_refused() -> None:
             {"weights": oxytorch.quantization.Int4Weight(), "activation_dtype": "int8"},
             "expected activation_dtype=None with a configuration",
         ),
-        ({"head": "int3"}, "expected head 'weights', 'bf16', 'int8', 'int4', 'nf4', got 'int3'"),
+        ({"head": "int3"}, "head 'weights', 'bf16', 'int8', 'int4', 'nf4', 'fp8', got 'int3'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], text: str) -> None:

@@ -16,6 +16,7 @@ from oxytorch import llm
 from oxytorch.llm.checking import Differs, choose
 from oxytorch.llm.observing import decoder_layers, observe
 from oxytorch.ops.panels import PanelWeight
+from oxytorch.quantization import Float8Weight, WeightConfig
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -53,11 +54,17 @@ def test_packed_weights_err_as_bfloat16_does(family: str) -> None:
         ("int8", None, "int8", 0.08),
         ("int4", 32, None, 0.4),
         ("nf4", 32, None, 0.4),
+        ("fp8", None, None, 0.15),
+        (Float8Weight(block_size=(32, 32)), None, None, 0.15),
     ],
 )
 @pytest.mark.parametrize("family", ["llama", "phi3", "falcon_grouped", "mixtral", "gpt2"])
 def test_quantized_weights_stay_near(
-    family: str, weights: str, group_size: int | None, activation_dtype: str | None, allowed: float
+    family: str,
+    weights: str | WeightConfig,
+    group_size: int | None,
+    activation_dtype: str | None,
+    allowed: float,
 ) -> None:
     model = build(family)
     given = prompt()

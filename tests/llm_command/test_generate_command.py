@@ -172,7 +172,7 @@ def test_unknown_precision_names_the_choices(folder, capsys):
     assert "int3" in shown and all(name in shown for name in PRECISIONS)
 
 
-@pytest.mark.parametrize("weights", ["bf16", "int8"])
+@pytest.mark.parametrize("weights", ["bf16", "int8", "fp8"])
 @pytest.mark.parametrize("kind", ["gpt2", "mixtral", "phi3"])
 def test_weights_in_another_order_are_counted(kind, weights, tmp_path, capsys):
     sizes = {"vocab_size": len(WORDS), "eos_token_id": 0, "bos_token_id": 1}

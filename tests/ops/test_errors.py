@@ -138,7 +138,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: ops.pack_panels(ones(2, 3), "bf16"),
     ),
     (
-        "pack_panels: expected format 'bf16', 'int8', 'int4', 'nf4' or 'fp32', got 'int3'",
+        "pack_panels: expected format 'bf16', 'int8', 'int4', 'nf4', 'fp8' or 'fp32', got 'int3'",
         lambda: ops.pack_panels(codes(6).view(2, 3), "int3"),
     ),
     (
@@ -442,8 +442,8 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: linear(ones(3, 64), *INT8[:3], ones(1, 4, 16, dtype=torch.float16)),
     ),
     (
-        "linear_panels: expected group_scales of dtype float16, got float32",
-        lambda: linear(ones(3, 64), *INT8[:3], ones(1, 2, 16)),
+        "linear_panels: expected group_scales of dtype float16 or float32, got bfloat16",
+        lambda: linear(ones(3, 64), *INT8[:3], ones(1, 2, 16, dtype=torch.bfloat16)),
     ),
     (
         "linear_panels: expected zero_points of shape [1, 1, 16], got [1, 2, 16]",
@@ -458,7 +458,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: linear(ones(3, 64), "nf4", codes(512), ones(16, dtype=torch.bfloat16)),
     ),
     (
-        "linear_panels: expected format 'bf16', 'int8', 'int4', 'nf4' or 'fp32', got 'int3'",
+        "linear_panels: expected format 'bf16', 'int8', 'int4', 'nf4', 'fp8' or 'fp32', got 'int3'",
         lambda: linear(ones(3, 64), "int3", codes(512), ones(16)),
     ),
     (
@@ -472,6 +472,14 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     (
         "linear_panels: expected zero_points None with format 'nf4', got [1, 1, 16]",
         lambda: linear(ones(3, 64), "nf4", codes(512), ones(16), None, ones(1, 1, 16)),
+    ),
+    (
+        "linear_panels: expected activation_dtype 'none' with format 'fp8', got 'int8'",
+        lambda: linear(ones(3, 64), "fp8", codes(1024), ones(16), activation_dtype="int8"),
+    ),
+    (
+        "linear_panels: expected zero_points None with format 'fp8', got [1, 1, 16]",
+        lambda: linear(ones(3, 64), "fp8", codes(1024), ones(16), None, ones(1, 1, 16)),
     ),
     (
         "linear_panels: expected activation_dtype 'none' with format 'nf4', got 'int8'",
@@ -510,7 +518,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: routed(CHOICE, epilogue="silu"),
     ),
     (
-        "moe: expected gate_up_format 'bf16', 'int8', 'int4', 'nf4' or 'fp32', got 'int3'",
+        "moe: expected gate_up_format 'bf16', 'int8', 'int4', 'nf4', 'fp8' or 'fp32', got 'int3'",
         lambda: routed(CHOICE, gate_up_format="int3"),
     ),
     (
@@ -619,9 +627,10 @@ def test_error_names_argument_and_both_values(message: str, call: Callable[[], o
 
 
 OF_BYTES = {
-    "dequantize_per_tensor", "quantize_per_tensor", "quantized_convolution", "quantized_linear",
+    "dequantize_per_tensor", "quantize_per_tensor", "quantized_convolution", "quantized_gru",
+    "quantized_linear", "quantized_lstm",
 }  # fmt: skip
-"""Ops whose cases stand in test_quantized_errors.py."""
+"""Ops whose cases stand in test_quantized_errors.py and test_recurrent.py."""
 
 
 def test_every_op_has_an_error_case() -> None:

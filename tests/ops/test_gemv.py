@@ -81,7 +81,7 @@ def test_what_is_not_finite_stays_in_its_row(format: str, level: str) -> None:
 @pytest.mark.parametrize("activation_dtype", [None, "int8"])
 def test_rows_of_any_magnitude(format: str, level: str, activation_dtype: str | None) -> None:
     weight = weight_of(format, 33, 256)
-    weight.activation_dtype = activation_dtype if format in ("int8", "int4") else None
+    weight.activation_dtype = activation_dtype if FORMATS[format].middle is not None else None
     x = torch.randn(4, 256).bfloat16()
     x[0] = 0
     x[1] *= 1e-32

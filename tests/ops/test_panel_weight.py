@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from oxytorch.ops.linear_panels import linear
 from oxytorch.ops.panels import PanelWeight, layout
-from oxytorch.ops.panels.formats import FORMATS, Format
+from oxytorch.ops.panels.formats import CODES, FORMATS, Format
 from oxytorch.ops.quantize_weight import quantize_weight
 
 SHAPES = [(1, 64), (16, 64), (33, 96), (40, 256), (7, 1037)]
@@ -22,8 +22,10 @@ SHAPES = [(1, 64), (16, 64), (33, 96), (40, 256), (7, 1037)]
 def random_codes(
     format: str, out: int, inputs: int, groups: int = 1, asymmetric: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    most = 256 if format == "int8" else 16
+    most = FORMATS[format].largest_code + 1
     codes = torch.randint(most, (out, inputs), dtype=torch.uint8)
+    if FORMATS[format].floats is not None:
+        codes[codes & 0x7F == 0x7F] = 0  # NaN has tests of its own
     scales = (torch.rand(out, groups) + 0.01).half().float()
     zero_points = torch.randint(most, (out, groups), dtype=torch.uint8) if asymmetric else None
     return codes, scales, zero_points
@@ -38,11 +40,11 @@ def test_dense_weight_comes_back_bit_for_bit(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("format", ["int8", "int4", "nf4"])
+@pytest.mark.parametrize("format", CODES)
 @pytest.mark.parametrize("asymmetric", [False, True])
 def test_codes_come_back(format: str, shape: tuple[int, int], asymmetric: bool) -> None:
     groups = shape[1] // 32 if shape[1] % 32 == 0 else 1
-    given = random_codes(format, *shape, groups, asymmetric and format != "nf4")
+    given = random_codes(format, *shape, groups, asymmetric and FORMATS[format].middle is not None)
     weight = PanelWeight.from_codes(format, *given)
     for found, wanted in zip(weight.codes(), given, strict=True):
         assert (found is None and wanted is None) or torch.equal(found, wanted)
@@ -120,7 +122,7 @@ def test_writing_a_part_writes_the_whole() -> None:
     assert not gated.dense()[20:].any() and gated.dense()[:20].any()
 
 
-@pytest.mark.parametrize("format", ["bf16", "int8", "int4", "nf4"])
+@pytest.mark.parametrize("format", ["bf16", *CODES])
 def test_stored_tensors_make_the_weight_again_without_a_copy(format: str) -> None:
     if format == "bf16":
         weight = PanelWeight.from_dense(torch.randn(33, 64))
@@ -136,10 +138,10 @@ def test_stored_tensors_make_the_weight_again_without_a_copy(format: str) -> Non
     assert weight.nbytes_packed() == sum(tensor.nbytes for tensor in tensors.values())
 
 
-@pytest.mark.parametrize("format", ["int8", "int4", "nf4"])
+@pytest.mark.parametrize("format", CODES)
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_writing_its_own_values_changes_nothing(format: str, symmetric: bool) -> None:
-    symmetric = symmetric or format == "nf4"
+    symmetric = symmetric or FORMATS[format].middle is None
     values = torch.randn(33, 128)
     given = quantize_weight(values, format, 32, symmetric, False)
     weight = PanelWeight.from_codes(format, *given)
@@ -153,19 +155,17 @@ def test_writing_its_own_values_changes_nothing(format: str, symmetric: bool) ->
     assert torch.equal(weight.dense(), PanelWeight.from_codes(format, *wanted).dense())
 
 
-@pytest.mark.parametrize("format", ["int8", "int4", "nf4"])
+@pytest.mark.parametrize("format", CODES)
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_nearest_codes_are_within_half_a_step(format: str, symmetric: bool) -> None:
-    symmetric = symmetric or format == "nf4"
+    symmetric = symmetric or FORMATS[format].middle is None
     values = torch.randn(20, 256) * torch.logspace(-6, 3, 20)[:, None]
     values[3], values[4, :64] = 0, 0
-    codes, scales, zero_points = quantize_weight(
-        values, format, 64, symmetric or format == "nf4", False
-    )
+    codes, scales, zero_points = quantize_weight(values, format, 64, symmetric, False)
     weight = PanelWeight.from_codes(format, codes, scales, zero_points, dtype=torch.float32)
     step = scales.repeat_interleave(64, 1)
-    # The widest gap of NF4 is 0.304; the zero point is rounded too.
-    reach = 0.153 if format == "nf4" else 0.51 if symmetric else 1.01
+    # The widest gap of NF4 is 0.304, that of E4M3 32; the zero point is rounded too.
+    reach = {"nf4": 0.153, "fp8": 16.01}.get(format, 0.51 if symmetric else 1.01)
     assert ((weight.dense() - values).abs() <= reach * step).all()
     assert not weight.dense()[3].any() and not weight.dense()[4, :64].any()
 
@@ -243,7 +243,7 @@ CASES: list[tuple[str, Callable[[], object]]] = [
         lambda: PanelWeight.from_codes("nf4", codes_of(4, 64) + 16, torch.ones(4, 1)),
     ),
     (
-        "expected format in ['bf16', 'int8', 'int4', 'nf4', 'fp32'], got 'int3'",
+        "expected format in ['bf16', 'int8', 'int4', 'nf4', 'fp8', 'fp32'], got 'int3'",
         lambda: PanelWeight.from_codes("int3", codes_of(4, 64), torch.ones(4, 1)),
     ),
     (

@@ -92,6 +92,45 @@ def compressed(
     return found
 
 
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+FP8_BLOCKS = {**FP8, "weight_block_size": [128, 128]}
+
+
+def float8(path: str, codes: np.ndarray, scales: torch.Tensor, name: str) -> dict[str, Any]:
+    """Weights of E4M3 numbers, beside the scales of what "fp8" or compressed-tensors say."""
+    return {
+        f"{path}.weight": tensor(codes.astype(np.uint8)).view(torch.float8_e4m3fn),
+        f"{path}.{name}": scales,
+    }
+
+
+def random_float8(out: int, columns: int, seed: int = 0) -> np.ndarray:
+    """Codes of E4M3 numbers but NaN."""
+    codes = np.random.default_rng(seed).integers(0, 256, (out, columns))
+    return np.where(codes & 0x7F == 0x7F, 0x80, codes)
+
+
+def float8_values(
+    codes: np.ndarray, scales: np.ndarray, block: tuple[int, int] | None = None
+) -> torch.Tensor:
+    """Sign, 4 bits of exponent (bias 7), 3 of mantissa; times the scale of the number's block."""
+    exponents, mantissas = codes >> 3 & 15, codes & 7
+    normal = (8 + mantissas) * 2.0 ** (exponents - 10.0)
+    numbers = np.where(exponents == 0, mantissas * 2.0**-9, normal) * np.where(codes < 128, 1, -1)
+    rows, columns = (np.arange(size) for size in codes.shape)
+    if block is None:
+        block = (codes.shape[0] // scales.shape[0], codes.shape[1] // scales.shape[1])
+    each = scales[np.ix_(rows // block[0], columns // block[1])]
+    return tensor(numbers.astype(np.float32) * each.astype(np.float32))
+
+
+def float8_settings(strategy: str, **more: Any) -> dict[str, Any]:
+    """The quantization_config of compressed-tensors for E4M3."""
+    found = compressed_settings(8, True, None, "float-quantized")
+    found["config_groups"]["group_0"]["weights"] |= {"type": "float", "strategy": strategy, **more}
+    return found
+
+
 def compressed_settings(
     bits: int, symmetric: bool, group_size: int | None, format: str = "pack-quantized", **more: Any
 ) -> dict[str, Any]:

@@ -22,6 +22,8 @@ CASES = [
     ("int8", None, True),
     ("int8", 64, False),
     ("nf4", 64, True),
+    ("fp8", None, True),
+    ("fp8", 64, True),
 ]
 
 

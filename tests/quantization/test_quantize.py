@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import oxytorch
 from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import (
+    Float8Weight,
     Int4Weight,
     Int8DynamicActivationInt4Weight,
     Int8DynamicActivationInt8Weight,
@@ -36,6 +37,9 @@ CONFIGS: list[tuple[WeightConfig, float]] = [
     (Int4Weight(group_size=None), 0.13),
     (Int8DynamicActivationInt4Weight(group_size=64), 0.1),
     (NF4Weight(), 0.1),
+    (Float8Weight(), 0.03),
+    (Float8Weight(group_size=32), 0.03),
+    (Float8Weight(block_size=(128, 128)), 0.03),
 ]
 
 
@@ -369,6 +373,11 @@ CONFIG_ERRORS = [
     (lambda: Int4Weight(group_size=48), "Int4Weight: expected group_size 32, 64, 128, 256 or None"),
     (lambda: Int8Weight(group_size=True), "Int8Weight: expected group_size"),
     (lambda: NF4Weight(symmetric=False), "NF4Weight: expected symmetric=True, got False"),
+    (lambda: Float8Weight(symmetric=False), "Float8Weight: expected symmetric=True, got False"),
+    (lambda: Float8Weight(block_size=(128,)), "expected block_size of outputs, at least 1"),  # type: ignore[arg-type]
+    (lambda: Float8Weight(block_size=(128, 100)), "inputs, one of 32, 64, 128, 256, got (128, 100"),
+    (lambda: Float8Weight(block_size=(0, 128)), "expected block_size of outputs, at least 1"),
+    (lambda: Float8Weight(32, block_size=(128, 128)), "expected group_size None or 128"),
     (lambda: Int4Weight(symmetric="yes"), "expected symmetric True or False, got 'yes'"),  # type: ignore[arg-type]
 ]
 
@@ -393,6 +402,8 @@ def test_a_model_that_is_the_layer_itself_is_named(value: float) -> None:
         ValueError, match="in_features 64 of the Linear, got 128; group_size=64 fits"
     ):
         oxytorch.quantize_(nn.Linear(64, 8), Int4Weight(group_size=128))
+    with pytest.raises(ValueError, match=r"in_features 64 .*; block_size=\(16, 64\) fits"):
+        oxytorch.quantize_(nn.Linear(64, 8), Float8Weight(block_size=(16, 128)))
     layer = nn.Linear(64, 8)
     with torch.no_grad():
         layer.weight[0, 0] = value

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from oxytorch import _library, isa, testing
+from oxytorch.ops.panels.formats import FORMATS
 from oxytorch.ops.panels.layout import values_of
 from oxytorch.ops.quantize_weight import op, quantize_weight
 
@@ -24,6 +25,7 @@ SETTINGS = [
         ("int4", True, False),
         ("int4", False, False),
         ("nf4", True, True),
+        ("fp8", True, True),
     ]
     for group_size in (None, 32, 128)
 ]
@@ -85,14 +87,51 @@ def test_rounding_is_to_the_nearest_code(
     found = quantize_weight(weight, format, group_size, symmetric, search)
     codes, scales, zero_points = found
     chosen = errors(weight, format, found)
-    last = 255 if format == "int8" else 15
+    last = FORMATS[format].largest_code
     for step in (-1, 1):
         moved = (codes.int() + step).clamp(0, last).to(torch.uint8)
+        if FORMATS[format].floats is not None:  # neighbours of a sign; beyond the largest is NaN
+            stays = ((moved ^ codes) & 0x80 > 0) | (moved & 0x7F == 0x7F)
+            moved = torch.where(stays, codes, moved)
         difference = values_of(format, moved, scales, zero_points) - weight
         own = values_of(format, codes, scales, zero_points) - weight
         assert (own.abs() <= difference.abs() * (1 + 1e-5) + 1e-9).all()
     assert chosen[1].sum() == 0
-    assert (zero_points is None) == (symmetric or format == "nf4")
+    assert (zero_points is None) == (symmetric or FORMATS[format].middle is None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group_size", [None, 32])
+def test_floats_are_those_of_torch(group_size: int | None, dtype: torch.dtype) -> None:
+    """Ties to even, subnormal numbers and zeros of both signs among them."""
+    weight = heavy_tailed(24, 256)
+    weight[3] = torch.arange(-128, 128) * 3.5  # the largest is 448, and every other one a tie
+    weight[4, ::2] *= 2.0**-14
+    weight[5, ::2] = -0.0
+    weight = weight.to(dtype)
+    codes, scales, zero_points = quantize_weight(weight, "fp8", group_size)
+    assert zero_points is None
+    units = weight.float().unflatten(1, (scales.shape[1], -1)) / scales[..., None]
+    wanted = units.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).flatten(1)
+    assert torch.equal(codes, wanted)
+    if group_size is None:
+        assert set(range(-448, 449, 32)) <= {*FORMATS["fp8"].values()[codes[3].long()].tolist()}
+    assert bool((codes[4] & 0x78 == 0).any()) and bool((codes[5] == 0x80).any())
+
+
+@pytest.mark.parametrize("shape", [(256, 384), (200, 128), (3, 256)])
+def test_blocks_share_the_largest_scale_of_their_outputs(shape: tuple[int, int]) -> None:
+    weight = heavy_tailed(*shape)
+    codes, scales, _ = quantize_weight(weight, "fp8", 128, block_outputs=128)
+    for row in range(0, shape[0], 128):
+        for column in range(0, shape[1], 128):
+            block = weight[row : row + 128, column : column + 128]
+            scale = scales[row : row + 128, column // 128]
+            assert bool((scale == scale[0]).all())
+            torch.testing.assert_close(scale[0], block.abs().max() / 448, rtol=2**-11, atol=0)
+    found = values_of("fp8", codes, scales, None)
+    own = values_of("fp8", *quantize_weight(weight, "fp8", 128))
+    assert (own - weight).norm() <= (found - weight).norm() < 0.04 * weight.norm()
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -149,12 +188,15 @@ def test_no_elements_give_no_codes() -> None:
 
 
 BAD = [
-    ((torch.ones(4, 64), "int3"), "expected format from int8, int4, nf4, got 'int3'"),
+    ((torch.ones(4, 64), "int3"), "expected format from int8, int4, nf4, fp8, got 'int3'"),
     ((torch.ones(4), "int4"), "got torch.float32 [4]"),
     ((torch.ones(4, 64, dtype=torch.int32), "int4"), "got torch.int32 [4, 64]"),
     ((torch.ones(4, 64), "int4", 48), "group_size from (32, 64, 128, 256), got 48"),
     ((torch.ones(4, 96), "int4", 64), "that divides in_features 96, got 64"),
     ((torch.ones(4, 64), "nf4", 64, False), "symmetric=True for nf4, got False"),
+    ((torch.ones(4, 64), "fp8", 64, False), "symmetric=True for fp8, got False"),
+    ((torch.ones(4, 64), "fp8", 64, True, True, 0), "block_outputs 1, or for formats without"),
+    ((torch.ones(4, 64), "int4", 64, True, True, 2), "at least 1, got 2"),
 ]
 
 
@@ -170,7 +212,7 @@ def test_arguments_that_do_not_fit_are_named(arguments: tuple[object, ...], text
 @pytest.mark.parametrize(
     ("weight", "format", "group_size", "text"),
     [
-        (torch.ones(4, 64), "int5", 64, "expected format 'int8', 'int4' or 'nf4', got 'int5'"),
+        (torch.ones(4, 64), "int5", 64, "format 'int8', 'int4', 'nf4' or 'fp8', got 'int5'"),
         (torch.ones(64), "int4", 64, "weight of shape [out_features, in_features], got [64]"),
         (torch.ones(4, 64), "int4", 48, "group_size that divides in_features 64, got 48"),
         (torch.ones(4, 64), "int4", 0, "group_size that divides in_features 64, got 0"),

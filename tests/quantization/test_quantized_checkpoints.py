@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ, AWQ and compressed-tensors give the weights that their formats describe."""
+"""Checkpoints of GPTQ, AWQ, compressed-tensors and fp8 give the weights that these describe."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import packers
 import pytest
 import torch
 from hypothesis import strategies as st
+from loading import BIAS, IN, OUT, Layer, check, loaded, replaced, without
 from torch import nn
 from torch.nn import functional as F
 
@@ -20,33 +21,6 @@ from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import CheckpointError
 from oxytorch.quantization.checkpoints import scheme_of
 from tiny import tiny_llama
-
-OUT, IN = 48, 256
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(IN, OUT)
-
-
-BIAS = torch.arange(OUT, dtype=torch.float32) / 16
-
-
-def loaded(tmp_path: Path, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> nn.Linear:
-    directory = packers.write(tmp_path / "model", {**tensors, "fc.bias": BIAS}, settings)
-    model = oxytorch.load_quantized(directory, Layer)
-    assert isinstance(model, Layer)
-    return model.fc
-
-
-def check(layer: nn.Linear, wanted: torch.Tensor) -> None:
-    """The plain weight is exact, and the layer multiplies with it."""
-    assert torch.equal(layer.weight.dense(), wanted)  # type: ignore[operator]
-    assert torch.equal(layer.state_dict()["weight"], wanted)
-    x = torch.randn(3, IN)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x), F.linear(x, wanted, BIAS), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -184,7 +158,23 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
 INPUTS = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
 
 SETTINGS = [
-    ({"quant_method": "bitnet"}, "quant_method to be one of gptq, awq, compressed-tensors"),
+    ({"quant_method": "bitnet"}, "quant_method to be one of gptq, awq, compressed-tensors, fp8"),
+    ({**packers.FP8, "fmt": "e5m2"}, "fmt 'e4m3' or 'float8_e4m3fn', got 'e5m2'"),
+    (
+        {**packers.FP8, "activation_scheme": "none"},
+        "activation_scheme 'dynamic' or 'static', got 'none'",
+    ),
+    (
+        {**packers.FP8, "weight_block_size": [128]},
+        "weight_block_size null or two sizes above 0, got [128]",
+    ),
+    (packers.float8_settings("block"), "weights.block_structure two sizes above 0, got None"),
+    (packers.float8_settings("token"), "strategy one of ('channel', 'group', 'tensor', 'block')"),
+    (packers.float8_settings("channel", symmetric=False), "symmetric one of (True, None), got"),
+    (
+        packers.compressed_settings(8, True, None, "float-quantized"),
+        "weights.type one of ('float',), got 'int'",
+    ),
     ({**GPTQ, "bits": 3}, "quantization_config.bits 4 or 8, got 3"),
     ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format 'gptq' or 'gptq_v2', got"),
     ({"quant_method": "awq", "bits": 8}, "quantization_config.bits 4, got 8"),
@@ -192,7 +182,7 @@ SETTINGS = [
     ({"quant_method": "compressed-tensors"}, "config_groups to hold at least one group, got None"),
     (
         packers.compressed_settings(4, True, None, "nvfp4-pack-quantized"),
-        "format one of pack-quantized, int-quantized, got 'nvfp4-pack-quantized'",
+        "format one of pack-quantized, int-quantized, float-quantized, got 'nvfp4-pack-quantized'",
     ),
     (packers.compressed_settings(3, True, None), "num_bits one of (4, 8), got 3"),
     (
@@ -232,7 +222,13 @@ def _paths(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 def test_settings_of_any_kind_give_errors_and_no_crash(data: st.DataObject) -> None:
     value = data.draw(
         st.sampled_from(
-            [GPTQ, AWQ, packers.compressed_settings(8, True, None, input_activations=INPUTS)]
+            [
+                GPTQ,
+                AWQ,
+                packers.FP8_BLOCKS,
+                packers.compressed_settings(8, True, None, input_activations=INPUTS),
+                packers.float8_settings("block", block_structure=[128, 128]),
+            ]
         )
     )
     changed = copy.deepcopy(value)
@@ -247,30 +243,22 @@ def test_settings_of_any_kind_give_errors_and_no_crash(data: st.DataObject) -> N
         assert str(error).startswith("config.json: expected quantization_config")
 
 
-def _without(name: str) -> Any:
-    return lambda tensors: tensors.pop(name)
-
-
-def _with(name: str, change: Any) -> Any:
-    return lambda tensors: tensors.update({name: change(tensors[name])})
-
-
 DAMAGES = [
-    (_without("fc.qzeros"), "expected a tensor 'fc.qzeros', found none"),
-    (_without("fc.scales"), "expected a tensor 'fc.scales', found none"),
-    (_without("fc.bias"), "found none for 'fc.bias'"),
+    (without("fc.qzeros"), "expected a tensor 'fc.qzeros', found none"),
+    (without("fc.scales"), "expected a tensor 'fc.scales', found none"),
+    (without("fc.bias"), "found none for 'fc.bias'"),
     (lambda t: t.update(more=torch.ones(2)), "got 'more', which Layer does not have"),
-    (_with("fc.bias", lambda t: t[1:].clone()), "tensor 'fc.bias' of shape [48], got [47]"),
-    (_with("fc.qweight", lambda t: t[:, 1:].clone()), "'fc.qweight' to be int32 [32, 48]"),
-    (_with("fc.qweight", lambda t: t[1:].clone()), "expected tensor 'fc.qweight'"),
-    (_with("fc.qweight", lambda t: t.float()), "'fc.qweight' to be int32 [32, 48], got float32"),
-    (_with("fc.qzeros", lambda t: t[:1].clone()), "'fc.qzeros' to be int32 [2, 6], got"),
-    (_with("fc.scales", lambda t: t[:, 1:].clone()), "'fc.scales' to be float16 or"),
-    (_with("fc.scales", lambda t: t.repeat(2, 1)[:3].clone()), "that divides in_features 256"),
-    (_with("fc.scales", lambda t: t * torch.inf), "finite values in tensor 'fc.scales'"),
-    (_with("fc.bias", lambda t: t * torch.nan), "finite values in tensor 'fc.bias'"),
-    (_with("fc.g_idx", lambda t: t * 0), "expected tensor 'fc.g_idx' to put 128 columns"),
-    (_with("fc.g_idx", lambda t: t - 7), "expected tensor 'fc.g_idx' to put 128 columns"),
+    (replaced("fc.bias", lambda t: t[1:].clone()), "tensor 'fc.bias' of shape [48], got [47]"),
+    (replaced("fc.qweight", lambda t: t[:, 1:].clone()), "'fc.qweight' to be int32 [32, 48]"),
+    (replaced("fc.qweight", lambda t: t[1:].clone()), "expected tensor 'fc.qweight'"),
+    (replaced("fc.qweight", lambda t: t.float()), "'fc.qweight' to be int32 [32, 48], got float32"),
+    (replaced("fc.qzeros", lambda t: t[:1].clone()), "'fc.qzeros' to be int32 [2, 6], got"),
+    (replaced("fc.scales", lambda t: t[:, 1:].clone()), "'fc.scales' to be float16 or"),
+    (replaced("fc.scales", lambda t: t.repeat(2, 1)[:3].clone()), "that divides in_features 256"),
+    (replaced("fc.scales", lambda t: t * torch.inf), "finite values in tensor 'fc.scales'"),
+    (replaced("fc.bias", lambda t: t * torch.nan), "finite values in tensor 'fc.bias'"),
+    (replaced("fc.g_idx", lambda t: t * 0), "expected tensor 'fc.g_idx' to put 128 columns"),
+    (replaced("fc.g_idx", lambda t: t - 7), "expected tensor 'fc.g_idx' to put 128 columns"),
 ]
 
 

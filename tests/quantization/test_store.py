@@ -19,7 +19,14 @@ from torch import nn
 
 import oxytorch
 from oxytorch.ops.panels import PanelWeight
-from oxytorch.quantization import CheckpointError, Int4Weight, Int8Weight, NF4Weight, joining
+from oxytorch.quantization import (
+    CheckpointError,
+    Float8Weight,
+    Int4Weight,
+    Int8Weight,
+    NF4Weight,
+    joining,
+)
 from tiny import tiny_llama
 
 Make = Callable[[], nn.Module]
@@ -29,6 +36,8 @@ CONFIGS = [
     Int4Weight(group_size=64, symmetric=False),
     Int4Weight(),
     NF4Weight(),
+    Float8Weight(),
+    Float8Weight(block_size=(128, 128)),
     oxytorch.quantization.Int8DynamicActivationInt8Weight(),
 ]
 

@@ -13,6 +13,7 @@ from torch import nn
 import oxytorch
 from oxytorch.core.packed import PackedTensor
 from oxytorch.quantization import (
+    Float8Weight,
     Int4Weight,
     Int8DynamicActivationInt8Weight,
     Int8Weight,
@@ -108,6 +109,7 @@ _CONFIGS = [
     Int8Weight(),
     Int4Weight(group_size=32, symmetric=False),
     NF4Weight(),
+    Float8Weight(),
     Int8DynamicActivationInt8Weight(),
 ]
 
@@ -133,7 +135,7 @@ def test_quantized_weights_that_stand_the_other_way_round(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["call_with_gradients", "state_dict", "autocast"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("weights", ["int8", "int4", "nf4"])
+@pytest.mark.parametrize("weights", ["int8", "int4", "nf4", "fp8"])
 def test_language_models(weights: str, dtype: torch.dtype, way: str) -> None:
     from tiny import tiny_llama
 

@@ -255,6 +255,8 @@ std::string shown(const std::string& value);
 std::string shown(double value);
 std::string shown(std::int64_t value);
 std::string shown(bool value);
+template <class T>
+std::string shown(const std::vector<T>& values);
 
 template <class T>
 std::string shown(const std::optional<T>& value) {

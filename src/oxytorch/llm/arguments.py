@@ -46,7 +46,8 @@ def weight_config(
         raise ValueError(
             f"llm.optimize: expected activation_dtype=None with {weights}, got {activation_dtype!r}"
         )
-    return kind() if weights == "int8" else kind(group_size)  # int8: a scale for each output
+    # Formats of 8 bits have a scale for each output.
+    return kind() if kind().group_size is None else kind(group_size)
 
 
 def head_config_of(

@@ -58,14 +58,14 @@ def optimize(
         packed.
     dtype: torch.bfloat16 or torch.float32, of activations and of weights that are not quantized.
         None keeps the model's.
-    weights: None, "int8" (a scale for each output), "int4", "nf4", or a configuration of
+    weights: None, "int8" or "fp8" (a scale for each output), "int4", "nf4", or a configuration of
         oxytorch.quantization. Weights that are already quantized stay as they are.
     kv_cache: "bf16", "fp32" or "int8", the format of keys and values. None is that of `dtype`.
     group_size: consecutive inputs that share a scale, for int4 and nf4: 32, 64, 128, 256 or None.
     activation_dtype: "int8" rounds the activations that int8 and int4 weights multiply, which makes
         prefill faster.
-    head: format of the output head: "weights" (that of the other weights), "bf16", "int8", "int4"
-        or "nf4". An embedding that shares the head's weight stays plain.
+    head: format of the output head: "weights" (that of the other weights), "bf16", "int8", "int4",
+        "nf4" or "fp8". An embedding that shares the head's weight stays plain.
     inplace: change `model` itself and free its weights on the way. Otherwise a copy is returned,
         and both are in memory.
     progress: called with the number of finished layers and of all layers.

@@ -312,7 +312,12 @@ def halves(weight: Tensor) -> list[Tensor]:
     for part in (slice(0, half), slice(half, 2 * half)):
         zero = None if zero_points is None else zero_points[part]
         made = PanelWeight.from_codes(
-            weight.format, codes[part], scales[part], zero, dtype=weight.dtype
+            weight.format,
+            codes[part],
+            scales[part],
+            zero,
+            dtype=weight.dtype,
+            exact_scales=True,
         )
         made.activation_dtype = weight.activation_dtype
         found.append(made)

@@ -14,8 +14,8 @@ CLOSED_PIPE = 141
 DESCRIPTION = """\
 Large language models on the CPU, from a local folder in Hugging Face's format.
 
-Weights are packed once, in bf16, int8, int4 or nf4, and read at the speed of the memory. Nothing is
-downloaded, converted to another file or compiled.
+Weights are packed once, in bf16, int8, int4, nf4 or fp8, and read at the speed of the memory.
+Nothing is downloaded, converted to another file or compiled.
 """
 
 EXAMPLES = """\

@@ -14,6 +14,7 @@ from ..core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from .configs import (
+        Float8Weight,
         Int4Weight,
         Int8DynamicActivationInt4Weight,
         Int8DynamicActivationInt8Weight,
@@ -37,6 +38,7 @@ __all__ = [
     "Autotuned",
     "CheckpointError",
     "ErrorReport",
+    "Float8Weight",
     "Int4Weight",
     "Int8DynamicActivationInt4Weight",
     "Int8DynamicActivationInt8Weight",
@@ -72,6 +74,7 @@ _LATER = {
     "Trial": "static.tuning",
     "autotune": "static.tuning",
     "ErrorReport": "static.errors",
+    "Float8Weight": "configs",
     "Int4Weight": "configs",
     "Int8DynamicActivationInt4Weight": "configs",
     "Int8DynamicActivationInt8Weight": "configs",

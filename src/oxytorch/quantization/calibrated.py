@@ -23,6 +23,7 @@ def calibrated_codes(
     group_size: int | None = None,
     symmetric: bool = True,
     search: bool = True,
+    block_outputs: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Returns (codes, scales, zero_points) that lower the error of x @ weight.T for given inputs x.
 
@@ -43,7 +44,9 @@ def calibrated_codes(
         )
     if not bool(moments.isfinite().all()):
         raise ValueError("calibrated_codes: expected finite moments, got NaN or infinity")
-    codes, scales, zero_points = quantize_weight(weight, format, group_size, symmetric, search)
+    codes, scales, zero_points = quantize_weight(
+        weight, format, group_size, symmetric, search, block_outputs
+    )
     size = columns // scales.shape[1]
     order = moments.diagonal().argsort(descending=True, stable=True)
     factor = _inverse_factor(moments[order][:, order])

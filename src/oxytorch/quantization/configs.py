@@ -18,7 +18,7 @@ class WeightConfig:
     search: choose the int4 scale with the least squared error instead of that of the largest
         magnitude (see `ops.quantize_weight`).
 
-    Raises TypeError or ValueError for other values, and for NF4 with symmetric=False.
+    Raises TypeError or ValueError for other values, and for NF4 and E4M3 with symmetric=False.
     """
 
     group_size: int | None = None
@@ -26,7 +26,7 @@ class WeightConfig:
     search: bool = True
 
     format: ClassVar[str]
-    """The format of the codes: "int8", "int4" or "nf4"."""
+    """The format of the codes: "int8", "int4", "nf4" or "fp8"."""
 
     activation_dtype: ClassVar[str | None] = None
     """"int8" if activations are rounded to 8 bits, row by row."""
@@ -35,6 +35,11 @@ class WeightConfig:
     def bits(self) -> int:
         """Bits of a code."""
         return FORMATS[self.format].bits
+
+    @property
+    def block_outputs(self) -> int:
+        """Outputs that share their scales."""
+        return 1
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -61,11 +66,15 @@ class WeightConfig:
         if self.group_size is None or in_features % self.group_size == 0:
             return
         fitting = [size for size in GROUP_SIZES if in_features % size == 0]
-        advice = f"group_size={fitting[-1]} fits" if fitting else f"use {otherwise}"
+        advice = f"{self._setting_of(fitting[-1])} fits" if fitting else f"use {otherwise}"
         raise ValueError(
             f"{caller}: expected a group_size that divides in_features {in_features} of {name}, "
             f"got {self.group_size}; {advice}{also}"
         )
+
+    def _setting_of(self, size: int) -> str:
+        """The argument that gives groups of so many inputs."""
+        return f"group_size={size}"
 
     def nbytes(self, out_features: int, in_features: int) -> int:
         """Bytes of a packed weight: panels of 16 outputs, inputs in steps of 64."""
@@ -104,6 +113,54 @@ class NF4Weight(WeightConfig):
 
 
 @dataclass(frozen=True)
+class Float8Weight(WeightConfig):
+    """Weights of 8 bits, which are floating-point numbers (E4M3); activations unchanged.
+
+    block_size: (outputs, inputs) of the blocks that share a scale, as (128, 128) in DeepSeek's
+        checkpoints; its inputs are group_size then. None: group_size inputs of one output.
+
+    Source: Open Compute Project, OCP 8-bit Floating Point Specification (OFP8), 2023.
+    """
+
+    block_size: tuple[int, int] | None = None
+
+    format = "fp8"
+
+    @property
+    def block_outputs(self) -> int:
+        """Outputs that share their scales."""
+        return 1 if self.block_size is None else self.block_size[0]
+
+    def _setting_of(self, size: int) -> str:
+        if self.block_size is None:
+            return super()._setting_of(size)
+        return f"block_size=({self.block_outputs}, {size})"
+
+    def __post_init__(self) -> None:
+        if self.block_size is not None:
+            self._take_block()
+        super().__post_init__()
+
+    def _take_block(self) -> None:
+        size: object = self.block_size
+        fits = isinstance(size, (tuple, list)) and [type(n) for n in size] == [int, int]
+        if not fits or size[0] < 1 or size[1] not in GROUP_SIZES:  # type: ignore[index]
+            sizes = ", ".join(map(str, GROUP_SIZES))
+            raise ValueError(
+                "Float8Weight: expected block_size of outputs, at least 1, and inputs, one of "
+                f"{sizes}, got {size!r}"
+            )
+        assert self.block_size is not None
+        if self.group_size not in (None, self.block_size[1]):
+            raise ValueError(
+                f"Float8Weight: expected group_size None or {self.block_size[1]}, the inputs of a "
+                f"block, got {self.group_size!r}"
+            )
+        object.__setattr__(self, "block_size", tuple(self.block_size))
+        object.__setattr__(self, "group_size", self.block_size[1])
+
+
+@dataclass(frozen=True)
 class Int8DynamicActivationInt8Weight(Int8Weight):
     """Weights of 8 bits; activations are rounded to 8 bits, row by row."""
 
@@ -123,6 +180,7 @@ CONFIGS: dict[tuple[str, str | None], type[WeightConfig]] = {
         Int8Weight,
         Int4Weight,
         NF4Weight,
+        Float8Weight,
         Int8DynamicActivationInt8Weight,
         Int8DynamicActivationInt4Weight,
     )

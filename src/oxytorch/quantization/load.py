@@ -36,9 +36,9 @@ def load_quantized(
 ) -> nn.Module:
     """Return the quantized model in a directory.
 
-    directory: written by `save_quantized`, or a checkpoint of GPTQ, AWQ or compressed-tensors with
-        weights of 4 or 8 bits, safetensors files and a config.json. Needs neither a GPU nor those
-        packages.
+    directory: written by `save_quantized`, or a checkpoint of GPTQ, AWQ, compressed-tensors or fp8
+        (DeepSeek's) with weights of 4 or 8 bits, safetensors files and a config.json. Needs neither
+        a GPU nor those packages.
     model: the module to fill, or a function that makes it; its parameters take no memory until they
         are replaced. None makes the language model of config.json with transformers.
     dtype: dtype of what is not quantized, and of results. None: that of the files, but for
@@ -152,7 +152,12 @@ def _fill(filling: Filling, files: TensorFiles, scheme: Scheme) -> None:
         out_features, in_features = _shape(module, transposed)
         found = scheme.read(files, path, (out_features, in_features))
         packed = PanelWeight.from_codes(
-            found.format, found.codes, found.scales, found.zero_points, dtype=wanted[name].dtype
+            found.format,
+            found.codes,
+            found.scales,
+            found.zero_points,
+            dtype=wanted[name].dtype,
+            exact_scales=True,
         )
         packed.activation_dtype = found.activation_dtype
         filling.packed[name] = ReorderedPanelWeight.around(packed, transposed, found.order)

@@ -37,8 +37,8 @@ def quantize_(
 
     model: on the CPU and not optimized. nn.Linear and layers that compute the same (GPT-2's Conv1D)
         are quantized, of any size. LSTMs, embeddings and attention of torch.nn stay unchanged.
-    config: `Int8Weight`, `Int4Weight`, `NF4Weight`, `Int8DynamicActivationInt8Weight` or
-        `Int8DynamicActivationInt4Weight`.
+    config: `Int8Weight`, `Int4Weight`, `NF4Weight`, `Float8Weight`,
+        `Int8DynamicActivationInt8Weight` or `Int8DynamicActivationInt4Weight`.
     filter: the layers: one or several names from model.named_modules() (each includes all below it;
         * matches anything), or a function of (path, module). None: all except the output head of a
         language model. An embedding that shares its weight with the head stays plain.

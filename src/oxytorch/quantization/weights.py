@@ -26,7 +26,7 @@ def quantized(
     where the weight holds values that are not finite.
     """
     plain, form = weight.detach(), config.format
-    settings = config.group_size, config.symmetric, config.search
+    settings = config.group_size, config.symmetric, config.search, config.block_outputs
     if moments is None:
         codes, scales, zero_points = quantize_weight(plain, form, *settings)
     else:

@@ -62,6 +62,29 @@ def test_a_wrong_answer_gets_no_speed(
     assert "seconds" not in record
 
 
+def test_twice_the_error_of_a_plain_cast_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cancelling(torch.nn.Module):
+        """Loses digits in bfloat16, of which autocast knows nothing."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + 10.0) - 10.0
+
+    def with_error(share: float) -> Any:
+        def prepare(task: Task) -> Runner:
+            return Runner(lambda: task.inputs[0] * (1 + share))
+
+        return prepare
+
+    case = ModelCase(
+        "cancelling", "Cancelling", 1, lambda _: (Cancelling(), (torch.full((8,), 0.53),))
+    )
+    add_peer(monkeypatch, "near", with_error(0.1))
+    add_peer(monkeypatch, "far", with_error(0.5))
+    records = run(case, "near", "far", dtype="bfloat16")
+    assert records["near"]["status"] == "measured", records["near"]
+    assert records["far"]["status"] == "wrong"
+
+
 def test_failing_and_absent_peers_are_named_with_their_reason(
     tiny_case: ModelCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

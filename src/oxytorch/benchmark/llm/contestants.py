@@ -55,7 +55,7 @@ PEERS = {
         LlmPeer(
             "oxytorch",
             "oxytorch",
-            ("bf16", "int8", "int4", "nf4"),
+            ("bf16", "int8", "int4", "nf4", "fp8"),
             "oxytorch.benchmark.llm.ours:prepare_ours",
         ),
     )

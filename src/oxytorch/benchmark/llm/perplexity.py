@@ -34,7 +34,7 @@ STOCK = "float32"
 AS_STORED = Precision("as stored")
 """The row of a folder whose weights are quantized already."""
 
-DEFAULT_ROWS = f"{STOCK},bf16,int8,int4,nf4"
+DEFAULT_ROWS = f"{STOCK},bf16,int8,fp8,int4,nf4"
 CALIBRATION_TOKENS = 32_768
 
 DESCRIPTION = """\

@@ -22,7 +22,8 @@ class LlmTask:
     """A model, how it is to be stored, and what is asked of it.
 
     shape: a name of SHAPES, or empty for the model in `folder`. weights: "bf16", "int8", "int4",
-    "nf4". activation_dtype: None or "int8". kv_cache: "bf16" or "int8". prompt, tokens: lengths.
+    "nf4", "fp8". activation_dtype: None or "int8". kv_cache: "bf16" or "int8". prompt, tokens:
+    lengths.
     work: a folder for files that a peer's own format needs. threads: for everybody.
     """
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import gc
+import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from oxytorch.benchmark.core.contest import (
     Progress,
@@ -26,6 +26,7 @@ from oxytorch.benchmark.core.results import Record, Result, is_measured
 from oxytorch.benchmark.core.rounds import interleave, spread
 from oxytorch.benchmark.models.cases import (
     CASES,
+    Inputs,
     ModelCase,
     call_model,
     cast_tensors,
@@ -61,7 +62,8 @@ def run_model(
         expected = [tensor.clone() for tensor in _float32_answer(task)]
         progress("eager", "alone")
         alone = _time_alone(invited[0], task, max(1, settings.rounds // 2), eager_may_fail)
-        records, runners = _line_up(invited, task, expected, progress)
+        build = partial(case.build, batch)
+        records, runners = _line_up(invited, task, build, expected, progress)
         eager = records[0]
         if not is_measured(eager) and not eager_may_fail:
             raise RuntimeError(f"{case.name}: eager is {eager['status']}: {eager['reason']}")
@@ -97,9 +99,16 @@ def _time_alone(eager: Peer, task: Task, rounds: int, may_fail: bool) -> float |
 
 
 def _line_up(
-    peers: Sequence[Peer], task: Task, expected: Sequence[Tensor], progress: Progress
+    peers: Sequence[Peer],
+    task: Task,
+    build: Callable[[], tuple[nn.Module, Inputs]],
+    expected: Sequence[Tensor],
+    progress: Progress,
 ) -> tuple[list[Record], dict[str, Runner]]:
-    """A record of every peer, and those who are ready; their answers are judged."""
+    """A record of every peer, and those who are ready; their answers are judged.
+
+    build: makes the model of the task again, which a peer may have changed.
+    """
     records: list[Record] = []
     runners: dict[str, Runner] = {}
     for peer in peers:
@@ -115,7 +124,8 @@ def _line_up(
         gc.collect()
     judge(records, task.dtype)
     if any(record["status"] == "wrong" for record in records):
-        judge(records, task.dtype, _error_of_float32(task, expected))
+        casts = {torch.float64, task.dtype} - {torch.float32, torch.int8}
+        judge(records, task.dtype, max(_error_in(dtype, build, expected) for dtype in casts))
     _check_again(runners, expected, records, progress)
     return records, runners
 
@@ -144,14 +154,18 @@ def _check(runner: Runner, expected: Sequence[Tensor], record: Record) -> bool:
     return True
 
 
-def _error_of_float32(task: Task, expected: Sequence[Tensor]) -> float:
-    """How far the float32 answer is from that in float64; 0 where the model does not run in it."""
+def _error_in(
+    dtype: torch.dtype, build: Callable[[], tuple[nn.Module, Inputs]], expected: Sequence[Tensor]
+) -> float:
+    """How far the float32 answer is from that of the model and its inputs cast to another dtype; 0
+    where the model does not run in it."""
+    model, inputs = build()
     try:
-        model: Any = copy.deepcopy(task.model).double()
-        exact = call_model(model, cast_tensors(task.inputs, torch.float64))
+        other = call_model(model.to(dtype), cast_tensors(inputs, dtype))
     except (RuntimeError, TypeError, ValueError):  # its code makes float32 constants, for one
         return 0.0
-    return largest_difference(expected, output_tensors(exact))
+    error = largest_difference(output_tensors(other), expected)
+    return error if math.isfinite(error) else 0.0
 
 
 def _check_again(

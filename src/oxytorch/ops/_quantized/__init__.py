@@ -37,7 +37,8 @@ def steps_of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     A row of no number as large as 2^-100 is taken for zero.
     """
     largest = x.abs().amax(-1, keepdim=True)
-    factor = 127 / torch.where(largest < 2.0**-100, 1.0, largest)
+    # No number / tensor, which torch computes as a product with the inverse, rounded twice.
+    factor = torch.full_like(largest, 127) / torch.where(largest < 2.0**-100, 1.0, largest)
     return (x * factor).round(), largest / 127
 
 

@@ -25,7 +25,7 @@ struct ByteBlock {
   std::int32_t* sums;  // rows are kBlockOutputs apart
 };
 
-// Bytes between what is read and what is asked for, for few rows.
+// Bytes between what is read and what is asked for.
 inline constexpr std::int64_t kAhead = 2048;
 
 template <int rows, int panels>
@@ -51,7 +51,6 @@ OXY_INLINE void sum_byte_block(const ByteBlock& block, i32v (&sums)[rows][panels
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       const std::uint8_t* at = panel + v / kParts * block.panel_bytes;
-      if (rows <= 2 && v % kParts == 0) __builtin_prefetch(at + kAhead);
       weights[v] = load_as<i32v>(at + v % kParts * sizeof(i32v));
     }
 #pragma GCC unroll 8
@@ -117,7 +116,7 @@ static void multiply_and_finish(const ByteBlock& given, const Finishing& finishi
 template <int panels>
 static FinishBlock finish_block_of(const Finishing& job) {
   FinishBlock found = nullptr;
-  if constexpr (panels > 1) {
+  if constexpr (panels == 2 || panels == 4) {
     const ByteResult& result = *job.result;
     if (!job.fit || !is_byte(result.number) || job.outputs < panels * kPanelOutputs) return found;
     with_number(result.number, [&](auto out) {
@@ -298,22 +297,6 @@ static void multiply_panels_of_bytes(const ByteGemmArgs& args, const ByteChunk& 
       if (finishing.row_scales) finishing.row_scales += rows;
     }
   }
-}
-
-// Panels that are multiplied at once where so many are left.
-OXY_INLINE std::int64_t panels_at_once(std::int64_t left) {
-  return left >= kBlockPanels ? kBlockPanels : kBlockPanels == 4 && left >= 2 ? 2 : 1;
-}
-
-// The panels of a chunk are as many as are multiplied at once.
-static void multiply_some_panels(const ByteGemmArgs& args, const ByteChunk& chunk,
-                                 const ByteOutputs& outputs, std::int64_t offset,
-                                 const Finishing& finishing, FinishRows finish,
-                                 std::int32_t* sums) {
-  const auto multiply = chunk.panels == kBlockPanels ? multiply_panels_of_bytes<kBlockPanels>
-                        : chunk.panels == 2 ? multiply_panels_of_bytes < kBlockPanels == 4 ? 2 : 1 >
-                                            : multiply_panels_of_bytes<1>;
-  multiply(args, chunk, outputs, offset, finishing, finish, sums);
 }
 
 }  // namespace oxytorch::OXY_LEVEL

@@ -72,7 +72,8 @@ void check_scale(const char* op, const ByteScale& given, Number number) {
 
 BytePanels describe_byte_panels(const char* op, const Tensor& panels, const Tensor& scales,
                                 const Tensor& sums, std::int64_t in_features,
-                                std::int64_t out_features, BytePanelCopies& copies) {
+                                std::int64_t out_features, BytePanelCopies& copies,
+                                const BytePanelNames& names) {
   if (in_features > kMostProducts) {
     fail(op, "x", "with at most " + std::to_string(kMostProducts) + " in_features",
          std::to_string(in_features));
@@ -80,10 +81,9 @@ BytePanels describe_byte_panels(const char* op, const Tensor& panels, const Tens
   check_features(op, in_features, out_features);
   const std::int64_t count = panels_of(out_features, false);
   const std::int64_t bytes = round_up(in_features, kPanelDepth) * kPanelOutputs;
-  check_panel_tensor(op, "panels", panels, aoti_torch_dtype_uint8(), count * bytes);
-  check_panel_tensor(op, "channel_scales", scales, aoti_torch_dtype_float32(),
-                     count * kPanelOutputs);
-  check_panel_tensor(op, "channel_sums", sums, aoti_torch_dtype_int32(), count * kPanelOutputs);
+  check_panel_tensor(op, names.panels, panels, aoti_torch_dtype_uint8(), count * bytes);
+  check_panel_tensor(op, names.scales, scales, aoti_torch_dtype_float32(), count * kPanelOutputs);
+  check_panel_tensor(op, names.sums, sums, aoti_torch_dtype_int32(), count * kPanelOutputs);
   return {
       .panels = static_cast<const std::uint8_t*>(contiguous_data(panels, copies.panels)),
       .scales = static_cast<const float*>(contiguous_data(scales, copies.scales)),
@@ -119,11 +119,6 @@ std::int32_t zero_point_of(const ByteOperand& operand, Bytes bytes) {
   return operand.zero_point + (moves ? 128 : 0);
 }
 
-std::int64_t work_of_products(std::int64_t rows, std::int64_t width, std::int64_t weight_bytes) {
-  const std::int64_t per_byte = fits_tiles(rows, width) ? kTileProductsPerByte : kProductsPerByte;
-  return std::max(weight_bytes, weight_bytes / per_byte * rows);
-}
-
 namespace {
 
 // Whether rows are multiplied where they lie.
@@ -144,52 +139,71 @@ struct PreparedBytes {
   Tensor values, scales;
 };
 
-ByteRows prepare_rows_of_bytes(const Rows& x, const ByteOperand& operand, bool in_tiles,
-                               PreparedBytes& buffers) {
+ByteRows prepare_rows_of_bytes(const Rows& x, const ByteOperand& operand, PreparedBytes& buffers) {
+  const bool in_tiles = fits_tiles(x.count, x.width);
   const Bytes bytes = bytes_of(in_tiles);
-  ByteRows rows{
-      .values = static_cast<const std::uint8_t*>(x.data),
-      .row_bytes = x.stride,
-      .count = x.count,
-      .depth = x.width,
-      .scales = nullptr,
-      .scale = is_byte(operand.number) ? operand.scale : 1.0f,
-      .zero_point = zero_point_of(operand, bytes),
-      .is_signed = operand.number != Number::uint8,
-      .in_tiles = in_tiles,
-  };
-  if (lie_well(x, operand.number, bytes)) return rows;
-  rows.row_bytes = round_up(x.width, kTileBytes) * (bytes == Bytes::pairs ? 2 : 1);
-  rows.depth = round_up(x.width, in_tiles ? kTileBytes : 4);
-  buffers.values = scratch(std::max(x.count, kTileHeight) * rows.row_bytes);
-  rows.values = static_cast<std::uint8_t*>(buffers.values.mutable_data());
-  PrepareBytesArgs args{
-      .x = x.data,
-      .x_stride = x.stride,
-      .in_features = x.width,
-      .number = operand.number,
-      .zero_point = operand.zero_point,
-      .bytes = bytes,
-      .values = static_cast<std::uint8_t*>(buffers.values.mutable_data()),
-      .row_bytes = rows.row_bytes,
-      .scales = nullptr,
-  };
-  if (!is_byte(operand.number)) {
-    buffers.scales = scratch(x.count * 4);
-    args.scales = static_cast<float*>(buffers.scales.mutable_data());
-    rows.scales = args.scales;
+  if (lie_well(x, operand.number, bytes)) {
+    return {
+        .values = static_cast<const std::uint8_t*>(x.data),
+        .row_bytes = x.stride,
+        .count = x.count,
+        .depth = x.width,
+        .scales = nullptr,
+        .scale = operand.scale,
+        .zero_point = zero_point_of(operand, bytes),
+        .is_signed = operand.number != Number::uint8,
+        .in_tiles = in_tiles,
+    };
   }
-  run(prepare_bytes_copies, args, x.count, x.width * 4);
-  return rows;
+  Preparing preparing = preparing_of(x, operand);
+  buffers.values = scratch(room_for(x.count) * preparing.rows.row_bytes);
+  if (!is_byte(operand.number)) buffers.scales = scratch(x.count * 4);
+  preparing.use(
+      static_cast<std::uint8_t*>(buffers.values.mutable_data()),
+      is_byte(operand.number) ? nullptr : static_cast<float*>(buffers.scales.mutable_data()));
+  run(prepare_bytes_copies, preparing.args, x.count, x.width * 4);
+  return preparing.rows;
 }
 
 }  // namespace
 
+std::int64_t room_for(std::int64_t rows) { return std::max(rows, kTileHeight); }
+
+Preparing preparing_of(const Rows& x, const ByteOperand& operand) {
+  const bool in_tiles = fits_tiles(x.count, x.width);
+  const Bytes bytes = bytes_of(in_tiles);
+  const std::int64_t row_bytes = round_up(x.width, kTileBytes) * (bytes == Bytes::pairs ? 2 : 1);
+  return {
+      .args = {.x = x.data,
+               .x_stride = x.stride,
+               .in_features = x.width,
+               .number = operand.number,
+               .zero_point = operand.zero_point,
+               .bytes = bytes,
+               .values = nullptr,
+               .row_bytes = row_bytes,
+               .scales = nullptr},
+      .rows = {.values = nullptr,
+               .row_bytes = row_bytes,
+               .count = x.count,
+               .depth = round_up(x.width, in_tiles ? kTileBytes : 4),
+               .scales = nullptr,
+               .scale = is_byte(operand.number) ? operand.scale : 1.0f,
+               .zero_point = zero_point_of(operand, bytes),
+               .is_signed = operand.number != Number::uint8,
+               .in_tiles = in_tiles},
+  };
+}
+
+std::int64_t work_of_products(std::int64_t rows, std::int64_t width, std::int64_t weight_bytes) {
+  const std::int64_t per_byte = fits_tiles(rows, width) ? kTileProductsPerByte : kProductsPerByte;
+  return std::max(weight_bytes, weight_bytes / per_byte * rows);
+}
+
 void multiply_rows_of_bytes(const Rows& x, const ByteOperand& operand, const BytePanels& weight,
                             const ByteResult& result) {
-  const bool in_tiles = fits_tiles(x.count, x.width);
   PreparedBytes buffers;
-  const ByteRows rows = prepare_rows_of_bytes(x, operand, in_tiles, buffers);
+  const ByteRows rows = prepare_rows_of_bytes(x, operand, buffers);
   const std::int64_t bytes = weight.panel_count * weight.panel_bytes;
   const std::int64_t work = work_of_products(x.count, x.width, bytes);
   const std::int64_t threads = threads_for(work, tuning.bytes_per_thread, available_threads());

@@ -30,10 +30,18 @@ struct BytePanelCopies {
   Tensor panels, scales, sums, bias;
 };
 
+// Of arguments.
+struct BytePanelNames {
+  const char* panels = "panels";
+  const char* scales = "channel_scales";
+  const char* sums = "channel_sums";
+};
+
 // A weight [out_features, in_features]; `sums` int32 of its values.
 BytePanels describe_byte_panels(const char* op, const Tensor& panels, const Tensor& scales,
                                 const Tensor& sums, std::int64_t in_features,
-                                std::int64_t out_features, BytePanelCopies& copies);
+                                std::int64_t out_features, BytePanelCopies& copies,
+                                const BytePanelNames& names = {});
 
 // x of bytes with a scale and a zero point; of other numbers each row gets its own.
 struct ByteOperand {
@@ -50,6 +58,24 @@ Bytes bytes_of(bool in_tiles);
 
 // Of x as it is multiplied.
 std::int32_t zero_point_of(const ByteOperand& operand, Bytes bytes);
+
+// Rows of x before they are multiplied, for those who prepare them themselves: `args` for
+// `prepare_bytes`, and what becomes of them.
+struct Preparing {
+  PrepareBytesArgs args;
+  ByteRows rows;
+
+  // values: room_for(rows) of rows.row_bytes each; scales: of numbers that are no bytes.
+  void use(std::uint8_t* values, float* scales) {
+    rows.values = args.values = values;
+    rows.scales = args.scales = scales;
+  }
+};
+
+Preparing preparing_of(const Rows& x, const ByteOperand& operand);
+
+// Rows that prepared memory has room for: tiles are loaded whole.
+std::int64_t room_for(std::int64_t rows);
 
 // What a product costs, in bytes that memory moves meanwhile.
 std::int64_t work_of_products(std::int64_t rows, std::int64_t width, std::int64_t weight_bytes);

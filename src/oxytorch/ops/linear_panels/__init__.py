@@ -34,12 +34,12 @@ def linear_panels(
     """Computes epilogue(x @ weight.T + bias) for a weight in panels; `linear` takes `PanelWeight`s.
 
     x: [..., in_features], float32, bfloat16 or float16; rows may be strided.
-    format: "fp32", "bf16", "int8", "int4" or "nf4". panels: uint8, in the order that
+    format: "fp32", "bf16", "int8", "int4", "nf4" or "fp8". panels: uint8, in the order that
     `oxytorch.ops.panels.layout` tells; `PanelWeight` makes it.
-    channel_scales: float32 [panels, 16] or flat, times group_scales float16 [panels, groups, 16] if
-    given; groups have 32, 64, 128 or 256 in_features; None for fp32 and bf16.
+    channel_scales: float32 [panels, 16] or flat, times group_scales float16 or float32 [panels,
+    groups, 16] if given; groups have 32, 64, 128 or 256 in_features; None for fp32 and bf16.
     zero_points: uint8 [panels, groups, 16], or None: 128 for int8, 8 for int4. A weight is
-    scale * (code - zero point), for nf4 scale * value of the code.
+    scale * (code - zero point), for nf4 and fp8 (E4M3) scale * value of the code.
     out_features: of the result. bias: [out_features], of x's dtype or float32.
     epilogue: "none", "gelu", "gelu_tanh", "silu", "relu", "tanh", "sigmoid", "hardswish",
     "relu6"; "add" adds other [..., out_features], "add_relu" is the ReLU of that sum;

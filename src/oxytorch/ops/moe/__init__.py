@@ -43,7 +43,7 @@ def moe(
     An expert is down(epilogue(gate_up(x))). `routed_mlp` takes `PanelWeight`s.
     x: [..., hidden], float32, bfloat16 or float16, with `tokens` rows.
     router_weights: [tokens, chosen], of x's dtype or float32. router_indices: int64, likewise.
-    gate_up_format, down_format: "fp32", "bf16", "int8", "int4" or "nf4". The lists have one
+    gate_up_format, down_format: "fp32", "bf16", "int8", "int4", "nf4" or "fp8". The lists have one
     tensor for each expert, in the form that linear_panels tells; scales are empty for fp32 and
     bf16, group_scales and zero_points where there are none. Panels of gate_up alternate between
     gate and up.
@@ -165,6 +165,7 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         (7, 2, 3, 64, 48, "bf16", None, False, "silu_mul", "none"),
         (5, 2, 3, 96, 64, "int4", 32, True, "gelu_mul", "none"),
         (30, 2, 3, 128, 64, "nf4", 64, False, "silu_mul", "none"),
+        (2, 2, 3, 128, 64, "fp8", 64, False, "silu_mul", "none"),
         (3, 2, 6, 128, 128, "int4", 128, False, "silu_mul", "int8"),
         (40, 1, 2, 192, 64, "int8", 64, False, "silu_mul", "int8"),
         (0, 2, 3, 64, 32, "int4", None, False, "silu_mul", "none"),

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kPanelDepth = 64;
 
 // How a kernel reads the numbers of a weight; formats are more than codecs. ops/panels/layout.py
 // tells the order within a panel.
-enum class PanelCodec : std::int32_t { fp32, bf16, bytes, nibbles, table };
+enum class PanelCodec : std::int32_t { fp32, bf16, bytes, nibbles, table, float8 };
 
 // Whether the codec gives integers, which have zero points.
 constexpr bool is_integer(PanelCodec codec) {
@@ -32,7 +32,7 @@ constexpr bool is_gated(PanelEpilogue epilogue) { return epilogue >= kFirstGated
 struct PanelsArgs {
   const std::uint8_t* panels;
   const float* channel_scales;      // [padded out_features]; null for fp32 and bf16
-  const f16* group_scales;          // [panels, groups, 16]; null: one scale per output
+  const void* group_scales;         // [panels, groups, 16]; null: one scale per output
   const std::uint8_t* zero_points;  // [panels, groups, 16]; null: `middle`
   const float* table;               // the 16 values of codes of codec table
   std::int64_t panel_count;
@@ -40,6 +40,7 @@ struct PanelsArgs {
   std::int64_t groups;
   std::int64_t out_features;  // of the result: half of the weight's where panels are gated
   std::int32_t middle;
+  DType group_dtype;  // of group_scales: float16 or float32
   PanelCodec codec;
 };
 

@@ -97,7 +97,9 @@ def check_tensors(
     if FORMATS[format].has_codes:
         wanted["channel_scales"] = torch.float32, [panels * layout.OUTPUTS]
         if group_size:
-            wanted["group_scales"] = torch.float16, [panels, groups, layout.OUTPUTS]
+            given = tensors.get("group_scales")
+            dtype = torch.float16 if given is None or given.dtype != torch.float32 else given.dtype
+            wanted["group_scales"] = dtype, [panels, groups, layout.OUTPUTS]
     if FORMATS[format].middle is not None and "zero_points" in tensors:
         wanted["zero_points"] = torch.uint8, [panels, groups, layout.OUTPUTS]
     if tensors.keys() != wanted.keys():

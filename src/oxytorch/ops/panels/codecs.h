@@ -2,22 +2,26 @@
 // scale: they are exact in every unit.
 #pragma once
 
+#include "ops/panels/float8.h"
 #include "ops/panels/units.h"
 
 namespace oxytorch::OXY_LEVEL {
 
 // How numbers are stored. A row of 64 bytes of a panel holds kNumbers of each output; value and
-// integer: number `number` of these, for a vector of outputs.
+// integer: number `number` of these, for a vector of outputs. kMostChains: sums of a product of
+// float32 that leave enough registers to the numbers' own way.
 
 struct Float32Codec {
   static constexpr int kNumbers = 1;
   static constexpr bool kIsInteger = false;
+  static constexpr int kMostChains = 4;
   OXY_INLINE f32v value(u32v row, int, i32v) { return from_bits(row); }
 };
 
 struct Bf16Codec {
   static constexpr int kNumbers = 2;
   static constexpr bool kIsInteger = false;
+  static constexpr int kMostChains = 4;
   OXY_INLINE f32v value(u32v row, int number, i32v) {
     return from_bits(number == 0 ? row << 16 : row & 0xffff0000);
   }
@@ -27,6 +31,7 @@ template <class Codes>
 struct IntegerCodec {
   static constexpr int kNumbers = Codes::kNumbers;
   static constexpr bool kIsInteger = true;
+  static constexpr int kMostChains = 4;
   OXY_INLINE i32v integer(u32v row, int number, i32v zero_point) {
     return reinterpret_cast<i32v>(Codes::code(row, number)) - zero_point;
   }
@@ -54,6 +59,7 @@ using NibbleCodec = IntegerCodec<Nibbles>;
 struct TableCodec {
   static constexpr int kNumbers = 8;
   static constexpr bool kIsInteger = false;
+  static constexpr int kMostChains = 4;
 
 #if defined(__AVX512F__)
   f32v values;
@@ -78,6 +84,27 @@ struct TableCodec {
   }
 };
 
+struct Float8Codec {
+  static constexpr int kNumbers = 4;
+  static constexpr bool kIsInteger = false;
+  static constexpr int kMostChains = OXY_HAS_VECTORS_512 ? 4 : 2;
+  OXY_INLINE u32v pair(u32v row, int index) {
+    const Float8Pairs pairs = float8_pairs(row);
+    return index == 0 ? pairs.first : pairs.last;
+  }
+  OXY_INLINE f32v value(u32v row, int number, i32v zero_point) {
+    return Bf16Codec::value(pair(row, number / 2), number % 2, zero_point);
+  }
+};
+
+// Scales of a group for a vector of outputs, from number `at` on.
+OXY_INLINE f32v group_scales_of(const PanelsArgs& weight, std::int64_t at) {
+  if (weight.group_dtype == DType::float32) {
+    return load(static_cast<const float*>(weight.group_scales) + at);
+  }
+  return load(static_cast<const f16*>(weight.group_scales) + at);
+}
+
 // Calls body(codec) with the codec of the weight.
 template <class Body>
 OXY_INLINE void with_codec(const PanelsArgs& weight, Body body) {
@@ -92,6 +119,8 @@ OXY_INLINE void with_codec(const PanelsArgs& weight, Body body) {
       return body(NibbleCodec{});
     case PanelCodec::table:
       return body(TableCodec{weight.table});
+    case PanelCodec::float8:
+      return body(Float8Codec{});
   }
 }
 
@@ -120,6 +149,10 @@ OXY_INLINE u32v unit_of(Bf16Pair, Codec codec, u32v row, int index, i32v zero_po
 }
 
 OXY_INLINE u32v unit_of(Bf16Pair, Bf16Codec, u32v row, int, i32v) { return row; }
+
+OXY_INLINE u32v unit_of(Bf16Pair, Float8Codec codec, u32v row, int index, i32v) {
+  return codec.pair(row, index);
+}
 
 // Looks the numbers up: `table` has bfloat16 numbers for indexes of 5 bits, negative ones included.
 OXY_INLINE u32v look_up(u32v row, int index, u32v zero_points, __m512i table) {

@@ -14,70 +14,6 @@ std::int64_t panel_bytes(const PanelFormat& format, std::int64_t in_features) {
   return round_up(in_features, kPanelDepth) * kPanelOutputs * format.stored_bits / 8;
 }
 
-// a, b or c.
-static std::string any_of(const std::vector<std::string>& names) {
-  std::string text = names[0];
-  for (std::size_t i = 1; i < names.size(); ++i) {
-    text += (i + 1 < names.size() ? ", " : " or ") + names[i];
-  }
-  return text;
-}
-
-std::string epilogue_names(PanelEpilogue first) {
-  std::vector<std::string> names;
-  for (auto i = static_cast<std::size_t>(first); i < std::size(kPanelEpilogues); ++i) {
-    names.push_back(quoted(kPanelEpilogues[i]));
-  }
-  return any_of(names);
-}
-
-PanelEpilogue parse_epilogue(const char* op, const std::string& name) {
-  for (std::size_t i = 0; i < std::size(kPanelEpilogues); ++i) {
-    if (name == kPanelEpilogues[i]) return static_cast<PanelEpilogue>(i);
-  }
-  fail(op, "epilogue", epilogue_names(PanelEpilogue::none), quoted(name));
-}
-
-const PanelFormat& parse_format(const char* op, const char* argument, const std::string& name,
-                                bool coded) {
-  const auto fits = [&](const PanelFormat& format) { return has_codes(format) || !coded; };
-  for (const PanelFormat& format : kPanelFormats) {
-    if (name == format.name && fits(format)) return format;
-  }
-  std::vector<std::string> names;
-  for (const PanelFormat& format : kPanelFormats) {
-    if (fits(format)) names.push_back(quoted(format.name));
-  }
-  fail(op, argument, any_of(names), quoted(name));
-}
-
-PanelCodec codec_of(const PanelFormat& format) {
-  if (!has_codes(format)) return format.bits == 32 ? PanelCodec::fp32 : PanelCodec::bf16;
-  if (format.table) return PanelCodec::table;
-  return format.stored_bits == 8 ? PanelCodec::bytes : PanelCodec::nibbles;
-}
-
-void check_parts(const char* op, const PanelFormat& format, const PanelTensors& tensors) {
-  const auto with = [&] { return "with format " + quoted(format.name); };
-  if (has_codes(format) && !tensors.channel_scales.tensor) {
-    fail(op, "channel_scales", "a tensor " + with(), "None");
-  }
-  const auto check_none = [&](const char* argument, const TensorIfAny& given) {
-    if (given.tensor) fail(op, argument, "None " + with(), describe(given.tensor->sizes()));
-  };
-  if (!has_codes(format)) {
-    check_none("channel_scales", tensors.channel_scales);
-    check_none("group_scales", tensors.group_scales);
-  }
-  if (!format.has_middle) check_none("zero_points", tensors.zero_points);
-}
-
-bool parse_activation(const char* op, const std::string& name) {
-  if (name != "none" && name != "int8")
-    fail(op, "activation_dtype", "'none' or 'int8'", quoted(name));
-  return name == "int8";
-}
-
 void check_panel_tensor(const char* op, const char* argument, const Tensor& tensor,
                         std::int32_t dtype, std::int64_t elements) {
   check_cpu(op, argument, tensor);
@@ -142,6 +78,7 @@ PanelsArgs describe_weight(const char* op, const PanelFormat& format, const Pane
       .groups = 1,
       .out_features = out_features,
       .middle = format.middle,
+      .group_dtype = DType::float16,
       .codec = codec_of(format),
   };
   check_panel_tensor(op, "panels", tensors.panels, byte, panels * weight.panel_bytes);
@@ -155,8 +92,13 @@ PanelsArgs describe_weight(const char* op, const PanelFormat& format, const Pane
     check_minimum_dim(op, "group_scales", *scales, 3);
     weight.groups = scales->size(1);
     check_groups(op, in_features, weight.groups);
-    weight.group_scales = static_cast<const f16*>(grouped_data(
-        op, "group_scales", *scales, half, panels, weight.groups, copies.group_scales));
+    const bool is_single = scales->dtype_code() == single;
+    if (!is_single && scales->dtype_code() != half) {
+      fail(op, "group_scales", "of dtype float16 or float32", dtype_name(scales->dtype_code()));
+    }
+    weight.group_dtype = is_single ? DType::float32 : DType::float16;
+    weight.group_scales = grouped_data(op, "group_scales", *scales, is_single ? single : half,
+                                       panels, weight.groups, copies.group_scales);
   }
   if (const Tensor* zero_points = tensors.zero_points.tensor) {
     weight.zero_points = static_cast<const std::uint8_t*>(grouped_data(
@@ -354,6 +296,8 @@ void run_float_gemm(const Rows& x, const RowsProduct& product) {
 // one row as for 16, so products of bfloat16 go there early.
 std::int64_t most_gemv_rows(PanelCodec codec, RowType type) {
   if (level_has(Capability::tiles) && type != RowType::float32) return is_integer(codec) ? 8 : 2;
+  // Narrow vectors take longer to decode a panel than to multiply it with more rows than these.
+  if (codec == PanelCodec::float8) return level_has(Capability::vectors_512) ? 12 : 4;
   return is_integer(codec) ? 12 : 8;
 }
 
@@ -415,7 +359,8 @@ std::int64_t gemv_items(const RowsProduct& product) {
 }
 
 std::int64_t gemv_bytes(const RowsProduct& product) {
-  const std::int64_t scales = product.weight.groups * kPanelOutputs * 2;
+  const std::int64_t scales =
+      product.weight.groups * kPanelOutputs * size_of(product.weight.group_dtype);
   return (is_gated(product.result.epilogue) ? 2 : 1) * (product.weight.panel_bytes + scales);
 }
 

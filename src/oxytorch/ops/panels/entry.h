@@ -50,6 +50,9 @@ inline std::int64_t panels_of(std::int64_t out_features, bool gated) {
 
 inline std::string quoted(const std::string& name) { return "'" + name + "'"; }
 
+// a, b or c: for a message.
+std::string any_of(const std::vector<std::string>& names);
+
 // Of the epilogues from `first` on, for a message.
 std::string epilogue_names(PanelEpilogue first);
 

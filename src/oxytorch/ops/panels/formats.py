@@ -1,9 +1,9 @@
 """The formats of weights in panels: what the codes of each mean, in one list.
 
 A new format is a line of `FORMATS`: `quantize_weight`, packing, the references and the kernels of
-every level read this list. Kernels know three kinds of codes, of which a format is one: integers of
-8 bits, integers of at most 4 bits, and indexes of a table of at most 16 values. Formats without
-codes are those of `PLAIN`.
+every level read this list. Kernels know four kinds of codes, of which a format is one: integers of
+8 bits, integers of at most 4 bits, indexes of a table of at most 16 values, and the bits of
+floating-point numbers of 8 bits. Formats without codes are those of `PLAIN`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from torch import Tensor
 class Format:
     """How values are stored.
 
-    bits: of a value. middle: the zero point of symmetric codes; None where there are no zero
-    points. table: the values of the codes in rising order, times a scale; None where a code is its
-    own value. searches: whether the scale is sought that errs least.
+    bits: of a value. middle: the zero point of symmetric codes, which are integers; None where
+    there are no zero points. table: the values of the codes in rising order, times a scale.
+    floats: the dtype of 8 bits whose numbers the codes are, times a scale. searches: whether the
+    scale is sought that errs least.
     """
 
     name: str
     bits: int
     middle: int | None = None
     table: tuple[float, ...] | None = None
+    floats: torch.dtype | None = None
     searches: bool = False
 
     @property
@@ -48,14 +50,39 @@ class Format:
     def largest_code(self) -> int:
         return (1 << self.bits) - 1
 
+    @property
+    def largest_value(self) -> float:
+        """Of the codes of a table or of floats, times a scale."""
+        if self.floats is not None:
+            return torch.finfo(self.floats).max
+        assert self.table is not None
+        return self.table[-1]
+
     def values(self, device: torch.device | None = None) -> Tensor:
-        """The values of all codes, float32: beyond the table its last value, as in C++."""
+        """The values of all codes, float32: beyond a table its last value, as in C++."""
+        if self.floats is not None:
+            codes = torch.arange(self.largest_code + 1, dtype=torch.uint8, device="cpu")
+            return codes.view(self.floats).float().to(device or torch.get_default_device())
         assert self.table is not None
         beyond = self.largest_code + 1 - len(self.table)
         return torch.tensor([*self.table, *[self.table[-1]] * beyond], device=device)
 
+    def units(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        """The values of codes in a dtype, before zero points and scales."""
+        if self.middle is not None:
+            return codes.to(dtype)
+        if self.floats is not None and codes.device.type == "cpu":
+            return codes.view(self.floats).to(dtype)
+        return self.values(codes.device).to(dtype)[codes.long()]
+
     def nearest(self, units: Tensor) -> Tensor:
-        """The codes whose values are nearest, int64; for formats with a table."""
+        """The codes whose values are nearest, int64; for formats with a table or floats.
+
+        Floats round to even where two are as near; beyond the largest they are the largest.
+        """
+        if self.floats is not None:
+            within = units.clamp(-self.largest_value, self.largest_value)
+            return within.to(self.floats).view(torch.uint8).long()
         table = self.values(units.device)
         return torch.bucketize(units, (table[1:] + table[:-1]) / 2)
 
@@ -94,6 +121,7 @@ FORMATS = {
         Format("int8", 8, middle=128),
         Format("int4", 4, middle=8, searches=True),
         Format("nf4", 4, table=NF4),
+        Format("fp8", 8, floats=torch.float8_e4m3fn),
         Format("fp32", 32),
     )
 }

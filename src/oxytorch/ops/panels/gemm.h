@@ -26,7 +26,7 @@ static void read_group(const PanelsArgs& weight, std::int64_t first, std::int64_
     if (!weight.group_scales) continue;
     for (int part = 0; part < kParts; ++part) {
       store(numbers.scales + p * kPanelOutputs + part * kLanes,
-            load(weight.group_scales + at + part * kLanes));
+            group_scales_of(weight, at + part * kLanes));
     }
   }
 }

@@ -7,8 +7,12 @@
 
 namespace oxytorch::OXY_LEVEL {
 
-// Rows that are multiplied at once; the others find the panel in the nearest caches.
-inline constexpr int kChunkRows = OXY_HAS_VECTORS_512 ? 4 : 2;
+// Rows that are multiplied at once; the others find the panel in the nearest caches. A panel that
+// takes long to decode is decoded for more of them.
+inline constexpr int kMostRows = 4;
+template <class Codec>
+inline constexpr int kChunkRows =
+    OXY_HAS_VECTORS_512 || __is_same(Codec, Float8Codec) ? kMostRows : 2;
 // Sums that registers hold. With 128 bits it is more than they do: 4 vectors fill a row of a panel.
 inline constexpr int kRegisterSums = kVectorBytes == 16 ? 32 : OXY_HAS_VECTORS_512 ? 16 : 8;
 
@@ -47,7 +51,7 @@ OXY_INLINE i32v zero_point_of(const Block& block, int part) {
 template <int rows, class Codec>
 OXY_INLINE void multiply(Float32Path, Codec codec, const GemvArgs& args, const Block& block,
                          f32v (&products)[rows][kParts]) {
-  constexpr int kSums = kChains<rows>;
+  constexpr int kSums = kChains<rows> < Codec::kMostChains ? kChains<rows> : Codec::kMostChains;
   f32v sums[kSums][rows][kParts] = {};
   i32v zero_points[kParts];
   for (int part = 0; part < kParts; ++part) {
@@ -119,6 +123,15 @@ OXY_INLINE void multiply(Bf16PairPath, Codec codec, const GemvArgs& args, const 
       for (int i = 0; i < 4; ++i, row += kPanelRowBytes) {
         ask_ahead(row);
         add(i, load_as<u32v>(row));
+      }
+    }
+  } else if constexpr (__is_same(Codec, Float8Codec)) {
+    for (std::int64_t k = 0; k < block.length; k += 8, x += 4) {
+      for (int i = 0; i < 4; i += 2, row += kPanelRowBytes) {
+        ask_ahead(row);
+        const Float8Pairs pairs = float8_pairs(load_as<u32v>(row));
+        add(i, pairs.first);
+        add(i + 1, pairs.last);
       }
     }
   } else {
@@ -223,7 +236,7 @@ static void multiply_panel(Codec codec, const GemvArgs& args, std::int64_t panel
       for (int part = 0; part < kParts; ++part) {
         f32v scale = splat(1.0f);
         if (weight.group_scales) {
-          scale = load(weight.group_scales + group * kPanelOutputs + part * kLanes);
+          scale = group_scales_of(weight, group * kPanelOutputs + part * kLanes);
         }
         for (int r = 0; r < rows; ++r) totals[r][part] += products[r][part] * scale;
       }
@@ -237,7 +250,7 @@ static void multiply_panel(Codec codec, const GemvArgs& args, std::int64_t panel
   }
 }
 
-// Rows of one item from their sums; `sums` has the up's after the gate's kChunkRows rows.
+// Rows of one item from their sums; `sums` has the up's after the gate's kMostRows rows.
 template <class T>
 static void finish_item(const GemvArgs& args, std::int64_t item, std::int64_t first_row,
                         std::int64_t rows, const float* sums) {
@@ -248,7 +261,7 @@ static void finish_item(const GemvArgs& args, std::int64_t item, std::int64_t fi
     const float* from = sums + r * kPanelOutputs;
     sweep(0, left < kPanelOutputs ? left : kPanelOutputs, [&](std::int64_t i, auto count) {
       finish_outputs<T>(args.weight, args.result, first_row + r, 1.0f, panel * kPanelOutputs + i,
-                        output + i, from + i, from + i + kChunkRows * kPanelOutputs, count);
+                        output + i, from + i, from + i + kMostRows * kPanelOutputs, count);
     });
   }
 }
@@ -262,13 +275,14 @@ static void multiply_item(Codec codec, const GemvArgs& args, std::int64_t item,
   }
   multiply_panel<Path, rows>(codec, args, 2 * item, first_row, sums);
   multiply_panel<Path, rows>(codec, args, 2 * item + 1, first_row,
-                             sums + kChunkRows * kPanelOutputs);
+                             sums + kMostRows * kPanelOutputs);
 }
 
 template <class Path, class Codec>
 static void multiply_items(Codec codec, const GemvArgs& args, std::int64_t begin,
                            std::int64_t end) {
-  alignas(64) float sums[2 * kChunkRows * kPanelOutputs];
+  alignas(64) float sums[2 * kMostRows * kPanelOutputs];
+  constexpr int kRows = kChunkRows<Codec>;
   const std::int64_t panels = is_gated(args.result.epilogue) ? 2 : 1;
   const std::int64_t bytes = panels * args.weight.panel_bytes;
   const std::uint8_t* first = args.weight.panels + begin * bytes;
@@ -280,9 +294,9 @@ static void multiply_items(Codec codec, const GemvArgs& args, std::int64_t begin
     std::int64_t row = 0;
     while (row < args.rows) {
       const std::int64_t left = args.rows - row;
-      const std::int64_t rows = left >= kChunkRows ? kChunkRows : left >= 2 ? 2 : 1;
-      if (rows == kChunkRows) {
-        multiply_item<Path, kChunkRows>(codec, args, item, row, sums);
+      const std::int64_t rows = left >= kRows ? kRows : left >= 2 ? 2 : 1;
+      if (rows == kRows) {
+        multiply_item<Path, kRows>(codec, args, item, row, sums);
       } else if (rows == 2) {
         multiply_item<Path, 2>(codec, args, item, row, sums);
       } else {

@@ -6,7 +6,7 @@ products read a row as it is:
 
     fp32        16 outputs x 1 k
     bf16        16 outputs x 2 k: pair (k, k + 1) of output o at bytes 4 o .. 4 o + 3
-    int8        16 outputs x 4 k: k + j of output o at byte 4 o + j; codes 0 .. 255
+    int8, fp8   16 outputs x 4 k: k + j of output o at byte 4 o + j; codes 0 .. 255
     int4, nf4   16 outputs x 8 k: byte 4 o + j has k + j in its low, k + 4 + j in its high half
 """
 
@@ -89,15 +89,20 @@ def unpack(
     return found.clone(memory_format=torch.contiguous_format)
 
 
-def split_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
+def split_scales(scales: Tensor, exactly: bool = False) -> tuple[Tensor, Tensor]:
     """Splits scales float32 [out, groups] into powers of two [out] and float16 [out, groups].
 
     The power brings the largest scale of its output into [0.5, 1): a float16 scale stays exact.
+    exactly: where float16 does not hold all of them, they are float32 and the powers 1.
     """
     largest = scales.abs().amax(1)
     exponents = torch.frexp(largest).exponent
-    powers = torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), exponents), 1.0)
-    return powers, (scales / powers[:, None]).to(torch.float16)
+    ones = torch.ones_like(largest)
+    powers = torch.where(largest > 0, torch.ldexp(ones, exponents), 1.0)
+    halves = (scales / powers[:, None]).to(torch.float16)
+    if exactly and not torch.equal(halves.float() * powers[:, None], scales):
+        return ones, scales
+    return powers, halves
 
 
 def joined_scales(channel_scales: Tensor, group_scales: Tensor | None) -> Tensor:
@@ -111,11 +116,7 @@ def joined_scales(channel_scales: Tensor, group_scales: Tensor | None) -> Tensor
 def values_of(format: str, codes: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
     """Dequantizes codes [out, in] with scales and zero points [out, groups], in scales' dtype."""
     kind = FORMATS[format]
-    if kind.table is None:
-        units = codes.to(scales.dtype)
-    else:
-        units = kind.values(codes.device).to(scales.dtype)[codes.long()]
-    grouped = torch.unflatten(units, 1, (scales.shape[1], -1))
+    grouped = torch.unflatten(kind.units(codes, scales.dtype), 1, (scales.shape[1], -1))
     if kind.middle is not None:
         grouped = grouped - (kind.middle if zero_points is None else zero_points[..., None])
     return (grouped * scales[..., None]).flatten(1)

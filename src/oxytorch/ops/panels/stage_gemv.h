@@ -60,7 +60,7 @@ struct Bf16PairPath {
     auto* to = reinterpret_cast<std::uint16_t*>(row_of_pairs(args, row));
     std::memcpy(to, x, sizeof(bf16) * args.in_features);
     std::memset(to + args.in_features, 0, sizeof(bf16) * (args.depth - args.in_features));
-    if (args.weight.codec == PanelCodec::bf16) return;
+    if (args.weight.codec != PanelCodec::table) return;
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     const __m512i orders = _mm512_broadcast_i32x4(order);
     for (std::int64_t i = 0; i < args.depth; i += 32) {

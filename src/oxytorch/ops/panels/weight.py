@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import reduce
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ..quantize_weight import quantize_weight
 from ..unpack_panels import unpack_panels
 from . import layout
 from .checks import check_alike, check_codes, check_matrix, check_plain_format, check_tensors
-from .formats import FORMATS
+from .formats import CODES, FORMATS
 from .rounding import codes_with
 
 _TENSORS = ("packed", "channel_scales", "group_scales", "zero_points")
@@ -30,7 +31,7 @@ class PanelWeight(PackedTensor):
     these give the written values exactly, else with new ones, as `quantize_weight` finds them.
 
     packed: uint8 [panels, bytes of a panel]. channel_scales: float32 [panels, 16], times
-    group_scales float16 [panels, groups, 16] if there are groups. zero_points: uint8
+    group_scales float16 or float32 [panels, groups, 16] if there are groups. zero_points: uint8
     [panels, groups, 16], or None for the middle (128 or 8). is_gated: panels alternate between the
     upper half (gate) and the lower half (up) of the weight. activation_dtype: "int8" rounds what is
     multiplied to 255 steps a row.
@@ -89,19 +90,20 @@ class PanelWeight(PackedTensor):
         zero_points: Tensor | None = None,
         *,
         dtype: torch.dtype = torch.bfloat16,
+        exact_scales: bool = False,
     ) -> PanelWeight:
-        """Packs codes uint8 [out, in], a code per byte, of format "int8", "int4" or "nf4".
+        """Packs codes uint8 [out, in], a code per byte, of a format of `formats.CODES`.
 
         scales: float32 [out, groups], one per output and group of neighbouring inputs. zero_points:
         uint8 [out, groups], or None: 128, or 8 for int4. dtype: that of the plain values.
         With several groups a scale is kept as float16 times a power of two of its output, so that
-        float16 scales stay exact.
+        float16 scales stay exact. exact_scales: keep them as float32 where that rounds one.
         """
         check_codes(format, codes, scales, zero_points)
         groups = scales.shape[1]
         tensors = {
             "packed": _placed(pack_panels(codes, format)),
-            **_scale_tensors(scales.float(), zero_points, False),
+            **_scale_tensors(scales.float(), zero_points, False, exact_scales),
         }
         group_size = codes.shape[1] // groups if groups > 1 else None
         return _made(tensors, format, codes.shape, dtype, group_size)
@@ -150,6 +152,7 @@ class PanelWeight(PackedTensor):
             torch.cat(scales),
             None if zero_points[0] is None else torch.cat(zero_points),
             dtype=first.dtype,
+            exact_scales=True,
         )
         result.activation_dtype = first.activation_dtype
         return result
@@ -202,7 +205,7 @@ class PanelWeight(PackedTensor):
         """Returns codes uint8 [out, in], scales float32 [out, groups] and zero points or None."""
         if not FORMATS[self.format].has_codes:
             raise ValueError(
-                f"codes: expected a weight of int8, int4 or nf4, got {self.format}; use dense()"
+                f"codes: expected a weight of {', '.join(CODES)}, got {self.format}; use dense()"
             )
         self.sync()
         return self._codes()
@@ -246,7 +249,8 @@ class PanelWeight(PackedTensor):
         _, scales, zero_points = self._codes()
         codes = codes_with(self.format, values, scales, zero_points)
         kept = layout.values_of(self.format, codes, scales, zero_points).to(self.dtype)
-        rows = (kept != values).any(1)
+        # NaN stays NaN in a format that has it.
+        rows = ((kept != values) & ~(kept.isnan() & values.isnan())).any(1)
         if rows.any():
             own_codes, own_scales, own_zero_points = quantize_weight(
                 values[rows], self.format, self.group_size, zero_points is None
@@ -254,7 +258,9 @@ class PanelWeight(PackedTensor):
             codes[rows], scales[rows] = own_codes, own_scales
             if zero_points is not None and own_zero_points is not None:
                 zero_points[rows] = own_zero_points
-            for name, tensor in _scale_tensors(scales, zero_points, self.is_gated).items():
+            exactly = self.group_scales is not None and self.group_scales.dtype == torch.float32
+            tensors = _scale_tensors(scales, zero_points, self.is_gated, exactly)
+            for name, tensor in tensors.items():
                 getattr(self, name).copy_(tensor)
         self._write(codes)
 
@@ -367,13 +373,15 @@ def _rebuild_part(
     return torch.nn.Parameter(result, requires_grad) if is_parameter else result
 
 
-def _scale_tensors(scales: Tensor, zero_points: Tensor | None, gated: bool) -> dict[str, Tensor]:
+def _scale_tensors(
+    scales: Tensor, zero_points: Tensor | None, gated: bool, exactly: bool = False
+) -> dict[str, Tensor]:
     """Scales float32 and zero points [out, groups] in the order of the panels."""
     found = {}
     if scales.shape[1] == 1:
         found["channel_scales"] = layout.by_panel(scales[:, 0], gated).contiguous()
     else:
-        powers, halves = layout.split_scales(scales)
+        powers, halves = layout.split_scales(scales, exactly)
         found["channel_scales"] = layout.by_panel(powers, gated).contiguous()
         found["group_scales"] = layout.by_panel(halves, gated).transpose(1, 2).contiguous()
     if zero_points is not None:
@@ -388,10 +396,11 @@ def _placed(panels: Tensor) -> Tensor:
 def _joined(parts: Sequence[Tensor], alternating: bool = False) -> Tensor:
     """Parts [panels, ...] one after the other, or in turns; panels are placed for streaming."""
     shape = [sum(part.shape[0] for part in parts), *parts[0].shape[1:]]
-    if parts[0].dtype == torch.uint8 and parts[0].dim() == 2:
+    dtype = reduce(torch.promote_types, (part.dtype for part in parts))
+    if dtype == torch.uint8 and parts[0].dim() == 2:
         result = empty_bytes(shape[0] * shape[1]).view(shape)
     else:
-        result = torch.empty(shape, dtype=parts[0].dtype)
+        result = torch.empty(shape, dtype=dtype)
     begin = 0
     for index, part in enumerate(parts):
         if alternating:

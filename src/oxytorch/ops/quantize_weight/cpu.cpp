@@ -20,6 +20,8 @@ std::vector<Tensor> quantize_weight(const Tensor& weight, const std::string& for
   const PanelFormat& parsed = parse_format(kName, "format", format, true);
   if (!parsed.has_middle && !symmetric) fail(kName, "symmetric", "true for " + format, "false");
   args.table = parsed.table;
+  args.has_floats = parsed.has_floats;
+  args.largest = parsed.has_floats ? kLargestFloat8 : parsed.table ? parsed.table[15] : 0.0f;
   args.middle = static_cast<float>(parsed.middle);
   args.last = static_cast<float>((1 << parsed.bits) - 1);
   if (weight.dim() != 2) {

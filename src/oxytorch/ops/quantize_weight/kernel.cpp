@@ -95,7 +95,7 @@ static float kept(const QuantizeWeightArgs& args, float scale) {
 template <class T>
 static Choice choose(const QuantizeWeightArgs& args, const T* x, Range range) {
   const float magnitude = -range.low > range.high ? -range.low : range.high;
-  if (args.table) return {kept(args, magnitude / args.table[15]), 0.0f};
+  if (args.table || args.has_floats) return {kept(args, magnitude / args.largest), 0.0f};
   if (args.search) {
     const Choice best = search(args, x, range);
     return {kept(args, best.scale), best.zero};
@@ -105,8 +105,13 @@ static Choice choose(const QuantizeWeightArgs& args, const T* x, Range range) {
   return {scale, whole(-range.low / scale, args.last)};
 }
 
-OXY_INLINE f32v code_of(f32v v, float zero, float last) {
-  return minimum(maximum(nearest(v) + zero, f32v{}), splat(last));
+// Whole numbers below 2^31.
+OXY_INLINE u32v whole_of(f32v v) {
+  return reinterpret_cast<u32v>(__builtin_convertvector(v, i32v));
+}
+
+OXY_INLINE u32v code_of(f32v v, float zero, float last) {
+  return whole_of(minimum(maximum(nearest(v) + zero, f32v{}), splat(last)));
 }
 
 // Between neighbouring values of a table, up to that of the last code.
@@ -119,12 +124,23 @@ struct Bounds {
     }
   }
 
-  OXY_MEMBER f32v code_of(f32v v) const {
+  OXY_MEMBER u32v code_of(f32v v) const {
     f32v code{};
     for (const float bound : values) code += v > splat(bound) ? splat(1.0f) : f32v{};
-    return code;
+    return whole_of(code);
   }
 };
+
+// The bits of the nearest E4M3 number, to even where two are as near, up to the largest one.
+OXY_INLINE u32v float8_code_of(f32v v, float largest) {
+  const u32v sign = bits_of(v) >> 24 & 0x80;
+  const f32v size = minimum(magnitude(v), splat(largest));
+  // Codes below 16 are multiples of 2^-9; the others have 3 bits of mantissa.
+  const u32v bits = bits_of(size);
+  const u32v normal = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3);
+  const u32v small = whole_of(nearest(size * 512.0f));
+  return (size < 0x1p-6f ? small : normal) | sign;
+}
 
 template <class T>
 static void quantize_group(const QuantizeWeightArgs& args, const T* x, std::int64_t group,
@@ -133,13 +149,15 @@ static void quantize_group(const QuantizeWeightArgs& args, const T* x, std::int6
   const Choice choice = choose(args, x, range);
   const auto put_codes = [&](auto code_of) {
     sweep(0, args.group_size, [&](std::int64_t i, auto count) {
-      const f32v code = code_of(load(x + i, count) / choice.scale);
-      store_raw(codes + i, truncate_8_bits(__builtin_convertvector(code, u32v)), count);
+      const u32v code = code_of(load(x + i, count) / choice.scale);
+      store_raw(codes + i, truncate_8_bits(code), count);
     });
   };
   if (args.table) {
     const Bounds bounds(args.table, args.last);
     put_codes([&](f32v v) { return bounds.code_of(v); });
+  } else if (args.has_floats) {
+    put_codes([&](f32v v) { return float8_code_of(v, args.largest); });
   } else {
     put_codes([&](f32v v) { return code_of(v, choice.zero, args.last); });
   }

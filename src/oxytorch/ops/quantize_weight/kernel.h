@@ -15,12 +15,14 @@ struct QuantizeWeightArgs {
   std::int64_t width;
   std::int64_t group_size;
   std::int64_t weight_stride;  // elements between rows
-  const float* table;          // 16 values in rising order that codes stand for; null: integers
+  const float* table;          // 16 values in rising order that codes stand for; null: none
+  float largest;               // value of a code of a table or of floats
   float middle;                // the symmetric zero point
   float last;                  // the largest code
   DType dtype;
   bool symmetric;
-  bool search;  // for the scale that errs least
+  bool search;      // for the scale that errs least
+  bool has_floats;  // codes are the bits of E4M3 numbers
 };
 
 }  // namespace oxytorch

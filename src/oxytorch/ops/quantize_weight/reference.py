@@ -73,16 +73,15 @@ def _quantized(
     kind: Format, groups: Tensor, symmetric: bool, search: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and zero points of groups."""
-    if kind.table is not None:
-        return _by_table(kind, groups)
+    if kind.middle is None:
+        return _by_value(kind, groups)
     if symmetric:
         return _symmetric(kind, groups, search)
     return _asymmetric(kind, groups, search)
 
 
-def _by_table(kind: Format, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    assert kind.table is not None
-    scale = _scale(groups.abs().amax(2, keepdim=True) / kind.table[-1], groups)
+def _by_value(kind: Format, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    scale = _scale(groups.abs().amax(2, keepdim=True) / kind.largest_value, groups)
     return kind.nearest(groups / scale), scale, torch.zeros_like(scale)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ...core.errors import CheckpointError
 from .awq import Awq
 from .compressed_tensors import CompressedTensors
+from .fp8 import Fp8
 from .gptq import Gptq
 from .scheme import Codes, Scheme
 
@@ -15,6 +16,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "gptq": Gptq,
     "awq": Awq,
     "compressed-tensors": CompressedTensors,
+    "fp8": Fp8,
 }
 
 

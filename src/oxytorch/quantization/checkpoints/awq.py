@@ -54,7 +54,7 @@ class Awq(Scheme):
         if self.config.get("zero_point", True) or f"{path}.qzeros" in files:
             words = take(files, f"{path}.qzeros", (torch.int32,), (groups, out // 8))
             zeros = _outputs(words).t().contiguous()
-        return known_groups(path, 4, codes, scales, zeros)
+        return known_groups(path, "int4", codes, scales, zeros)
 
 
 def _outputs(words: Tensor) -> Tensor:

@@ -11,6 +11,10 @@ pack-quantized:
 
 int-quantized: weight int8 [out, in] with the same scales; activations may be quantized to 8 bits
 for each token when they are multiplied.
+
+float-quantized: weight float8_e4m3fn [out, in] with the same scales, or one for each block of
+block_structure, weight_scale [out / 128, in / 128], each rounded up. Activations that such a file
+wants quantized stay as they are.
 """
 
 from __future__ import annotations
@@ -24,13 +28,39 @@ from torch import Tensor
 
 from ...core.errors import CheckpointError
 from ...core.tensor_file import TensorFiles
-from .scheme import Codes, Scheme, fields_of, in_groups, known_groups, take, take_scales
+from .scheme import (
+    Codes,
+    Scheme,
+    fields_of,
+    holds_float8,
+    in_groups,
+    is_size,
+    is_tensor_scale,
+    known_groups,
+    take,
+    take_block_scales,
+    take_float8,
+    take_scales,
+    take_tensor_scale,
+)
 
-_FORMATS = ("pack-quantized", "int-quantized")
+_INTEGERS: dict[str, tuple[Any, ...]] = {
+    "type": ("int",),
+    "num_bits": (4, 8),
+    "strategy": ("channel", "group", "tensor"),
+}
+_FLOATS: dict[str, tuple[Any, ...]] = {
+    "type": ("float",),
+    "num_bits": (8,),
+    "strategy": ("channel", "group", "tensor", "block"),
+    "symmetric": (True, None),
+}
+_FORMATS = {"pack-quantized": _INTEGERS, "int-quantized": _INTEGERS, "float-quantized": _FLOATS}
+"""What the settings of weights may be in each format."""
 
 
 class CompressedTensors(Scheme):
-    """Integer weights of 4 and 8 bits, per channel, per group or per tensor."""
+    """Integers of 4 and 8 bits and floats of 8, per channel, group, block or tensor."""
 
     suffixes = (
         "weight_packed",
@@ -39,8 +69,9 @@ class CompressedTensors(Scheme):
         "weight_shape",
         "weight_g_idx",
     )
-    # Scales for keys and values of a cache of 8 bits; ours has its own.
-    ignored = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
+    # Scales for keys and values of a cache of 8 bits; ours has its own. Scales of activations that
+    # stay as they are.
+    ignored = ("k_scale", "v_scale", "k_zero_point", "v_zero_point", "input_scale")
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
         super().__init__(config, source)
@@ -58,16 +89,23 @@ class CompressedTensors(Scheme):
         if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
             raise self.refuse(f"{setting}.weights", "to say how weights are quantized", group)
         form = group.get("format") or self.config.get("format")
-        if form not in _FORMATS:
+        if not isinstance(form, str) or form not in _FORMATS:
             raise self.refuse("format", f"one of {', '.join(_FORMATS)}", form)
         weights = group["weights"]
-        for key, wanted in (
-            ("type", ("int",)),
-            ("num_bits", (4, 8)),
-            ("strategy", ("channel", "group", "tensor")),
-        ):
+        for key, wanted in _FORMATS[form].items():
             if weights.get(key) not in wanted:
                 raise self.refuse(f"{setting}.weights.{key}", f"one of {wanted}", weights.get(key))
+        if weights["strategy"] == "block" and not is_size(weights.get("block_structure")):
+            raise self.refuse(
+                f"{setting}.weights.block_structure",
+                "two sizes above 0",
+                weights.get("block_structure"),
+            )
+        self._check_targets(setting, group)
+        self._check_inputs(setting, group, weights["type"])
+        return group
+
+    def _check_targets(self, setting: str, group: Mapping[str, Any]) -> None:
         targets = group.get("targets")
         if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
             raise self.refuse(f"{setting}.targets", "to be a list of names", targets)
@@ -78,19 +116,25 @@ class CompressedTensors(Scheme):
                 raise self.refuse(
                     f"{setting}.targets", f"with patterns ({error})", target
                 ) from error
+
+    def _check_inputs(self, setting: str, group: Mapping[str, Any], type: str) -> None:
         inputs = group.get("input_activations")
-        if inputs is not None:
-            needed = {"num_bits": 8, "type": "int", "dynamic": True}
-            if not isinstance(inputs, Mapping) or any(
-                inputs.get(key) != value for key, value in needed.items()
-            ):
-                raise self.refuse(
-                    f"{setting}.input_activations", "of type int, 8 bits and dynamic", inputs
-                )
-        return group
+        if inputs is None:
+            return
+        needed = {"num_bits": 8, "type": type}
+        wanted = f"of type {type} and 8 bits"
+        if type == "int":
+            needed["dynamic"] = True
+            wanted = "of type int, 8 bits and dynamic"
+        if not isinstance(inputs, Mapping) or any(
+            inputs.get(key) != value for key, value in needed.items()
+        ):
+            raise self.refuse(f"{setting}.input_activations", wanted, inputs)
 
     def holds(self, files: TensorFiles, path: str) -> bool:
         if f"{path}.weight_packed" in files:
+            return True
+        if holds_float8(files, path):
             return True
         name = f"{path}.weight"
         return name in files and files.place(name).dtype == torch.int8
@@ -98,6 +142,8 @@ class CompressedTensors(Scheme):
     def read(self, files: TensorFiles, path: str, shape: tuple[int, int]) -> Codes:
         group = self._group_of(path)
         weights = group["weights"]
+        if weights["type"] == "float":
+            return self._floats(files, path, shape, weights)
         bits: int = weights["num_bits"]
         codes = self._codes(files, path, shape, bits)
         count = self._scale_count(files, path, shape)
@@ -107,7 +153,18 @@ class CompressedTensors(Scheme):
         )
         codes, order = in_groups(files, f"{path}.weight_g_idx", codes, count)
         activation_dtype = None if group.get("input_activations") is None else "int8"
-        return known_groups(path, bits, codes, scales, zeros, order, activation_dtype)
+        return known_groups(path, f"int{bits}", codes, scales, zeros, order, activation_dtype)
+
+    def _floats(
+        self, files: TensorFiles, path: str, shape: tuple[int, int], weights: Mapping[str, Any]
+    ) -> Codes:
+        codes = take_float8(files, path, shape)
+        if weights["strategy"] == "block":
+            block = weights["block_structure"]
+            scales = take_block_scales(files, f"{path}.weight_scale", shape, block)
+        else:
+            scales = self._scales(files, path, shape, self._scale_count(files, path, shape))
+        return known_groups(path, "fp8", codes, scales, None)
 
     def _group_of(self, path: str) -> Mapping[str, Any]:
         """The group whose targets name a module; names win over kinds of modules."""
@@ -158,10 +215,8 @@ class CompressedTensors(Scheme):
 
     def _scales(self, files: TensorFiles, path: str, shape: tuple[int, int], count: int) -> Tensor:
         name = f"{path}.weight_scale"
-        if files.place(name).shape in ((), (1,), (1, 1)) and shape[0] != 1:
-            return (
-                take_scales(files, name, files.place(name).shape).reshape(1, 1).expand(shape[0], 1)
-            )
+        if is_tensor_scale(files, name) and shape[0] != 1:
+            return take_tensor_scale(files, name, shape[0])
         return take_scales(files, name, (shape[0], count))
 
     def _zeros(

@@ -49,7 +49,7 @@ class Gptq(Scheme):
         if self.zeros_less_one:
             zeros = (zeros + 1) & (2**bits - 1)
         codes, order = in_groups(files, f"{path}.g_idx", codes, groups)
-        return known_groups(path, bits, codes, scales, zeros, order)
+        return known_groups(path, f"int{bits}", codes, scales, zeros, order)
 
     def _groups(self, files: TensorFiles, path: str, columns: int) -> int:
         name = f"{path}.scales"

@@ -1,9 +1,10 @@
-"""What readers of checkpoints share: checked tensors, codes out of 32-bit words, column orders."""
+"""What readers of checkpoints share: checked tensors, codes of words and floats, column orders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ from ...ops.panels.formats import FORMATS
 from ...ops.panels.layout import GROUP_SIZES
 from ...rewriting.refusals import check_finite
 
-_SCALES = (torch.float16, torch.bfloat16, torch.float32)
+FLOAT8 = torch.float8_e4m3fn
+"""The dtype of weights whose format is "fp8"."""
+
+_SCALES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e8m0fnu)
 
 
 @dataclass
@@ -105,9 +109,65 @@ def fields_of(words: Tensor, bits: int) -> Tensor:
     return torch.stack((parts & 15, parts >> 4), -1).flatten(-2)
 
 
-def _unless_middle(zero_points: Tensor, bits: int) -> Tensor | None:
+def holds_float8(files: TensorFiles, path: str) -> bool:
+    """Whether the weight of the module at `path` consists of floats of 8 bits."""
+    name = f"{path}.weight"
+    return name in files and files.place(name).dtype == FLOAT8
+
+
+def take_float8(files: TensorFiles, path: str, shape: tuple[int, int]) -> Tensor:
+    """Return the codes uint8 of such a weight, after looking that none is NaN."""
+    name = f"{path}.weight"
+    codes: Tensor = take(files, name, (FLOAT8,), shape).view(torch.uint8)
+    if bool((codes & 0x7F == 0x7F).any()):
+        raise CheckpointError(
+            f"{files.path(name)}: expected finite values in tensor {name!r}, got NaN"
+        )
+    return codes
+
+
+def is_size(size: object) -> bool:
+    """Whether a setting is a list of two integers above 0."""
+    return isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
+
+
+def take_block_scales(
+    files: TensorFiles, name: str, shape: tuple[int, int], block: Sequence[int]
+) -> Tensor:
+    """Return scales [out, groups] from those of blocks of `block` outputs and inputs.
+
+    The last block of a row or a column may be smaller. Groups are as large as blocks and
+    in_features allow.
+    """
+    (out, columns), (rows, width) = shape, block
+    scales = take_scales(files, name, (-(-out // rows), -(-columns // width)))
+    scales = scales.repeat_interleave(rows, 0)[:out]
+    if columns <= width:
+        return scales
+    size = gcd(width, columns)
+    fitting = [known for known in GROUP_SIZES if size % known == 0]
+    if not fitting:
+        raise CheckpointError(
+            f"{files.path(name)}: expected blocks of tensor {name!r} and in_features with a common "
+            f"divisor of {', '.join(map(str, GROUP_SIZES))}, got {width} and {columns}"
+        )
+    return scales.repeat_interleave(width // fitting[-1], 1)[:, : columns // fitting[-1]]
+
+
+def take_tensor_scale(files: TensorFiles, name: str, out: int) -> Tensor:
+    """Return the scale of a whole tensor for each output, [out, 1]."""
+    place = files.place(name)
+    return take_scales(files, name, place.shape).reshape(1, 1).expand(out, 1)
+
+
+def is_tensor_scale(files: TensorFiles, name: str) -> bool:
+    """Whether a tensor is the scale of a whole weight."""
+    return files.place(name).shape in ((), (1,), (1, 1))
+
+
+def _unless_middle(zero_points: Tensor, format: str) -> Tensor | None:
     """Return zero points, or None where all are that of symmetric codes."""
-    middle = FORMATS[f"int{bits}"].middle
+    middle = FORMATS[format].middle
     assert middle is not None
     return None if bool((zero_points == middle).all()) else zero_points
 
@@ -125,7 +185,7 @@ def in_groups(
 
 def known_groups(
     path: str,
-    bits: int,
+    format: str,
     codes: Tensor,
     scales: Tensor,
     zero_points: Tensor | None,
@@ -138,8 +198,8 @@ def known_groups(
     of symmetric codes are left out. The other arguments are the fields of `Codes`.
     """
     if zero_points is not None:
-        zero_points = _unless_middle(zero_points, bits)
-    found = Codes(f"int{bits}", codes, scales, zero_points, order, activation_dtype)
+        zero_points = _unless_middle(zero_points, format)
+    found = Codes(format, codes, scales, zero_points, order, activation_dtype)
     largest = GROUP_SIZES[-1]
     size = codes.shape[1] // scales.shape[1]
     if scales.shape[1] == 1 or size in GROUP_SIZES:
