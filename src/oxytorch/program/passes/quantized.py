@@ -420,7 +420,7 @@ def _moved_up(editor: Editor, step: Step) -> bool:
     else:
         return False
     editor.replace(maker)
-    editor.replace(step, *makes, replace(made, results=[result, *maker.results[1:]]))
+    editor.replace(step, *makes, replace(made, results=[result, *made.results[1:]]))
     return True
 
 
