@@ -1,6 +1,6 @@
 #include <unordered_map>
 
-#include "core/torch_api.h"
+#include "core/own_operators.h"
 
 namespace oxytorch {
 
