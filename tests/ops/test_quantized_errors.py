@@ -133,8 +133,8 @@ def test_linear_refuses_sums_that_could_overflow() -> None:
             "kernel_size of at most 64 lines for each channel by itself, got 65",
         ),
         (
-            {"groups": 4, "out_channels": 4},
-            "panels with 256 elements",
+            {"groups": 4, "out_channels": 4, "panels": KERNELS[0].flatten()[1:]},
+            "panels with 1024 elements, got [1023]",
         ),
         ({"kernel_size": [3]}, "kernel_size of 2 numbers from 1 to 2^31 - 1, got [3]"),
         ({"kernel_size": [1 << 30, 1 << 30]}, "x that kernels of"),

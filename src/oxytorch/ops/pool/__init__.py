@@ -109,12 +109,16 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         geometry = [stride] * dims, [padding, padding] * dims, [dilation] * dims
         yield Sample(f"{shape_name(shape)}-{kind}", (x, list(kernel), *geometry, kind))
     if size == "test":
-        for shape, kernel, stride, padding, dilation, kind_of_byte in _BYTES:
-            x = torch.randint(256, shape, dtype=torch.uint8).view(kind_of_byte)
-            lists = [[step] * (len(kernel) * repeat) for step, repeat in
-                     ((stride, 1), (padding, 2), (dilation, 1))]  # fmt: skip
-            name = f"{shape_name(shape)}-max-{str(kind_of_byte).removeprefix('torch.')}"
-            yield Sample(name, (channels_last(x), list(kernel), *lists, "max"))
+        yield from _of_bytes()
+
+
+def _of_bytes() -> Iterator[Sample]:
+    for shape, kernel, stride, padding, dilation, dtype in _BYTES:
+        x = channels_last(torch.randint(256, shape, dtype=torch.uint8).view(dtype))
+        dims = len(kernel)
+        geometry = [stride] * dims, [padding] * 2 * dims, [dilation] * dims
+        name = f"{shape_name(shape)}-max-{str(dtype).removeprefix('torch.')}"
+        yield Sample(name, (x, list(kernel), *geometry, "max"))
 
 
 def cost(

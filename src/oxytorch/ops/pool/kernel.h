@@ -16,7 +16,7 @@ enum class PoolElement : std::int32_t { floating, int8, uint8 };
 struct PoolArgs {
   WindowArgs windows;  // of all channels, which lie side by side; dtype: of what is floating
   PoolElement element;
-  void* out;           // contiguous lines of [columns, channels]
+  void* out;  // contiguous lines of [columns, channels]
   std::int64_t block;
   PoolKind kind;
 };

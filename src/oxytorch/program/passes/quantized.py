@@ -188,7 +188,11 @@ def why_not(editor: Editor, step: Step) -> str:
 def why_not_groups(size: Sequence[int], groups: int) -> str:
     """Why a convolution with a weight of a size cannot multiply bytes; empty if it can."""
     outputs, channels, *lines, columns = size
-    count, run, is_own = math.prod(lines), columns * channels, is_depthwise(outputs, channels, groups)
+    count, run, is_own = (
+        math.prod(lines),
+        columns * channels,
+        is_depthwise(outputs, channels, groups),
+    )
     if is_own and count > MOST_LINES:
         return f"its kernels have more than {MOST_LINES} lines"
     products = columns * (count + -count % 4) if is_own else count * (run + -run % 4)
