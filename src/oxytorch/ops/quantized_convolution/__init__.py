@@ -54,8 +54,8 @@ def by_columns(weight: Tensor) -> Tensor:
 def by_lines(weight: Tensor, groups: int) -> Tensor:
     """[groups * rows, lines * columns * channels] of any other weight.
 
-    The outputs of each group are padded with zeros to a multiple of 16, and the columns and channels
-    of each line to a multiple of 4.
+    The outputs of each group are padded with zeros to a multiple of 16, and the columns and
+    channels of each line to a multiple of 4.
     """
     matrix = matrix_of(weight, groups)
     lines = matrix.reshape(matrix.shape[0], weight.shape[2:-1].numel(), -1)

@@ -8,15 +8,12 @@ pass that times kernels, so that runs on other machines and of other dtypes have
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ...ops.panels import layout
-from ...ops.quantized_convolution import MOST_LINES, is_depthwise
 from ..program import Argument, Some, Step, Value, values_of
 from . import panels
 from .convolution import changeable, follow_order, padded_input
@@ -25,13 +22,19 @@ from .editor import VIEWS, Editor, is_contiguous, known
 from .linear import LINEAR
 from .pooling import largest
 from .post_ops import is_activation
-from .quantized_weights import Making, Rounded, bytes_of_convolution, bytes_of_linear, wide_bias
+from .quantized_weights import (
+    MOST_PRODUCTS,
+    Making,
+    Rounded,
+    bytes_of_convolution,
+    bytes_of_linear,
+    why_not_groups,
+    wide_bias,
+)
 
 QUANTIZE, DEQUANTIZE = "oxytorch::quantize_per_tensor", "oxytorch::dequantize_per_tensor"
 LINEAR_OF_BYTES = "oxytorch::quantized_linear"
 CONVOLUTION_OF_BYTES = "oxytorch::quantized_convolution"
-MOST_PRODUCTS = 65536
-"""Products of bytes that a sum of 32 bits holds."""
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 """Of what layers take and give where that is no bytes."""
 _OTHER = {LINEAR_OF_BYTES: 8, CONVOLUTION_OF_BYTES: 9}
@@ -183,24 +186,6 @@ def why_not(editor: Editor, step: Step) -> str:
     if not x.meta.dim() == weight.meta.dim() in (3, 4, 5):
         return "it is of a single image without a batch"
     return why_not_groups(weight.meta.shape, int(step.arguments[8]))
-
-
-def why_not_groups(size: Sequence[int], groups: int) -> str:
-    """Why a convolution with a weight of a size cannot multiply bytes; empty if it can."""
-    outputs, channels, *lines, columns = size
-    count, run, is_own = (
-        math.prod(lines),
-        columns * channels,
-        is_depthwise(outputs, channels, groups),
-    )
-    if is_own and count > MOST_LINES:
-        return f"its kernels have more than {MOST_LINES} lines"
-    products = columns * (count + -count % 4) if is_own else count * (run + -run % 4)
-    if products > MOST_PRODUCTS:
-        return f"it sums more than {MOST_PRODUCTS} products"
-    if groups > 1 and not is_own and outputs // groups < layout.OUTPUTS:
-        return f"integers are slower where a group has fewer than {layout.OUTPUTS} outputs"
-    return ""
 
 
 def left(editor: Editor, names: Mapping[Value, str]) -> dict[str, str]:

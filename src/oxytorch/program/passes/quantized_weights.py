@@ -6,15 +6,19 @@ Each output has its own scale, its largest magnitude / 127, and bytes from -127 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.panels import layout
-from ...ops.quantized_convolution import is_depthwise
+from ...ops.quantized_convolution import MOST_LINES, is_depthwise
 from ..program import Argument, Some, Step, Value
 from .editor import known
+
+MOST_PRODUCTS = 65536
+"""Products of bytes that a sum of 32 bits holds."""
 
 LARGEST = 127
 SMALLEST = torch.finfo(torch.float32).tiny
@@ -101,6 +105,24 @@ def bytes_of_convolution(
     sums = make("aten::sum.dim_IntList", matrix, Some(["1"]), "false", Some("=int32"))
     every = make.padded(make.reshaped(scales, groups, each), 0, more)
     return [_packed(make, matrix), make.reshaped(every, -1), sums]
+
+
+def why_not_groups(size: Sequence[int], groups: int) -> str:
+    """Why a convolution with a weight of a size cannot multiply bytes; empty if it can."""
+    outputs, channels, *lines, columns = size
+    count, run, is_own = (
+        math.prod(lines),
+        columns * channels,
+        is_depthwise(outputs, channels, groups),
+    )
+    if is_own and count > MOST_LINES:
+        return f"its kernels have more than {MOST_LINES} lines"
+    products = columns * (count + -count % 4) if is_own else count * (run + -run % 4)
+    if products > MOST_PRODUCTS:
+        return f"it sums more than {MOST_PRODUCTS} products"
+    if groups > 1 and not is_own and outputs // groups < layout.OUTPUTS:
+        return f"integers are slower where a group has fewer than {layout.OUTPUTS} outputs"
+    return ""
 
 
 def wide_bias(make: Making, bias: Argument) -> Argument:
