@@ -635,10 +635,11 @@ def test_error_names_argument_and_both_values(message: str, call: Callable[[], o
 
 
 OF_BYTES = {
-    "dequantize_per_tensor", "quantize_per_tensor", "quantized_convolution", "quantized_gru",
-    "quantized_linear", "quantized_lstm",
+    "dequantize_per_tensor", "quantize_per_tensor", "quantized_convolution",
+    "quantized_embedding_bag", "quantized_gru", "quantized_linear", "quantized_lstm",
+    "quantized_merged_embedding_bag",
 }  # fmt: skip
-"""Ops whose cases stand in test_quantized_errors.py and test_recurrent.py."""
+"""Whose cases stand in test_quantized_errors.py, test_recurrent.py and test_bags_of_bytes.py."""
 
 
 def test_every_op_has_an_error_case() -> None:

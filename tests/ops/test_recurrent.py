@@ -33,10 +33,7 @@ def weights_of(kind: str, module: Any) -> dict[str, Any]:
             panels, sums = recurrent.pack_weight(stored, gates)
             own[f"{name}_panels"], own[f"{name}_sums"] = panels, sums
             own[f"{name}_scales"] = recurrent.units_together(scales, gates)
-            bias = getattr(module, f"bias_{part}{suffix}").detach()
-            own[f"{name}_biases"] = recurrent.units_together(bias, gates)
-        if kind == "lstm":
-            own["biases"] = own.pop("input_biases") + own.pop("hidden_biases")
+            own[f"{name}_biases"] = getattr(module, f"bias_{part}{suffix}").detach()
         for name, tensor in own.items():
             found.setdefault(name, []).append(tensor)
     direction = "both" if module.bidirectional else "forward"
@@ -192,13 +189,31 @@ def test_recurrent_layers_refuse(kind: str, changed: dict[str, Any], message: st
         FUNCTIONS[kind](**{"x": X, **states, **GIVEN[kind], **changed})
 
 
-def test_biases_are_named() -> None:
-    short: Any = [torch.ones(3)]
-    with pytest.raises(RuntimeError, match="quantized_lstm: expected biases with 128 elements"):
-        ops.quantized_lstm(X, None, None, **GIVEN["lstm"] | {"biases": short})
-    for name in ("input_biases", "hidden_biases"):
-        wanted = f"quantized_gru: expected {name} with 96 elements"
-        with pytest.raises(RuntimeError, match=wanted):
-            ops.quantized_gru(X, None, **GIVEN["gru"] | {name: short})
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["input_biases", "hidden_biases"])
+def test_biases_are_named(kind: str, name: str) -> None:
+    outputs = recurrent.GATES[kind] * 32
+    states = {"h": None, "c": None} if kind == "lstm" else {"h": None}
+    for biases, message in (
+        ([torch.ones(3)], f"{name} of shape [{outputs}], got [3]"),
+        ([torch.ones(outputs)] * 2, f"{name} with 1 tensors, one for each direction of a layer"),
+        ([torch.ones(outputs).int()], f"{name} of dtype float32, bfloat16 or float16"),
+    ):
+        with pytest.raises(RuntimeError, match=re.escape(f"quantized_{kind}: expected {message}")):
+            FUNCTIONS[kind](X, **states, **GIVEN[kind] | {name: biases})
+
+
+def test_cells_are_named() -> None:
     with pytest.raises(RuntimeError, match="quantized_lstm: expected c of shape"):
         ops.quantized_lstm(X, None, X, **GIVEN["lstm"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_biases_are_zeros(kind: str) -> None:
+    torch.manual_seed(0)
+    given: Any = recurrent.sample_weights(kind, 2, 1, 16, 32) | {"hidden_size": 32}
+    given["input_biases"] = [torch.zeros(recurrent.GATES[kind] * 32)] * 2
+    given["hidden_biases"] = given["input_biases"]
+    x = torch.randn(3, 2, 16)
+    without = given | {"input_biases": [], "hidden_biases": []}
+    assert all(map(torch.equal, run(kind, x, None, **given), run(kind, x, None, **without)))

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from .quantize_per_tensor import quantize_per_tensor
     from .quantize_weight import quantize_weight
     from .quantized_convolution import quantized_convolution
+    from .quantized_embedding_bag import quantized_embedding_bag
     from .quantized_gru import quantized_gru
     from .quantized_linear import quantized_linear
     from .quantized_lstm import quantized_lstm
+    from .quantized_merged_embedding_bag import quantized_merged_embedding_bag
     from .rms_norm import rms_norm
     from .rotary_embedding import rotary_embedding
     from .silu_mul import silu_mul
@@ -68,9 +70,11 @@ __all__ = [
     "quantize_per_tensor",
     "quantize_weight",
     "quantized_convolution",
+    "quantized_embedding_bag",
     "quantized_gru",
     "quantized_linear",
     "quantized_lstm",
+    "quantized_merged_embedding_bag",
     "registry",
     "rms_norm",
     "rotary_embedding",

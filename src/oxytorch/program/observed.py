@@ -57,13 +57,15 @@ def _run(program: Program, tensors: Sequence[Tensor]) -> tuple[list[Tensor], lis
 class ObservedProgram(_Shown):
     """Shows the values whose ranges decide which bytes layers multiply.
 
-    left: why layers cannot multiply bytes, by name. groups: layers by what they take.
+    left: why layers cannot multiply bytes, by name. groups: layers by what they take. by_rows:
+    those that need no ranges.
     """
 
     def __init__(self, run: Run, names: Mapping[int, str]) -> None:
         super().__init__(run, names)
         found = passes.points(self._steps, self._lasting, self._names)
         self.left, self.groups, self._points = found.left, found.groups, found.values
+        self.by_rows = found.by_rows
         self._plain = self._steps.copy()
         self._show(found.values.values())
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
+
+from torch import nn
 
 from ..ops.panels.formats import FORMATS, GROUP_SIZES
 
@@ -49,12 +51,16 @@ class WeightConfig:
         if size is not None and (isinstance(size, bool) or size not in GROUP_SIZES):
             sizes = ", ".join(map(str, GROUP_SIZES))
             raise ValueError(f"{name}: expected group_size {sizes} or None, got {size!r}")
-        for field in ("symmetric", "search"):
-            value = getattr(self, field)
-            if not isinstance(value, bool):
-                raise TypeError(f"{name}: expected {field} True or False, got {value!r}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise TypeError(f"{name}: expected {field.name} True or False, got {value!r}")
         if FORMATS[self.format].middle is None and not self.symmetric:
             raise ValueError(f"{name}: expected symmetric=True, got False")
+
+    def takes(self, module: nn.Module) -> bool:
+        """Whether a recurrent layer or an embedding is quantized; linear layers always are."""
+        return False
 
     def check_groups(
         self, caller: str, name: str, in_features: int, otherwise: str, also: str = ""
@@ -86,9 +92,24 @@ class WeightConfig:
 
 @dataclass(frozen=True)
 class Int8Weight(WeightConfig):
-    """Weights of 8 bits; activations unchanged."""
+    """Weights of 8 bits; activations unchanged. Linear layers and embedding bags.
+
+    only_faster: embedding bags, and recurrent layers of `Int8DynamicActivationInt8Weight`, are
+        taken where they are timed as faster here than `optimize` makes the floating ones. False
+        takes all of them, for memory.
+    embeddings: nn.Embedding is taken too, for memory: looking up a row is no work.
+
+    Groups and zero points are for linear layers: with these no other ones are taken.
+    """
+
+    only_faster: bool = True
+    embeddings: bool = False
 
     format = "int8"
+
+    def takes(self, module: nn.Module) -> bool:
+        """Whether a recurrent layer or an embedding is quantized; linear layers always are."""
+        return type(module) is nn.EmbeddingBag or (type(module) is nn.Embedding and self.embeddings)
 
 
 @dataclass(frozen=True)
@@ -162,9 +183,16 @@ class Float8Weight(WeightConfig):
 
 @dataclass(frozen=True)
 class Int8DynamicActivationInt8Weight(Int8Weight):
-    """Weights of 8 bits; activations are rounded to 8 bits, row by row."""
+    """Weights of 8 bits; activations are rounded to 8 bits, row by row. Also LSTM and GRU layers.
+
+    The fields are those of `Int8Weight`.
+    """
 
     activation_dtype = "int8"
+
+    def takes(self, module: nn.Module) -> bool:
+        """Whether a recurrent layer or an embedding is quantized; linear layers always are."""
+        return type(module) in (nn.LSTM, nn.GRU) or super().takes(module)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from ..core.packed import PackedTensor
 from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
 from ..rewriting.memory import nbytes
 from ..rewriting.refusals import check_finite
+from .byte_weights import ByteWeight
 from .layers import install_at
+from .other_layers import install_other
 from .quantization_report import QuantizationReport, QuantizedLayer
 from .weights import ReorderedPanelWeight
 
@@ -78,9 +80,9 @@ class Filling:
             else:
                 module._buffers[last] = tensor
         for name, weight in self.packed.items():
-            module, _ = _owner(self.model, name)
-            install_at(log, module, weight, parameters[name].requires_grad)
-            path = name.rpartition(".")[0]
+            module, last = _owner(self.model, name)
+            install_packed(log, module, last, weight, parameters[name].requires_grad)
+            path = name.rpartition(".")[0] if last == "weight" else name
             shape = (weight.shape[0], weight.shape[1])
             before = weight.numel() * weight.dtype.itemsize
             layer = QuantizedLayer(path, shape, before, weight.nbytes_packed())
@@ -96,7 +98,7 @@ class Filling:
         source, source_last = _owner(self.model, first)
         value = source._parameters.get(source_last)
         if isinstance(value, PackedTensor):
-            install_at(log, module, value, value.requires_grad)
+            install_packed(log, module, last, value, value.requires_grad)
         elif source_last in source._parameters:
             module._parameters[last] = value
         else:
@@ -129,6 +131,16 @@ def check_slot(source: str, name: str, given: Tensor, wanted: dict[str, Tensor])
             f"{source}: expected tensor {name!r} of shape {list(wanted[name].shape)}, got "
             f"{list(given.shape)}"
         )
+
+
+def install_packed(
+    log: ChangeLog, module: nn.Module, name: str, weight: PackedTensor, requires_grad: bool
+) -> None:
+    """Put a packed weight of any kind into a module."""
+    if isinstance(weight, ByteWeight):
+        install_other(log, module, name, weight, requires_grad)
+    else:
+        install_at(log, module, weight, requires_grad)
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -19,6 +19,8 @@ from ..ops.panels import PanelWeight
 from ..ops.panels.product import in_255_steps
 from ..optimize.context import CLOSED
 from ..rewriting.changes import ChangeLog, ParameterSet, Untied
+from .configs import WeightConfig
+from .other_layers import OtherLayer, other_layer
 from .weights import ReorderedPanelWeight, activation_dtype
 
 Filter = Callable[[str, nn.Module], bool] | str | Iterable[str] | None
@@ -73,10 +75,13 @@ class Left:
     reason: str
 
 
-def find(caller: str, model: nn.Module, filter: Filter) -> tuple[list[Layer], list[Left]]:
-    """Return the layers to quantize and the modules with weights that are left.
+def find(
+    caller: str, model: nn.Module, filter: Filter, config: WeightConfig
+) -> tuple[list[Layer], list[OtherLayer], list[Left]]:
+    """Return the linear layers to quantize, the other ones, and the modules with weights that are
+    left.
 
-    filter: see `quantize_`. Raises ValueError for a pattern that no linear layer matches.
+    filter: see `quantize_`. Raises ValueError for a pattern that no module matches.
     """
     recognizer = Recognizer()
     paths = {module: path for path, module in model.named_modules()}
@@ -88,10 +93,19 @@ def find(caller: str, model: nn.Module, filter: Filter) -> tuple[list[Layer], li
     closed = {part for m in paths if isinstance(m, CLOSED) for part in m.modules()}
     chosen = _chooser(caller, model, paths, filter)
     layers: list[Layer] = []
+    others: list[OtherLayer] = []
     left: list[Left] = []
     taken: set[nn.Module] = set()
     for module, path in paths.items():
         if module in taken or not _has_matrix(module):
+            continue
+        other = other_layer(path, module, config, holders) if module not in closed else None
+        if other is not None:
+            why = other if isinstance(other, str) else chosen(path, module)
+            if isinstance(other, OtherLayer) and why is None:
+                others.append(other)
+            else:
+                left.append(Left(path, module, str(why)))
             continue
         reason = _refusal(module, recognizer, module in closed) or chosen(path, module)
         if reason is not None:
@@ -102,11 +116,11 @@ def find(caller: str, model: nn.Module, filter: Filter) -> tuple[list[Layer], li
         assert weight is not None and form is not None
         own = [m for m, name in holders[id(weight)] if name == "weight" and m not in closed]
         owners = [m for m in own if recognizer.linear(m) == form]
-        others = [own for own in holders[id(weight)] if own[0] not in owners]
-        beside, holder = tuple(paths[m] for m, _ in others), next(iter(others), None)
+        sharers = [own for own in holders[id(weight)] if own[0] not in owners]
+        beside, holder = tuple(paths[m] for m, _ in sharers), next(iter(sharers), None)
         taken.update(owners)
         layers.append(Layer(path, module, form.transposed, tuple(owners), beside, holder))
-    return layers, left
+    return layers, others, left
 
 
 def _has_matrix(module: nn.Module) -> bool:

@@ -1,14 +1,15 @@
 """Quantized models on disk: `oxytorch.safetensors` with the packed weights and `oxytorch.json`.
 
 The weights are stored as kernels read them, so that loading maps the file and several processes
-share its memory. Version 1 of `oxytorch.json`:
+share its memory. `oxytorch.json`:
 
-    format, version    "oxytorch.quantized", 1
+    format, version    "oxytorch.quantized", 1; 2 where there are weights of a `kind`
     model              the class of the model
     transformers       whether config.json describes the model to transformers
     weights            for each packed weight: format, shape, group_size, dtype, activation, gated,
                        transposed; its tensors are <name>.panels and so on. Of a part of a joined
-                       weight: joined (its name in the next table), begin, end, transposed
+                       weight: joined (its name in the next table), begin, end, transposed. Of a
+                       recurrent layer or an embedding: kind, shape, dtype
     joined             weights that are made of others (query, key and value), so that they lie
                        side by side
     shared             names of tensors that are the same as another
@@ -36,13 +37,22 @@ from ..ops.panels import PanelWeight
 from ..rewriting.memory import check_available
 from ..rewriting.refusals import check_finite
 from .building import empty_model, read_json
-from .described import PARTS, check_order, described, from_description
+from .byte_weights import KINDS, ByteWeight
+from .described import (
+    PARTS,
+    bytes_from_description,
+    check_order,
+    described,
+    described_bytes,
+    from_description,
+)
 from .filling import Filling, cast, check_slot, slots
 from .joining import joined_groups
 from .weights import ReorderedPanelWeight
 
 FORMAT = "oxytorch.quantized"
-VERSION = 1
+VERSIONS = 1, 2
+"""Those that are read: without and with weights of recurrent layers and embeddings."""
 DESCRIPTION = "oxytorch.json"
 TENSORS = "oxytorch.safetensors"
 
@@ -74,9 +84,10 @@ def save_quantized(model: nn.Module, directory: str | Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     hashes = write(target / TENSORS, sources, {"format": "pt"})
     is_described = _save_configuration(model, target)
+    has_kinds = any("kind" in entry for entry in weights.values())
     description = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": max(VERSIONS) if has_kinds else min(VERSIONS),
         "model": type(model).__name__,
         "transformers": is_described,
         "weights": weights,
@@ -87,7 +98,7 @@ def save_quantized(model: nn.Module, directory: str | Path) -> None:
     (target / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
 
-_Packed = PanelWeight | ReorderedPanelWeight
+_Packed = PanelWeight | ReorderedPanelWeight | ByteWeight
 
 
 def _tensors_of(
@@ -108,7 +119,7 @@ def _tensors_of(
             shared[name] = first[id(tensor)]
             continue
         first[id(tensor)] = name
-        if isinstance(tensor, (PanelWeight, ReorderedPanelWeight)):
+        if isinstance(tensor, (PanelWeight, ReorderedPanelWeight, ByteWeight)):
             packed[name] = tensor
         elif isinstance(tensor, PackedTensor):
             sources[name] = Source(tensor.dtype, tuple(tensor.shape), tensor.dense)
@@ -118,7 +129,7 @@ def _tensors_of(
 
 
 def _describe(
-    packed: dict[str, PanelWeight | ReorderedPanelWeight], sources: dict[str, Source]
+    packed: dict[str, _Packed], sources: dict[str, Source]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the tables `weights` and `joined`; add their tensors to `sources`."""
     weights: dict[str, Any] = {}
@@ -126,6 +137,7 @@ def _describe(
     inner = {
         name: weight.packed if isinstance(weight, ReorderedPanelWeight) else weight
         for name, weight in packed.items()
+        if not isinstance(weight, ByteWeight)
     }
     names = {id(weight): name for name, weight in inner.items()}
     places: dict[str, dict[str, Any]] = {}
@@ -139,6 +151,12 @@ def _describe(
             places[names[id(part)]] = {"joined": key, "begin": begin, "end": end}
             begin = end
     for name, weight in packed.items():
+        if isinstance(weight, ByteWeight):
+            weight.sync()
+            weights[name] = described_bytes(weight)
+            stored = {f"{name}.{part}": Source.of(t) for part, t in weight.tensors.items()}
+            sources.update(stored)
+            continue
         is_reordered = isinstance(weight, ReorderedPanelWeight)
         weights[name] = places.get(name) or described(inner[name])
         weights[name]["transposed"] = is_reordered and weight.transposed  # type: ignore[union-attr]
@@ -218,10 +236,11 @@ def load_stored(
 def _description(directory: Path) -> dict[str, Any]:
     path = directory / DESCRIPTION
     found = read_json(path)
-    if found.get("format") != FORMAT or found.get("version") != VERSION:
+    if found.get("format") != FORMAT or found.get("version") not in VERSIONS:
         raise CheckpointError(
-            f"{path}: expected format {FORMAT!r} of version {VERSION}, got {found.get('format')!r} "
-            f"of version {found.get('version')!r}; a newer oxytorch may read it"
+            f"{path}: expected format {FORMAT!r} of version {max(VERSIONS)}, got "
+            f"{found.get('format')!r} of version {found.get('version')!r}; a newer oxytorch may "
+            "read it"
         )
     tables = ("weights", "joined", "shared", "sha256")
     kinds = {"model": str, "transformers": bool, **dict.fromkeys(tables, dict)}
@@ -258,6 +277,8 @@ class _Reader:
     def weight(self, name: str, entry: Any) -> PackedTensor:
         """Return the weight that an entry of `weights` describes."""
         with self._named(name):
+            if "kind" in entry:
+                return self._bytes(name, entry)
             if "joined" in entry:
                 panels = self._wholes[entry["joined"]].part(entry["begin"], entry["end"])
             else:
@@ -265,6 +286,13 @@ class _Reader:
             order = self._take(name, ("order",)).get("order")
             check_order(order, panels.shape[1])
             return ReorderedPanelWeight.around(panels, bool(entry["transposed"]), order)
+
+    def _bytes(self, name: str, entry: Any) -> ByteWeight:
+        parts = self._take(name, tuple(KINDS[entry["kind"]].form(entry["shape"])))
+        weight = bytes_from_description(entry, parts, self.dtype)
+        check_finite(str(self.source), f"scales of {name!r}", weight.scales(), CheckpointError)
+        self.formats.add(weight.format)
+        return weight if self.shared else weight.copy()
 
     def _panels(self, name: str, entry: Any) -> PanelWeight:
         with self._named(name):

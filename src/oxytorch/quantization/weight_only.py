@@ -6,17 +6,21 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from ..core.modes import with_normal_tensors
+from ..graph.state import random_unmoved
 from ..rewriting.changes import QUANTIZED, ChangeLog, log_of
 from ..rewriting.driver import run_passes
+from ..rewriting.measure import steady_heap
 from ..rewriting.memory import Returned, check_available
 from ..rewriting.refusals import check_finite, check_module, check_not_optimized
 from ..rewriting.report import Entry, Report
 from .calibration import Batch, input_moments
 from .configs import WeightConfig
 from .layers import Filter, Layer, find, install
+from .other_layers import OtherLayer, Packed, install_other, pays, sizes_of
 from .quantization_report import QuantizationReport, QuantizedLayer
 from .weights import quantized
 
@@ -56,21 +60,26 @@ def quantize_(
     or a value does not fit, or memory does not suffice. An interrupt leaves some layers quantized.
     """
     _check(model, config)
-    layers, left = find("quantize_", model, filter)
+    layers, others, left = find("quantize_", model, filter, config)
     for layer in layers:
         also = ", or leave the layer out with a filter" if layer.path else ""
         config.check_groups("quantize_", layer.name, layer.shape[1], "group_size=None", also)
-    check_available("quantize_", _needed(layers, config), f"{len(layers)} quantized layers")
+    count = len(layers) + len(others)
+    check_available("quantize_", _needed(layers, others, config), f"{count} quantized layers")
     for layer in layers:
         check_finite("quantize_", layer.weight_name, layer.weight)
+    for other in others:
+        for name, weight in other.weights.items():
+            check_finite("quantize_", other.name_of(name), weight)
     turns = _in_turn(model, layers, calibration)
     report = QuantizationReport(type(model).__name__, repr(config), ["quantize_"])
     report.entries += [Entry("-", item.path, False, item.reason) for item in left]
     log = log_of(model, QUANTIZED) or ChangeLog(report)
     earlier, log.report = log.report, report
-    context = _Context(model, log, report, config, len(layers), turns, shown(progress))
+    context = _Context(model, log, report, config, count, turns, others, shown(progress))
     try:
-        run_passes(context, [_replace_weights], QUANTIZED, keeps_changes=True)
+        passes = [_replace_weights, _replace_others]
+        run_passes(context, passes, QUANTIZED, keeps_changes=True)
     finally:
         log.report = _extended(earlier, report)
     return report
@@ -78,7 +87,10 @@ def quantize_(
 
 @dataclass
 class _Context:
-    """One `quantize_` call in progress; turns: the layers, each with the moments of its inputs."""
+    """One `quantize_` call in progress.
+
+    count: of all layers. turns: the linear ones, each with the moments of its inputs.
+    """
 
     model: nn.Module
     log: ChangeLog
@@ -86,14 +98,17 @@ class _Context:
     config: WeightConfig
     count: int
     turns: Iterable[tuple[Layer, Tensor | None]]
+    others: list[OtherLayer]
     show: Progress
+    done: int = 0
 
 
 def _replace_weights(context: _Context) -> None:
     """The pass: put packed weights into the layers, one after the other."""
     returned = Returned()
-    for index, (layer, moments) in enumerate(context.turns):
-        context.show(index, context.count, layer.path)
+    for layer, moments in context.turns:
+        context.show(context.done, context.count, layer.path)
+        context.done += 1
         before = layer.weight.nbytes
         weight = layer.weight.t() if layer.transposed else layer.weight
         packed = quantized(weight, context.config, layer.weight_name, moments)
@@ -102,7 +117,34 @@ def _replace_weights(context: _Context) -> None:
         returned.add(before)
         sizes = QuantizedLayer(layer.path, layer.shape, before, packed.nbytes_packed())
         context.report.add(sizes, context.config.format, layer.beside)
+
+
+def _replace_others(context: _Context) -> None:
+    """The pass: put weights of bytes into recurrent layers and embeddings, where that pays."""
+    returned = Returned()
+    for layer in context.others:
+        context.show(context.done, context.count, layer.path)
+        context.done += 1
+        packed = layer.rounded()
+        if getattr(context.config, "only_faster", False) and not _pays(layer, packed):
+            why = f"{type(layer.module).__name__}: floating numbers are as fast here"
+            context.log.skipped("-", layer.path, f"{why}; only_faster=False takes it, for memory")
+            continue
+        sizes = [
+            QuantizedLayer(path, shape, before, packed[name].nbytes_packed())
+            for name, path, shape, before in sizes_of(layer)
+        ]
+        for name, weight in layer.weights.items():
+            install_other(context.log, layer.module, name, packed[name], weight.requires_grad)
+        returned.add(sum(size.bytes_before for size in sizes))
+        for size in sizes:
+            context.report.add(size, context.config.format, ())
     context.show(context.count, context.count, "")
+
+
+def _pays(layer: OtherLayer, packed: Packed) -> bool:
+    with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap():
+        return pays(layer, packed)
 
 
 def _in_turn(
@@ -144,7 +186,7 @@ def _check(model: nn.Module, config: WeightConfig) -> None:
     check_not_optimized("quantize_", model, ", quantize, then optimize")
 
 
-def _needed(layers: Iterable[Layer], config: WeightConfig) -> int:
+def _needed(layers: Iterable[Layer], others: Iterable[OtherLayer], config: WeightConfig) -> int:
     """The most bytes beyond those of the model that are in use at any time.
 
     While a layer is quantized its plain weight, its codes (a byte each) and its panels stand side
@@ -155,6 +197,9 @@ def _needed(layers: Iterable[Layer], config: WeightConfig) -> int:
         packed = config.nbytes(*layer.shape)
         most = max(most, grown + layer.weight.numel() + packed)
         grown += packed - (0 if layer.beside else layer.weight.nbytes)
+    for other in others:
+        most = max(most, grown + other.needed())
+        grown += other.stored() - sum(weight.nbytes for weight in other.weights.values())
     return most
 
 

@@ -14,6 +14,8 @@ from .._op import Cost, Sample, nbytes
 from .._quantized import steps_of_rows
 from .._samples import values
 from ..panels import layout
+from ..panels.formats import FORMATS
+from ..quantize_weight import quantize_weight
 
 GATES = {"lstm": 4, "gru": 3}
 """Of a unit: how many rows of a weight belong to it."""
@@ -55,11 +57,12 @@ def stored_weight(panels: Tensor, gates: int, hidden: int, in_features: int) -> 
 
 
 def rounded_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The bytes of a floating weight [outputs, in_features], and a float32 scale for each output:
-    its largest magnitude / 127. Scales are not finite where a weight is not."""
-    rows = weight.float()
-    scales = (rows.abs().amax(1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
-    return (rows / scales[:, None]).round().to(torch.int8), scales
+    """The int8 numbers of a floating weight [outputs, in_features], and a float32 scale for each
+    output, as `quantize_weight` finds them for "int8"."""
+    codes, scales, _ = quantize_weight(weight, "int8")
+    middle = FORMATS["int8"].middle
+    assert middle is not None
+    return (codes.short() - middle).to(torch.int8), scales[:, 0]
 
 
 Product = Callable[[Tensor], Tensor]
@@ -67,17 +70,23 @@ Product = Callable[[Tensor], Tensor]
 
 
 def product_with(
-    panels: Tensor, scales: Tensor, bias: Tensor, gates: int, hidden: int, in_features: int
+    panels: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    gates: int,
+    hidden: int,
+    in_features: int,
 ) -> Product:
     """The product of rows with a weight of bytes and a bias: [..., gates * hidden]."""
     stored = stored_weight(panels, gates, hidden, in_features)
-    scale, added = (gates_together(each.flatten(), gates, hidden) for each in (scales, bias))
+    scale = gates_together(scales.flatten(), gates, hidden)
 
     def product(rows: Tensor) -> Tensor:
         wide = rows.to(torch.promote_types(rows.dtype, scale.dtype))
         whole, steps = steps_of_rows(wide)
         sums = (whole.double() @ stored.double().T).to(wide.dtype)
-        return sums * steps * scale + added
+        result = sums * steps * scale
+        return result if bias is None else result + bias.to(result.dtype)
 
     return product
 
@@ -86,15 +95,16 @@ Products = Callable[[int, int], tuple[Product, Product]]
 """Of the number of a direction of a layer and its in_features: with the weight of the input, and
 with that of the hidden state."""
 Weights = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
-"""Panels, scales and biases, each of all directions of all layers."""
+"""Panels, scales and biases, each of all directions of all layers; biases may be none at all."""
 
 
 def products_with(given: Weights, own: Weights, gates: int, hidden: int) -> Products:
     """given: of the input. own: of the hidden state."""
 
     def product(weights: Weights, number: int, in_features: int) -> Product:
-        panels, scales, bias = (each[number] for each in weights)
-        return product_with(panels, scales, bias, gates, hidden, in_features)
+        panels, scales, biases = weights
+        bias = biases[number] if biases else None
+        return product_with(panels[number], scales[number], bias, gates, hidden, in_features)
 
     return lambda number, width: (product(given, number, width), product(own, number, hidden))
 
@@ -179,12 +189,8 @@ def sample_weights(
             made = (("panels", panels), ("scales", units_together(scales, gates)), ("sums", sums))
             for part, tensor in made:
                 found.setdefault(f"{name}_{part}", []).append(tensor)
-    biases = ["biases"] if kind == "lstm" else ["input_biases", "hidden_biases"]
-    for name in biases:
-        found[name] = [
-            units_together(torch.randn(gates * hidden) / 4, gates)
-            for _ in range(layers * directions)
-        ]
+    for name in ("input_biases", "hidden_biases"):
+        found[name] = [torch.randn(gates * hidden) / 4 for _ in range(layers * directions)]
     return found
 
 

@@ -73,9 +73,11 @@ Steps describe_steps(const RecurrentCall& call) {
   return steps;
 }
 
-// The weights of one direction of one layer.
+// The weights of one direction of one layer. The biases' memory holds those of the input and
+// of the hidden state, one behind the other, in the order of the outputs.
 struct DirectionWeights {
   BytePanels input, hidden;
+  Tensor biases;
   const float* bias;
   const float* hidden_bias;
   BytePanelCopies input_copies, hidden_copies;
@@ -90,10 +92,59 @@ const Tensor& tensor_of(const char* op, const char* name, const std::vector<Tens
   return tensors[number];
 }
 
-const float* bias_of(const char* op, const char* name, const Tensor& bias, std::int64_t outputs,
-                     Tensor& copy) {
-  check_panel_tensor(op, name, bias, aoti_torch_dtype_float32(), outputs);
-  return static_cast<const float*>(contiguous_data(bias, copy));
+void copy_into(const Tensor& to, const Tensor& from) {
+  StableIValue stack[3] = {0, 0, torch::stable::detail::from(false)};
+  const Tensor* both[] = {&to, &from};
+  for (int i = 0; i < 2; ++i) {
+    AtenTensorHandle handle = nullptr;
+    check_call(aoti_torch_new_tensor_handle(both[i]->handle(), &handle), "new_tensor_handle");
+    stack[i] = reinterpret_cast<StableIValue>(handle);
+  }
+  call_operator("aten::copy_", "", stack);
+  check_call(aoti_torch_delete_tensor_object(reinterpret_cast<AtenTensorHandle>(stack[0])),
+             "delete_tensor_object");
+}
+
+// Adds a bias in torch's order to one in the order of the outputs.
+void add_bias(const RecurrentCall& call, const char* name, const Tensor& bias, std::int64_t gates,
+              float* to) {
+  const std::int64_t hidden = call.hidden_size;
+  check_vector(call.op, name, bias, gates * hidden);
+  check_dtype(call.op, name, bias);
+  check_cpu(call.op, name, bias);
+  Tensor copy;
+  if (bias.dtype_code() != aoti_torch_dtype_float32()) {
+    copy = empty(bias.sizes(), aoti_torch_dtype_float32());
+    copy_into(copy, bias);
+  }
+  const Tensor& wide = copy.handle() ? copy : bias;
+  Tensor dense;
+  const auto* from = static_cast<const float*>(contiguous_data(wide, dense));
+  for (std::int64_t gate = 0; gate < gates; ++gate) {
+    for (std::int64_t unit = 0; unit < hidden; ++unit) {
+      const std::int64_t panel = unit / kPanelOutputs * gates + gate;
+      to[panel * kPanelOutputs + unit % kPanelOutputs] += from[gate * hidden + unit];
+    }
+  }
+}
+
+std::int64_t gates_of(RecurrentCell cell) { return cell == RecurrentCell::lstm ? 4 : 3; }
+
+// A GRU multiplies what the hidden state adds to a gate, its bias too.
+void describe_biases(const RecurrentCall& call, std::size_t number, std::size_t count,
+                     std::int64_t outputs, DirectionWeights& found) {
+  const bool apart = call.cell == RecurrentCell::gru;
+  found.biases = scratch((apart ? 2 : 1) * outputs * 4);
+  auto* biases = static_cast<float*>(found.biases.mutable_data());
+  std::memset(biases, 0, static_cast<std::size_t>(found.biases.numel()));
+  found.bias = biases;
+  found.hidden_bias = apart ? biases + outputs : nullptr;
+  const auto add = [&](const char* name, const std::vector<Tensor>& tensors, float* to) {
+    if (tensors.empty()) return;
+    add_bias(call, name, tensor_of(call.op, name, tensors, number, count), gates_of(call.cell), to);
+  };
+  add("input_biases", call.weights.input_biases, biases);
+  add("hidden_biases", call.weights.hidden_biases, apart ? biases + outputs : biases);
 }
 
 DirectionWeights describe_weights(const RecurrentCall& call, std::size_t number, std::size_t count,
@@ -111,26 +162,8 @@ DirectionWeights describe_weights(const RecurrentCall& call, std::size_t number,
       call.op, of("hidden_panels", given.hidden_panels), of("hidden_scales", given.hidden_scales),
       of("hidden_sums", given.hidden_sums), call.hidden_size, outputs, found.hidden_copies,
       {"hidden_panels", "hidden_scales", "hidden_sums"});
-  found.bias = bias_of(call.op, given.bias_name, of(given.bias_name, given.biases), outputs,
-                       found.input_copies.bias);
-  if (given.hidden_biases) {
-    found.hidden_bias = bias_of(call.op, "hidden_biases", of("hidden_biases", *given.hidden_biases),
-                                outputs, found.hidden_copies.bias);
-  }
+  describe_biases(call, number, count, outputs, found);
   return found;
-}
-
-void copy_into(const Tensor& to, const Tensor& from) {
-  StableIValue stack[3] = {0, 0, torch::stable::detail::from(false)};
-  const Tensor* both[] = {&to, &from};
-  for (int i = 0; i < 2; ++i) {
-    AtenTensorHandle handle = nullptr;
-    check_call(aoti_torch_new_tensor_handle(both[i]->handle(), &handle), "new_tensor_handle");
-    stack[i] = reinterpret_cast<StableIValue>(handle);
-  }
-  call_operator("aten::copy_", "", stack);
-  check_call(aoti_torch_delete_tensor_object(reinterpret_cast<AtenTensorHandle>(stack[0])),
-             "delete_tensor_object");
 }
 
 // What goes from step to step, in float32.
@@ -331,8 +364,7 @@ std::vector<Tensor> run_recurrent(const RecurrentCall& call) {
          std::to_string(count));
   }
   if (hidden < 1) fail(call.op, "hidden_size", "of at least 1", std::to_string(hidden));
-  const std::int64_t gates = call.cell == RecurrentCell::lstm ? 4 : 3;
-  const std::int64_t outputs = gates * round_up(hidden, kPanelOutputs);
+  const std::int64_t outputs = gates_of(call.cell) * round_up(hidden, kPanelOutputs);
   const std::int64_t state_sizes[] = {static_cast<std::int64_t>(count), steps.batch, hidden};
   Tensor state = initial_state(call, "h", call.h, {state_sizes, 3}), cell;
   if (call.c) cell = initial_state(call, "c", *call.c, {state_sizes, 3});

@@ -19,9 +19,9 @@ struct RecurrentWeights {
   const std::vector<Tensor>& hidden_panels;
   const std::vector<Tensor>& hidden_scales;
   const std::vector<Tensor>& hidden_sums;
-  const char* bias_name;
-  const std::vector<Tensor>& biases;
-  const std::vector<Tensor>* hidden_biases;  // null: part of `biases`
+  // In torch's order, in which the gates' biases follow each other; empty: there are none.
+  const std::vector<Tensor>& input_biases;
+  const std::vector<Tensor>& hidden_biases;
 };
 
 struct RecurrentCall {

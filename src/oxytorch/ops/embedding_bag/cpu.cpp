@@ -1,4 +1,5 @@
 #include "ops/embedding_bag/entry.h"
+#include "ops/embedding_bag/kernel.h"
 
 namespace oxytorch {
 
@@ -17,7 +18,8 @@ static Tensor embedding_bag(const Tensor& weight, const Tensor& indices,
   const BagInput input{weight, indices, offsets ? &*offsets : nullptr,
                        per_sample_weights ? &*per_sample_weights : nullptr};
   const std::int64_t bags = describe_table(kOp, input, include_last_offset, tables[0], copies);
-  return embedding_entry(kOp, weight, tables, bags, mean);
+  return embedding_entry(kOp, embedding_bag_copies, rows_of_numbers(kOp, weight), tables, bags,
+                         mean);
 }
 
 OXY_OP(embedding_bag,

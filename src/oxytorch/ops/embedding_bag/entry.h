@@ -3,7 +3,7 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
-#include "ops/embedding_bag/kernel.h"
+#include "ops/embedding_bag/args.h"
 
 namespace oxytorch {
 
@@ -45,7 +45,9 @@ inline std::int64_t describe_table(const char* op, const BagInput& input, bool l
   table.last_offset = last_offset;
   if (input.scales) {
     check_shape(op, "per_sample_weights", *input.scales, input.indices.sizes());
-    check_same_dtype(op, "per_sample_weights", *input.scales, input.weight);
+    if (input.weight.dtype_code() != aoti_torch_dtype_uint8()) {
+      check_same_dtype(op, "per_sample_weights", *input.scales, input.weight);
+    }
     check_cpu(op, "per_sample_weights", *input.scales);
     table.scales = contiguous_data(*input.scales, copies.scales);
   }
@@ -75,6 +77,45 @@ inline std::int64_t describe_table(const char* op, const BagInput& input, bool l
   return count - last_offset;
 }
 
+// Fills in a table for each weight; `check` looks at a weight that is to be like the first one.
+// Returns the number of bags, which all tables share.
+template <class Check>
+std::int64_t describe_tables(const char* op, const std::vector<Tensor>& weights,
+                             const std::vector<Tensor>& indices, const std::vector<Tensor>& offsets,
+                             std::vector<EmbeddingTable>& tables, std::vector<BagCopies>& copies,
+                             Check check) {
+  const std::size_t count = weights.size();
+  if (count == 0) fail(op, "weights", "with at least one table", "none");
+  for (const auto& [argument, list] : {std::pair{"indices", &indices}, {"offsets", &offsets}}) {
+    if (list->size() != count) {
+      fail(op, argument, "with " + std::to_string(count) + " tensors, one per table",
+           std::to_string(list->size()));
+    }
+  }
+  tables.resize(count);
+  copies.resize(count);
+  std::int64_t bags = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    check(weights[i]);
+    const BagInput input{weights[i], indices[i], &offsets[i], nullptr};
+    const std::int64_t found = describe_table(op, input, false, tables[i], copies[i]);
+    if (i == 0) bags = found;
+    if (found != bags) {
+      fail(op, "offsets", "with " + std::to_string(bags) + " bags in every table",
+           std::to_string(found));
+    }
+    if (weights[i].size(1) != weights[0].size(1)) {
+      fail(op, "weights", "with " + std::to_string(weights[0].size(1)) + " columns in every table",
+           std::to_string(weights[i].size(1)));
+    }
+    if (tables[i].wide_indices != tables[0].wide_indices) {
+      fail(op, "indices", "of dtype " + dtype_name(indices[0].dtype_code()) + " in every table",
+           dtype_name(indices[i].dtype_code()));
+    }
+  }
+  return bags;
+}
+
 inline bool check_mode(const char* op, const std::string& mode) {
   if (mode != "sum" && mode != "mean") fail(op, "mode", "'sum' or 'mean'", "'" + mode + "'");
   return mode == "mean";
@@ -98,35 +139,47 @@ inline bool check_mode(const char* op, const std::string& mode) {
   fail(op, "indices", "that do not change during the call", "indices that did");
 }
 
-// Runs over all tables; `out` is [bags, tables * dim].
-inline Tensor embedding_entry(const char* op, const Tensor& first_weight,
-                              const std::vector<EmbeddingTable>& tables, std::int64_t bags,
-                              bool mean) {
-  const DType dtype = check_dtype(op, "weight", first_weight);
+// Of results, and of the rows that they are made of.
+struct BagRows {
+  DType dtype;
+  std::int32_t dtype_code;
+  std::int64_t dim;
+  std::int64_t bytes;  // that are read of a row
+};
+
+// Runs over all tables; the result is [bags, tables * dim].
+inline Tensor embedding_entry(const char* op, const Copies<EmbeddingBagArgs>& copies,
+                              const BagRows& rows, const std::vector<EmbeddingTable>& tables,
+                              std::int64_t bags, bool mean) {
   const auto count = static_cast<std::int64_t>(tables.size());
-  const std::int64_t dim = first_weight.size(1);
-  const std::int64_t sizes[] = {bags, count * dim};
-  Tensor out = empty(sizes, 2, first_weight.dtype_code());
+  const std::int64_t sizes[] = {bags, count * rows.dim};
+  Tensor out = empty(sizes, 2, rows.dtype_code);
   std::int64_t bad_bag = -1;
   std::int64_t indices = 0;
   for (const EmbeddingTable& table : tables) indices += table.index_count;
-  const std::int64_t row_bytes = dim * size_of(dtype);
+  const std::int64_t written = rows.dim * size_of(rows.dtype);
   const EmbeddingBagArgs args{
       .tables = tables.data(),
       .table_count = count,
       .bags = bags,
-      .dim = dim,
+      .dim = rows.dim,
       .out = out.mutable_data(),
       .bad_bag = &bad_bag,
-      .dtype = dtype,
+      .dtype = rows.dtype,
       .mean = mean,
-      .stream = should_stream(bags * count * row_bytes),
+      .stream = should_stream(bags * count * written),
   };
   const std::int64_t items = (bags + kBagsPerItem - 1) / kBagsPerItem * count;
-  const std::int64_t rows = indices + bags * count;
-  run(embedding_bag_copies, args, items, items > 0 ? rows * row_bytes / items : 0);
+  const std::int64_t moved = indices * rows.bytes + bags * count * written;
+  run(copies, args, items, items > 0 ? moved / items : 0);
   if (bad_bag >= 0) fail_bag(op, args);
   return out;
+}
+
+// Rows of numbers, as they are.
+inline BagRows rows_of_numbers(const char* op, const Tensor& weight) {
+  const DType dtype = check_dtype(op, "weight", weight);
+  return {dtype, weight.dtype_code(), weight.size(1), weight.size(1) * size_of(dtype)};
 }
 
 }  // namespace oxytorch

@@ -1,14 +1,8 @@
 #include "ops/embedding_bag/kernel.h"
 
-#include "core/vec.h"
+#include "ops/embedding_bag/bags.h"
 
 namespace oxytorch::OXY_LEVEL {
-
-// Rows asked for ahead of their use: enough to hide the latency of memory, also with short rows.
-inline constexpr std::int64_t kAhead = 24;
-
-// A table up to this size stays in the second-level cache and nothing is asked for ahead.
-inline constexpr std::int64_t kNearTable = 512 << 10;
 
 // Sums of neighbouring elements: as many as one load brings.
 template <class T>
@@ -61,22 +55,6 @@ struct Sums<bf16> {
     }
   }
 };
-
-template <int n>
-struct Number {
-  static constexpr int value = n;
-};
-
-// Covers [begin, end) with blocks of `count` lengths, then of fewer: body(at, Number<lengths>{}).
-// Returns where less than one length is left.
-template <int count, class Body>
-OXY_INLINE std::int64_t blocks(std::int64_t begin, std::int64_t end, std::int64_t length,
-                               Body body) {
-  std::int64_t at = begin;
-  for (; at + count * length <= end; at += count * length) body(at, Number<count>{});
-  if constexpr (count > 1) return blocks<count / 2>(at, end, length, body);
-  return at;
-}
 
 // The rows of one table, with everything that a bag needs in registers.
 template <class T, class Index>
@@ -175,35 +153,11 @@ OXY_INLINE void copy_row(const Rows<T, Index>& rows, std::int64_t i, T* out) {
   std::memcpy(to + at, row + at, bytes - at);
 }
 
-// Whether the bags [first, last) lie in the indices and these in the table. Bags follow each other,
-// so that their indices are looked at in one sweep.
-template <class Index>
-static bool bags_fit(const EmbeddingBagArgs& args, const EmbeddingTable& table, std::int64_t first,
-                     std::int64_t last) {
-  bool fits = true;
-  for (std::int64_t bag = first; bag < last; ++bag) {
-    fits &= span_fits(table, bag_span(table, bag, args.bags));
-  }
-  if (!fits) return false;
-  const auto* indices = static_cast<const Index*>(table.indices);
-  const std::int64_t begin = bag_span(table, first, args.bags).begin;
-  const std::int64_t end = bag_span(table, last - 1, args.bags).end;
-  // Without branches: a negative index and one beyond the last row both set the sign.
-  const auto last_row = static_cast<std::uint64_t>(table.rows - 1);
-  std::uint64_t signs = 0;
-  for (std::int64_t i = begin; i < end; ++i) {
-    const auto index = static_cast<std::uint64_t>(std::int64_t{indices[i]});
-    signs |= index | (last_row - index);
-  }
-  return signs >> 63 == 0;
-}
-
 template <bool asks, bool scaled, class T, class Index>
-static void sum_bags(const EmbeddingBagArgs& args, std::int64_t number, std::int64_t first,
-                     std::int64_t last) {
-  const EmbeddingTable& table = args.tables[number];
+static void sum_bags(const EmbeddingBagArgs& args, const BagRange& range) {
+  const EmbeddingTable& table = args.tables[range.table];
   const std::int64_t stride = args.table_count * args.dim;
-  T* out = static_cast<T*>(args.out) + first * stride + number * args.dim;
+  T* out = static_cast<T*>(args.out) + range.first * stride + range.table * args.dim;
   const Rows<T, Index> rows{
       .weight = static_cast<const T*>(table.weight),
       .stride = table.row_stride,
@@ -214,7 +168,7 @@ static void sum_bags(const EmbeddingBagArgs& args, std::int64_t number, std::int
       .streaming = args.stream && is_aligned(out, kVectorBytes) &&
                    stride * std::int64_t{sizeof(T)} % kVectorBytes == 0,
   };
-  for (std::int64_t bag = first; bag < last; ++bag, out += stride) {
+  for (std::int64_t bag = range.first; bag < range.last; ++bag, out += stride) {
     const BagSpan span = bag_span(table, bag, args.bags);
     const std::int64_t length = span.end - span.begin;
     if (!scaled && length == 1) {
@@ -227,35 +181,23 @@ static void sum_bags(const EmbeddingBagArgs& args, std::int64_t number, std::int
 }
 
 template <class T, class Index>
-static void table_bags(const EmbeddingBagArgs& args, std::int64_t item) {
-  const std::int64_t blocks = (args.bags + kBagsPerItem - 1) / kBagsPerItem;
-  const std::int64_t number = item / blocks;
-  const EmbeddingTable& table = args.tables[number];
-  const std::int64_t first = item % blocks * kBagsPerItem;
-  const std::int64_t last = first + kBagsPerItem < args.bags ? first + kBagsPerItem : args.bags;
-  if (!bags_fit<Index>(args, table, first, last)) {
-    std::int64_t bag = last - 1;
-    while (bag > first && bags_fit<Index>(args, table, bag, bag + 1)) --bag;
-    __atomic_store_n(args.bad_bag, number * args.bags + bag, __ATOMIC_RELAXED);
-  } else if (table.scales) {
-    sum_bags<true, true, T, Index>(args, number, first, last);
+static void table_bags(const EmbeddingBagArgs& args, const BagRange& range) {
+  const EmbeddingTable& table = args.tables[range.table];
+  if (table.scales) {
+    sum_bags<true, true, T, Index>(args, range);
   } else if (table.rows * table.row_stride * std::int64_t{sizeof(T)} > kNearTable) {
-    sum_bags<true, false, T, Index>(args, number, first, last);
+    sum_bags<true, false, T, Index>(args, range);
   } else {
-    sum_bags<false, false, T, Index>(args, number, first, last);
+    sum_bags<false, false, T, Index>(args, range);
   }
 }
 
 static void embedding_bag(const EmbeddingBagArgs& args, std::int64_t begin, std::int64_t end) {
   with_type(args.dtype, [&](auto element) {
     using T = decltype(element);
-    for (std::int64_t item = begin; item < end; ++item) {
-      if (args.tables[0].wide_indices) {
-        table_bags<T, std::int64_t>(args, item);
-      } else {
-        table_bags<T, std::int32_t>(args, item);
-      }
-    }
+    for_each_range(args, begin, end, [&](const BagRange& range, auto index) {
+      table_bags<T, decltype(index)>(args, range);
+    });
   });
   if (args.stream) stream_end();
 }

@@ -156,19 +156,19 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     if size != "test":
         width = 64 if size == "cache" else 1024
         x = values(20, 4, width, dtype=dtype)
-        yield Sample(f"20x4x{width}", (x, None, _module(dtype, width, width)))
+        yield Sample(f"20x4x{width}", (x, None, packed_module(width, width, dtype)))
         return
     for options in ({}, {"num_layers": 2, "bidirectional": True}, {"bias": False}):
         name = "-".join(("5x3x7x8", *options))
         x = values(5, 3, 7, dtype=dtype)
-        yield Sample(name, (x, None, _module(dtype, 7, 8, **options)))
+        yield Sample(name, (x, None, packed_module(7, 8, dtype, **options)))
     state = values(1, 3, 8, dtype=dtype), values(1, 3, 8, dtype=dtype)
-    module = _module(dtype, 7, 8, batch_first=True)
+    module = packed_module(7, 8, dtype, batch_first=True)
     yield Sample("3x5x7x8-state", (values(3, 5, 7, dtype=dtype), state, module))
 
 
-def _module(dtype: torch.dtype, width: int, hidden: int, **options: Any) -> nn.LSTM:
-    """A layer with packed weights."""
+def packed_module(width: int, hidden: int, dtype: torch.dtype, **options: Any) -> nn.LSTM:
+    """A layer with random weights, packed."""
     module = nn.LSTM(width, hidden, **options).to(dtype)
     for name, weight in list(module._parameters.items()):
         if weight is not None and name.startswith("weight"):

@@ -33,9 +33,10 @@ def quantized_gru(
 
     x: [steps, batch, features], or [rows, features] with batch_sizes; float32, bfloat16 or float16.
     h: the first state, [layers * directions, batch, hidden_size] of x's dtype; None: zeros.
-    The lists hold a tensor for each direction of each layer, the first layer's first, in the order
-    of `_recurrent.units_together`: panels uint8 and sums int32 from `_recurrent.pack_weight` of
-    int8 weights [3 * hidden_size, in_features]; scales and biases float32, one an output.
+    The lists hold a tensor for each direction of each layer, the first layer's first. Panels uint8
+    and sums int32: from `_recurrent.pack_weight` of int8 weights [3 * hidden_size, in_features].
+    Scales: float32, one for each output, in the order of `_recurrent.units_together`. Biases: as
+    torch has them, [3 * hidden_size], float32, bfloat16 or float16; no tensor for no bias.
     direction: "forward", "reverse" or "both", whose outputs lie side by side. batch_sizes: of each
     step, not growing, as in torch's PackedSequence.
     Returns the hidden states of all steps, [..., directions * hidden_size], and the last h, in

@@ -9,9 +9,8 @@ static std::vector<Tensor> quantized_gru(
     const std::vector<Tensor>& hidden_sums, const std::vector<Tensor>& input_biases,
     const std::vector<Tensor>& hidden_biases, std::int64_t hidden_size,
     const std::string& direction, const std::optional<std::vector<std::int64_t>>& batch_sizes) {
-  const RecurrentWeights weights{input_panels,   input_scales,  input_sums,
-                                 hidden_panels,  hidden_scales, hidden_sums,
-                                 "input_biases", input_biases,  &hidden_biases};
+  const RecurrentWeights weights{input_panels,  input_scales, input_sums,   hidden_panels,
+                                 hidden_scales, hidden_sums,  input_biases, hidden_biases};
   return run_recurrent({"quantized_gru", RecurrentCell::gru, x, h, nullptr, weights, hidden_size,
                         direction, batch_sizes});
 }

@@ -24,7 +24,8 @@ def quantized_lstm(
     hidden_panels: Sequence[Tensor],
     hidden_scales: Sequence[Tensor],
     hidden_sums: Sequence[Tensor],
-    biases: Sequence[Tensor],
+    input_biases: Sequence[Tensor],
+    hidden_biases: Sequence[Tensor],
     hidden_size: int,
     direction: str = "forward",
     batch_sizes: Sequence[int] | None = None,
@@ -33,10 +34,10 @@ def quantized_lstm(
 
     x: [steps, batch, features], or [rows, features] with batch_sizes; float32, bfloat16 or float16.
     h, c: the first states, [layers * directions, batch, hidden_size] of x's dtype; None: zeros.
-    The lists hold a tensor for each direction of each layer, the first layer's first, in the order
-    of `_recurrent.units_together`: panels uint8 and sums int32 from `_recurrent.pack_weight` of
-    int8 weights [4 * hidden_size, in_features]; scales and biases float32, one an output: biases
-    are the sums of torch's two.
+    The lists hold a tensor for each direction of each layer, the first layer's first. Panels uint8
+    and sums int32: from `_recurrent.pack_weight` of int8 weights [4 * hidden_size, in_features].
+    Scales: float32, one for each output, in the order of `_recurrent.units_together`. Biases: as
+    torch has them, [4 * hidden_size], float32, bfloat16 or float16; no tensor for no bias.
     direction: "forward", "reverse" or "both", whose outputs lie side by side. batch_sizes: of each
     step, not growing, as in torch's PackedSequence.
     Returns the hidden states of all steps, [..., directions * hidden_size], and the last h and c,
@@ -53,8 +54,8 @@ def quantized_lstm(
         kept = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
         return [o.sigmoid() * kept.tanh(), kept]
 
-    given = input_panels, input_scales, biases
-    own = hidden_panels, hidden_scales, [torch.zeros_like(bias) for bias in biases]
+    given = input_panels, input_scales, input_biases
+    own = hidden_panels, hidden_scales, hidden_biases
     products = products_with(given, own, 4, hidden_size)
     count = len(input_panels)
     output, (last_h, last_c) = run_layers(

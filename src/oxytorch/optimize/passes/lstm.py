@@ -6,12 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
 
 from ...core.modes import must_run_plain
-from ...core.packed import PackedTensor
-from ...graph.forward import Forward, with_parameters
 from ...graph.recognize import holds_its_parameters
+from ...graph.recurrent import RecurrentForward, input_and_state, states_fit, with_weights
 from ...ops.lstm import PackedLstmWeight, lstm, why_not_packed
 from ...rewriting.measure import Calls, first_win, numbers
 from ..context import Context
@@ -73,7 +71,7 @@ def run(context: Context) -> None:
 def packed(module: nn.LSTM) -> LstmForward:
     """The forward of an LSTM like this one with its weights packed, which converts its input."""
     plain: Any = {name: p.detach() for name, p in module._parameters.items() if p is not None}
-    return LstmForward(_with_weights(module, _packed_weights(module, plain)), converts=True)
+    return LstmForward(with_weights(module, _packed_weights(module, plain)), converts=True)
 
 
 def _packed_weights(module: nn.LSTM, plain: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -100,7 +98,7 @@ def _pays(
     usual = [(count, batch, width) for count, batch in _USUAL_SIZES]
     if module.batch_first:
         usual = [(batch, count, width) for count, batch, _ in usual]
-    own, forward = _with_weights(module, plain), LstmForward(_with_weights(module, packed))
+    own, forward = with_weights(module, plain), LstmForward(with_weights(module, packed))
 
     def calls(of: tuple[int, ...]) -> Calls:
         x = numbers(*of).to(dtype)
@@ -111,56 +109,19 @@ def _pays(
     return first_win(key, [calls(of) for of in ([size] if size else usual)]) == 0
 
 
-def _with_weights(module: nn.LSTM, parameters: dict[str, Any]) -> Any:
-    made = with_parameters(module, parameters)
-    made.__dict__["_flat_weights"] = [parameters[name] for name in made._flat_weights_names]
-    return made
-
-
-def _fits(module: nn.LSTM, x: torch.Tensor, state: tuple[torch.Tensor, ...]) -> bool:
-    """Whether a state has the shape that goes with x; the kernel does not look."""
-    if not state:
-        return True
-    batch = [x.shape[0 if module.batch_first else 1]] if x.dim() == 3 else []
-    layers = module.num_layers * (2 if module.bidirectional else 1)
-    wanted = (layers, *batch, module.hidden_size)
-    return len(state) == 2 and all(tuple(s.shape) == wanted for s in state)
-
-
 def _parameter(values: torch.Tensor, requires_grad: bool) -> nn.Parameter:
     if isinstance(values, PackedLstmWeight):
         return values.as_parameter(requires_grad)
     return nn.Parameter(values, requires_grad)
 
 
-class LstmForward(Forward):
+class LstmForward(RecurrentForward):
     """The forward of an LSTM with packed weights."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
-        if len(args) <= 2 and "input" in given and {*given} <= {"input", "hx"}:
-            found = self._packed(given["input"], given.get("hx"))
-            if found is not None:
-                return found
-        return self.own(*args, **kwargs)
-
-    def _home(self) -> nn.Module:
-        # For weights of a class of their own torch computes in another way, which takes longer and
-        # under autocast gives other dtypes.
-        module: Any = self.module
-        is_traced = torch._C._get_tracing_state() is not None
-        if (
-            torch.is_grad_enabled()
-            or is_traced
-            or is_compiling()
-            or not holds_its_parameters(module, module._flat_weights_names)
-        ):
-            return self.module
-        plain = {
-            name: p.values() if isinstance(p, PackedTensor) else p
-            for name, p in module._parameters.items()
-        }
-        return _with_weights(module, plain)  # type: ignore[no-any-return]
+        given = input_and_state(args, kwargs)
+        found = None if given is None else self._packed(*given)
+        return self.own(*args, **kwargs) if found is None else found
 
     def _packed(self, x: Any, hx: Any) -> Any:
         if self._lost:
@@ -175,7 +136,7 @@ class LstmForward(Forward):
             or x.dim() not in (2, 3)
             or x.shape[-1] != module.input_size
             or not isinstance(state, tuple)
-            or not _fits(module, x, state)
+            or not states_fit(module, x, state)
             or type(module).forward is not self._class_forward
             or module.training
             or must_run_plain(x, *state, *parameters)

@@ -26,6 +26,7 @@ from . import (
     qdq,
     qdq_layers,
     quantized,
+    recurrent,
     smoothing,
 )
 from .attention import attention
@@ -65,6 +66,7 @@ CONVOLUTIONS: tuple[Pass, ...] = (
     pooling.pools,
 )
 WITH_LASTING: tuple[Pass, ...] = (
+    recurrent.pack,
     joined.linear_layers,
     panels.fastest_in_panels,
     panels.fuse,
@@ -123,6 +125,8 @@ def improve(
             quantization = smoothing.smooth(editor, quantization)
             editor.by = "quantized.quantize"
             quantized.quantize(editor, quantization)
+            editor.by = "recurrent.quantize"
+            recurrent.quantize(editor, quantization)
         if follows:
             _run(editor, STORABLE_CONVOLUTIONS if storable else CONVOLUTIONS)
         _run(editor, STORABLE if storable else WITH_LASTING)
@@ -138,11 +142,13 @@ def improve(
 @dataclass(frozen=True)
 class Points:
     """values: those whose ranges decide which bytes layers multiply, by name. left: why other
-    layers cannot multiply any, by name. groups: the layers by what they take."""
+    layers cannot multiply any, by name. groups: the layers by what they take. by_rows: layers whose
+    rows each get a range of their own in any case."""
 
     values: dict[str, Value]
     left: dict[str, str]
     groups: list[smoothing.Group]
+    by_rows: list[str]
 
 
 def points(steps: Steps, lasting: Iterable[Value], names: Mapping[Value, str]) -> Points:
@@ -151,8 +157,13 @@ def points(steps: Steps, lasting: Iterable[Value], names: Mapping[Value, str]) -
     names: of the values that stand for parameters.
     """
     editor = as_calibrated(steps, lasting)
-    values, why = quantized.points_of(editor, names), quantized.left(editor, names)
-    return Points(values, why, smoothing.groups_of(editor, names))
+    values, left = quantized.points_of(editor, names), quantized.left(editor, names)
+    by_rows: dict[str, str] = {}
+    for _, name, why in recurrent.layers_of(editor, names):
+        by_rows[name] = by_rows.get(name) or why  # of all layers and directions of a module
+    left |= {name: why for name, why in by_rows.items() if why}
+    groups = smoothing.groups_of(editor, names)
+    return Points(values, left, groups, [name for name, why in by_rows.items() if not why])
 
 
 def compared_layers(

@@ -7,12 +7,14 @@ the floating result, so that each error is that of one layer alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..program import Some, Step, Value
+from . import recurrent
 from .convolution import padded_input
 from .editor import Editor, known
 from .linear import LINEAR
@@ -56,11 +58,34 @@ def compare(editor: Editor, quantization: Quantization) -> dict[str, Compared]:
         squares = _squares(editor, make, step, layer)
         editor.replace(step, step, *make.steps)
         found[name] = Compared(products, squares)
+    _compare_recurrent(editor, quantization, found)
     steps, count = editor.steps, len(editor.steps.outputs)
     steps.outputs = [*steps.outputs, *(v for each in found.values() for v in each.squares)]
     editor.apply()
     del steps.outputs[count:]
     return found
+
+
+def _compare_recurrent(
+    editor: Editor, quantization: Quantization, found: dict[str, Compared]
+) -> None:
+    """The same of recurrent layers, whose steps belong to modules."""
+    for layer, name, why in [*recurrent.layers_of(editor, quantization.names)]:
+        before, result = found.get(name), layer.step.results[0]
+        products = layer.products + (0 if before is None else before.products)
+        found[name] = Compared(products, () if before is None else before.squares)
+        if why or result is None or name not in quantization.layers.by_name:
+            continue
+        make = Making(editor.steps.constants)
+        near, given = _near_rows(make, layer.x), Value(meta=result.meta)
+        made = recurrent.of_bytes(layer, [given, *[None] * len(layer.states)], make, {})
+        make.steps += made
+        squares = _squares_of(make, ((layer.x, near), (result, make.to(given, torch.float32))))
+        if before is not None and before.squares:
+            pairs = zip(before.squares, squares, strict=True)
+            squares = tuple(make("add", first, second, "1.0") for first, second in pairs)
+        editor.replace(layer.step, layer.step, *make.steps)
+        found[name] = Compared(products, squares)
 
 
 def _products(step: Step) -> int:
@@ -92,7 +117,11 @@ def _squares(editor: Editor, make: Making, step: Step, layer: Layer) -> tuple[Va
             make.steps.append(convolution_of_bytes(own, taken, pads, numbers, make))
     (given,) = own.results
     assert given is not None
-    pairs = ((x, near), (result, make.to(given, torch.float32)))
+    return _squares_of(make, ((x, near), (result, make.to(given, torch.float32))))
+
+
+def _squares_of(make: Making, pairs: Sequence[tuple[Value, Value]]) -> tuple[Value, ...]:
+    """Of the first ones, and of what the second ones differ by."""
     return tuple(
         _sum_of_squares(make, value)
         for first, second in pairs

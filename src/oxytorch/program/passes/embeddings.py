@@ -7,6 +7,11 @@ from .editor import Editor, are_same, is_contiguous
 from .norms import DTYPES
 
 BAG = "oxytorch::embedding_bag"
+MERGED = {
+    BAG: "oxytorch::merged_embedding_bag",
+    "oxytorch::quantized_embedding_bag": "oxytorch::quantized_merged_embedding_bag",
+}
+"""What looks up the bags of several tables, by what looks up those of one."""
 _MODES = {"0": "sum", "1": "mean"}
 
 
@@ -34,7 +39,7 @@ def merged_bags(editor: Editor) -> None:
     groups: list[list[Step]] = []
     places = {step: place for place, step in enumerate(editor.steps.steps)}
     for step in places:
-        if step.target != BAG or step.arguments[4] != "none" or step.arguments[5] != "false":
+        if step.target not in MERGED or not _is_plain(step):
             continue
         alike = (group for group in groups if _are_alike(group[0], step))
         group = next(alike, None)
@@ -48,6 +53,12 @@ def merged_bags(editor: Editor) -> None:
     editor.apply()
 
 
+def _is_plain(bag: Step) -> bool:
+    """Whether the merged lookup has all arguments that this one has."""
+    _, _, offsets, _, weights, includes_last, *_ = bag.arguments
+    return isinstance(offsets, Some) and weights == "none" and includes_last == "false"
+
+
 def _takers(editor: Editor, bag: Step) -> list[Step]:
     return editor.takers.get(_result(bag), [])
 
@@ -59,9 +70,10 @@ def _result(bag: Step) -> Value:
 
 
 def _are_alike(a: Step, b: Step) -> bool:
-    """Whether two lookups have the same mode, number of bags and kind of rows."""
+    """Whether two lookups have the same mode, number of bags, kind of rows and of results."""
     first, second = (_result(step).meta for step in (a, b))
-    if a.arguments[3] != b.arguments[3] or first is None or second is None:
+    settings = [[step.target, step.arguments[3], *step.arguments[6:]] for step in (a, b)]
+    if settings[0] != settings[1] or first is None or second is None:
         return False
     kinds = [[getattr(v.meta, "dtype", None) for v in s.taken] for s in (a, b)]
     return None not in kinds[0] and kinds[0] == kinds[1] and are_same(first.shape, second.shape)
@@ -72,10 +84,11 @@ def _merge(editor: Editor, group: list[Step]) -> None:
     weights, indices, offsets = ([step.arguments[i] for step in group] for i in range(3))
     together, parted = Value(), Value()
     lists = [weights, indices, [each.item for each in offsets]]
-    width = str(group[0].arguments[0].meta.shape[1])
-    sizes = ["-1", str(len(group)), width]
-    call = Step("oxytorch::merged_embedding_bag", [*lists, group[0].arguments[3]], [together])
     results = [*map(_result, group)]
+    sizes = ["-1", str(len(group)), str(results[0].meta.shape[1])]
+    first = group[0]
+    settings = [first.arguments[3], *first.arguments[6:]]
+    call = Step(MERGED[first.target], [*lists, *settings], [together])
     for step in group[:-1]:
         editor.replace(step)
     editor.replace(

@@ -9,7 +9,7 @@ pass that times kernels, so that runs on other machines and of other dtypes have
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -96,31 +96,44 @@ class Smoothing:
 
 @dataclass(frozen=True)
 class Layers:
-    """by_name: how layers are computed. smoothing: what is divided before they are."""
+    """by_name: how layers are computed. smoothing: what is divided before they are. only_faster:
+    whether recurrent layers are of bytes only where that is faster."""
 
     by_name: Mapping[str, Layer]
     smoothing: tuple[Smoothing, ...] = ()
+    only_faster: bool = True
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """layers: those that multiply bytes. names: of the values that stand for parameters."""
+    """layers: those that multiply bytes. names: of the values that stand for parameters. decided:
+    whether layers that were timed are of bytes, by name, which holds for further programs."""
 
     layers: Layers
     names: Mapping[Value, str]
+    decided: dict[str, bool] = field(default_factory=dict)
+
+    def takes(self, name: str, pays: Callable[[], bool]) -> bool:
+        """Whether a layer becomes one of bytes. pays: times it."""
+        if not self.layers.only_faster:
+            return True
+        if name not in self.decided:
+            self.decided[name] = pays()
+        return self.decided[name]
 
 
 @dataclass(frozen=True)
 class Quantized:
     """layers: those that multiply bytes. names: returns those of parameters, by their
-    identities."""
+    identities. decided: see `Quantization`."""
 
     layers: Layers
     names: Callable[[], Mapping[int, str]]
+    decided: dict[str, bool] = field(default_factory=dict)
 
     def of(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> Quantization:
         """The same of a program. values: those that stand for tensors."""
-        return Quantization(self.layers, named(values, tensors, self.names()))
+        return Quantization(self.layers, named(values, tensors, self.names()), self.decided)
 
 
 def named(

@@ -125,6 +125,27 @@ def why_not_groups(size: Sequence[int], groups: int) -> str:
     return ""
 
 
+def bytes_of_recurrent(make: Making, weight: Value, gates: int) -> list[Argument]:
+    """Panels, scales and sums of a weight [gates * hidden, in], in the order of
+    `ops._recurrent.units_together`."""
+    outputs, width = _size(weight)
+    hidden = outputs // gates
+    integers, scales = _rounded(make, weight)
+    matrix = _units_together(make, integers, gates, hidden, width)
+    sums = make("aten::sum.dim_IntList", matrix, Some(["1"]), "false", Some("=int32"))
+    ordered = _units_together(make, make.reshaped(scales, outputs, 1), gates, hidden, 1)
+    return [_packed(make, matrix), make.reshaped(ordered, -1), sums]
+
+
+def _units_together(make: Making, rows: Value, gates: int, hidden: int, width: int) -> Value:
+    more = -hidden % layout.OUTPUTS
+    padded = make.padded(make.reshaped(rows, gates, hidden, width), 0, 0, 0, more)
+    blocks = (hidden + more) // layout.OUTPUTS
+    apart = make.reshaped(padded, gates, blocks, layout.OUTPUTS, width)
+    together = make("aten::permute", apart, ["1", "0", "2", "3"])
+    return make.reshaped(together, gates * blocks * layout.OUTPUTS, width)
+
+
 def wide_bias(make: Making, bias: Argument) -> Argument:
     """An optional bias in float32."""
     return Some(make.to(bias.item, torch.float32)) if isinstance(bias, Some) else bias

@@ -18,6 +18,7 @@ from ...optimize.context import Context
 from ...optimize.sample import Sample
 from ...program.families import Programs
 from ...program.passes.quantized import Quantized
+from ...program.passes.recurrent import SLOWER
 from ...program.replay import Replay
 from ...rewriting.copies import Separation, copied
 from ...rewriting.measure import steady_heap
@@ -48,10 +49,18 @@ class QuantizedReplay(Replay):
     def __init__(self, module: nn.Module, recipe: Recipe) -> None:
         self.recipe = recipe
         self.layers = recipe.chosen()
+        self._decided: dict[str, bool] = {}
         super().__init__(module)
 
     def _new_builder(self) -> Programs:
-        return Programs(Quantized(self.recipe.chosen(), partial(names_of, self.module)))
+        names = partial(names_of, self.module)
+        return Programs(Quantized(self.layers, names, self._decided))
+
+    def settle(self) -> None:
+        """Keep what was decided by the times of the first program, for those of other sizes."""
+        slower = [name for name, pays in self._decided.items() if not pays]
+        self.recipe = self.recipe.with_slower(slower, SLOWER)
+        self.layers = self.recipe.chosen()
 
     def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if form in self._refused or self._is_special():
@@ -64,7 +73,8 @@ class QuantizedReplay(Replay):
         return self(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "recipe": self.recipe, "layers": self.layers}
+        own = {"recipe": self.recipe, "layers": self.layers, "_decided": self._decided}
+        return {**super().__getstate__(), **own}
 
 
 @with_normal_tensors
@@ -144,7 +154,9 @@ def _converted(
                 f"convert: {type(model).__name__} cannot be captured: {why}; {OTHERWISE}"
             )
         separate(result)
-    _report(context, recipe)
+    replay: QuantizedReplay = result.__dict__["forward"]
+    replay.settle()
+    _report(context, replay.recipe)
     report = explain(result)
     report.bytes_after = nbytes(result)
     report.seconds = time.perf_counter() - began
@@ -162,7 +174,8 @@ def _report(context: Context, recipe: Recipe) -> None:
     """Note how each layer is computed."""
     for name, own in recipe.layers.items():
         if own.compute == "float":
-            context.log.skipped("quantize", name, own.why or "left out by the recipe")
+            why = own.why or own.note or "left out by the recipe"
+            context.log.skipped("quantize", name, why)
         else:
             context.log.applied("quantize", name, f"8-bit integers, {own.compute}")
     for group in recipe.smoothing:
@@ -180,8 +193,8 @@ def _check_names(calibration: Observations, recipe: Recipe) -> None:
         if name not in layers:
             raise ValueError(
                 f"convert: expected a recipe for this model, a {kind}, got one for a "
-                f"{recipe.model} with layer {name!r}, which is no linear layer or convolution that "
-                "it runs"
+                f"{recipe.model} with layer {name!r}, which is no layer that it runs and that can "
+                "be of integers"
             )
         if layers[name] and own.compute != "float":
             raise ValueError(

@@ -69,7 +69,8 @@ class ErrorReport:
 
     @property
     def int8_share(self) -> float:
-        """The part of the products of linear layers and convolutions that are of integers."""
+        """The part of the products of linear and recurrent layers and convolutions that are of
+        integers."""
         return int8_share(self.layers)
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,8 +81,8 @@ class ErrorReport:
         lines = [
             f"oxytorch.quantization.report: {self.model}, {self.calls} calls, SQNR "
             f"{decibels(self.sqnr)}, cosine {self.cosine:.6f}",
-            f"  {self.int8_share:.1%} of the products of linear layers and convolutions are of "
-            "8-bit integers",
+            f"  {self.int8_share:.1%} of the products of linear and recurrent layers and "
+            "convolutions are of 8-bit integers",
         ]
         if self.original_seconds is not None and self.quantized_seconds is not None:
             lines.append(

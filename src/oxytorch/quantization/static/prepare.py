@@ -41,6 +41,8 @@ class Int8StaticActivationInt8Weight:
     observer: what decides the range of an activation: "minmax" (all values), "moving_average" (of
         each batch's least and largest value), "percentile" (99.99 % of the values), "mse" (least
         squared error) or "kl" (least Kullback-Leibler divergence of the histograms).
+    only_faster: LSTM layers become bytes where they are timed as faster so than floating. False
+        takes all of them.
 
     Raises TypeError or ValueError for other values.
     """
@@ -48,10 +50,11 @@ class Int8StaticActivationInt8Weight:
     symmetric: bool = False
     observer: str = "minmax"
     smooth: bool = False
+    only_faster: bool = True
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        for field in ("symmetric", "smooth"):
+        for field in ("symmetric", "smooth", "only_faster"):
             value = getattr(self, field)
             if not isinstance(value, bool):
                 raise TypeError(f"{name}: expected {field} True or False, got {value!r}")
@@ -168,6 +171,7 @@ class Calibration(OwnSignature, Observations):
         self._smoothed: tuple[int, list[Smoothing]] = (0, [])
         self._runs = self._new_runs()
         self.layers = {}
+        self.by_rows: dict[str, None] = {}
         self.groups: dict[tuple[str, ...], str] = {}
         self._channels: dict[tuple[str, ...], int] = {}
 
@@ -219,7 +223,8 @@ class Calibration(OwnSignature, Observations):
     def _note(self, program: ObservedProgram) -> None:
         # A layer that can multiply integers in one call can; others, as of no image, go without.
         left = {name: why for name, why in program.left.items() if self.layers.get(name) != ""}
-        self.layers.update({**left, **dict.fromkeys(program.layers, "")})
+        self.layers.update({**left, **dict.fromkeys((*program.layers, *program.by_rows), "")})
+        self.by_rows.update(dict.fromkeys(program.by_rows))
         self.groups.update({group.layers: group.why for group in program.groups})
         self._channels.update({group.layers: group.channels for group in program.groups})
 
@@ -254,10 +259,13 @@ class Calibration(OwnSignature, Observations):
         layers = {}
         for name, why in self.layers.items():
             input, output = (self._numbers(name + end) for end in (INPUT, OUTPUT))
-            is_static = not why and input is not None
-            own = LayerRecipe("static" if is_static else "float", input, output, why)
-            layers[name] = own
-        return Recipe(type(self.module).__name__, layers, self._smoothing())
+            compute = "float"
+            if not why:
+                is_by_rows = name in self.by_rows
+                compute = "dynamic" if is_by_rows else "float" if input is None else "static"
+            layers[name] = LayerRecipe(compute, input, output, why)
+        kind, only_faster = type(self.module).__name__, self.config.only_faster
+        return Recipe(kind, layers, self._smoothing(), only_faster)
 
     def _numbers(self, name: str) -> Any:
         observer = self._observers.get(name)

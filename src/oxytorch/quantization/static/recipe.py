@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,13 +26,15 @@ class LayerRecipe:
     """How one layer is computed; compute: a key of COMPUTE.
 
     input, output: the bytes of what it takes, and of what it gives where that is added to something
-    else, if calibration saw them. why: the reason why it is "float", if it has to be.
+    else, if calibration saw them. why: the reason why it is "float", if it has to be. note: what
+    else a reader should know; it changes nothing.
     """
 
     compute: str
     input: Numbers | None = None
     output: Numbers | None = None
     why: str = ""
+    note: str = ""
 
 
 @dataclass
@@ -41,11 +43,14 @@ class Recipe:
 
     model: the class of the model. layers: by the path of the module that holds the weight.
     smoothing: what is divided before layers take it; without one, layers take what they took.
+    only_faster: whether LSTM layers that are "dynamic" are timed by `convert`, and stay floating
+    where that is as fast.
     """
 
     model: str
     layers: dict[str, LayerRecipe] = field(default_factory=dict)
     smoothing: list[Smoothing] = field(default_factory=list)
+    only_faster: bool = True
 
     def chosen(self) -> Layers:
         """The layers that multiply bytes."""
@@ -54,7 +59,13 @@ class Recipe:
             for name, own in self.layers.items()
             if own.compute != "float"
         }
-        return Layers(layers, tuple(each for each in self.smoothing if each.factors))
+        smoothing = tuple(each for each in self.smoothing if each.factors)
+        return Layers(layers, smoothing, self.only_faster)
+
+    def with_slower(self, names: Iterable[str], note: str) -> Recipe:
+        """The recipe in which layers that were timed stay floating, and none is timed again."""
+        slower = {name: replace(self.layers[name], compute="float", note=note) for name in names}
+        return replace(self, layers={**self.layers, **slower}, only_faster=False)
 
     def set(self, names: str, compute: str) -> Recipe:
         """A recipe in which layers are computed in another way.
@@ -88,7 +99,7 @@ class Recipe:
         width = max(map(len, self.layers), default=0)
         lines = [f"recipe for {self.model}, {len(self.layers)} layers"]
         for name, own in self.layers.items():
-            shown = own.why
+            shown = own.why or own.note
             if own.compute == "static" and own.input is not None:
                 shown = _shown(own.input)
             lines.append(f"  {name:<{width}}  {own.compute:<7}  {shown}".rstrip())
@@ -112,7 +123,7 @@ def _computed(name: str, own: LayerRecipe, compute: str) -> LayerRecipe:
             f'recipe: expected "dynamic" or "float" for {name}, of which calibration saw no range, '
             "got 'static'"
         )
-    return replace(own, compute=compute)
+    return replace(own, compute=compute, note=own.note if compute == own.compute else "")
 
 
 def _listed(names: Any) -> str:
@@ -133,6 +144,8 @@ def recipe_data(recipe: Recipe) -> dict[str, Any]:
     layers = {name: _data(own) for name, own in recipe.layers.items()}
     data = {"format": FORMAT, "version": VERSION, "model": recipe.model, "layers": layers}
     groups = [_smoothing_data(each) for each in recipe.smoothing]
+    if not recipe.only_faster:
+        data["only_faster"] = False
     return {**data, "smoothing": groups} if groups else data
 
 
@@ -142,7 +155,7 @@ def _data(own: LayerRecipe) -> dict[str, Any]:
         numbers: Numbers | None = getattr(own, key)
         if numbers is not None:
             data[key] = vars(numbers)
-    return {**data, "why": own.why} if own.why else data
+    return data | {key: getattr(own, key) for key in ("why", "note") if getattr(own, key)}
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -169,17 +182,24 @@ def recipe_from(data: Any, path: str) -> Recipe:
     groups = data.get("smoothing", [])
     if not isinstance(groups, list):
         raise ValueError(f"load_recipe: expected smoothing to be a list in {path}")
+    only_faster = data.get("only_faster", True)
+    if not isinstance(only_faster, bool):
+        raise ValueError(f"load_recipe: expected only_faster true or false in {path}")
     own = {name: _layer(name, each) for name, each in layers.items()}
-    return Recipe(model, own, [_smoothing(each, own) for each in groups])
+    return Recipe(model, own, [_smoothing(each, own) for each in groups], only_faster)
+
+
+_LAYER = {"compute", "input", "output", "why", "note"}
 
 
 def _layer(name: str, data: Any) -> LayerRecipe:
-    if not isinstance(data, dict) or {*data} - {"compute", "input", "output", "why"}:
+    if not isinstance(data, dict) or {*data} - _LAYER:
         raise ValueError(
-            f"load_recipe: expected compute, input, output and why for {name}, got {data!r}"
+            f"load_recipe: expected compute, input, output, why and note for {name}, got {data!r}"
         )
     input, output = (_numbers(name, key, data.get(key)) for key in ("input", "output"))
-    own = LayerRecipe("float", input, output, str(data.get("why", "")))
+    why, note = (str(data.get(key, "")) for key in ("why", "note"))
+    own = LayerRecipe("float", input, output, why, note)
     compute = data.get("compute")
     if not isinstance(compute, str) or compute not in COMPUTE:
         raise ValueError(

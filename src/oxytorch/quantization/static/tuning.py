@@ -294,7 +294,7 @@ class _Tuner(Generic[_Model]):
     def _with_floating(self, recipe: Recipe, name: str, errors: list[LayerError]) -> Recipe:
         """A recipe with as few of the most sensitive layers in floating numbers as are enough, and
         some of these rounded row by row if that is good enough."""
-        order = [each.module for each in errors if each.compute == "static"]
+        order = [each.module for each in errors if each.compute != "float"]
 
         def kept(count: int) -> Recipe:
             return _changed(recipe, order[:count], "float")
@@ -416,7 +416,7 @@ def _joined(found: Sequence[tuple[Recipe, Sequence[LayerError]]]) -> Recipe:
         recipe, _ = found[best(names)]
         layers.update({name: recipe.layers[name] for name in names})
         smoothing += [each for each in recipe.smoothing if each.layers == names]
-    return Recipe(first.model, layers, smoothing)
+    return Recipe(first.model, layers, smoothing, first.only_faster)
 
 
 def _ratio(error: LayerError) -> float:
