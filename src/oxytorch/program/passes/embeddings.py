@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..program import Some, Step, Value
 from .editor import Editor, are_same, is_contiguous
 from .norms import DTYPES
@@ -85,7 +87,8 @@ def _merge(editor: Editor, group: list[Step]) -> None:
     together, parted = Value(), Value()
     lists = [weights, indices, [each.item for each in offsets]]
     results = [*map(_result, group)]
-    sizes = ["-1", str(len(group)), str(results[0].meta.shape[1])]
+    meta: Any = results[0].meta
+    sizes = ["-1", str(len(group)), str(meta.shape[1])]
     first = group[0]
     settings = [first.arguments[3], *first.arguments[6:]]
     call = Step(MERGED[first.target], [*lists, *settings], [together])
