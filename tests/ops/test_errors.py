@@ -379,6 +379,14 @@ CASES: list[tuple[str, Callable[[], object]]] = [
     ),
     ("pool: expected kind 'max' or 'mean', got 'sum'", lambda: pool(IMAGES, "sum")),
     (
+        "pool: expected x of dtype float32, bfloat16 or float16 (or float64), got int8",
+        lambda: pool(IMAGES.to(torch.int8), "mean"),
+    ),
+    (
+        "pool: expected x of dtype float32, bfloat16 or float16 (or float64), got int32",
+        lambda: pool(IMAGES.int(), "max"),
+    ),
+    (
         "pool: expected dilation of ones for 'mean', got 2",
         lambda: pool(IMAGES, "mean", dilation=[1, 2]),
     ),

@@ -128,6 +128,14 @@ def test_linear_refuses_sums_that_could_overflow() -> None:
     [
         ({"x": IMAGES.float()}, "x_scale None for float32, got 0.1"),
         ({"x": IMAGES[0, 0]}, "x of shape [images, channels, 1 to 3 spatial sizes], got [5, 5]"),
+        (
+            {"kernel_size": [65, 1], "padding": [65] * 4, "groups": 4, "out_channels": 4},
+            "kernel_size of at most 64 lines for each channel by itself, got 65",
+        ),
+        (
+            {"groups": 4, "out_channels": 4, "panels": KERNELS[0].flatten()[1:]},
+            "panels with 1024 elements, got [1023]",
+        ),
         ({"kernel_size": [3]}, "kernel_size of 2 numbers from 1 to 2^31 - 1, got [3]"),
         ({"kernel_size": [1 << 30, 1 << 30]}, "x that kernels of"),
         (

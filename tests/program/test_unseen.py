@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from oxytorch import isa
 from oxytorch.core.modes import is_unseen
 from oxytorch.program.program import Program
+from threads import errors_in_threads
 
 _OWN = "oxytorch::run_program"
 
@@ -225,3 +226,54 @@ def test_who_looks_at_operators_is_noticed() -> None:
             with _Mode():
                 assert not is_unseen()
             assert is_unseen()
+
+
+# An optional tensor that is given and one that is not, lists, texts, numbers, and a size of a call.
+LENT = """inputs 2 1 1
+%3 = oxytorch::pool %0 [ 2 2 ] [ 2 2 ] [ 0 0 0 0 ] [ 1 1 ] "max"
+%4 = oxytorch::rms_norm %3 some %1 1e-06
+%5 = oxytorch::rms_norm %4 none 1e-06
+%6 = oxytorch::softmax %5 1.0 none
+outputs %3 %6"""
+
+
+def _lent() -> tuple[Program, list[Tensor]]:
+    x = torch.randn(2, 3, 8, 64).to(memory_format=torch.channels_last)
+    return Program(LENT, [torch.ones(1)]), [x, torch.rand(32)]
+
+
+def test_what_is_lent_is_given_back() -> None:
+    program, given = _lent()
+    with torch.inference_mode():
+        wanted, _ = program(given, [1])
+        before = [tensor._use_count() for tensor in given]
+        for _ in range(20):
+            found, _ = program(given, [1], is_unseen=True)
+            assert all(map(torch.equal, found, wanted))
+        assert [tensor._use_count() for tensor in given] == before
+        assert all(tensor._use_count() == 1 for tensor in found)
+
+
+def test_what_is_lent_is_given_back_after_an_error() -> None:
+    program, (x, _) = _lent()
+    given = [x, torch.rand(31)]
+    before = [tensor._use_count() for tensor in given]
+    with torch.inference_mode():
+        for _ in range(20):
+            with pytest.raises(RuntimeError, match="oxytorch::rms_norm fails: rms_norm: expected"):
+                program(given, [1], is_unseen=True)
+    assert [tensor._use_count() for tensor in given] == before
+
+
+def test_threads_are_lent_arguments_of_their_own() -> None:
+    program, (x, weight) = _lent()
+    with torch.inference_mode():
+        wanted = {scale: program([x * scale, weight], [1])[0] for scale in range(1, 5)}
+
+    def call(scale: int) -> None:
+        with torch.inference_mode():
+            for _ in range(50):
+                found, _ = program([x * scale, weight], [1], is_unseen=True)
+                assert all(map(torch.equal, found, wanted[scale]))
+
+    assert errors_in_threads(call, wanted) == []

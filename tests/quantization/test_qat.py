@@ -94,8 +94,7 @@ def test_the_converted_model_computes_what_training_saw(
     assert error(run(converted, x), run(model, x)) < 2e-3
     layers = sum(isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d) for m in model.modules())
     found: Any = converted.forward
-    depthwise = int(make is Residual)
-    assert str(found.programs()[0]).count("oxytorch::quantized_") == layers - depthwise
+    assert str(found.programs()[0]).count("oxytorch::quantized_") == layers
 
 
 def test_the_integers_are_those_that_training_saw(tmp_path: Path) -> None:

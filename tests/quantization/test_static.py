@@ -55,21 +55,38 @@ def test_a_quantized_model_is_close_to_its_own(
     assert type(quantized) is make
     assert error(run(quantized, data[0]), run(model, data[0])) < 0.05
     layers = sum(isinstance(m, nn.Linear | nn.Conv2d) for m in model.modules())
-    slower = [entry.module for entry in oxytorch.explain(quantized).left]
-    assert slower == (["depthwise"] if make is Residual else [])
+    assert not oxytorch.explain(quantized).left
     text = programs(quantized)
-    assert text.count("oxytorch::quantized_") == layers - len(slower)
+    assert text.count("oxytorch::quantized_") == layers
     assert "aten::linear" not in text
 
 
-def test_depthwise_convolutions_stay_in_floating_numbers_between_integers() -> None:
-    model = Residual().eval()
+def test_depthwise_convolutions_multiply_integers() -> None:
+    quantized = quantize(Residual().eval(), IMAGES)
+    assert recipe_of(quantized).layers["depthwise"].compute == "static"
+    assert programs(quantized).count("oxytorch::quantize_per_tensor") == 2  # the input, the means
+
+
+def test_small_groups_stay_in_floating_numbers() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 32, 3, groups=4)).eval()
     quantized = quantize(model, IMAGES)
-    depthwise = recipe_of(quantized).layers["depthwise"]
-    assert depthwise.compute == "float"
-    assert "fewer than 16 outputs" in depthwise.why
-    with pytest.raises(ValueError, match='expected "float" for depthwise, because integers are'):
-        recipe_of(quantized).set("depthwise", "static")
+    grouped = recipe_of(quantized).layers["1"]
+    assert grouped.compute == "float"
+    assert "fewer than 16 outputs" in grouped.why
+    with pytest.raises(ValueError, match='expected "float" for 1, because integers are'):
+        recipe_of(quantized).set("1", "static")
+
+
+def test_the_largest_values_of_a_layer_are_those_of_bytes() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(16, 16, 3)
+    ).eval()
+    quantized = quantize(model, IMAGES)
+    text = programs(quantized)
+    (pooled,) = [line for line in text.splitlines() if "oxytorch::pool" in line]
+    assert pooled.partition(" = ")[0].count("%") == 1
+    assert text.count("oxytorch::quantize_per_tensor") == 1  # the input
+    assert error(run(quantized, IMAGES[0]), run(model, IMAGES[0])) < 0.05
 
 
 @pytest.mark.parametrize("level", [each.name for each in isa.levels() if each.supported])

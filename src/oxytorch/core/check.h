@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/dtype.h"
-#include "core/torch_api.h"
+#include "core/own_operators.h"
 
 namespace oxytorch {
 

@@ -121,6 +121,7 @@ class Reader {
     note_last_uses();
     note_teams();
     note_arena();
+    for (Step& step : program_->steps) note_lent(step);
   }
 
   std::unique_ptr<Program> program() { return std::move(program_); }
@@ -187,7 +188,7 @@ class Reader {
       const std::size_t dot = std::min(target.find('.', colons), target.size());
       step.name = target.substr(0, dot);
       step.overload = target.substr(std::min(dot + 1, target.size()));
-      if (step.overload.empty()) step.own = OwnOperators::find(step.name);
+      if (step.overload.empty()) step.own = OwnOperator::find(step.name);
       step.view = view_kind(target);
     }
     for (word = words.next(); !word.empty(); word = words.next()) {

@@ -177,14 +177,15 @@ class Run {
 
   void call(const Step& step) {
     if (is_unseen_ && step.view != ViewKind::none && view(step)) return;
-    for (std::size_t i = 0; i < step.arguments.size(); ++i) stack_[i] = boxed(step.arguments[i]);
     const std::size_t place = &step - program_.steps.data();
     const bool stays =
         step.own && arena_ && !program_.leaves[place].load(std::memory_order_relaxed);
     const Arena::Use memory(stays ? arena_.get() : nullptr, place);
     try {
+      if (is_unseen_ && !step.lent.empty() && lend(step)) return;
+      for (std::size_t i = 0; i < step.arguments.size(); ++i) stack_[i] = boxed(step.arguments[i]);
       if (is_unseen_ && step.own) {
-        step.own(stack_.data(), stack_.size(), step.results.size());
+        step.own->boxed(stack_.data(), stack_.size(), step.results.size());
       } else {
         call_operator(step.name.c_str(), step.overload.c_str(), stack_.data());
       }
@@ -200,6 +201,20 @@ class Run {
     for (std::size_t i = 0; i < step.results.size(); ++i) {
       keep(step.results[i], reinterpret_cast<AtenTensorHandle>(stack_[i]));
     }
+  }
+
+  // Calls our operator with what is here; returns whether it does it like that.
+  bool lend(const Step& step) {
+    lent_.assign(step.lent.begin(), step.lent.end());
+    for (const Step::Place& each : step.lent_tensors)
+      lent_[each.argument].tensor = handle(each.slot);
+    for (const Step::Place& each : step.lent_sizes) {
+      lent_[each.argument].number = torch::stable::detail::from(sizes_[each.slot]);
+    }
+    AtenTensorHandle result = nullptr;
+    if (!step.own->lent(lent_.data(), &result)) return false;
+    keep(step.results[0], result);
+    return true;
   }
 
   // Returns whether the view is made; else torch has to.
@@ -321,6 +336,7 @@ class Run {
   std::vector<TensorOwner> values_;
   std::vector<std::int64_t> sizes_;
   std::vector<StableIValue> stack_;
+  std::vector<lending::Argument> lent_;
 };
 
 std::vector<TensorOwner> values_of(StableIValue list) {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/torch_api.h"
+#include "core/own_operators.h"
 
 namespace oxytorch {
 

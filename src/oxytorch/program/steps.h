@@ -35,7 +35,7 @@ enum class Threads { kTeam, kOne, kTorchs };
 struct Step {
   Kind kind = Kind::kOperator;
   std::string name, overload;
-  BoxedOperator own = nullptr;  // of an operator of ours
+  const OwnOperator* own = nullptr;  // an operator of ours
   ViewKind view = ViewKind::none;
   std::vector<Argument> arguments;
   std::vector<std::int32_t> results;  // slots; -1 for none
@@ -44,6 +44,15 @@ struct Step {
   Threads threads = Threads::kOne;
   bool gathers = false;  // another step for the team follows, and none of torch's before it
   std::vector<std::int32_t> dead;  // slots of tensors that no later step takes
+  // Of an operator of ours that is lent its arguments: these, but for values of a call, and which
+  // of them are tensors and sizes in slots. Empty where they are boxed.
+  struct Place {
+    std::size_t argument;
+    std::int32_t slot;
+  };
+  std::vector<lending::Argument> lent;
+  std::vector<Place> lent_tensors, lent_sizes;
+  std::vector<std::vector<std::int64_t>> lists;  // that `lent` refers to
 };
 
 template <class Function>
@@ -74,6 +83,9 @@ struct Program {
   std::vector<std::int32_t> outputs, size_outputs;
   std::size_t largest_stack = 1;
 };
+
+// Notes what a step's operator is lent, if it can be. The step stays where it is from then on.
+void note_lent(Step& step);
 
 // Translates the text of a program, one step a line (program.py describes it), and checks that
 // every value exists before it is taken. Throws std::runtime_error where it is no program.

@@ -77,6 +77,10 @@ struct ByteRows {
   std::int32_t zero_point;  // of what is multiplied
   bool is_signed;
   bool in_tiles;  // of which there are at least kTileHeight rows to be read
+  // Where rows begin, if not row_bytes apart; they are multiplied without tiles. A row is `planes`
+  // times `lines` of equal depth, which lie so many bytes apart.
+  const std::uint8_t* const* starts = nullptr;
+  std::int64_t planes = 1, lines = 1, plane_step = 0, line_step = 0;
 };
 
 // Items are groups of kItemPanels panels times chunks of `chunk_rows` rows; all groups of a chunk
@@ -104,6 +108,56 @@ struct ByteWindowsArgs {
   std::int64_t chunk_rows;
   std::int64_t ranges;  // of the panels of a group
   std::int64_t parts;
+};
+
+// The same where windows overlap in lines, with all columns of a kernel side by side. A chunk is
+// `chunk_lines` lines of the result, or one of `line_parts` parts of a line; ranges of a chunk
+// follow each other. A part writes the lines that a chunk reads into its own scratch, with what
+// lies outside of images, unless they lie well. Sums are of [planes, lines, columns, channels], the
+// last two up to a multiple of 4.
+struct ByteLinesArgs {
+  WindowArgs windows;  // whose dtype is not read
+  Number number;
+  Bytes bytes;
+  std::int32_t zero_point;  // of x
+  bool lie_well;
+  std::uint8_t* scratch;  // of the first part
+  std::int64_t scratch_bytes;
+  std::int64_t line_bytes;   // in scratch
+  std::int64_t plane_bytes;  // likewise
+  ByteGemmArgs product;      // of the first group; its rows are those of a chunk
+  std::int64_t lines;        // of the result
+  std::int64_t groups;
+  std::int64_t chunk_lines;
+  std::int64_t line_parts;
+  std::int64_t ranges;
+  std::int64_t parts;
+};
+
+// Of a convolution of each channel for itself: channels of a block; the most lines of a kernel, all
+// dimensions but the last taken together; the most neighbouring results whose sums are kept.
+inline constexpr std::int64_t kBlockChannels = 64, kMostByteLines = 64, kMostResults = 48;
+
+// A convolution of each channel for itself. Its weight is [channels, columns, lines], lines being
+// all of a kernel's dimensions but the last, up to a multiple of 4. Items are parts of the work,
+// one for a thread: neighbouring ones of lines of the result times channels, lines of a block of
+// kBlockChannels first. A part writes a block's weights, and what `results` neighbours read, into
+// its own scratch.
+struct ByteDepthwiseArgs {
+  WindowArgs windows;  // of all channels, which lie side by side; its dtype is not read
+  Number number;
+  std::int32_t zero_point;  // of x
+  float scale;              // likewise
+  BytePanels weight;
+  ByteResult result;
+  std::int64_t lines;
+  std::int64_t shared_lines;  // neighbours that read four lines each time, or a multiple of them
+  std::int64_t results;       // at most kMostResults
+  std::uint8_t* scratch;      // of the first part
+  std::int64_t scratch_bytes;
+  std::int64_t weight_bytes;  // of a block's weights, which come first there
+  std::int64_t parts;
+  bool by_lines;
 };
 
 // Items are stretches of so many elements; the last one may be shorter.

@@ -32,6 +32,7 @@ static Finishing finishing_of(const ByteGemmArgs& args, const ByteChunk& chunk,
       .row = chunk.row,
       .output = output,
       .outputs = left < most ? left : most,
+      .fit = outputs.fit,
   };
 }
 
@@ -53,7 +54,7 @@ OXY_INLINE void multiply_some_panels(const ByteGemm& gemm, const ByteChunk& chun
 static void multiply_bytes(const ByteGemm& gemm, const ByteChunk& item, const ByteOutputs& outputs,
                            std::int32_t* sums) {
   const ByteGemmArgs& args = gemm.args;
-  if (item.rows <= kFewRows) {
+  if (item.rows <= kFewRows && !args.x.starts) {
     multiply_few_rows(args, item, outputs, sums);
     Finishing finishing = finishing_of(args, item, outputs, 0);
     if (finishing.row_scales) finishing.row_scales += item.row;
@@ -79,7 +80,7 @@ static void multiply_chunk_of_bytes(ByteGemm& gemm, const ByteChunk& item, std::
   ByteOutputs& outputs = gemm.outputs[gemm.item];
   gemm.item ^= 1;
   read_outputs(args.weight, args.result, args.x.scale, args.x.zero_point, item.panel, item.panels,
-               outputs);
+               outputs, args.x.scales ? 0 : args.x.depth);
 #if OXY_HAS_TILES
   if (args.x.in_tiles) {
     for (std::int64_t p = 0; p < item.panels; p += 2) {

@@ -102,6 +102,8 @@ constexpr std::int64_t kMostVectorRows = 4, kMostVectorProducts = 32;
 // Multiplications of bytes that take about as long as memory takes for a byte.
 constexpr std::int64_t kTileProductsPerByte = 128, kProductsPerByte = 16;
 
+}  // namespace
+
 bool fits_tiles(std::int64_t rows, std::int64_t products) {
   return level_has(Capability::tiles) && rows > kMostVectorRows && products > kMostVectorProducts;
 }
@@ -110,6 +112,14 @@ Bytes bytes_of(bool in_tiles) {
   if (in_tiles) return Bytes::as_they_are;
   return level_has(Capability::int8_dot) ? Bytes::unsigned_bytes : Bytes::pairs;
 }
+
+std::int32_t zero_point_of(const ByteOperand& operand, Bytes bytes) {
+  if (bytes == Bytes::pairs) return 0;
+  const bool moves = bytes == Bytes::unsigned_bytes && operand.number != Number::uint8;
+  return operand.zero_point + (moves ? 128 : 0);
+}
+
+namespace {
 
 // Whether rows are multiplied where they lie.
 bool lie_well(const Rows& x, Number number, Bytes bytes) {
@@ -123,13 +133,6 @@ bool lie_well(const Rows& x, Number number, Bytes bytes) {
       return false;
   }
   return false;
-}
-
-// Of x as it is multiplied.
-std::int32_t zero_point_of(const ByteOperand& operand, Bytes bytes) {
-  if (bytes == Bytes::pairs) return 0;
-  const bool moves = bytes == Bytes::unsigned_bytes && operand.number != Number::uint8;
-  return operand.zero_point + (moves ? 128 : 0);
 }
 
 struct PreparedBytes {
@@ -217,10 +220,9 @@ void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& opera
   const Bytes bytes = bytes_of(in_tiles);
   const std::int64_t size = bytes == Bytes::pairs ? 2 : 1;
   const std::int64_t row_bytes = round_up(call.in_features, kTileBytes) * size;
-  const std::int64_t products = call.groups * weight_bytes;
-  const std::int64_t per_byte = in_tiles ? kTileProductsPerByte : kProductsPerByte;
-  const std::int64_t threads =
-      threads_for(products / per_byte * call.rows, tuning.bytes_per_thread, available_threads());
+  const std::int64_t work =
+      work_of_products(call.rows, call.in_features, call.groups * weight_bytes);
+  const std::int64_t threads = threads_for(work, tuning.bytes_per_thread, available_threads());
   const std::int64_t enough = std::min(divide_up(threads, call.groups), call.rows / kFewRows);
   const std::int64_t chunks =
       std::max({std::int64_t{1}, enough, divide_up(call.rows * row_bytes, kChunkBytes),

@@ -50,6 +50,15 @@ struct ByteOperand {
   std::int32_t zero_point;
 };
 
+// Whether so many rows are multiplied in tiles of AMX.
+bool fits_tiles(std::int64_t rows, std::int64_t products);
+
+// What bytes of x become.
+Bytes bytes_of(bool in_tiles);
+
+// Of x as it is multiplied.
+std::int32_t zero_point_of(const ByteOperand& operand, Bytes bytes);
+
 // Rows of x before they are multiplied, for those who prepare them themselves: `args` for
 // `prepare_bytes`, and what becomes of them.
 struct Preparing {
@@ -80,13 +89,29 @@ struct ByteWindows {
   WindowArgs windows;
   BytePanels weight;
   ByteResult result;
-  std::int64_t in_features;
-  std::int64_t rows;  // results of a channel
+  std::int64_t in_features;  // lines of a kernel times columns and channels, up to a multiple of 4
+  std::int64_t rows;         // results of a channel
   std::int64_t groups;
 };
 
 // result = epilogue(windows weight^T + bias) on torch's threads, likewise; zeros around images are
 // the operand's zero point.
 void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& operand);
+
+// The same without tiles, for kernels whose columns are neighbours. The few channels of images may
+// lie in planes of their own.
+void multiply_lines_of_bytes(const ByteWindows& call, const ByteOperand& operand);
+
+// The convolution of bytes, of each channel for itself.
+struct ByteChannels {
+  WindowArgs windows;
+  BytePanels weight;
+  ByteResult result;
+  std::int64_t in_features;  // of a result: columns times lines up to a multiple of 4
+  std::int64_t rows;         // results of a channel
+};
+
+// result = epilogue(convolution(x, weight) + bias) on torch's threads, likewise.
+void convolve_channels_of_bytes(const ByteChannels& call, const ByteOperand& operand);
 
 }  // namespace oxytorch

@@ -13,6 +13,7 @@ struct ByteOutputs {
   alignas(64) float scales[kItemOutputs];  // times x's, if all rows have the same
   alignas(64) float biases[kItemOutputs];
   alignas(64) std::int32_t starts[kItemOutputs];  // of sums: what x's zero point adds, negated
+  bool fit;  // rows have no scales, and results, as steps of bytes, are known to be below 2^30
 };
 
 // Sums of some rows and neighbouring outputs that wait for what becomes of them.
@@ -26,6 +27,7 @@ struct Finishing {
   std::int64_t row;     // the first one's place in the result
   std::int64_t output;  // likewise
   std::int64_t outputs;
+  bool fit = false;  // as in ByteOutputs
 };
 
 // Finishes rows [begin, end).
@@ -71,41 +73,97 @@ OXY_INLINE f32v load_sums(const std::int32_t* sums) {
 
 #if defined(__AVX512F__)
 
-// Two rows of two vectors, as bytes.
-template <PanelEpilogue epilogue, class Out, class Other>
-static void finish_two_vectors(const Finishing& job, const ByteResult& result, std::int64_t first,
-                               std::int64_t begin, std::int64_t end) {
-  const Steps<Out> steps(result.inverse_scale, result.zero_point);
-  const f32v scales[] = {load(job.scales + first), load(job.scales + first + kLanes)};
-  const f32v biases[] = {load(job.biases + first), load(job.biases + first + kLanes)};
-  const std::int32_t* sums = job.sums + begin * job.stride + first;
-  const std::int64_t at = job.output + first, row = job.row + begin;
-  Out* out = static_cast<Out*>(result.out) + row * result.out_stride + at;
-  const Other* other = static_cast<const Other*>(result.other) + row * result.other_stride + at;
-  const auto finish = [&](std::int64_t r, std::int64_t next) __attribute__((always_inline)) {
-    f32v v[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-      v[i] = load_sums(sums + (i / 2 * next) * job.stride + i % 2 * kLanes);
-    if (job.row_scales) {
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) v[i] *= job.row_scales[r + i / 2 * next];
+// Epilogues for which it pays to know that results fit.
+constexpr bool is_cheap(PanelEpilogue epilogue) {
+  return epilogue == PanelEpilogue::none || epilogue == PanelEpilogue::relu ||
+         epilogue == PanelEpilogue::relu6 || adds_other(epilogue);
+}
+
+// `count` neighbouring vectors of rows, which are finished four at a time.
+template <PanelEpilogue epilogue, class Out, class Other, int count, bool fit>
+struct ByteVectors {
+  const Finishing& job;
+  const ByteResult& result;
+  Steps<Out> steps;
+  f32v scales[count], biases[count];
+  std::int64_t first;
+
+  OXY_MEMBER ByteVectors(const Finishing& given, const ByteResult& to, std::int64_t at)
+      : job(given), result(to), steps(to.inverse_scale, to.zero_point), first(at) {
+    for (int i = 0; i < count; ++i) {
+      scales[i] = load(job.scales + first + i * kLanes);
+      biases[i] = load(job.biases + first + i * kLanes);
     }
+  }
+
+  // Row r, and where its vectors are not four others, each `next` rows behind the one before.
+  OXY_MEMBER void finish(std::int64_t r, std::int64_t next) const {
+    i32v sums[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      v[i] = finished<epilogue, Out>(result, v[i], scales[i % 2], biases[i % 2],
-                                     other + (i / 2 * next) * result.other_stride + i % 2 * kLanes,
-                                     Whole{});
+      const std::int64_t row = r + i / count * next;
+      sums[i] = load_as<i32v>(job.sums + row * job.stride + first + i % count * kLanes);
     }
-    const __m512i bytes = steps.bytes(v);
-    const __m256i low = _mm512_castsi512_si256(bytes), high = _mm512_extracti64x4_epi64(bytes, 1);
-    std::memcpy(out, &low, sizeof low);
-    std::memcpy(out + next * result.out_stride, &high, sizeof high);
-    sums += 2 * job.stride, out += 2 * result.out_stride, other += 2 * result.other_stride;
-  };
-  std::int64_t r = begin;
-  for (; r + 2 <= end; r += 2) finish(r, 1);
-  if (r < end) finish(r, 0);
+    finish(sums, r, next);
+  }
+
+  OXY_MEMBER void finish(const i32v (&sums)[4], std::int64_t r, std::int64_t next) const {
+    f32v v[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      v[i] = __builtin_convertvector(sums[i], f32v);
+      if (!fit && job.row_scales) v[i] *= job.row_scales[r + i / count * next];
+    }
+    const std::int64_t at = job.output + first, row = job.row + r;
+    const Other* other = static_cast<const Other*>(result.other) + row * result.other_stride + at;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      v[i] = finished<epilogue, Out>(
+          result, v[i], scales[i % count], biases[i % count],
+          other + i / count * next * result.other_stride + i % count * kLanes, Whole{});
+    }
+    const __m512i bytes = steps.template bytes<fit>(v);
+    Out* out = static_cast<Out*>(result.out) + row * result.out_stride + at;
+    if constexpr (count == 4) {
+      std::memcpy(out, &bytes, sizeof bytes);
+    } else if constexpr (count == 1) {
+      const __m128i each[] = {_mm512_castsi512_si128(bytes), _mm512_extracti32x4_epi32(bytes, 1),
+                              _mm512_extracti32x4_epi32(bytes, 2),
+                              _mm512_extracti32x4_epi32(bytes, 3)};
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) std::memcpy(out + i * next * result.out_stride, &each[i], 16);
+    } else {
+      const __m256i low = _mm512_castsi512_si256(bytes), high = _mm512_extracti64x4_epi64(bytes, 1);
+      std::memcpy(out, &low, sizeof low);
+      std::memcpy(out + next * result.out_stride, &high, sizeof high);
+    }
+  }
+};
+
+// As many outputs as fill vectors; they are returned.
+template <bool fit, PanelEpilogue epilogue, class Out, class Other>
+static std::int64_t finish_byte_vectors(const Finishing& job, const ByteResult& result,
+                                        std::int64_t begin, std::int64_t end) {
+  std::int64_t first = 0;
+  for (; first + 4 * kLanes <= job.outputs; first += 4 * kLanes) {
+    const ByteVectors<epilogue, Out, Other, 4, fit> four(job, result, first);
+    for (std::int64_t r = begin; r < end; ++r) four.finish(r, 0);
+  }
+  if (first + 2 * kLanes <= job.outputs) {
+    const ByteVectors<epilogue, Out, Other, 2, fit> two(job, result, first);
+    std::int64_t r = begin;
+    for (; r + 2 <= end; r += 2) two.finish(r, 1);
+    if (r < end) two.finish(r, 0);
+    first += 2 * kLanes;
+  }
+  if (first + kLanes <= job.outputs && begin + 4 <= end) {
+    const ByteVectors<epilogue, Out, Other, 1, fit> one(job, result, first);
+    std::int64_t r = begin;
+    for (; r + 4 <= end; r += 4) one.finish(r, 1);
+    if (r < end) one.finish(end - 4, 1);
+    first += kLanes;
+  }
+  return first;
 }
 
 #endif
@@ -118,8 +176,11 @@ static void finish_byte_rows(const Finishing& given, std::int64_t begin, std::in
   std::int64_t first = 0;
 #if defined(__AVX512F__)
   if constexpr (kIsByte<Out>) {
-    for (; first + 2 * kLanes <= job.outputs; first += 2 * kLanes) {
-      finish_two_vectors<epilogue, Out, Other>(job, result, first, begin, end);
+    if (is_cheap(epilogue) && job.fit) {
+      first =
+          finish_byte_vectors<is_cheap(epilogue), epilogue, Out, Other>(job, result, begin, end);
+    } else {
+      first = finish_byte_vectors<false, epilogue, Out, Other>(job, result, begin, end);
     }
   }
 #endif
@@ -168,25 +229,41 @@ static FinishRows finish_of(const ByteResult& result) {
   return nullptr;
 }
 
-// `zero_point`: of x as it is multiplied; `scale`: of x, or 1.
+// Whether results are known to fit whose sums before other things are added are below `largest`.
+static bool are_known_to_fit(const ByteResult& result, float largest) {
+  if (adds_other(result.epilogue)) {
+    if (!is_byte(result.other_number)) return false;
+    largest += 255.0f * result.other_scale;
+  }
+  return largest * result.inverse_scale < 0x1p29f && result.inverse_scale < 0x1p29f;
+}
+
+// `zero_point`: of x as it is multiplied; `scale`: of x, or 1. `depth`: products of a result where
+// x has one scale, or 0.
 static void read_outputs(const BytePanels& weight, const ByteResult& result, float scale,
                          std::int32_t zero_point, std::int64_t first_panel, std::int64_t panels,
-                         ByteOutputs& outputs) {
+                         ByteOutputs& outputs, std::int64_t depth = 0) {
   const std::int64_t first = first_panel * kPanelOutputs, left = weight.out_features - first;
+  const f32v most = splat(255.0f * 128.0f * static_cast<float>(depth));
+  u32v largest{};  // as bits, among which those of NaN are the largest
   for (std::int64_t i = 0; i < panels * kPanelOutputs; i += kLanes) {
-    store(outputs.scales + i, load(weight.scales + first + i) * scale);
+    const f32v factors = load(weight.scales + first + i) * scale;
+    store(outputs.scales + i, factors);
     f32v bias = splat(-0.0f);  // which changes no summand
     if (result.bias && i < left) {
       bias = i + kLanes <= left ? load(result.bias + first + i)
                                 : load(result.bias + first + i, left - i);
     }
     store(outputs.biases + i, bias);
+    const u32v bits = bits_of(magnitude(magnitude(factors) * most + magnitude(bias)));
+    largest = bits > largest ? bits : largest;
     // Unsigned, because only what remains of all sums has to fit.
     const u32v terms =
         load_as<u32v>(weight.sums + first + i) * static_cast<std::uint32_t>(zero_point);
     const u32v starts = u32v{} - terms;
     std::memcpy(outputs.starts + i, &starts, sizeof starts);
   }
+  outputs.fit = depth > 0 && are_known_to_fit(result, __builtin_bit_cast(float, maximum(largest)));
 }
 
 }  // namespace oxytorch::OXY_LEVEL

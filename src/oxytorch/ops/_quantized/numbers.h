@@ -121,12 +121,14 @@ struct Steps {
 
 #if defined(__AVX512F__)
   // The same of four vectors, one after the other: half as many instructions for each, which
-  // saturate by themselves.
+  // saturate by themselves. fit: all are below 2^31.
+  template <bool fit = false>
   OXY_MEMBER __m512i bytes(const f32v (&v)[4]) const {
     __m512i pairs[2];
     const __m512i zero = _mm512_set1_epi16(static_cast<short>(zero_point[0]));
     for (int i = 0; i < 2; ++i) {
-      const __m512i whole = _mm512_packs_epi32(steps_of(v[2 * i]), steps_of(v[2 * i + 1]));
+      const __m512i whole =
+          _mm512_packs_epi32(steps_of<fit>(v[2 * i]), steps_of<fit>(v[2 * i + 1]));
       pairs[i] = _mm512_adds_epi16(whole, zero);
     }
     const __m512i packed = __is_same(T, std::int8_t) ? _mm512_packs_epi16(pairs[0], pairs[1])
@@ -136,9 +138,10 @@ struct Steps {
   }
 
   // What does not fit into 32 bits becomes the least number, as NaN does.
+  template <bool fit>
   OXY_MEMBER __m512i steps_of(f32v v) const {
-    return reinterpret_cast<__m512i>(
-        nearest_whole(minimum(splat(0x1p30f), product(v, inverse_scale))));
+    const f32v steps = product(v, inverse_scale);
+    return reinterpret_cast<__m512i>(nearest_whole(fit ? steps : minimum(splat(0x1p30f), steps)));
   }
 #endif
 };

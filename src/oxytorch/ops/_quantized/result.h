@@ -21,11 +21,14 @@ struct GivenResult {
   std::int64_t zero_point;
 };
 
-// Where zero is the least byte, what a ReLU takes away does not fit anyway.
+// Where zero is the least byte, what a ReLU takes away does not fit anyway, nor does what is above
+// 6 where that is the largest byte.
 inline PanelEpilogue without_clamped(const ByteResult& result) {
-  const bool is_least = result.zero_point == (result.number == Number::int8 ? -128 : 0);
-  if (!is_byte(result.number) || !is_least) return result.epilogue;
+  const std::int32_t least = result.number == Number::int8 ? -128 : 0;
+  if (!is_byte(result.number) || result.zero_point != least) return result.epilogue;
+  const bool ends_at_6 = 6.0f * result.inverse_scale > 254.5f;
   if (result.epilogue == PanelEpilogue::relu) return PanelEpilogue::none;
+  if (result.epilogue == PanelEpilogue::relu6 && ends_at_6) return PanelEpilogue::none;
   return result.epilogue == PanelEpilogue::add_relu ? PanelEpilogue::add : result.epilogue;
 }
 

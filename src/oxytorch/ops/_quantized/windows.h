@@ -145,6 +145,8 @@ OXY_INLINE void write_window(const ByteWindowsArgs& args, const T* image,
                              WindowWriter<T, in_pairs>& writer) {
   const WindowArgs& windows = args.windows;
   const WindowDim *dims = windows.dims, &last = dims[2];
+  // Lines are padded to a multiple of 4; what lies there is multiplied with zeros.
+  const std::int64_t line_bytes = (last.kernel * windows.channels + 3) / 4 * (in_pairs ? 8 : 4);
   const Inside columns = inside(last, first[2]);
   const bool is_copied = !in_pairs && writer.added == 0 && columns.begin == 0 &&
                          columns.end == last.kernel &&
@@ -154,14 +156,15 @@ OXY_INLINE void write_window(const ByteWindowsArgs& args, const T* image,
     for (std::int64_t i = 0; i < dims[1].kernel; ++i) {
       const std::int64_t line = first[1] + i * dims[1].dilation;
       const bool is_there = plane >= 0 && plane < dims[0].size && line >= 0 && line < dims[1].size;
+      std::uint8_t* const next = writer.to + line_bytes;
       const T* from =
           is_there ? image + plane * dims[0].x_stride + line * dims[1].x_stride : nullptr;
       if (is_copied && is_there) {
         copy(writer.to, from + first[2] * last.x_stride);
-        writer.to += last.kernel * windows.channels;
       } else {
         write_window_line(windows, from, first[2], columns, args.zero_point + writer.added, writer);
       }
+      writer.to = next;
     }
   }
 }
@@ -201,9 +204,9 @@ static void write_windows(const ByteWindowsArgs& args, std::int64_t group, std::
 }
 
 // The product of a group's chunk, which begins with row `row`.
-static ByteGemmArgs product_of(const ByteWindowsArgs& args, std::int64_t group, std::int64_t row,
+static ByteGemmArgs product_of(const ByteGemmArgs& first, std::int64_t group, std::int64_t row,
                                std::int64_t rows) {
-  ByteGemmArgs product = args.product;
+  ByteGemmArgs product = first;
   const std::int64_t outputs = product.weight.out_features;
   const std::int64_t padded = product.weight.panel_count * kPanelOutputs;
   product.x.count = rows;
@@ -242,7 +245,7 @@ static void multiply_windows_part(const ByteWindowsArgs& args, std::int64_t part
       const std::int64_t rows = left < args.chunk_rows ? left : args.chunk_rows;
       std::uint8_t* memory = args.scratch + part * args.scratch_bytes;
       write_windows(args, group, row, rows, memory);
-      product = product_of(args, group, row, rows);
+      product = product_of(args.product, group, row, rows);
       product.x.values = memory;
     }
     const std::int64_t range = i % args.ranges;

@@ -24,8 +24,8 @@ struct Tile {
   std::int32_t middle;
   const float* scales;  // likewise; null: 1
   float* sums;          // rows are kItemOutputs apart
-  // Of tiles, of bfloat16 without scales: sums are not there yet, and are finished after this
-  // block.
+  // Sums are not there yet, and are finished after this block. In registers of AMX only those of
+  // bfloat16 without scales.
   bool begins, ends;
   const std::uint8_t* ahead;  // panels that are multiplied next, or null; tiles only
 };
@@ -46,7 +46,8 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
   using Sum = typename Dot::Sum;
   Sum sums[rows][kVectors];
   // Not in float32: a sum over all of in_features would err more than PyTorch's.
-  const bool continues = !Dot::kIsInteger && Dot::kDepth == 2 && !tile.scales;
+  const bool stay = !Dot::kIsInteger && Dot::kDepth == 2 && !tile.scales;
+  const bool continues = stay && !tile.begins;
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
@@ -84,7 +85,8 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
     for (int r = 0; r < rows; ++r) {
       float* to = tile.sums + r * kItemOutputs + v * kLanes;
       const f32v sum = __builtin_convertvector(sums[r][v], f32v);
-      store(to, continues ? sum : load(to) + sum * scale);
+      const f32v scaled = stay ? sum : sum * scale;
+      store(to, stay || tile.begins ? scaled : load(to) + scaled);
     }
   }
 }
@@ -97,30 +99,60 @@ OXY_INLINE void multiply_rest(const Tile& tile, std::int64_t left) {
   }
 }
 
-template <class Dot, int panels>
-static void multiply_rows(Tile tile, std::int64_t rows) {
-  for (; rows > 0; rows -= kTileRows) {
-    if (rows >= kTileRows) {
+// What finishes blocks of some panels.
+template <class Finish>
+struct BlockFinish {
+  const Finish& finish;
+  std::int64_t first_panel, panels;
+
+  OXY_MEMBER void operator()(std::int64_t row, std::int64_t rows, const float* sums) const {
+    finish(first_panel, panels, row, rows, sums);
+  }
+  OXY_MEMBER void ask(std::int64_t row, std::int64_t rows) const {
+    finish.ask(first_panel, panels, row, rows);
+  }
+};
+
+template <class Dot, int panels, class Finish>
+static void multiply_rows(Tile tile, std::int64_t rows, const Finish& finish) {
+  for (std::int64_t first = 0; first < rows; first += kTileRows) {
+    const std::int64_t left = rows - first;
+    if (tile.ends) finish.ask(first, left < kTileRows ? left : kTileRows);
+    if (left >= kTileRows) {
       multiply_tile<Dot, kTileRows, panels>(tile);
     } else {
-      multiply_rest<Dot, panels>(tile, rows);
+      multiply_rest<Dot, panels>(tile, left);
     }
+    if (tile.ends) finish(first, left < kTileRows ? left : kTileRows, tile.sums);
     tile.rows += kTileRows * tile.row_bytes;
     if (tile.row_sums) tile.row_sums += kTileRows;
-    tile.sums += kTileRows * kItemOutputs;
+    if (!tile.begins || !tile.ends) tile.sums += kTileRows * kItemOutputs;
   }
 }
 
-template <class Dot>
-static void multiply_block(Tile tile, std::int64_t rows, std::int64_t panels) {
-  while (panels > 0) {
-    const std::int64_t taken = panels >= kTilePanels ? kTilePanels : 1;
+// Whether blocks are finished as soon as they are multiplied: panels of a gated weight go in pairs,
+// of which narrow vectors multiply one at a time.
+OXY_INLINE bool finishes_blocks(PanelEpilogue epilogue) {
+  return kTilePanels > 1 || !is_gated(epilogue);
+}
+
+// Where the tile ends, `finish(first_panel, panels, first_row, rows, sums)` is called for blocks of
+// some rows and panels whose sums are complete; where no others are added to them, the next ones
+// take their place.
+template <class Dot, class Finish>
+static void multiply_block(Tile tile, std::int64_t rows, std::int64_t panels,
+                           const Finish& finish) {
+  for (std::int64_t first = 0, taken = 0; first < panels; first += taken) {
+    const std::int64_t left = panels - first;
+    taken = left >= kTilePanels ? kTilePanels : left > 1 ? 2 : 1;
+    const BlockFinish<Finish> finish_rows{finish, first, taken};
     if (taken == kTilePanels) {
-      multiply_rows<Dot, kTilePanels>(tile, rows);
+      multiply_rows<Dot, kTilePanels>(tile, rows, finish_rows);
+    } else if (taken == 2) {
+      multiply_rows<Dot, kTilePanels == 1 ? 1 : 2>(tile, rows, finish_rows);
     } else {
-      multiply_rows<Dot, 1>(tile, rows);
+      multiply_rows<Dot, 1>(tile, rows, finish_rows);
     }
-    panels -= taken;
     tile.panels += taken * tile.panel_bytes;
     if (tile.zero_points) tile.zero_points += taken * kPanelOutputs;
     if (tile.scales) tile.scales += taken * kPanelOutputs;

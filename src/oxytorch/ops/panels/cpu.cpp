@@ -126,6 +126,13 @@ bool holds_tiles(const Rows& x, DType dtype) {
   return 4 * steps <= 5 * (round_up(x.width, kPanelDepth) * 2 / kTileBytes);
 }
 
+// The same of vectors, which take pairs of a row where panels have them, or whole blocks of both.
+static bool holds_pairs(const Rows& x, DType dtype, const PanelsArgs& weight) {
+  const bool multiplies = level_has(Capability::bf16_dot) && !level_has(Capability::tiles);
+  const std::int64_t step = weight.codec == PanelCodec::bf16 ? 2 : kPanelDepth;
+  return multiplies && dtype == DType::bfloat16 && !weight.group_scales && x.width % step == 0;
+}
+
 std::int64_t available_threads() {
   std::uint32_t threads = 1;
   check_call(torch_get_num_threads(&threads), "get_num_threads");
@@ -184,13 +191,13 @@ PreparedRows allocate_rows(std::int64_t rows, std::int64_t in_features, RowType 
       .depth = depth,
       .type = type,
       .in_tiles = in_tiles,
-      .row_bytes = block * 2,
+      .row_bytes = in_tiles ? block * 2 : 0,
       .is_padded = true,
   };
 }
 
 // Rows that are multiplied where they are.
-PreparedRows unprepared(const Rows& x) {
+PreparedRows unprepared(const Rows& x, bool in_tiles) {
   return {
       .values = static_cast<std::uint8_t*>(const_cast<void*>(x.data)),
       .scales = nullptr,
@@ -202,7 +209,7 @@ PreparedRows unprepared(const Rows& x) {
       .in_features = x.width,
       .depth = x.width,
       .type = RowType::bfloat16,
-      .in_tiles = true,
+      .in_tiles = in_tiles,
       .row_bytes = x.stride * 2,
       .is_padded = false,
   };
@@ -226,7 +233,9 @@ PreparedRows prepare(const Rows& x, const std::vector<std::int64_t>* order, DTyp
                      RowType type, std::span<const RowsProduct> products, RowBuffers& buffers) {
   const PanelsArgs& weight = products[0].weight;
   const bool is_one = products.size() == 1 && !order;
-  if (is_one && lie_in_tiles(type, weight) && holds_tiles(x, dtype)) return unprepared(x);
+  const bool in_tiles = lie_in_tiles(type, weight);
+  const bool lies_well = in_tiles ? holds_tiles(x, dtype) : holds_pairs(x, dtype, weight);
+  if (is_one && type == RowType::bfloat16 && lies_well) return unprepared(x, in_tiles);
   std::int64_t rows = 0;
   for (const RowsProduct& product : products) rows += product.row_count;
   const PrepareRowsArgs args{

@@ -79,31 +79,32 @@ struct SumsBlock {
 };
 
 // What finishes sums of neighbouring outputs; sums, scales and biases are in the panels' order.
+template <bool has_scales>
 struct FinishedOutputs {
   const float* sums;  // of the block's first row
   const float* row_scales;
   f32v scale, bias;
-  bool has_scales;
 
   OXY_MEMBER FinishedOutputs(const GemmProduct& product, const SumsBlock& block,
                              const OutputNumbers& numbers, std::int64_t at, std::int64_t offset)
       : sums(block.sums + at), row_scales(nullptr), scale(splat(1.0f)) {
     const PreparedRows& x = product.prepared;
-    if (x.scales) row_scales = x.scales + x.first + block.first_row;
-    has_scales = numbers.has_scales;
-    if (has_scales) scale = load(numbers.scales + offset + at);
+    if constexpr (has_scales) {
+      if (x.scales) row_scales = x.scales + x.first + block.first_row;
+      scale = load(numbers.scales + offset + at);
+    }
     bias = load(numbers.biases + offset + at);
   }
 
   OXY_MEMBER f32v value(std::int64_t row) const {
     f32v v = load(sums + row * kItemOutputs);
-    if (has_scales) v = row_scales ? v * row_scales[row] * scale : v * scale;
+    if constexpr (has_scales) v = row_scales ? v * row_scales[row] * scale : v * scale;
     return v + bias;
   }
 };
 
 // numbers: of an item that begins with panel `numbers_from`.
-template <PanelEpilogue epilogue, class T>
+template <PanelEpilogue epilogue, bool has_scales, class T>
 static void finish_rows(const GemmProduct& product, const SumsBlock& block,
                         const OutputNumbers& numbers, std::int64_t numbers_from) {
   const PanelResultArgs& result = product.result;
@@ -120,8 +121,9 @@ static void finish_rows(const GemmProduct& product, const SumsBlock& block,
   // What gives a vector of a row's results.
   const auto outputs = [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
     const std::int64_t at = i / kPanelOutputs * kStep * kPanelOutputs + i % kPanelOutputs;
-    const FinishedOutputs own(product, block, numbers, at, offset);
-    const FinishedOutputs up(product, block, numbers, at + (kStep - 1) * kPanelOutputs, offset);
+    using Outputs = FinishedOutputs<has_scales>;
+    const Outputs own(product, block, numbers, at, offset);
+    const Outputs up(product, block, numbers, at + (kStep - 1) * kPanelOutputs, offset);
     return [=](std::int64_t row) __attribute__((always_inline)) {
       f32v v = activate(epilogue, own.value(row), T{});
       if constexpr (is_gated(epilogue)) v *= up.value(row);
@@ -134,7 +136,8 @@ static void finish_rows(const GemmProduct& product, const SumsBlock& block,
   std::int64_t i = 0;
   for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
     const auto one = outputs(i, Whole{}), next = outputs(i + kLanes, Whole{});
-    for (std::int64_t r = 0; r < block.rows; ++r) {
+    const std::int64_t rows = block.rows;  // results could be the block otherwise
+    for (std::int64_t r = 0; r < rows; ++r) {
       store_pair(out + r * stride + i, one(r), next(r));
     }
   }
@@ -164,10 +167,54 @@ static void finish_block(const GemmProduct& product, const SumsBlock& block,
                          const OutputNumbers& numbers, std::int64_t numbers_from) {
   with_type(product.result.out_dtype, [&](auto element) {
     with_epilogue(product.result.epilogue, [&](auto epilogue) {
-      finish_rows<decltype(epilogue)::value, decltype(element)>(product, block, numbers,
-                                                                numbers_from);
+      constexpr PanelEpilogue kEpilogue = decltype(epilogue)::value;
+      using T = decltype(element);
+      if (numbers.has_scales) {
+        finish_rows<kEpilogue, true, T>(product, block, numbers, numbers_from);
+      } else {
+        finish_rows<kEpilogue, false, T>(product, block, numbers, numbers_from);
+      }
     });
   });
 }
+
+// Asks for the lines of rows that results are written to, and of what is added to them: stores wait
+// for lines that other threads or the last cache have.
+static void ask_for_results(const GemmProduct& product, std::int64_t first_row, std::int64_t rows,
+                            std::int64_t first_panel, std::int64_t panels) {
+  const PanelResultArgs& result = product.result;
+  const std::int64_t step = is_gated(result.epilogue) ? 2 : 1, size = size_of(result.out_dtype);
+  const std::int64_t first = first_panel / step * kPanelOutputs;
+  const std::int64_t left = product.weight.out_features - first;
+  const std::int64_t most = panels / step * kPanelOutputs;
+  const std::int64_t bytes = (left < most ? left : most) * size;
+  for (std::int64_t row = first_row; row < first_row + rows; ++row) {
+    const auto* out = static_cast<const std::uint8_t*>(result.out);
+    const auto* other = static_cast<const std::uint8_t*>(result.other);
+    out += (row * result.out_stride + first) * size;
+    other += (row * result.other_stride + first) * size;
+    for (std::int64_t i = 0; i < bytes; i += 64) {
+      __builtin_prefetch(out + i, 1);
+      if (adds_other(result.epilogue)) __builtin_prefetch(other + i);
+    }
+  }
+}
+
+// Finishes blocks of a chunk, whose rows and panels count from those of the chunk.
+struct ChunkFinish {
+  const GemmProduct& product;
+  const OutputNumbers& numbers;
+  std::int64_t first_row, first_panel;
+
+  OXY_MEMBER void operator()(std::int64_t panel, std::int64_t panels, std::int64_t row,
+                             std::int64_t rows, const float* sums) const {
+    finish_block(product, {first_row + row, rows, first_panel + panel, panels, sums}, numbers,
+                 first_panel);
+  }
+  OXY_MEMBER void ask(std::int64_t panel, std::int64_t panels, std::int64_t row,
+                      std::int64_t rows) const {
+    ask_for_results(product, first_row + row, rows, first_panel + panel, panels);
+  }
+};
 
 }  // namespace oxytorch::OXY_LEVEL

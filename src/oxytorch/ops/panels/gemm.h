@@ -46,7 +46,7 @@ OXY_INLINE void prepare_blocks(std::int64_t step) {
 #endif
 }
 
-// finish: see multiply_block_in_tiles.
+// finish: see multiply_block.
 template <class Dot, class Finish>
 OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std::int64_t panels,
                                         const Finish& finish) {
@@ -56,7 +56,7 @@ OXY_INLINE void multiply_block_at_level(const Tile& tile, std::int64_t rows, std
     return;
   }
 #endif
-  multiply_block<Dot>(tile, rows, panels);
+  multiply_block<Dot>(tile, rows, panels, finish);
 }
 
 // in_features that are unpacked at once. Sums of float32 begin anew in each piece: short ones err
@@ -66,8 +66,20 @@ inline constexpr std::int64_t kPiece = Dot::kDepth == 1           ? kPanelBlock 
                                        : kReadsPanels<Dot, Codec> ? kLongPanelBlock
                                                                   : kPanelBlock;
 
-// Products of a chunk of rows with kItemPanels panels: rows in tiles as results, others as sums,
-// before the channels' scales.
+// Finishes the last of a chunk's rows, which follow `again` rows that are multiplied again.
+struct LastRows {
+  const ChunkFinish& finish;
+  std::int64_t rows, again;
+
+  OXY_MEMBER void operator()(std::int64_t panel, std::int64_t panels, std::int64_t, std::int64_t,
+                             const float* sums) const {
+    const std::int64_t count = kTileHeight - again;
+    finish(panel, panels, rows - count, count, sums + again * kItemOutputs);
+  }
+  OXY_MEMBER void ask(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
+};
+
+// Results of a chunk of rows and at most kItemPanels panels. sums: room for those of all rows.
 template <class Dot, class Codec>
 static void multiply_chunk(Codec codec, const GemmProduct& product, const OutputNumbers& outputs,
                            std::int64_t first_row, std::int64_t rows, std::int64_t first_panel,
@@ -79,8 +91,11 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
   GroupNumbers numbers;
   const PanelsArgs& weight = product.weight;
   const PreparedRows& x = product.prepared;
-  const bool in_tiles = OXY_HAS_TILES && Dot::kDepth > 1 && x.in_tiles;
-  const std::int64_t row_bytes = in_tiles ? x.row_bytes : x.block / Dot::kDepth * 4;
+  constexpr bool uses_tiles = OXY_HAS_TILES && Dot::kDepth > 1;
+  const bool in_tiles = uses_tiles && x.in_tiles;
+  const bool begins = !uses_tiles || in_tiles;
+  const bool ends = in_tiles || (!uses_tiles && finishes_blocks(product.result.epilogue));
+  const std::int64_t row_bytes = x.row_bytes ? x.row_bytes : x.block / Dot::kDepth * 4;
   // Rows for which there is no whole tile: the last ones of a tile that begins with rows before.
   const std::int64_t ragged = in_tiles && !x.is_padded ? rows % kTileHeight : 0;
   // Pieces of panels stay in the nearest cache for the tiles of all rows.
@@ -90,8 +105,9 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
   if (in_tiles) piece -= piece % (step * Dot::kDepth);
   const bool asks =
       !unpacks && is_short && first_panel + kItemPanels + panels <= weight.panel_count;
+  const ChunkFinish finish{product, outputs, first_row, first_panel};
   prepare_blocks<Dot>(step);
-  if (!in_tiles) std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
+  if (!begins) std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
   for (std::int64_t group = 0; group < x.blocks; ++group) {
     const std::int64_t end = x.depth < (group + 1) * x.block ? x.depth : (group + 1) * x.block;
     if (group == 0 || weight.groups > 1) {
@@ -120,28 +136,19 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
           .middle = weight.middle,
           .scales = weight.group_scales ? numbers.scales : nullptr,
           .sums = sums,
-          .begins = in_tiles && begin == 0,
-          .ends = in_tiles && begin + length == x.depth,
+          .begins = begins && begin == 0,
+          .ends = ends && group + 1 == x.blocks && begin + length == end,
           .ahead = asks ? stored + kItemPanels * weight.panel_bytes : nullptr,
       };
-      const auto finish = [&](std::int64_t panel, std::int64_t taken, std::int64_t first,
-                              std::int64_t count, const float* found) {
-        finish_block(product, {first_row + first, count, first_panel + panel, taken, found},
-                     outputs, first_panel);
-      };
       if (rows > ragged) multiply_block_at_level<Dot>(tile, rows - ragged, panels, finish);
-      if (ragged == 0) continue;
+      if (!uses_tiles || ragged == 0) continue;
       const std::int64_t again = kTileHeight - ragged;
       tile.rows += (rows - kTileHeight) * row_bytes;
       tile.sums += (rows - ragged) * kItemOutputs;
-      multiply_block_at_level<Dot>(tile, kTileHeight, panels,
-                                   [&](std::int64_t panel, std::int64_t taken, std::int64_t,
-                                       std::int64_t, const float* found) {
-                                     finish(panel, taken, rows - ragged, ragged,
-                                            found + again * kItemOutputs);
-                                   });
+      multiply_block_at_level<Dot>(tile, kTileHeight, panels, LastRows{finish, rows, again});
     }
   }
+  if (!ends) finish(0, panels, 0, rows, sums);
 }
 
 static void multiply_item(const GemmProduct& product, std::int64_t item, float* sums) {
@@ -162,8 +169,6 @@ static void multiply_item(const GemmProduct& product, std::int64_t item, float* 
       }
     });
   });
-  if (product.prepared.in_tiles) return;
-  finish_block(product, {first_row, rows, first_panel, panels, sums}, outputs, first_panel);
 }
 
 static void gemm(const GemmArgs& args, std::int64_t begin, std::int64_t end) {

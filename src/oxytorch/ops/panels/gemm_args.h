@@ -1,9 +1,8 @@
 // Products of many rows with a weight in panels: what the entries tell the two kernels.
 //
 // First `prepare_rows` writes x as it is multiplied: float32, bfloat16, or integers of 8 bits with
-// a scale per row. Then `gemm` takes blocks of outputs times blocks of rows. Tiles of AMX are
-// loaded from x itself where it lies well: each thread then reads what others have written once,
-// not twice.
+// a scale per row. Then `gemm` takes blocks of outputs times blocks of rows. bfloat16 that lies
+// well is read from x itself: each thread then reads what others have written once, not twice.
 #pragma once
 
 #include "ops/panels/args.h"
@@ -46,9 +45,10 @@ struct PreparedRows {
   std::int64_t depth;  // in_features, padded
   RowType type;
   bool in_tiles;  // tiles of AMX are loaded along whole rows, which are all of one group
-  // Of rows in tiles: bytes between them, and whether there are more than a product's, so that its
-  // last tile is whole. If not, a product has at least kTileHeight of them.
+  // Bytes between rows in tiles, or that lie where they are; 0: those of a block.
   std::int64_t row_bytes;
+  // Whether there are more rows than a product's, so that its last tile is whole. If not, a product
+  // in tiles has at least kTileHeight of them.
   bool is_padded;
 };
 

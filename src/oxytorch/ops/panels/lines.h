@@ -246,49 +246,69 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   }
 }
 
-// Results of some rows of a chunk and some panels from their sums; between lines rows are none.
-// numbers: of panels from `numbers_from` on.
-static void finish_line_rows(const LineGemmArgs& args, const PanelsArgs& weight,
-                             const LineChunk& chunk, const SumsBlock& block,
-                             const OutputNumbers& numbers, std::int64_t numbers_from) {
-  GemmProduct product{};
-  product.weight = weight;
-  const std::int64_t stride = line_rows(args), end = block.first_row + block.rows;
-  for (std::int64_t row = block.first_row; row < end;) {
-    const std::int64_t line = row / stride, column = row - line * stride;
-    const std::int64_t next = (line + 1) * stride, last = line * stride + chunk.columns;
-    const std::int64_t rows = (last < end ? last : end) - row;
-    if (rows > 0) {
-      product.result = line_result(args, chunk, line);
-      const float* sums = block.sums + (row - block.first_row) * kItemOutputs;
-      finish_block(product, {column, rows, block.first_panel, block.panels, sums}, numbers,
-                   numbers_from);
+// Finishes blocks of a chunk's rows, between whose lines there are rows without results. numbers:
+// of panels from `first_panel` on.
+struct LineFinish {
+  const LineGemmArgs& args;
+  const PanelsArgs& weight;
+  const LineChunk& chunk;
+  const OutputNumbers& numbers;
+  std::int64_t first_panel;
+
+  // Calls body(product, column, rows, row) for the results of each line.
+  template <class Body>
+  OXY_MEMBER void each_line(std::int64_t first_row, std::int64_t count, Body body) const {
+    GemmProduct product{};
+    product.weight = weight;
+    const std::int64_t stride = line_rows(args), end = first_row + count;
+    for (std::int64_t row = first_row; row < end;) {
+      const std::int64_t line = row / stride, column = row - line * stride;
+      const std::int64_t next = (line + 1) * stride, last = line * stride + chunk.columns;
+      const std::int64_t rows = (last < end ? last : end) - row;
+      if (rows > 0) {
+        product.result = line_result(args, chunk, line);
+        body(product, column, rows, row - first_row);
+      }
+      row = next;
     }
-    row = next;
   }
+
+  OXY_MEMBER void operator()(std::int64_t panel, std::int64_t panels, std::int64_t first_row,
+                             std::int64_t count, const float* sums) const {
+    each_line(
+        first_row, count,
+        [&](const GemmProduct& product, std::int64_t column, std::int64_t rows, std::int64_t row) {
+          finish_block(product,
+                       {column, rows, first_panel + panel, panels, sums + row * kItemOutputs},
+                       numbers, first_panel);
+        });
+  }
+  OXY_MEMBER void ask(std::int64_t panel, std::int64_t panels, std::int64_t first_row,
+                      std::int64_t count) const {
+    each_line(
+        first_row, count,
+        [&](const GemmProduct& product, std::int64_t column, std::int64_t rows, std::int64_t) {
+          ask_for_results(product, column, rows, first_panel + panel, panels);
+        });
+  }
+};
+
+// Numbers along the sum of a result.
+OXY_INLINE std::int64_t summands_of(const LineGemmArgs& args) {
+  const WindowDim* dims = args.windows.dims;
+  return dims[0].kernel * dims[1].kernel * dims[2].kernel * args.channels;
 }
 
 #if OXY_HAS_TILES
-// Results of a chunk's rows and at most kItemPanels panels.
-template <class Dot>
-static void multiply_line_tiles(const LineGemmArgs& args, Tile tile, const PanelsArgs& weight,
-                                const LineChunk& chunk, std::int64_t rows, std::int64_t panel,
-                                std::int64_t panels) {
-  const WindowDim* dims = args.windows.dims;
-  const std::int64_t units =
-      dims[0].kernel * dims[1].kernel * dims[2].kernel * args.channels / Dot::kDepth;
+// As multiply_lines. asks: whether the panels that follow are asked for.
+template <class Dot, class Finish>
+static void multiply_line_tiles(const LineGemmArgs& args, Tile tile, std::int64_t rows,
+                                std::int64_t panels, bool asks, const Finish& finish) {
+  const std::int64_t units = summands_of(args) / Dot::kDepth;
   // Pieces of panels stay in the nearest cache for the tiles of all rows.
   const std::int64_t steps = kPanelBlock / Dot::kDepth / args.step_units;
   configure_tiles(args.step_units);
-  const bool asks = panel + kItemPanels + panels <= weight.panel_count;
   const std::uint8_t* stored = tile.panels;
-  OutputNumbers numbers;
-  read_numbers(weight, line_result(args, chunk, 0), panel, panels, numbers);
-  const auto finish = [&](std::int64_t first_panel, std::int64_t taken, std::int64_t first_row,
-                          std::int64_t count, const float* sums) {
-    finish_line_rows(args, weight, chunk, {first_row, count, panel + first_panel, taken, sums},
-                     numbers, panel);
-  };
   tile.step_bytes = args.step_units * 4;
   for (std::int64_t begin = 0; begin < units; begin += steps * args.step_units) {
     const std::int64_t left = units - begin;
@@ -297,16 +317,17 @@ static void multiply_line_tiles(const LineGemmArgs& args, Tile tile, const Panel
     tile.steps = args.steps + begin / args.step_units;
     tile.begins = begin == 0;
     tile.ends = begin + tile.units == units;
-    tile.ahead = asks ? tile.panels + kItemPanels * weight.panel_bytes : nullptr;
+    tile.ahead = asks ? tile.panels + kItemPanels * tile.panel_bytes : nullptr;
     multiply_block_in_tiles<Dot>(tile, rows, panels, finish);
   }
 }
 #endif
 
+// Results of a chunk's rows and at most kItemPanels panels. memory: room for sums of all rows.
 template <class Dot, class Codec>
 static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsArgs& weight,
                            const LineChunk& chunk, std::int64_t rows, std::int64_t panel,
-                           std::int64_t panels, float* sums) {
+                           std::int64_t panels, float* memory) {
   using Element = typename Dot::Element;
   constexpr std::int64_t kLength = kPanelBlock;
   constexpr std::int64_t kBytes = kLength / Dot::kDepth * 64;
@@ -328,21 +349,25 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
       .zero_points = nullptr,
       .middle = 0,
       .scales = nullptr,
-      .sums = sums,
+      .sums = memory,
       .begins = false,
       .ends = false,
       .ahead = nullptr,
   };
+  OutputNumbers numbers;
+  read_numbers(weight, line_result(args, chunk, 0), panel, panels, numbers);
+  const LineFinish finish{args, weight, chunk, numbers, panel};
 #if OXY_HAS_TILES
   if constexpr (Dot::kDepth > 1 && !unpacks) {
     if (args.in_tiles) {
-      return multiply_line_tiles<Dot>(args, tile, weight, chunk, rows, panel, panels);
+      const bool asks = panel + kItemPanels + panels <= weight.panel_count;
+      return multiply_line_tiles<Dot>(args, tile, rows, panels, asks, finish);
     }
   }
 #endif
-  std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
   const bool by_lines = last.dilation == 1;
   const std::int64_t run = args.channels * (by_lines ? last.kernel : 1);
+  const std::int64_t summands = summands_of(args);
   std::int64_t k = 0;
   const auto multiply = [&](std::int64_t pixel) {
     for (std::int64_t begin = 0; begin < run; begin += kLength) {
@@ -357,14 +382,13 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
       tile.rows = chunk.memory + pixel * pixel_bytes + begin * sizeof(Element);
       tile.panels = unpacks ? unpacked : part;
       tile.units = length / Dot::kDepth;
-      multiply_block<Dot>(tile, rows, panels);
+      tile.begins = k + begin == 0;
+      tile.ends = k + begin + length == summands;
+      multiply_block<Dot>(tile, rows, panels, finish);
     }
     k += run;
   };
   each_position(args.windows.dims, args.phase_lines, args.columns, by_lines, multiply);
-  OutputNumbers numbers;
-  read_numbers(weight, line_result(args, chunk, 0), panel, panels, numbers);
-  finish_line_rows(args, weight, chunk, {0, rows, panel, panels, sums}, numbers, panel);
 }
 
 static void multiply_line_range(const LineGemmArgs& args, const LineChunk& chunk,

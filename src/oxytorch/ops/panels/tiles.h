@@ -178,8 +178,7 @@ static void multiply_tile_rows(Tile tile, std::int64_t rows, std::int64_t step,
 }
 
 // As multiply_block, with registers configured for the units of a step; there is room for sums of
-// as many rows as tiles have. Where the tile ends, `finish(first_panel, panels, first_row, rows,
-// sums)` is called for blocks of up to 32 rows and two panels.
+// as many rows as tiles have. Blocks that are finished have up to 32 rows and two panels.
 template <class Dot, class Finish>
 static void multiply_block_in_tiles(Tile tile, std::int64_t rows, std::int64_t panels,
                                     const Finish& finish) {

@@ -28,10 +28,11 @@ def pool(
 ) -> Tensor:
     """Returns the largest value or the mean of each window, of each channel for itself.
 
-    x: [images, channels, *spatial] with 1 to 3 spatial sizes, float32, bfloat16 or float16; a copy
-    is made where its channels do not lie side by side (channels-last order).
+    x: [images, channels, *spatial] with 1 to 3 spatial sizes, float32, bfloat16 or float16, for
+    "max" int8 or uint8 too; a copy is made where its channels do not lie side by side
+    (channels-last order).
     kernel_size, stride, dilation: one number for each spatial size. padding: two, what is added
-    before and after: of "max" minus infinity, of "mean" zeros, which count.
+    before and after: of "max" the least value, of "mean" zeros, which count.
     kind: "max", where NaN is the largest value, or "mean", without dilation.
     Returns [images, channels, *sizes] in x's dtype, in channels-last order. Sums are float32,
     rounded once; they do not depend on the number of threads. float64 and other devices run plain
@@ -41,9 +42,9 @@ def pool(
     if kind not in KINDS:
         raise RuntimeError(f"pool: expected kind 'max' or 'mean', got '{kind}'")
     if kind == "max":
-        wide = _padded_by(x, padding, float("-inf"))
+        wide = _padded_by(*_floating(x, padding))
         result = _LARGEST[len(stride)](wide, [*kernel_size], [*stride], 0, [*dilation])
-        return _in_order(result)
+        return _in_order(result.to(x.dtype))
     if any(step != 1 for step in dilation):
         raise RuntimeError(f"pool: expected dilation of ones for 'mean', got {[*dilation]}")
     result = padded(x.to(torch.promote_types(x.dtype, torch.float32)), padding)
@@ -57,6 +58,13 @@ def _in_order(result: Tensor) -> Tensor:
     if result.shape[2:].numel() == 1:
         return result.clone(memory_format=torch.contiguous_format)
     return channels_last(result)
+
+
+def _floating(x: Tensor, padding: Sequence[int]) -> tuple[Tensor, Sequence[int], float]:
+    """x in a floating dtype, its padding, and the least value of its own dtype."""
+    if x.is_floating_point():
+        return x, padding, float("-inf")
+    return x.float(), padding, torch.iinfo(x.dtype).min
 
 
 def _padded_by(x: Tensor, padding: Sequence[int], value: float) -> Tensor:
@@ -79,6 +87,15 @@ _CALLS: tuple[tuple[tuple[int, ...], tuple[int, ...], int, int, int, str], ...] 
 )
 
 
+# x, kernel, stride, padding, dilation, dtype
+_BYTES: tuple[tuple[tuple[int, ...], tuple[int, ...], int, int, int, torch.dtype], ...] = (
+    ((2, 150, 9, 8), (3, 3), 2, 1, 1, torch.uint8),
+    ((1, 70, 6, 13), (3, 2), 1, 1, 2, torch.int8),
+    ((2, 64, 31), (5,), 2, 2, 1, torch.uint8),
+    ((1, 8, 4, 4, 40), (2, 2, 4), 3, 0, 1, torch.int8),
+)
+
+
 def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     """Calls for tests ("test") and benchmarks ("cache", "memory")."""
     if size != "test":
@@ -91,6 +108,17 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         x = channels_last(values(*shape, dtype=dtype))
         geometry = [stride] * dims, [padding, padding] * dims, [dilation] * dims
         yield Sample(f"{shape_name(shape)}-{kind}", (x, list(kernel), *geometry, kind))
+    if size == "test":
+        yield from _of_bytes()
+
+
+def _of_bytes() -> Iterator[Sample]:
+    for shape, kernel, stride, padding, dilation, dtype in _BYTES:
+        x = channels_last(torch.randint(256, shape, dtype=torch.uint8).view(dtype))
+        dims = len(kernel)
+        geometry = [stride] * dims, [padding] * 2 * dims, [dilation] * dims
+        name = f"{shape_name(shape)}-max-{str(dtype).removeprefix('torch.')}"
+        yield Sample(name, (x, list(kernel), *geometry, "max"))
 
 
 def cost(

@@ -57,6 +57,42 @@ OXY_INLINE f32v pooled(const PoolArgs& args, const Window& window, const T* imag
   return sum / positions;
 }
 
+// The largest bytes, of which there may be fewer than a vector has.
+template <class T>
+OXY_INLINE void pool_bytes(const PoolArgs& args, const Window& window, const T* image, T* to,
+                           std::int64_t count) {
+  typedef T bytes __attribute__((vector_size(kVectorBytes)));
+  const bool is_whole = count >= kVectorBytes;
+  bytes most = bytes{} + (__is_same(T, std::int8_t) ? -128 : 0);
+  each_element(
+      args, window, image,
+      [&](const T* x) {
+        const bytes v = is_whole ? load_raw<bytes>(x, Whole{}) : load_raw<bytes>(x, count);
+        most = v > most ? v : most;
+      },
+      [] {});
+  is_whole ? store_raw(to, most, Whole{}) : store_raw(to, most, count);
+}
+
+// Items of bytes have as many channels as vectors hold.
+template <class T>
+static void pool_line(const PoolArgs& args, Window& window, const T* from, T* to,
+                      std::int64_t channels) {
+  const WindowDim& dim = args.windows.dims[2];
+  for (std::int64_t column = 0; column < dim.out_size; ++column, to += args.windows.channels) {
+    place(args, 2, column, window);
+    if constexpr (sizeof(T) == 1) {
+      for (std::int64_t i = 0; i < channels; i += kVectorBytes) {
+        pool_bytes(args, window, from + i, to + i, channels - i);
+      }
+    } else {
+      sweep(0, channels, [&](std::int64_t i, auto count) {
+        store(to + i, pooled(args, window, from + i, count), count);
+      });
+    }
+  }
+}
+
 template <class T>
 static void pool_item(const PoolArgs& args, std::int64_t item) {
   const WindowArgs& windows = args.windows;
@@ -70,18 +106,24 @@ static void pool_item(const PoolArgs& args, std::int64_t item) {
   place(args, 1, line % dims[1].out_size, window);
   const T* from = static_cast<const T*>(windows.x) + image * windows.image_stride + first;
   T* to = static_cast<T*>(args.out) + line * dims[2].out_size * windows.channels + first;
-  for (std::int64_t column = 0; column < dims[2].out_size; ++column, to += windows.channels) {
-    place(args, 2, column, window);
-    sweep(0, left < args.block ? left : args.block, [&](std::int64_t i, auto count) {
-      store(to + i, pooled(args, window, from + i, count), count);
-    });
-  }
+  pool_line(args, window, from, to, left < args.block ? left : args.block);
+}
+
+template <class T>
+static void pool_items(const PoolArgs& args, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t item = begin; item < end; ++item) pool_item<T>(args, item);
 }
 
 static void pool(const PoolArgs& args, std::int64_t begin, std::int64_t end) {
-  with_type(args.windows.dtype, [&](auto element) {
-    for (std::int64_t item = begin; item < end; ++item) pool_item<decltype(element)>(args, item);
-  });
+  switch (args.element) {
+    case PoolElement::int8:
+      return pool_items<std::int8_t>(args, begin, end);
+    case PoolElement::uint8:
+      return pool_items<std::uint8_t>(args, begin, end);
+    case PoolElement::floating:
+      with_type(args.windows.dtype,
+                [&](auto element) { pool_items<decltype(element)>(args, begin, end); });
+  }
 }
 
 }  // namespace oxytorch::OXY_LEVEL

@@ -11,11 +11,15 @@ from torch.nn import functional as F
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from .._quantized import NUMBERS, pack_weight, result_of, sample_numbers
+from .._quantized import padded as padded_outputs
 from .._samples import shape_name
 from .._windows import channels_last, padded, positions
 from ..convolution_panels import matrix_of
 from ..panels import layout
 from ..panels.epilogues import ADDED
+
+MOST_LINES = 64
+"""Positions of a kernel for each channel by itself in all but the last size."""
 
 
 def pack_convolution(
@@ -25,9 +29,37 @@ def pack_convolution(
 
     weight: int8 [out_channels, in_channels / groups, *kernel]. scales: float32 [out_channels].
     """
-    panels, sums = pack_weight(matrix_of(weight, groups))
+    if is_depthwise(weight.shape[0], weight.shape[1], groups):
+        panels, sums = pack_weight(by_columns(weight))
+        return panels, padded_outputs(scales), sums
+    panels, sums = pack_weight(by_lines(weight, groups))
     rows = scales.reshape(groups, -1)
     return panels, F.pad(rows, (0, -rows.shape[1] % layout.OUTPUTS)).flatten(), sums
+
+
+def is_depthwise(out_channels: int, channels: int, groups: int) -> bool:
+    """Whether each channel is convolved for itself. channels: of a group."""
+    return groups > 1 and channels == 1 and out_channels == groups
+
+
+def by_columns(weight: Tensor) -> Tensor:
+    """[channels, columns * lines] of a depthwise weight [channels, 1, *lines, columns].
+
+    Lines, which are all dimensions but the last, are padded with zeros to a multiple of 4.
+    """
+    columns = weight.flatten(1, -2).transpose(1, 2)
+    return F.pad(columns, (0, -columns.shape[2] % 4)).flatten(1)
+
+
+def by_lines(weight: Tensor, groups: int) -> Tensor:
+    """[groups * rows, lines * columns * channels] of any other weight.
+
+    The outputs of each group are padded with zeros to a multiple of 16, and the columns and
+    channels of each line to a multiple of 4.
+    """
+    matrix = matrix_of(weight, groups)
+    lines = matrix.reshape(matrix.shape[0], weight.shape[2:-1].numel(), -1)
+    return F.pad(lines, (0, -lines.shape[2] % 4)).flatten(1)
 
 
 @with_kernel
@@ -58,7 +90,8 @@ def quantized_convolution(
     x: [images, in_channels, *spatial] with 1 to 3 spatial sizes, int8 or uint8, of which a number
     is x_scale * (byte - x_zero_point); a copy is made where its channels do not lie side by side.
     panels, channel_scales and channel_sums: from `pack_convolution`; the positions of a kernel
-    times the channels of a group are at most 65536.
+    times the channels of a group are at most 65536. A kernel for each channel by itself has at most
+    64 positions in all but the last size.
     stride, dilation: one number for each spatial size. padding: two, zeros before and after; a zero
     is the byte x_zero_point. groups: divide in_channels and out_channels.
     bias, other, epilogue and the result's dtype, scale and zero point: as in `quantized_linear`,
@@ -68,23 +101,15 @@ def quantized_convolution(
     Raises RuntimeError if a shape, dtype, device, scale or name does not fit.
     """
     channels = x.shape[1] // groups
-    in_features = channels
-    for size in kernel_size:
-        in_features *= size
-    outputs = out_channels // groups
-    rows = outputs + -outputs % layout.OUTPUTS
-    stored = layout.unpack("int8", panels, groups * rows, in_features).view(torch.int8)
-    weight = stored.reshape(groups, rows, in_features)[:, :outputs].double()
-    weight = weight.reshape(out_channels, *kernel_size, channels).movedim(-1, 1)
+    weight, scales = _unpacked(panels, channel_scales, kernel_size, out_channels, channels, groups)
     none = [0] * len(stride)
     images = padded(x.double() - x_zero_point, padding)
     sums = torch.convolution(
         images, weight, None, stride, none, dilation, False, none, groups
     ).round()
-    scales = channel_scales.reshape(groups, rows)[:, :outputs].flatten() * x_scale
     result = result_of(
         sums.movedim(1, -1),
-        scales,
+        scales * x_scale,
         bias,
         None if other is None else other.movedim(1, -1),
         other_scale,
@@ -95,6 +120,31 @@ def quantized_convolution(
         out_zero_point,
     )
     return channels_last(result.movedim(-1, 1))
+
+
+def _unpacked(
+    panels: Tensor,
+    channel_scales: Tensor,
+    kernel_size: Sequence[int],
+    out_channels: int,
+    channels: int,
+    groups: int,
+) -> tuple[Tensor, Tensor]:
+    """A weight float64 [out_channels, channels, *kernel_size] and its scales [out_channels]."""
+    *lines, columns = kernel_size
+    count = torch.Size(lines).numel()
+    if is_depthwise(out_channels, channels, groups):
+        features = columns * (count + -count % 4)
+        stored = layout.unpack("int8", panels, out_channels, features).view(torch.int8)
+        weight = stored.reshape(out_channels, columns, -1)[..., :count].transpose(1, 2)
+        weight = weight.reshape(out_channels, 1, *kernel_size)
+        return weight.double(), channel_scales[:out_channels]
+    run, outputs = columns * channels, out_channels // groups
+    rows, features = outputs + -outputs % layout.OUTPUTS, count * (run + -run % 4)
+    stored = layout.unpack("int8", panels, groups * rows, features).view(torch.int8)
+    weight = stored.reshape(groups, rows, count, -1)[:, :outputs, :, :run].double()
+    weight = weight.reshape(out_channels, *kernel_size, channels).movedim(-1, 1)
+    return weight, channel_scales.reshape(groups, rows)[:, :outputs].flatten()
 
 
 # x, out_channels, kernel, stride, padding, dilation, groups, dtypes of x, other and out (None: the
@@ -114,6 +164,12 @@ _CALLS: tuple[_Call, ...] = (
     ((1, 64, 15, 15), 80, (3, 3), 1, 1, 1, 1, ("uint8", "uint8", "uint8"), True, "add_relu"),
     ((1, 40, 5, 5), 96, (5, 5), 1, 2, 1, 1, ("int8", None, None), True, "hardswish"),
     ((1, 6, 7, 7), 6, (3, 3), 1, 1, 1, 6, ("uint8", None, "uint8"), True, "relu6"),
+    ((1, 6, 7, 7), 12, (3, 3), 1, 1, 1, 6, ("uint8", None, "uint8"), True, "relu6"),
+    ((2, 100, 9, 15), 100, (3, 3), 2, 1, 1, 100, ("int8", None, "int8"), True, "relu"),
+    ((1, 184, 8, 14), 184, (5, 5), 1, 2, 1, 184, ("uint8", "uint8", "uint8"), True, "add_relu"),
+    ((1, 48, 21, 40), 48, (7, 3), 1, 3, 2, 48, ("uint8", None, None), False, "silu"),
+    ((2, 40, 31), 40, (9,), 1, 4, 1, 40, ("int8", None, "uint8"), True, "none"),
+    ((1, 20, 5, 6, 7), 20, (3, 3, 3), 2, 1, 1, 20, ("uint8", "int8", "int8"), True, "add"),
     ((0, 8, 7, 7), 8, (3, 3), 1, 1, 1, 1, ("uint8", None, "uint8"), True, "none"),
 )
 

@@ -8,10 +8,30 @@ constexpr const char* kOp = "quantized_convolution";
 
 struct Geometry {
   WindowArgs windows;
-  std::int64_t in_features;  // of a result
+  std::int64_t in_features;  // of a result, as its weight is packed
   std::int64_t outputs;      // of a group
   bool are_pixels;           // windows are the pixels of the images
+  bool is_depthwise;         // each channel for itself
 };
+
+// What is multiplied for a result: lines of a kernel, times columns and channels up to a multiple
+// of 4; of each channel for itself columns, times lines up to a multiple of 4.
+std::int64_t features_of(const WindowArgs& windows, bool is_depthwise) {
+  const WindowDim* dims = windows.dims;
+  const auto times = [](std::int64_t a, std::int64_t b) {
+    if (a <= kMostProducts / b) return a * b;
+    fail(kOp, "kernel_size",
+         "with at most " + std::to_string(kMostProducts) + " products of a result", "more");
+  };
+  const std::int64_t lines = times(dims[0].kernel, dims[1].kernel);
+  if (!is_depthwise) return times(lines, round_up(times(windows.channels, dims[2].kernel), 4));
+  if (lines > kMostByteLines) {
+    fail(kOp, "kernel_size",
+         "of at most " + std::to_string(kMostByteLines) + " lines for each channel by itself",
+         std::to_string(lines));
+  }
+  return times(dims[2].kernel, round_up(lines, 4));
+}
 
 // Kernels may have any size in a file.
 Geometry describe(const Tensor& x, const Numbers& kernel_size, std::int64_t out_channels,
@@ -26,17 +46,19 @@ Geometry describe(const Tensor& x, const Numbers& kernel_size, std::int64_t out_
          std::to_string(out_channels));
   }
   found.outputs = out_channels / groups;
-  found.in_features = found.windows.channels;
   found.are_pixels = groups == 1;
   for (const WindowDim& dim : found.windows.dims) {
-    if (found.in_features > kMostProducts / dim.kernel) {
-      fail(kOp, "kernel_size",
-           "with at most " + std::to_string(kMostProducts) + " products of a result", "more");
-    }
-    found.in_features *= dim.kernel;
     found.are_pixels &= dim.kernel == 1 && dim.stride == 1 && dim.out_size == dim.size;
   }
+  found.is_depthwise = groups > 1 && found.windows.channels == 1 && found.outputs == 1;
+  found.in_features = features_of(found.windows, found.is_depthwise);
   return found;
+}
+
+// Whether windows are read from lines; else they are written side by side.
+bool reads_lines(const ByteWindows& call) {
+  return call.windows.dims[kWindowDims - 1].dilation == 1 &&
+         !fits_tiles(call.rows, call.in_features);
 }
 
 Tensor quantized_convolution(const Tensor& x, double x_scale, std::int64_t x_zero_point,
@@ -57,10 +79,13 @@ Tensor quantized_convolution(const Tensor& x, double x_scale, std::int64_t x_zer
   call.in_features = geometry.in_features;
   const std::int64_t padded = round_up(geometry.outputs, kPanelOutputs);
   BytePanelCopies copies;
-  call.weight = describe_byte_panels(kOp, panels, channel_scales, channel_sums,
-                                     geometry.in_features, groups * padded, copies);
-  call.weight.panel_count /= groups;
-  call.weight.out_features = geometry.outputs;
+  call.weight =
+      describe_byte_panels(kOp, panels, channel_scales, channel_sums, geometry.in_features,
+                           geometry.is_depthwise ? out_channels : groups * padded, copies);
+  if (!geometry.is_depthwise) {
+    call.weight.panel_count /= groups;
+    call.weight.out_features = geometry.outputs;
+  }
   const Shape shape = shape_of_result(x, geometry.windows, out_channels);
   const Extents sizes{shape.data(), static_cast<std::int64_t>(shape.size())};
   call.result = describe_byte_result(kOp, {epilogue, out_dtype, out_scale, out_zero_point}, bias,
@@ -77,13 +102,21 @@ Tensor quantized_convolution(const Tensor& x, double x_scale, std::int64_t x_zer
   call.result.out = out.mutable_data();
   call.result.out_stride = out_channels;
   call.rows = out.numel() / out_channels;
-  const Images images = images_of(x, geometry.are_pixels);
+  const bool in_lines = !geometry.are_pixels && !geometry.is_depthwise && reads_lines(call);
+  const Images images = images_of(x, geometry.are_pixels, in_lines && x.size(1) <= kFewChannels);
   if (geometry.are_pixels) {
     const Tensor& pixels = images.tensor();
     const Rows rows{Tensor(), pixels.data(), call.rows, pixels.size(1), pixel_stride(pixels)};
     multiply_rows_of_bytes(rows, operand, call.weight, call.result);
+    return out;
+  }
+  set_data(call.windows, images.tensor());
+  if (geometry.is_depthwise) {
+    convolve_channels_of_bytes(
+        {call.windows, call.weight, call.result, call.in_features, call.rows}, operand);
+  } else if (in_lines) {
+    multiply_lines_of_bytes(call, operand);
   } else {
-    set_data(call.windows, images.tensor());
     multiply_windows_of_bytes(call, operand);
   }
   return out;

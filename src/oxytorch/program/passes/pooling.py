@@ -48,11 +48,26 @@ def _pooled(step: Step, x: Value) -> list[Step] | None:
     if meta is None or meta.dim() not in LAST or meta.dtype not in _DTYPES or not step.results:
         return None
     dims = meta.dim() - 2
-    if step.target in (_MAX.format(dims), _MAXES.format(dims)):
+    if _takes_largest(step, dims):
         return _largest(step, dims)
     if step.target in ("aten::mean.dim", f"aten::_adaptive_avg_pool{dims}d"):
         return _mean(step, x, dims)
     return None
+
+
+def largest(step: Step) -> Step | None:
+    """The step of our operator for one that takes the largest values of windows, for bytes too;
+    None if it is none, or of sizes that our operator does not know."""
+    x = step.arguments[0] if step.arguments else None
+    if not isinstance(x, Value) or x.meta is None or x.meta.dim() not in LAST:
+        return None
+    dims = x.meta.dim() - 2
+    made = _largest(step, dims) if _takes_largest(step, dims) else None
+    return made[0] if made and not any(step.results[1:]) else None
+
+
+def _takes_largest(step: Step, dims: int) -> bool:
+    return step.target in (_MAX.format(dims), _MAXES.format(dims)) and bool(step.results)
 
 
 def _largest(step: Step, dims: int) -> list[Step] | None:

@@ -14,21 +14,27 @@ from typing import Any
 
 import torch
 
-from ...ops.panels import layout
 from ..program import Argument, Some, Step, Value, values_of
 from . import panels
 from .convolution import changeable, follow_order, padded_input
 from .convolution_times import CONVOLUTION
 from .editor import VIEWS, Editor, is_contiguous, known
 from .linear import LINEAR
+from .pooling import largest
 from .post_ops import is_activation
-from .quantized_weights import Making, Rounded, bytes_of_convolution, bytes_of_linear, wide_bias
+from .quantized_weights import (
+    MOST_PRODUCTS,
+    Making,
+    Rounded,
+    bytes_of_convolution,
+    bytes_of_linear,
+    why_not_groups,
+    wide_bias,
+)
 
 QUANTIZE, DEQUANTIZE = "oxytorch::quantize_per_tensor", "oxytorch::dequantize_per_tensor"
 LINEAR_OF_BYTES = "oxytorch::quantized_linear"
 CONVOLUTION_OF_BYTES = "oxytorch::quantized_convolution"
-MOST_PRODUCTS = 65536
-"""Products of bytes that a sum of 32 bits holds."""
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 """Of what layers take and give where that is no bytes."""
 _OTHER = {LINEAR_OF_BYTES: 8, CONVOLUTION_OF_BYTES: 9}
@@ -190,11 +196,9 @@ def why_not(editor: Editor, step: Step) -> str:
         return ""
     if step.arguments[6] != "false":
         return "it is transposed"
-    groups = int(step.arguments[8])
-    if groups > 1 and weight.meta.shape[0] // groups < layout.OUTPUTS:
-        return f"integers are slower where a group has fewer than {layout.OUTPUTS} outputs"
-    is_batch = x.meta.dim() == weight.meta.dim() in (3, 4, 5)
-    return "" if is_batch else "it is of a single image without a batch"
+    if not x.meta.dim() == weight.meta.dim() in (3, 4, 5):
+        return "it is of a single image without a batch"
+    return why_not_groups(weight.meta.shape, int(step.arguments[8]))
 
 
 def left(editor: Editor, names: Mapping[Value, str]) -> dict[str, str]:
@@ -410,11 +414,24 @@ def _moved_up(editor: Editor, step: Step) -> bool:
         source = _alike(maker.arguments[0], step)
         makes = [Step(QUANTIZE, [maker.arguments[0], *rest], [source])]
         made = maker.with_arguments([source, *maker.arguments[1:]])
+    elif _is_largest_of_layer(editor, maker):
+        source, pooled = _alike(maker.arguments[0], step), largest(maker)
+        assert pooled is not None
+        makes = [Step(QUANTIZE, [maker.arguments[0], *rest], [source])]
+        made = pooled.with_arguments([source, *pooled.arguments[1:]])
     else:
         return False
     editor.replace(maker)
-    editor.replace(step, *makes, replace(made, results=[result, *maker.results[1:]]))
+    editor.replace(step, *makes, replace(made, results=[result, *made.results[1:]]))
     return True
+
+
+def _is_largest_of_layer(editor: Editor, step: Step) -> bool:
+    """Whether a step takes the largest values of what a convolution of bytes gives to it alone:
+    the largest of numbers, rounded, is the largest of rounded ones."""
+    if largest(step) is None or editor.only_taker(step.arguments[0]) is not step:
+        return False
+    return editor.made_by(step.arguments[0], CONVOLUTION_OF_BYTES) is not None
 
 
 def is_cast(step: Step) -> bool:

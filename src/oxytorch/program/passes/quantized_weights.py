@@ -5,14 +5,20 @@ Each output has its own scale, its largest magnitude / 127, and bytes from -127 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.panels import layout
+from ...ops.quantized_convolution import MOST_LINES, is_depthwise
 from ..program import Argument, Some, Step, Value
 from .editor import known
+
+MOST_PRODUCTS = 65536
+"""Products of bytes that a sum of 32 bits holds."""
 
 LARGEST = 127
 SMALLEST = torch.finfo(torch.float32).tiny
@@ -67,15 +73,15 @@ def bytes_of_linear(make: Making, weight: Value, stored: Rounded | None = None) 
     stored: its integers, where these are given.
     """
     outputs, _ = _size(weight)
-    integers, scales = stored or _rounded(make, weight)
+    return [*_matrix(make, *(stored or _rounded(make, weight)), outputs), str(outputs)]
+
+
+def _matrix(make: Making, integers: Value, scales: Value, outputs: int) -> list[Argument]:
+    """Panels, channel_scales and channel_sums of a matrix."""
     more = -outputs % layout.OUTPUTS
     sums = make("aten::sum.dim_IntList", integers, Some(["1"]), "false", Some("=int32"))
-    return [
-        _packed(make, integers),
-        make.padded(scales, 0, more),
-        make.padded(sums, 0, more),
-        str(outputs),
-    ]
+    panels = _packed(make, integers)
+    return [panels, make.padded(scales, 0, more), make.padded(sums, 0, more)]
 
 
 def bytes_of_convolution(
@@ -83,16 +89,40 @@ def bytes_of_convolution(
 ) -> list[Argument]:
     """Panels, channel_scales and channel_sums of a weight [out, in / groups, *kernel], in the order
     of `quantized_convolution.pack_convolution`. stored: its integers, where these are given."""
-    outputs, _, *kernel = _size(weight)
+    outputs, channels, *kernel = _size(weight)
     integers, scales = stored or _rounded(make, weight)
+    if is_depthwise(outputs, channels, groups):
+        lines = make.reshaped(integers, outputs, -1, kernel[-1])
+        columns = make("aten::permute", lines, ["0", "2", "1"])
+        columns = make.padded(columns, 0, -math.prod(kernel[:-1]) % 4)
+        return _matrix(make, make.reshaped(columns, outputs, -1), scales, outputs)
     order = ["0", *(str(dim + 2) for dim in range(len(kernel))), "1"]
     each, more = outputs // groups, -(outputs // groups) % layout.OUTPUTS
-    rows = make.reshaped(make("aten::permute", integers, order), groups, each, -1)
-    matrix = make.padded(rows, 0, 0, 0, more)
-    matrix = make.reshaped(matrix, groups * (each + more), -1)
+    columns = make("aten::permute", integers, order)
+    lines = make.reshaped(columns, groups, each, math.prod(kernel[:-1]), kernel[-1] * channels)
+    padded = make.padded(lines, 0, -(kernel[-1] * channels) % 4, 0, 0, 0, more)
+    matrix = make.reshaped(padded, groups * (each + more), -1)
     sums = make("aten::sum.dim_IntList", matrix, Some(["1"]), "false", Some("=int32"))
-    padded = make.padded(make.reshaped(scales, groups, each), 0, more)
-    return [_packed(make, matrix), make.reshaped(padded, -1), sums]
+    every = make.padded(make.reshaped(scales, groups, each), 0, more)
+    return [_packed(make, matrix), make.reshaped(every, -1), sums]
+
+
+def why_not_groups(size: Sequence[int], groups: int) -> str:
+    """Why a convolution with a weight of a size cannot multiply bytes; empty if it can."""
+    outputs, channels, *lines, columns = size
+    count, run, is_own = (
+        math.prod(lines),
+        columns * channels,
+        is_depthwise(outputs, channels, groups),
+    )
+    if is_own and count > MOST_LINES:
+        return f"its kernels have more than {MOST_LINES} lines"
+    products = columns * (count + -count % 4) if is_own else count * (run + -run % 4)
+    if products > MOST_PRODUCTS:
+        return f"it sums more than {MOST_PRODUCTS} products"
+    if groups > 1 and not is_own and outputs // groups < layout.OUTPUTS:
+        return f"integers are slower where a group has fewer than {layout.OUTPUTS} outputs"
+    return ""
 
 
 def bytes_of_recurrent(make: Making, weight: Value, gates: int) -> list[Argument]:

@@ -21,8 +21,8 @@ from ...ops.quantized_lstm import quantized_lstm
 from ...rewriting.measure import Calls, about, first_win, numbers
 from ..program import Argument, Some, Step, Value
 from .editor import Editor, known
-from .quantized import FLOATING, MOST_PRODUCTS, Quantization, name_of
-from .quantized_weights import Making, bytes_of_recurrent
+from .quantized import FLOATING, Quantization, name_of
+from .quantized_weights import MOST_PRODUCTS, Making, bytes_of_recurrent
 
 DIRECTION, LSTM, GRU = "aten::mkldnn_rnn_layer", "aten::lstm.input", "aten::gru.input"
 PACK = "mkldnn::_reorder_mkldnn_rnn_layer_weight"
@@ -117,8 +117,8 @@ def _why_not(editor: Editor, layer: Recurrent) -> str:
         return f"its input is of {x.dtype}, or its weights are of another dtype"
     if x.dim() != 3 or any(0 in meta.shape for meta in metas):
         return "its input is a single sequence, or something is empty"
-    matrices: list[Any] = [weight.meta for group in layer.weights for weight in group[:2]]
-    if max(meta.shape[1] for meta in matrices) > MOST_PRODUCTS:
+    multiplied: list[Any] = [weight.meta for group in layer.weights for weight in group[:2]]
+    if max(meta.shape[1] for meta in multiplied) > MOST_PRODUCTS:
         return f"it sums more than {MOST_PRODUCTS} products"
     return ""
 

@@ -17,7 +17,7 @@ from ...optimize import explain, optimize_in_place
 from ...optimize.context import Context
 from ...optimize.sample import Sample
 from ...program.families import Programs
-from ...program.passes.quantized import Quantized
+from ...program.passes.quantized import Layers, Quantized
 from ...program.passes.recurrent import SLOWER
 from ...program.replay import Replay
 from ...rewriting.copies import Separation, copied
@@ -45,6 +45,8 @@ class QuantizedReplay(Replay):
 
     recipe: how layers are computed. A program is made at the first call of each form.
     """
+
+    layers: Layers
 
     def __init__(self, module: nn.Module, recipe: Recipe) -> None:
         self.recipe = recipe
