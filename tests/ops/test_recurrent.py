@@ -11,7 +11,7 @@ from harness import LEVELS
 from torch import Tensor, nn
 
 from oxytorch import _library, isa, ops, testing
-from oxytorch.ops import _recurrent as recurrent
+from oxytorch.ops import recurrent
 
 pytestmark = pytest.mark.skipif(
     not _library.loaded, reason=f"no compiled library: {_library.why_missing}"

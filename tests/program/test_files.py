@@ -24,7 +24,7 @@ from oxytorch.core.tensor_file import Source, TensorFile, write
 from oxytorch.program import Fields, ProgramModel, conditions
 from oxytorch.program.allowed import IN_PLACE
 from oxytorch.program.check import check
-from oxytorch.program.passes import own_convolutions
+from oxytorch.program.passes import convolution, own_convolutions
 from oxytorch.quantization import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -61,6 +61,7 @@ def model() -> ProgramModel:
     exported = torch.export.export(Model().eval(), args, kwargs, dynamic_shapes=sizes)
     with pytest.MonkeyPatch.context() as patch:  # as `packing_pays` decides for each test
         patch.setattr(own_convolutions, "is_faster", lambda *_: False)
+        patch.setattr(convolution, "winners", lambda *_: set())
         return oxytorch.optimize(exported)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.packed import PackedTensor
 from ..core.placement import empty_bytes
-from ..ops import _recurrent as recurrent
+from ..ops import recurrent
 from ..ops.panels import layout
 from ..ops.quantized_embedding_bag import ROW_END, STEPS, pack_rows, scales_of_rows, unpack_rows
 
@@ -156,7 +156,7 @@ def _rebuild(
 class GateWeight(ByteWeight):
     """A weight [gates * hidden, in_features] of a recurrent layer, symmetric, as the ops read it.
 
-    tensors: panels, scales and sums, in the order of `ops._recurrent.units_together`.
+    tensors: panels, scales and sums, in the order of `ops.recurrent.units_together`.
     """
 
     gates: ClassVar[int]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._binding import with_kernel
 from .._op import Cost, Sample, register
-from .._recurrent import cost_of, products_with, run_layers, sample_calls
+from ..recurrent import cost_of, products_with, run_layers, sample_calls
 
 
 @with_kernel
@@ -35,8 +35,8 @@ def quantized_lstm(
     x: [steps, batch, features], or [rows, features] with batch_sizes; float32, bfloat16 or float16.
     h, c: the first states, [layers * directions, batch, hidden_size] of x's dtype; None: zeros.
     The lists hold a tensor for each direction of each layer, the first layer's first. Panels uint8
-    and sums int32: from `_recurrent.pack_weight` of int8 weights [4 * hidden_size, in_features].
-    Scales: float32, one for each output, in the order of `_recurrent.units_together`. Biases: as
+    and sums int32: from `ops.recurrent.pack_weight` of int8 weights [4 * hidden_size, in_features].
+    Scales: float32, one for each output, in the order of `ops.recurrent.units_together`. Biases: as
     torch has them, [4 * hidden_size], float32, bfloat16 or float16; no tensor for no bias.
     direction: "forward", "reverse" or "both", whose outputs lie side by side. batch_sizes: of each
     step, not growing, as in torch's PackedSequence.

@@ -127,7 +127,7 @@ def why_not_groups(size: Sequence[int], groups: int) -> str:
 
 def bytes_of_recurrent(make: Making, weight: Value, gates: int) -> list[Argument]:
     """Panels, scales and sums of a weight [gates * hidden, in], in the order of
-    `ops._recurrent.units_together`."""
+    `ops.recurrent.units_together`."""
     outputs, width = _size(weight)
     hidden = outputs // gates
     integers, scales = _rounded(make, weight)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops import _recurrent as ops
+from ...ops import recurrent as ops
 from ...ops.lstm import lstm, packed_module, why_not_packed
 from ...ops.quantized_gru import quantized_gru
 from ...ops.quantized_lstm import quantized_lstm

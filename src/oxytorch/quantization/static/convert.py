@@ -60,6 +60,10 @@ class QuantizedReplay(Replay):
 
     def settle(self) -> None:
         """Keep what was decided by the times of the first program, for those of other sizes."""
+        if not self._decided:
+            return
+        if not self._decided:
+            return
         slower = [name for name, pays in self._decided.items() if not pays]
         self.recipe = self.recipe.with_slower(slower, SLOWER)
         self.layers = self.recipe.chosen()

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .._op import Cost, Sample, nbytes
-from .._quantized import steps_of_rows
-from .._samples import values
-from ..panels import layout
-from ..panels.formats import FORMATS
-from ..quantize_weight import quantize_weight
+from ._op import Cost, Sample, nbytes
+from ._quantized import steps_of_rows
+from ._samples import values
+from .panels import layout
+from .panels.formats import FORMATS
+from .quantize_weight import quantize_weight
 
 GATES = {"lstm": 4, "gru": 3}
 """Of a unit: how many rows of a weight belong to it."""
