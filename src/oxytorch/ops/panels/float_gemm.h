@@ -205,31 +205,34 @@ struct FloatItem {
 };
 
 // Stores results of some rows and at most kFloatPanels panels from their sums, which have the bias.
-static void finish_float_rows(const FloatGemmArgs& args, const FloatItem& item, const float* sums) {
+template <PanelEpilogue epilogue>
+static void finish_float_block(const FloatGemmArgs& args, const FloatItem& item,
+                               const float* sums) {
   const PanelResultArgs& result = args.result;
-  const std::int64_t step = is_gated(result.epilogue) ? 2 : 1;
-  const std::int64_t first = item.panel / step * kPanelOutputs;
+  constexpr std::int64_t kStep = is_gated(epilogue) ? 2 : 1;  // panels of a gated weight alternate
+  const std::int64_t first = item.panel / kStep * kPanelOutputs;
   const std::int64_t left = args.weight.out_features - first;
-  const std::int64_t most = item.panels / step * kPanelOutputs;
-  const std::int64_t outputs = left < most ? left : most;
-  for (std::int64_t r = 0; r < item.rows; ++r) {
-    const std::int64_t row = item.row + r;
-    float* to = static_cast<float*>(result.out) + row * result.out_stride + first;
-    const float* from = sums + r * kSumsStride;
-    if (result.epilogue == PanelEpilogue::none) {
-      sweep(0, outputs, [&](std::int64_t i, auto count) { store(to + i, load(from + i), count); });
-      continue;
-    }
-    const auto* other = static_cast<const float*>(result.other) + row * result.other_stride + first;
-    sweep(0, outputs, [&](std::int64_t i, auto count) {
-      // Panels of a gated weight alternate.
-      const float* sum = from + (i / kPanelOutputs * step) * kPanelOutputs + i % kPanelOutputs;
-      f32v v = activate(result.epilogue, load(sum), float{});
-      if (step == 2) v *= load(sum + kPanelOutputs);
-      if (result.other) v = total(result.epilogue, v, load(other + i, count));
+  const std::int64_t most = item.panels / kStep * kPanelOutputs;
+  const std::int64_t outputs = left < most ? left : most, rows = item.rows;
+  const std::int64_t stride = result.out_stride, other_stride = result.other_stride;
+  float* to = static_cast<float*>(result.out) + item.row * stride + first;
+  const auto* other = static_cast<const float*>(result.other) + item.row * other_stride + first;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    sweep(0, outputs, [&](std::int64_t i, auto count) __attribute__((always_inline)) {
+      const float* sum = sums + (i / kPanelOutputs * kStep) * kPanelOutputs + i % kPanelOutputs;
+      f32v v = activate(epilogue, load(sum), float{});
+      if constexpr (is_gated(epilogue)) v *= load(sum + kPanelOutputs);
+      if constexpr (adds_other(epilogue)) v = total(epilogue, v, load(other + i, count));
       store(to + i, v, count);
     });
+    sums += kSumsStride, to += stride, other += other_stride;
   }
+}
+
+static void finish_float_rows(const FloatGemmArgs& args, const FloatItem& item, const float* sums) {
+  with_epilogue(args.result.epilogue, [&](auto epilogue) {
+    finish_float_block<decltype(epilogue)::value>(args, item, sums);
+  });
 }
 
 // The bias in the order of an item's panels.
