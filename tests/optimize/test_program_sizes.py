@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import cProfile
 import pickle
+import pstats
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import oxytorch
+from oxytorch.graph.errors import CaptureError
 from oxytorch.optimize import tune
 from oxytorch.program import families
-from oxytorch.program.replay import Replay
+from oxytorch.program.replay import CALLS_OF_A_TRY, FREE_TRIES, Replay
 from oxytorch.program.sizes import DifferentError, Formula, SizedRun
 from oxytorch.rewriting import measure
 
@@ -556,3 +560,64 @@ def test_outputs_that_no_program_holds(name: str, is_parameter: bool) -> None:
         if found.is_nested:
             found, wanted = (each.to_padded_tensor(0.0) for each in (found, wanted))
         torch.testing.assert_close(found, wanted)
+
+
+def test_a_further_size_joins_at_its_first_call() -> None:
+    model = Encoder().eval()
+    optimized = _optimized(model, *_ids(3, 12))
+    for size in [(3, 7), (4, 10), (2, 30)]:  # each is seen once
+        given = _ids(*size)
+        with torch.inference_mode():  # whose operators are noted as those of no_grad
+            torch.testing.assert_close(optimized(*given), model(*given))
+    assert len(_shared(optimized)) == 1
+    assert _is_served(optimized, *_ids(4, 10))
+
+
+@pytest.mark.parametrize("name", ["serves", "decides"])
+def test_few_of_many_sizes_cost_more_than_the_models_code(name: str) -> None:
+    def decides(m: Any, x: Tensor) -> Any:
+        return m.layer(x) * len(x) if len(x) % 2 else m.other(x) / len(x)
+
+    model = Of(decides if name == "decides" else lambda m, x: m.other(m.layer(x))).eval()
+    optimized = _optimized(model, torch.randn(6, 8))
+    rounds, rows = 4, 150
+    with torch.no_grad():
+        for _ in range(rounds):  # each size comes again after more than looks are kept
+            for number in range(2, rows):
+                x = torch.randn(number, 8)
+                torch.testing.assert_close(optimized(x), model(x))
+    replay = _replay(optimized)
+    assert replay._calls == rounds * (rows - 2)
+    assert replay._tries <= FREE_TRIES + replay._calls // CALLS_OF_A_TRY
+    if name == "serves":
+        assert len(_shared(optimized)) == 1 and replay._served > replay._tries
+
+
+def test_a_profiler_goes_on() -> None:
+    model = Encoder().eval()
+    profiler = cProfile.Profile()
+    with profiler:
+        optimized = _optimized(model, *_ids(3, 12))
+        with torch.no_grad():
+            for size in [(3, 7), (4, 9), (3, 7), (4, 9)]:
+                optimized(*_ids(*size))
+        max(1, 2)
+    names = {str(key) for key in pstats.Stats(profiler).stats}  # type: ignore[attr-defined]
+    assert any("builtins.max" in name for name in names)
+    assert len(_shared(optimized)) == 1
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="torch watches Python in another way")
+def test_nothing_is_looked_on_beside_a_profiler_that_could_not_go_on() -> None:
+    model = Encoder().eval()
+    optimized = _optimized(model, *_ids(3, 12))
+    with torch.profiler.profile(with_stack=True), torch.no_grad():
+        watch = sys.getprofile()
+        for size in [(3, 7), (4, 9), (3, 7)]:
+            given = _ids(*size)
+            torch.testing.assert_close(optimized(*given), model(*given))
+        assert sys.getprofile() is watch
+        with pytest.raises(CaptureError, match="a profiler watches it"):
+            Replay(model).prepare(_ids(3, 12), {})
+        assert sys.getprofile() is watch
+    assert not _shared(optimized)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from oxytorch.graph.code import CodeWatch
 from oxytorch.graph.errors import CaptureError
 from oxytorch.graph.recording import recorded
-from oxytorch.program.reachable import Codes, Reachable
+from oxytorch.program.codes import Codes
+from oxytorch.program.reachable import Reachable
 
 NUMBER = 1.0
 TABLE = {"scale": 1.0, "inner": {"flag": False}}

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from .. import _garbage
+from .errors import CaptureError
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -111,19 +112,46 @@ def is_constant(value: Any) -> bool:
     return isinstance(value, _SIMPLE)
 
 
+def can_watch() -> bool:
+    """Whether `watched` works: not beside a profiler that could not be continued afterwards."""
+    before = sys.getprofile()
+    return before is None or callable(before) or hasattr(before, "enable")
+
+
+def stop_watching() -> Any:
+    """Have nobody in Python be told of calls on this thread; what `go_on_watching` takes."""
+    watch = sys.getprofile()
+    if not callable(watch):
+        return None
+    sys.setprofile(None)
+    return watch
+
+
+def go_on_watching(watch: Any) -> None:
+    """Undo what `stop_watching` did."""
+    if watch is not None:
+        sys.setprofile(watch)
+
+
 @contextmanager
 def watched(note: Callable[[types.FrameType, str, Any], None]) -> Iterator[None]:
     """Tell `note` of the calls on this thread, as `sys.setprofile` does.
 
-    Python's garbage collector is paused: what it runs belongs to objects of others.
+    Python's garbage collector is paused: what it runs belongs to objects of others. Other profilers
+    pause, too. Raises CaptureError where one cannot be continued (`torch.profiler` with stacks).
     """
     before = sys.getprofile()
+    if not can_watch():
+        raise CaptureError(f"a profiler watches it ({type(before).__name__})")
     with _garbage.paused():
         sys.setprofile(note)
         try:
             yield
         finally:
-            sys.setprofile(before)
+            if before is None or callable(before):
+                sys.setprofile(before)
+            else:
+                before.enable()  # cProfile
 
 
 class CodeWatch:
@@ -163,13 +191,12 @@ class CodeWatch:
     def looking_away(self) -> Iterator[None]:
         """While code runs that is not the model's."""
         before, self.is_looking = self.is_looking, False
-        watch = sys.getprofile()
-        sys.setprofile(None)  # which would take longer to be told of it than it runs
+        watch = stop_watching()  # it would take longer to be told of that than it runs
         try:
             yield
         finally:
             self.is_looking = before
-            sys.setprofile(watch)
+            go_on_watching(watch)
 
     def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if not self.is_looking:

@@ -103,14 +103,21 @@ class Programs:
         return program, recording.output
 
     def served(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        joins: Callable[[], bool] | None = None,
     ) -> tuple[Any, RecordedProgram | None] | None:
         """Run `forward` once; its output, and a program of other sizes that serves such calls.
 
-        None, with nothing run, where there is none that might.
+        joins: asked after the run whether a program that has served one size so far may become one
+        for such calls too. None, with nothing run, where there is no program that might.
         """
         inputs = input_tensors(args, kwargs)
-        if not self._is_plain or not any(family.may_serve(inputs) for family in self._families):
+        if not self._is_plain or not any(
+            family.may_serve(inputs) or (joins and family.may_join) for family in self._families
+        ):
             return None
 
         output, recording = recorded_once(lambda: forward(*args, **kwargs), output_tensors, inputs)
@@ -121,6 +128,9 @@ class Programs:
         run = Run(recording, inputs, self._quantized)
         try:
             family = self._serving(run)
+            if family is None and joins and joins():
+                joined = (own for own in self._families if _joins(own, run, recording, inputs))
+                family = next(joined, None)
         except (CaptureError, RuntimeError) as error:  # the next such call is told why
             _log.info("calls of new sizes are not served: %s", error)
             return output, None
@@ -164,6 +174,11 @@ class _Family:
         self._sized: Sequence[SizedRun] = ()
         self._symbols: Symbols | None = None
 
+    @property
+    def may_join(self) -> bool:
+        """Whether it has served one size so far, and may serve others."""
+        return self.placed is None and not self._runs[0].packs_by_size
+
     def may_serve(self, inputs: Sequence[Tensor]) -> bool:
         """Whether the program may stand for calls with such inputs."""
         return self._sizes_of(forms_of(inputs)) is not None
@@ -191,8 +206,11 @@ class _Family:
             and _share_externals(self._runs[0], run, 1)
         )
 
-    def joined(self, run: Run) -> Placed | None:
-        """A program of the runs so far and another one; None where they differ in more than sizes.
+    def joined(
+        self, run: Run, accepts: Callable[[Placed, Sequence[Tensor]], bool] = lambda *given: True
+    ) -> Placed | None:
+        """A program of the runs so far and another one; None where they differ in more than sizes,
+        or where it is not accepted, which is asked with it and the tensors that it takes.
 
         Raises CaptureError.
         """
@@ -217,11 +235,26 @@ class _Family:
             placed = run.sized(sized[-1], symbols)
         except (DifferentError, CaptureError):
             return None
-        if not symbols.allow(sizes):
+        if not symbols.allow(sizes) or not accepts(placed, self.externals):
             return None
         self._sized, self._symbols, self.placed = sized, symbols, placed
         self._runs = [runs[0], *runs[1:][-MOST_RUNS + 1 :]]
         return placed
+
+
+def _joins(family: _Family, run: Run, recording: Recording, inputs: list[Tensor]) -> bool:
+    """Have the program of one size stand for those of a run too, if it gives what the run gave."""
+    forms = _forms(recording.tensors)
+
+    def accepts(placed: Placed, externals: Sequence[Tensor]) -> bool:
+        found = RecordedProgram(placed, externals, forms)(inputs)
+        return (
+            found is not None
+            and _forms(found) == forms
+            and difference(recording.tensors, found) <= _LARGEST
+        )
+
+    return family.may_join and family.joined(run, accepts) is not None
 
 
 def _forms(tensors: Sequence[Tensor]) -> list[OutputForm]:

@@ -6,26 +6,27 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS, MISSING
+from ..graph.code import can_watch
 from ..graph.errors import CaptureError
 from ..graph.forward import OwnSignature
 from ..graph.state import State
+from .before import Before
+from .codes import Codes
 from .families import Programs, Seen
 from .inputs import ForeignError, form_of_call, input_tensors
 from .outputs import Output, containers, output_tensors
 from .passes.quantized import Layers
 from .placed import UnsettledError
-from .reachable import Codes, Reachable
+from .reachable import Reachable
 from .recorded import RecordedProgram
 from .tape import Form, Recording, form_of, recorded_once
 
@@ -43,6 +44,9 @@ FREE = 6
 """Changes to a module's state, one soon after the other, until calls wait longer for a program."""
 ENOUGH = 8
 """Calls that a program has to serve, for each that was waited for it, to have been worth it."""
+FREE_TRIES, CALLS_OF_A_TRY = 32, 16
+"""Calls that are looked on or recorded for programs: so many, and one more for so many calls. They
+take several times as long as others, and sizes may never come again."""
 
 
 class Replay(OwnSignature):
@@ -73,6 +77,8 @@ class Replay(OwnSignature):
         self._before: dict[Hashable, _Look] = {}  # what a form's first call left behind
         self._served = 0
         self._wasted = 0
+        self._calls = 0
+        self._tries = 0
         self._patience = 2  # calls of a form, of which the last one is captured
         self._state: Reachable | None = None
         self._codes = Codes()
@@ -126,7 +132,7 @@ class Replay(OwnSignature):
                 _, recording, codes = self._run_once(args, kwargs, looks_on=False)
             if isinstance(recording, CaptureError):
                 raise recording
-            state, before = Reachable(self.module, codes), _Before(self.module, args, kwargs)
+            state, before = Reachable(self.module, codes), Before(self.module, args, kwargs)
             with own_code():
                 began = time.perf_counter()
                 value = self.forward(*args, **kwargs)
@@ -150,6 +156,7 @@ class Replay(OwnSignature):
             form, tensors = form_of_call(args, kwargs)
         except ForeignError:
             return self.forward(*args, **kwargs)
+        self._calls += 1
         state = self._state
         if state is not None and not state.is_current():
             with self._lock:
@@ -204,19 +211,23 @@ class Replay(OwnSignature):
         known = len(self._programs.get(form, ()))
         if known:
             self._note_miss(form, known)
-        wanted = form not in self._refused and known < MOST_PROGRAMS and not self._is_special()
         seen = self._seen.get(form, 0) + 1
-        if not known and (seen < self._patience or len(self._programs) >= MOST_FORMS):
-            wanted = False
         if form in self._seen or len(self._seen) < MOST_SEEN:
             self._seen[form] = seen
-        if wanted and self._lock.acquire(blocking=False):
-            self._lock.release()
+        is_full = len(self._programs) >= MOST_FORMS if known == 0 else known >= MOST_PROGRAMS
+        is_due = known > 0 or seen >= self._patience
+        is_wanted = form not in self._refused and not is_full and (is_due or seen == 1)
+        if not is_wanted or not self._may_try() or self._lock.locked():
+            return self.forward(*args, **kwargs)
+        if is_due and form in self._before:
             return self._capture(form, args, kwargs)[0]
-        if seen == 1 and form not in self._refused and len(self._programs) < MOST_FORMS:
-            found = self._shared(form, args, kwargs)
-            return self._look(form, args, kwargs) if found is None else found[0]
-        return self.forward(*args, **kwargs)
+        found = None if known else self._shared(form, args, kwargs)
+        return self._look(form, args, kwargs) if found is None else found[0]
+
+    def _may_try(self) -> bool:
+        """Whether a call may take longer, so that later ones are served by a program."""
+        has_tries = self._tries < FREE_TRIES + self._calls // CALLS_OF_A_TRY
+        return has_tries and can_watch() and not self._is_special()
 
     def _look(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the module's own code, and note what it can have read, as it is behind the run.
@@ -224,20 +235,25 @@ class Replay(OwnSignature):
         If a further call leaves that as it is, the code keeps no state, and can be run more often
         than it was asked for.
         """
+        self._tries += 1
         codes = Codes()
         with codes.watching():
             value = self.forward(*args, **kwargs)
+        self._keep_look(form, codes, None if self._stands_in() else value)
+        return value
+
+    def _keep_look(self, form: Hashable, codes: Codes, value: Any) -> None:
+        """value: that of the module's own code, which nothing but the look went with; or None."""
         try:
             if codes.refusal is not None:
                 raise CaptureError(codes.refusal)
             if len(self._before) >= MOST_LOOKS:
                 self._before.pop(next(iter(self._before)), None)
             state = Reachable(self.module, codes)
-            forms = None if self._stands_in() else _forms(value)
+            forms = None if value is None else _forms(value)
             self._before[form] = _Look(state, codes, forms)
         except CaptureError as error:
             self._refused[form] = str(error)
-        return value
 
     def _shared(
         self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -246,19 +262,33 @@ class Replay(OwnSignature):
 
         Returns its output in a tuple; None, with nothing run, where there is no such program.
         """
-        if self._state is None or self._is_special() or not self._lock.acquire(blocking=False):
+        given, is_known = self._state, False
+        if given is None or not self._lock.acquire(blocking=False):
             return None
+        state = given
+
+        def is_unchanged() -> bool:
+            nonlocal is_known
+            is_known = given.is_current() and given.covers(codes)
+            return is_known
+
         try:
-            before, codes = _Before(self.module, args, kwargs), Codes()
+            before, codes = Before(self.module, args, kwargs), Codes()
             with own_code():
-                found = self._builder.served(self._seen_by(codes), args, kwargs)
+                # Further sizes show that more will come: the first one might have been a rest.
+                joins = is_unchanged if len(self._seen) > 1 else None
+                found = self._builder.served(self._seen_by(codes), args, kwargs, joins)
             if found is None:
                 return None
+            self._tries += 1
             value, program = found
-            state = self._state
-            if program is None or state is None or not state.covers(codes) or not before.holds():
+            if program is None or not state.covers(codes) or not before.holds():
+                self._keep_look(form, codes, None)
                 return (value,)
             try:
+                if is_known and not state.is_current():  # a first program imports parts of torch
+                    state = Reachable(self.module, self._codes)
+                    self._state = state.without_values()
                 output = self._output(value, state, args, kwargs)
                 if form_of_call(args, kwargs)[0] == form:
                     self._programs[form] = [(program, output)]
@@ -297,7 +327,8 @@ class Replay(OwnSignature):
             look = self._before.pop(form, None)
             if look is None or not look.state.is_current():
                 return (self._look(form, args, kwargs),)
-            before = _Before(self.module, args, kwargs)
+            self._tries += 1
+            before = Before(self.module, args, kwargs)
             value, recording, codes = self._run_once(args, kwargs)
             try:
                 if isinstance(recording, CaptureError):
@@ -429,39 +460,6 @@ def _forms(value: Any) -> list[Form]:
     except RuntimeError as error:  # of tensors of other kinds
         first = str(error).partition("\n")[0]
         raise CaptureError(f"its output cannot be recorded: {first}") from None
-
-
-class _Before:
-    """What a run of a module can write to, as it was before."""
-
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._inputs = [(t, t.detach().clone()) for t in input_tensors(args, kwargs)]
-        plain = (
-            t
-            for t in (*module.parameters(), *module.buffers())
-            if type(t) in (Tensor, nn.Parameter)
-        )
-        self._held = [(t, t._version) for t in plain if not t.is_inference()]
-        owned = [m.__dict__ for m in module.modules()]
-        inner = [v for own in owned for v in own.values() if isinstance(v, (dict, list, set))]
-        self._tables: list[tuple[Any, Any]] = [(table, copy(table)) for table in (*owned, *inner)]
-
-    def holds(self) -> bool:
-        """Whether nothing was written to."""
-        return (
-            all(t._version == version for t, version in self._held)
-            and all(_is_same(now, then) for now, then in self._tables)
-            and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in self._inputs)
-        )
-
-
-def _is_same(now: Any, then: Any) -> bool:
-    """Whether a dictionary, list or set holds the very same objects."""
-    if len(now) != len(then):
-        return False
-    if isinstance(now, dict):
-        return all(now.get(key, MISSING) is value for key, value in then.items())
-    return bool(now == then) if isinstance(now, set) else all(map(is_, now, then))
 
 
 def _moved_to_front(items: Any, position: int) -> list[Any]:

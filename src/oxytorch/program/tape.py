@@ -7,6 +7,7 @@ value is noted.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.modes import FunctionsTo, OwnDispatchMode, recording
+from ..graph.code import go_on_watching, stop_watching
 from ..graph.errors import CaptureError
 
 _aten = torch.ops.aten
@@ -42,6 +44,10 @@ _ESCAPES = (
 
 _READERS = (_aten._pack_padded_sequence.default,)
 """Operators whose results depend on values in a way that no tag tells."""
+
+_NOTED_AS = {_aten._unsafe_view.default: _aten.view.default}
+"""Operators that compute the same as others, which torch calls in their place in inference mode."""
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 @dataclass(frozen=True)
@@ -179,8 +185,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         """Note something, unless something else was refused before; None if it is refused."""
         if self.refusal is not None:
             return None
-        watch = sys.getprofile()
-        sys.setprofile(None)  # whoever looks at the code that runs is to see the module's alone
+        watch = stop_watching()  # whoever looks at the code that runs is to see the module's alone
         try:
             return note(*given)
         except CaptureError as error:
@@ -193,7 +198,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             first = str(error).partition("\n")[0]
             refusal = CaptureError(f"it cannot be recorded, {type(error).__name__}: {first}")
         finally:
-            sys.setprofile(watch)
+            go_on_watching(watch)
         self.refusal = refusal
         return None
 
@@ -231,11 +236,9 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         if func is _aten.allclose.default:
             with self:  # which notes the value that is read as any other
                 return bool(_aten.isclose.default(*args, **kwargs).all().item())
-        if torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
+        if torch.is_inference_mode_enabled() and _is_composite(func):
             with self:  # in this mode torch does not take operators apart before they come here
-                found = func.decompose(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
         arguments = self._try(self._arguments, func, args, kwargs)
         result = func(*args, **kwargs)
         self._try(self._step, func, args, arguments, result)
@@ -269,7 +272,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         else:
             results = result if len(func._schema.returns) != 1 else (result,)
             made = tuple(self._result(func, each) for each in results or ())
-            self.steps.append(Step(func, arguments, made))
+            self.steps.append(Step(_NOTED_AS.get(func, func), arguments, made))
 
     def _literal(self, tensor: Tensor, result: Tensor) -> None:
         """Note a tensor that is made of Python values, as a copy of a constant."""
@@ -312,6 +315,15 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             if tensor.untyped_storage()._cdata in self._protected:
                 raise CaptureError(f"{func} writes to an input or to the model's own tensors")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_composite(func: Any) -> bool:
+    """Whether an operator is one that torch takes apart, for inference too."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
+    name = func.name()  # type: ignore[no-untyped-call]
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE))
 
 
 def _by_places(func: Any, args: tuple[Any, ...]) -> bool:

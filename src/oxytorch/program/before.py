@@ -1,0 +1,53 @@
+"""What a run of a module can write to, compared afterwards."""
+
+from __future__ import annotations
+
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.sources import MISSING
+from .inputs import input_tensors
+
+
+class Before:
+    """What a run of a module can write to, as it was before."""
+
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._inputs = [(t, t.detach().clone()) for t in input_tensors(args, kwargs)]
+        plain = (
+            t
+            for t in (*module.parameters(), *module.buffers())
+            if type(t) in (Tensor, nn.Parameter)
+        )
+        self._held = [(t, t._version) for t in plain if not t.is_inference()]
+        owned = [m.__dict__ for m in module.modules()]
+        inner = [v for own in owned for v in own.values() if isinstance(v, (dict, list, set))]
+        self._tables: list[tuple[Any, Any]] = [
+            (table, _copied(table)) for table in (*owned, *inner)
+        ]
+
+    def holds(self) -> bool:
+        """Whether nothing was written to."""
+        return (
+            all(t._version == version for t, version in self._held)
+            and all(_is_same(now, then) for now, then in self._tables)
+            and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in self._inputs)
+        )
+
+
+def _copied(table: Any) -> Any:
+    """A copy of a dictionary, list or set."""
+    kind = next(kind for kind in (dict, list, set) if isinstance(table, kind))
+    return kind(table)
+
+
+def _is_same(now: Any, then: Any) -> bool:
+    """Whether a dictionary, list or set holds the very same objects."""
+    if len(now) != len(then):
+        return False
+    if isinstance(now, dict):
+        return all(now.get(key, MISSING) is value for key, value in then.items())
+    return bool(now == then) if isinstance(now, set) else all(map(is_, now, then))

@@ -1,0 +1,154 @@
+"""The code that a run of a module runs, and what of it reads or changes what nothing shows."""
+
+from __future__ import annotations
+
+import functools
+import os
+import types
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ..graph.code import UNSEEN_OF_TENSORS, caller_of, is_stateful, is_stateful_code, watched
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_LAYERS = os.path.join(_TORCH, "nn") + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_REGION = "<oxytorch region>"
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+
+_PURE_LIBRARY = frozenset(
+    ["abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "importlib",
+     "inspect", "itertools", "logging", "math", "operator", "re", "types", "typing", "warnings",
+     "weakref"]
+)  # fmt: skip
+"""Modules of Python's library whose functions give the same for the same arguments."""
+
+_PURE_C = frozenset(
+    ["builtins", "math", "_operator", "operator", "itertools", "_functools", "functools",
+     "_collections", "collections", "_abc", "_contextvars", "_warnings",
+     "_weakref", "_struct", "_sre", "re"]
+)  # fmt: skip
+_REFUSED_C = frozenset(["print", "input", "open", "breakpoint", "exec", "eval"])
+
+_IMPORT, _IMPORTER = "_find_and_load", "<frozen importlib._bootstrap>"
+
+_READS_OF_ENVIRONMENT = frozenset(
+    ["__getitem__", "__contains__", "get", "getenv", "encode", "decode", "check_str", "encodekey"]
+)
+
+_LOOK_UPS = frozenset(["getattr", "hasattr", "vars", "dir", "globals", "locals"])
+
+_IMPURE = frozenset(
+    ["asyncio", "datetime", "fcntl", "glob", "io", "json", "multiprocessing", "os",
+     "pathlib", "pickle", "posixpath", "queue", "random", "secrets", "select", "shutil", "signal",
+     "socket", "subprocess", "sys", "tempfile", "time", "urllib", "uuid"]
+)  # fmt: skip
+"""Modules of Python's library whose functions read or change what lies outside of the program."""
+
+
+class Codes:
+    """The code that runs on this thread, apart from Python's library and this package."""
+
+    def __init__(self) -> None:
+        self.seen: dict[types.CodeType, dict[str, Any]] = {}  # with its global variables
+        self.refusal: str | None = None
+        self._noted: dict[int, types.CodeType] = {}  # what further calls tell no more of
+        self._librarys: set[int] = set()  # of these, what may call any built-in function
+        self._imports = 0  # under way: what is imported belongs to no module's code
+        self.reads_environment = False
+        self.looks_up_names = False  # by names that the code itself does not show
+
+    def watching(self) -> AbstractContextManager[None]:
+        return watched(self._note)
+
+    def add(self, other: Codes) -> None:
+        """Take over what was seen elsewhere."""
+        self.seen.update(other.seen)
+        self.reads_environment |= other.reads_environment
+        self.looks_up_names |= other.looks_up_names
+        self.refusal = self.refusal or other.refusal
+
+    def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if id(code) in (self._librarys if event == "c_call" else self._noted):
+            return
+        if code.co_name == _IMPORT and code.co_filename == _IMPORTER:
+            self._imports += (event == "call") - (event == "return")
+        elif self._imports:
+            return
+        elif event == "call":
+            if _is_pythons(code.co_filename):
+                name = str(frame.f_globals.get("__name__"))
+                kind = name.split(".")[0]
+                if name == "os" and code.co_name in _READS_OF_ENVIRONMENT:
+                    self.reads_environment = True
+                    return
+                is_impure = kind not in _PURE_LIBRARY and _is_theirs(frame.f_back)
+                if (is_impure or kind in _IMPURE) and _is_theirs(_caller_of_library(frame)):
+                    self._refuse(f"{name}.{code.co_name}")
+            elif is_stateful_code(code) and _is_theirs(caller_of(frame)):
+                self._refuse(f"{code.co_name} of torch")
+            else:
+                self._look_at(frame)
+        elif event == "c_call" and _is_theirs(frame):
+            name = getattr(argument, "__name__", "?")
+            owner = getattr(argument, "__module__", None) or _module_of_method(argument, name)
+            self.looks_up_names |= name in _LOOK_UPS
+            is_pure = owner in _PURE_C or str(owner).split(".")[0] == "torch"
+            is_refused = owner == "builtins" and name in _REFUSED_C
+            if not is_pure or is_refused or is_stateful(argument):
+                self._refuse(f"{owner}.{name}")
+
+    def _look_at(self, frame: types.FrameType) -> None:
+        """Note code that is no library's, and that it was looked at."""
+        code = frame.f_code
+        if not is_stateful_code(code):
+            self._noted[id(code)] = code
+            if not _is_code_of_theirs(code.co_filename):
+                self._librarys.add(id(code))
+        if _is_watched(code.co_filename):
+            self.seen.setdefault(code, frame.f_globals)
+            for name in UNSEEN_OF_TENSORS.intersection(code.co_names):
+                self._refuse(name)
+
+    def _refuse(self, name: str) -> None:
+        if self.refusal is None:
+            self.refusal = f"its code calls {name}"
+
+
+def _module_of_method(method: Any, name: str) -> str:
+    """The module of the class that has a built-in method."""
+    own = getattr(method, "__self__", None)
+    kinds = own.__mro__ if isinstance(own, type) else type(own).__mro__
+    found = ((kind.__module__, vars(kind).get(name)) for kind in kinds)
+    is_python = types.FunctionType
+    return next((m for m, value in found if value and not isinstance(value, is_python)), "?")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_pythons(filename: str) -> bool:
+    is_installed = filename.startswith(_PYTHON) and "-packages" not in filename
+    return is_installed or filename.startswith("<frozen")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_watched(filename: str) -> bool:
+    return filename.startswith(_LAYERS) or not filename.startswith((_TORCH, _OURS, _REGION))
+
+
+def _caller_of_library(frame: types.FrameType | None) -> types.FrameType | None:
+    while frame is not None and _is_pythons(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _is_theirs(frame: types.FrameType | None) -> bool:
+    """Whether a frame is of the model's code, and not of a library's."""
+    return frame is not None and _is_code_of_theirs(frame.f_code.co_filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_code_of_theirs(filename: str) -> bool:
+    return not (_is_pythons(filename) or filename.startswith((_TORCH, _OURS, _REGION)))
