@@ -96,7 +96,7 @@ class Sources:
         for module, table in tables:
             items = module.__dict__[table].items()
             entries += [(module, table, key, value) for key, value in items]
-        # Code may ask whether a module below it is being trained.
+        # Code may ask what a module below it is, and whether it is being trained.
         children = [c for m in (*modules, *owners) for c in m.children()]
         entries += [(child, None, "training", child.training) for child in children]
         entries += [(m, None, name, m.__dict__.get(name, MISSING)) for m, name in self._methods]
@@ -113,7 +113,7 @@ class Sources:
                     else:
                         self._present.append((module, table, key))
         self._sizes = [(m, t, len(m.__dict__[t])) for m, t in tables]
-        self._types = [(m, type(m)) for m in (*modules, *owners)]
+        self._types = [(m, type(m)) for m in (*modules, *owners, *children)]
         kinds = dict.fromkeys(type(m) for m in (*modules, *owners))
         found = {(kind, name): None for kind in kinds for name in ("forward", "__call__")}
         found |= {(type(m), name): None for m, name in self._methods}

@@ -105,6 +105,19 @@ _CALLABLE = (
 )  # fmt: skip
 
 
+_CACHED = type(functools.lru_cache(abs))
+
+
+def hidden_state(value: Any) -> str:
+    """What a callable object keeps that its code does not show; "" if that is nothing."""
+    if isinstance(value, _CACHED):
+        return "results of earlier calls"
+    is_partial = isinstance(value, functools.partial)
+    if is_partial and (value.keywords or not all(map(is_constant, value.args))):
+        return "arguments, which may change"
+    return hidden_state(value.func) if is_partial else ""
+
+
 def is_constant(value: Any) -> bool:
     """Whether a value cannot change."""
     if isinstance(value, (tuple, frozenset)):
@@ -243,6 +256,7 @@ class CodeWatch:
             value = table[name]
             if not (is_constant(value) or isinstance(value, _CALLABLE) or callable(value)):
                 self._refuse(f"its code reads the global variable {name}")
+            self._refuse_hidden(name, value)
             owner = str(table.get("__name__"))
             if getattr(sys.modules.get(owner), "__dict__", None) is not table:
                 self._refuse(f"its code reads {name} of a module that is not imported")
@@ -251,6 +265,7 @@ class CodeWatch:
                 for inner in attributes:
                     if inner in value.__dict__:
                         self._reads(value.__name__, inner)
+                        self._refuse_hidden(inner, value.__dict__[inner])
 
     def _look_at_attributes(
         self, frame: types.FrameType, global_names: tuple[str, ...], attributes: tuple[str, ...]
@@ -275,6 +290,7 @@ class CodeWatch:
                 continue
             if name in _own_names(kind):
                 self._finds(name)
+                self._refuse_hidden(name, getattr(kind, name, None))
             elif name in _own_attributes(frame.f_code) and not hasattr(kind, name):
                 self._finds(name)  # not there, so that what reads it did not run
             elif holders := [
@@ -287,10 +303,15 @@ class CodeWatch:
             elif name not in _attributes_of(kind):
                 self._refuse(f"its code reads {name} of another object")
 
+    def _refuse_hidden(self, name: str, value: Any) -> None:
+        if state := hidden_state(value):
+            self._refuse(f"its code calls {name}, which keeps {state}")
+
     def _look_into(self, value: Any, name: str, attributes: tuple[str, ...]) -> set[str]:
         """Look at an attribute of the module; of a configuration, return the names that it has."""
         if is_constant(value) or isinstance(value, (*_CALLABLE, nn.Module)):
             return set()
+        self._refuse_hidden(name, value)
         inside = getattr(value, "__dict__", None)
         if inside is None or isinstance(value, (torch.Tensor, dict, list, set)):
             self._refuse(f"its code reads the attribute {name}, which may change")

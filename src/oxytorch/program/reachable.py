@@ -193,6 +193,8 @@ class Reachable:
             self._todo += [value.__self__, value.__func__]
         elif isinstance(value, functools.partial):
             self._todo += [value.func, value.args, value.keywords]
+        elif isinstance(value, _CACHED):
+            self._cached(value)
         elif isinstance(value, weakref.ref):
             self._todo.append(value())  # which is kept, and cannot go away
         elif isinstance(value, types.ModuleType):
@@ -269,6 +271,21 @@ class Reachable:
             except ValueError:  # empty as yet
                 self._absent.append((cell, "cell_contents"))
 
+    def _cached(self, function: Any) -> None:
+        """A function whose code need not have run, since its results are kept: what that reads."""
+        self._object(function)
+        todo, known = [function.__wrapped__], {*self._codes}
+        while todo:
+            inner = todo.pop()
+            is_function = isinstance(inner, types.FunctionType)
+            if not is_function or inner.__code__ in known or _is_of_library(inner):
+                continue
+            known.add(inner.__code__)
+            for name in inner.__code__.co_names:
+                if name in inner.__globals__:
+                    self._entry(inner.__globals__, name)
+                    todo.append(inner.__globals__[name])
+
     def _object(self, value: Any) -> None:
         """The attributes of an object."""
         own = getattr(value, "__dict__", None)
@@ -305,7 +322,7 @@ class Reachable:
                 self._seen[id(table)] = table
                 copyreg._slotnames(owner)  # type: ignore[attr-defined]  # else the first copy adds it
                 self._count(table)
-        is_library = _is_of_torch(kind) or kind.__module__.split(".")[0] in sys.stdlib_module_names
+        is_library = _is_of_library(kind)
         for name in _CALLS if is_library else self._in_class(kind):
             found = getattr(kind, name, None)
             if found is None or found is not getattr(kind, name):  # made anew at each look
@@ -324,6 +341,7 @@ class Reachable:
 
 
 _DONE = object()
+_CACHED = type(functools.lru_cache(abs))
 
 
 def _is_there(owner: Any, name: str) -> bool:
@@ -356,6 +374,11 @@ _GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 def _is_of_torch(value: Any) -> bool:
     name = getattr(value, "__module__", None) or getattr(value, "__name__", "")
     return str(name).split(".")[0] in ("torch", "oxytorch")
+
+
+def _is_of_library(value: Any) -> bool:
+    """Whether a class or function is one of torch, this package or Python's library."""
+    return _is_of_torch(value) or value.__module__.split(".")[0] in sys.stdlib_module_names
 
 
 def _is_ours(value: Any) -> bool:

@@ -1,0 +1,94 @@
+"""What callables and classes keep without showing it: changes of it are followed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxytorch
+
+_factor = 2.0
+
+
+def _read() -> float:
+    return _factor
+
+
+@functools.cache
+def _cached() -> float:
+    return _read()
+
+
+class OtherLinear(nn.Linear):
+    """Another class of the same formula."""
+
+
+class Layers(nn.Module):
+    def __init__(self, body: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.norm = nn.Linear(16, 16), nn.Linear(16, 16), nn.LayerNorm(16)
+        self.keywords = functools.partial(torch.mul, other=2.0)
+        self.nested = functools.partial(functools.partial(torch.mul, other=2.0))
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(torch.relu(self.first(self.body(self, x))) + x)
+
+
+def _by_class(m: Any, x: Tensor) -> Tensor:
+    return m.second(x) + x if type(m.second) is nn.Linear else m.second(x) - x
+
+
+def _set_factor(value: float) -> None:
+    global _factor
+    _factor = value
+    _cached.cache_clear()
+
+
+CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any], None]]] = {
+    "partial": (lambda m, x: m.keywords(x), lambda m: m.keywords.keywords.update(other=5.0)),
+    "partial_of_partial": (
+        lambda m, x: m.nested(x),
+        lambda m: m.nested.keywords.update(other=5.0),
+    ),
+    "class": (_by_class, lambda m: setattr(m.second, "__class__", OtherLinear)),
+    "cached": (lambda m, x: x * _cached(), lambda m: _set_factor(7.0)),
+}
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_changes_of_what_is_hidden_are_followed(name: str, graph: bool) -> None:
+    body, change = CASES[name]
+    x = torch.randn(4, 16)
+    _set_factor(2.0)
+    model = Layers(body).eval()
+    optimized = oxytorch.optimize(model, sample_input=x, graph=graph)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(optimized(x), model(x))
+        change(optimized)
+        if name != "cached":
+            change(model)
+        for _ in range(3):
+            torch.testing.assert_close(optimized(x), model(x))
+    _set_factor(2.0)
+
+
+def test_arguments_of_a_partial_that_are_constants_are_no_reason() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.act = nn.Linear(16, 16), functools.partial(torch.relu)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.layer(x))
+
+    report = oxytorch.explain(oxytorch.optimize(Fixed().eval(), sample_input=torch.randn(4, 16)))
+    assert "linear + relu" in str(report)
