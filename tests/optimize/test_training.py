@@ -194,6 +194,25 @@ def test_undo_brings_float32_back() -> None:
     _step(trained, optimizer)
 
 
+def test_undo_gives_gradients_back_in_float32() -> None:
+    model = _network()
+    trained, optimizer = oxytorch.optimize(
+        model, optimizer=torch.optim.AdamW(model.parameters()), dtype=torch.bfloat16
+    )
+    trained.conv.weight.grad = torch.ones_like(trained.conv.weight)
+    _step(trained, optimizer)
+    gradients = {name: p.grad.float() for name, p in trained.named_parameters()}
+    oxytorch.undo(trained)
+    for name, parameter in trained.named_parameters():
+        assert parameter.grad.dtype == parameter.grad_dtype == torch.float32
+        assert torch.equal(parameter.grad, gradients[name])
+    data = _data()[:2]
+    for dtype in (None, torch.bfloat16):
+        oxytorch.optimize(trained.eval(), sample_input=data, dtype=dtype)
+    oxytorch.quantize(trained, [data])
+    _step(trained.train(), optimizer)
+
+
 def test_learning_rate_scheduler_and_hooks() -> None:
     model = _network()
     stock = torch.optim.AdamW(model.parameters(), lr=1e-2)
