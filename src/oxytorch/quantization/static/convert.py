@@ -98,7 +98,8 @@ def convert(
         evaluation mode, on the CPU, neither optimized nor quantized.
     recipe: how each layer is computed; None: as `recipe_of(model)` says.
     example_inputs: arguments of a call, as in `prepare`; None: those given there.
-    dtype: torch.bfloat16 or torch.float16: of what has no 8-bit form. None keeps dtypes.
+    dtype: torch.bfloat16 or torch.float16: of what has no 8-bit form, and of weights, which are
+        rounded to it as by `optimize`. None keeps dtypes.
 
     The result keeps the model's class, names and weights. In plain inference it runs a program
     whose integers follow writes to the weights; where gradients can be asked for, and under
