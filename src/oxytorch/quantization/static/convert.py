@@ -23,14 +23,13 @@ from ...program.replay import Replay
 from ...rewriting.copies import Separation, copied
 from ...rewriting.measure import steady_heap
 from ...rewriting.memory import nbytes
-from ...rewriting.refusals import check_evaluation, check_module, check_not_optimized
+from ...rewriting.refusals import check_data, check_evaluation, check_module, check_not_optimized
 from ..weight_only import Progress, shown
 from .prepare import (
     OTHERWISE,
     Int8StaticActivationInt8Weight,
     Observations,
     calibration_of,
-    check_data,
     prepare,
     prepared,
 )
