@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..graph.forward import OwnSignature
+from ..graph.mixed_norms import norms_in_one_dtype
 from ..optim import split_parameter
 from ..optim.compiler import never_compiled
 from ..optim.split_parameter import SplitParameter
@@ -37,7 +38,7 @@ class Forward(OwnSignature):
     stands_in = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _computing():
+        with _computing(), norms_in_one_dtype():
             return type(self.module).forward(self.module, *args, **kwargs)
 
 
