@@ -91,6 +91,18 @@ def test_settings_are_followed(name: str, configured: list[Any]) -> None:
         assert torch.equal(torch.stack(columns, 1), expected[:, 9:])
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_are_followed_beside_ones_that_nobody_set(
+    name: str, configured: list[Any]
+) -> None:
+    """transformers 5 leaves them None and fills them at each call."""
+    given = _prompts()
+    for model in configured:
+        model.generation_config = transformers.GenerationConfig(pad_token_id=0, **SETTINGS[name])
+        expected = model.generate(**given, max_new_tokens=25, do_sample=False)
+        assert torch.equal(llm.generate(model, **given, max_new_tokens=25), expected)
+
+
 def test_a_forced_first_token_follows_a_single_one(configured: list[Any]) -> None:
     ids = torch.tensor([[9]])
     _set(configured, {"forced_bos_token_id": 5})

@@ -451,6 +451,7 @@ class _Bad(nn.Module):
         ({"dtype": {0: torch.bfloat16}}, TypeError, ["dtype keys", "paths or types", "0"]),
         ({"passes": ["pack", "magic"]}, ValueError, ["passes", "channels_last", "magic"]),
         ({"passes": "pack"}, TypeError, ["passes", "'pack'"]),
+        ({"passes": 3}, TypeError, ["passes", "names", "3"]),
         ({"verify": True}, ValueError, ["verify", "sample_input", "None"]),
         ({"tune": True}, ValueError, ["tune", "sample_input", "None"]),
         ({"sample_input": torch.randn(2, 9)}, ValueError, ["sample_input", "2x9"]),

@@ -288,6 +288,23 @@ def test_a_copy_has_gradients_of_its_own() -> None:
     assert model[0].weight.grad.any()
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_gradients_may_have_another_dtype_than_their_parameters(inplace: bool) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH)).eval()
+    model[0].weight.grad_dtype = torch.bfloat16
+    model[0].bias.grad_dtype = None
+    model[0].bias.grad = torch.ones(WIDTH, dtype=torch.float64)
+    model(torch.ones(2, WIDTH)).sum().backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    for dtype in (torch.bfloat16, None):
+        optimized = oxytorch.optimize(model, inplace=inplace, dtype=dtype)
+        for parameter, gradient in zip(optimized.parameters(), wanted, strict=True):
+            assert torch.equal(parameter.grad.double(), gradient.double())
+        oxytorch.undo(optimized)
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        assert torch.equal(parameter.grad.double(), gradient.double())
+
+
 @pytest.mark.parametrize("passes", [["cast"], [*DEFAULT], ["channels_last"]])
 def test_writes_to_the_copy_do_not_reach_the_original(passes: list[str]) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(5))

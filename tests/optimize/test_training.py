@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import oxytorch
 from oxytorch.optim import AdamW, pending_splits
@@ -192,6 +195,52 @@ def test_undo_brings_float32_back() -> None:
     assert {p.dtype for p in trained.parameters()} == {torch.float32}
     assert all("forward" not in m.__dict__ for m in trained.modules())
     _step(trained, optimizer)
+
+
+def test_what_exports_a_model_asks_for_a_copy_with_plain_weights(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+    trained, optimizer = oxytorch.optimize(
+        model, optimizer=torch.optim.AdamW(model.parameters()), dtype=torch.bfloat16
+    )
+    x, path = torch.randn(2, 8), tmp_path / "model.oxy"
+    trained(x).float().square().sum().backward()
+    optimizer.step()
+    trained.eval()
+    ways: list[Callable[[nn.Module], Any]] = [
+        lambda m: torch.export.export(m, (x,)),
+        lambda m: torch.export.export(m, (x,), strict=True),
+        lambda m: oxytorch.save(m, path, sample_input=x),
+        lambda m: oxytorch.graph.explain(m, x),
+        torch.jit.script,
+    ]
+    for way in ways:
+        with pytest.raises(Exception, match=r"undo\((copy.deepcopy\()?model"):
+            way(trained)
+    copied = oxytorch.undo(copy.deepcopy(trained))
+    for way in ways:
+        way(copied)
+    exported = torch.export.export(copied, (x,)).module()
+    assert_close(exported(x), trained(x).float(), rtol=0.02, atol=0.02)
+    assert_close(oxytorch.load(path)(x), exported(x))
+
+
+def test_undo_gives_gradients_back_in_float32() -> None:
+    model = _network()
+    trained, optimizer = oxytorch.optimize(
+        model, optimizer=torch.optim.AdamW(model.parameters()), dtype=torch.bfloat16
+    )
+    trained.conv.weight.grad = torch.ones_like(trained.conv.weight)
+    _step(trained, optimizer)
+    gradients = {name: p.grad.float() for name, p in trained.named_parameters()}
+    oxytorch.undo(trained)
+    for name, parameter in trained.named_parameters():
+        assert parameter.grad.dtype == parameter.grad_dtype == torch.float32
+        assert torch.equal(parameter.grad, gradients[name])
+    data = _data()[:2]
+    for dtype in (None, torch.bfloat16):
+        oxytorch.optimize(trained.eval(), sample_input=data, dtype=dtype)
+    oxytorch.quantize(trained, [data])
+    _step(trained.train(), optimizer)
 
 
 def test_learning_rate_scheduler_and_hooks() -> None:

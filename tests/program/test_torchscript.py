@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import subprocess
 import sys
@@ -300,6 +301,50 @@ def test_loop_stays_and_its_body_is_fused(kind: type[Layers]) -> None:
         other = torch.randn(shape)
         same(ours(other), script(other))
     assert runs_ours(ours, x)
+
+
+class Collects(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        for step in range(x.size(0)):
+            seen.append(self.norm(x[step] + 1))
+        return torch.stack(seen)
+
+
+class CollectsMore(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        seen = [x]
+        while len(seen) < 4:
+            seen.append(F.relu(seen[-1]))
+        return self.norm(torch.stack(seen, 1) + x.unsqueeze(1))
+
+
+@pytest.mark.parametrize("kind", [Collects, CollectsMore])
+def test_a_list_that_grows_is_not_taken_for_what_it_was(
+    kind: type[Layers], caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.randn(3, 16)
+    script = made(kind(), x, traced=False)
+    ours = oxytorch.optimize(script, sample_input=x)
+    for rows in (3, 5, 1):
+        other = torch.randn(rows, 16)
+        same(ours(other), script(other))
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_operators_that_fail_without_values_are_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Reads(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            # The sample has one row, in place of which others are looked at first.
+            return self.norm(torch.bmm(x[None], torch.ones(x.size(0), 16, 16)) + 1)
+
+    x = torch.randn(1, 16)
+    script = made(Reads(), x, traced=False)
+    ours = oxytorch.optimize(script, sample_input=x)
+    same(ours(x), script(x))
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 def test_both_branches_stay() -> None:

@@ -349,6 +349,17 @@ def test_undo_gives_the_own_model_back() -> None:
     assert quantized.state_dict().keys() == model.state_dict().keys()
 
 
+def test_with_a_dtype_weights_are_rounded_to_it_and_stay_so() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    quantized = quantize(model, [torch.randn(4, 64)], dtype=torch.bfloat16)
+    for name, value in quantized.state_dict().items():
+        assert torch.equal(value, before[name].bfloat16())
+    for name, value in oxytorch.undo(quantized).state_dict().items():
+        assert torch.equal(value, before[name].bfloat16().float())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_a_file_gives_the_same_results(tmp_path: Path) -> None:
     quantized = quantize(Residual().eval(), IMAGES)
     path = tmp_path / "model.oxy"

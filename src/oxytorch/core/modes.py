@@ -48,6 +48,14 @@ def is_plain_inference() -> bool:
     return not is_dynamo_compiling() and forward_ad._current_level < 0 and _mode() == PLAIN
 
 
+def is_transformed() -> bool:
+    """Whether torch.func or forward-mode AD looks at the operators, without torch's compiler."""
+    if torch.compiler.is_compiling():
+        return False
+    level = torch._C._functorch.maybe_current_level()
+    return forward_ad._current_level >= 0 or level is not None
+
+
 def is_unseen() -> bool:
     """Whether nobody can tell how results are computed: plain inference, and no profiler."""
     library = functions_in_known_torch()

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from .errors import DtypeError
 from .forward import Forward, with_parameters
+from .mixed_norms import norms_in_one_dtype
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class BoundaryForward(Forward):
         if takes is not None:
             args, kwargs = taken(args, kwargs, takes, least)
         try:
-            result = inner(*args, **kwargs)
+            with norms_in_one_dtype():
+                result = inner(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:
             if self.boundary.explains is None or not is_about_dtypes(error):
                 raise

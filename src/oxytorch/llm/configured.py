@@ -135,7 +135,7 @@ def processor_of(
 
     length = tokens.shape[1]
     library: Any = transformers
-    config = copy.deepcopy(model.generation_config) or library.GenerationConfig()
+    config = _filled(copy.deepcopy(model.generation_config) or library.GenerationConfig())
     if repetition_penalty is not None:
         config.repetition_penalty = checked_penalty(repetition_penalty)
     config.do_sample = False
@@ -153,6 +153,16 @@ def processor_of(
         model_kwargs={"attention_mask": torch.ones_like(tokens) if mask is None else mask},
     )
     return found if len(found) else None
+
+
+def _filled(config: Any) -> Any:
+    """The config with defaults for settings that are None, as `model.generate` fills them."""
+    # transformers 5 keeps None for what nobody set; before, its constructor had the defaults.
+    defaults: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
+    for name, value in defaults.items():
+        if getattr(config, name, None) is None:
+            setattr(config, name, value)
+    return config
 
 
 @dataclass(frozen=True)

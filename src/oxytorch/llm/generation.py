@@ -302,6 +302,11 @@ def _checked_prompt(ids: Tensor, mask: Tensor | None, vocabulary: int, pad: int 
             f"generate: input_ids {list(ids.shape)} has no token; an empty prompt needs at least "
             "the model's start token"
         )
+    if mask is not None and not isinstance(mask, Tensor):
+        raise ValueError(
+            "generate: expected attention_mask to be a tensor [batch, length], "
+            f"got a {type(mask).__name__}"
+        )
     ids = ids.long()
     if mask is None and pad is not None:
         mask = ids != pad

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import _pytree
 
+from ..core.gradients import give_gradient
 from ..ops.optimizer_step import formats
 from . import sharding, split_functions, split_storage
 from .master_weight import MasterWeight, as_plain, plainly
@@ -492,4 +493,8 @@ def join(parameter: Any) -> None:
         parameter._master.leave()
         del parameter._master
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+        gradient, parameter.grad = parameter.grad, None
         _set_memory(parameter, weight)
+        if parameter.grad_dtype is None:  # by `_set_gradient`
+            parameter.grad_dtype = torch.float32
+        give_gradient(parameter, gradient)

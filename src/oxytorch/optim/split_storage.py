@@ -1,7 +1,9 @@
 """The memory of a split weight, for code that asks for it: it can be read but not written.
 
 It is that of the upper half, or of the float32 values that stand for both halves. torch does not
-count a write to a storage as a write to the tensor, so that it would be lost.
+count a write to a storage as a write to the tensor, so that it would be lost. Methods that write
+are refused. An item that is set in an untyped storage is not seen: only another type of the object
+could refuse it, and torch asks for the type where it saves and shares storages.
 """
 
 from __future__ import annotations

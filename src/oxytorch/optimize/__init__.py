@@ -22,7 +22,7 @@ from ..rewriting.copies import Separation, copied
 from ..rewriting.driver import run_passes
 from ..rewriting.measure import learning, steady_heap
 from ..rewriting.memory import nbytes
-from ..rewriting.refusals import check_evaluation, check_module, check_not_optimized
+from ..rewriting.refusals import check_evaluation, check_module, check_not_optimized, names_in
 from ..rewriting.report import Entry, Report
 from .context import Context, observe
 from .passes import DEFAULT, PASSES, boundaries
@@ -135,6 +135,8 @@ def optimize(
                 f"optimize: expected no {named[0]} with an optimizer: it is for inference"
             )
         return optimize_for_training(model, optimizer, dtype, inplace)  # type: ignore[return-value]
+    if passes is not None:
+        passes = names_in("optimize", "passes", passes)
     _check(model, dtype, passes)
     if (graph or verify or tune) and sample_input is None:
         wanted = "graph" if graph else "verify" if verify else "tune"
@@ -318,9 +320,7 @@ def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
                     "optimize: expected dtype keys to be types, or paths as in "
                     f"model.named_modules(), got {key!r}, which is none"
                 )
-    if isinstance(passes, str):
-        raise TypeError(f"optimize: expected passes to be a list of names, got {passes!r}")
-    for name in passes or ():
+    for name in () if passes is None else passes:
         if name not in PASSES:
             raise ValueError(f"optimize: expected passes from {', '.join(PASSES)}, got {name!r}")
 

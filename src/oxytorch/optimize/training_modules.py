@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..graph.forward import OwnSignature
+from ..graph.mixed_norms import norms_in_one_dtype
 from ..optim import split_parameter
 from ..optim.compiler import never_compiled
 from ..optim.split_parameter import SplitParameter
@@ -31,18 +32,13 @@ def is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn")
 
 
-class Forward:
+class Forward(OwnSignature):
     """A module's own forward, inside of which split parameters are their upper halves."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        return functools.partial(type(self.module).forward, self.module)
+    stands_in = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _computing():
+        with _computing(), norms_in_one_dtype():
             return type(self.module).forward(self.module, *args, **kwargs)
 
 
@@ -114,6 +110,12 @@ def _device(module: nn.Module) -> str:
 
 
 def _computing() -> AbstractContextManager[None]:
+    if torch.compiler.is_exporting():
+        raise RuntimeError(
+            "torch.export: expected no model that is trained with split weights, which are no "
+            "plain tensors; export oxytorch.undo(copy.deepcopy(model)), a float32 copy, which "
+            "oxytorch.save and oxytorch.graph.explain take too"
+        )
     return nullcontext() if torch.compiler.is_compiling() else split_parameter.computing()
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..rewriting.memory import check_available
+from ..rewriting.refusals import check_data
 
 Batch = Tensor | Mapping[str, Any] | Sequence[Any]
 """Arguments of one call of the model: a tensor, keyword arguments, or positional ones."""
@@ -82,11 +83,7 @@ def input_moments(
     there is, and what the model raises for the first batch, before anything is yielded; later
     ValueError if an input of a layer is not finite.
     """
-    if isinstance(batches, (Tensor, Mapping, str)):
-        raise TypeError(
-            "calibration: expected several batches, each the arguments of a call, "
-            f"got a {type(batches).__name__}; put it into a list"
-        )
+    check_data("quantize_", "calibration", batches)
     calls = [*batches]
     if not calls:
         raise ValueError("calibration: expected at least one batch, got none")

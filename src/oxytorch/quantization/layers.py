@@ -19,6 +19,7 @@ from ..ops.panels import PanelWeight
 from ..ops.panels.product import in_255_steps
 from ..optimize.context import CLOSED
 from ..rewriting.changes import ChangeLog, ParameterSet, Untied
+from ..rewriting.refusals import names_in
 from .configs import WeightConfig
 from .other_layers import OtherLayer, other_layer
 from .weights import ReorderedPanelWeight, activation_dtype
@@ -166,10 +167,8 @@ def _chooser(
     if callable(filter):
         takes = filter
         return lambda path, module: None if takes(path, module) else "left out by the filter"
-    patterns = [filter] if isinstance(filter, str) else [*filter]
+    patterns = [filter] if isinstance(filter, str) else names_in(caller, "filter", filter)
     for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise TypeError(f"{caller}: expected filter to hold names, got {pattern!r}")
         if not any(_matches(path, pattern) for path in paths.values()):
             raise ValueError(
                 f"{caller}: expected filter to name modules of the model, got {pattern!r}, which "

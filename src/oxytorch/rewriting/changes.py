@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.gradients import give_gradient
 from ..core.packed import PackedTensor
 from ..ops.panels import PanelWeight
 from .report import Entry, Report
@@ -154,7 +155,7 @@ def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
     if type(object_) is type(other) is nn.Parameter:
         object_.grad = None
         object_.data = other.data  # also where an autograd graph or a weak reference holds it
-        object_.grad = None if gradient is None else gradient.to(object_.dtype)
+        give_gradient(object_, gradient)
         return True
     torch.clear_autocast_cache()  # it refers weakly to parameters
     kind, fields = type(object_), object_.__dict__
@@ -166,7 +167,7 @@ def _swapped(object_: nn.Parameter, other: nn.Parameter) -> bool:
             object_.__dict__, other.__dict__ = fields, object_.__dict__
         return False
     if gradient is not None:
-        object_.grad = gradient.to(object_.dtype)
+        give_gradient(object_, gradient)
     return True
 
 

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from ..core.gradients import give_gradient_of
+
 _Model = TypeVar("_Model", bound=nn.Module)
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr)
 
@@ -25,7 +27,7 @@ def copied(model: _Model, caller: str = "optimize") -> _Model:
             values = parameter.clone() if parameter.is_inference() else parameter.data
             other = nn.Parameter(values, parameter.requires_grad)
             if parameter.grad is not None:
-                other.grad = copy.deepcopy(parameter.grad, memo)
+                give_gradient_of(other, parameter, copy.deepcopy(parameter.grad, memo))
             memo[id(parameter)] = other
     for module in model.modules():
         for value in module.__dict__.values():

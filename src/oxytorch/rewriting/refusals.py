@@ -5,6 +5,9 @@ caller: the public function, with which the text of an error begins.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +40,25 @@ def check_evaluation(caller: str, model: nn.Module, otherwise: str = "") -> None
             f"{caller}: expected model in evaluation mode, got one in training mode; "
             f"call model.eval() first{otherwise}"
         )
+
+
+def check_data(caller: str, name: str, data: Any) -> None:
+    """Raise TypeError for one input in place of several; name: the argument."""
+    if isinstance(data, Tensor | Mapping | str) or not isinstance(data, Iterable):
+        raise TypeError(
+            f"{caller}: expected {name} to be a list of inputs, got a {type(data).__name__}; put "
+            "it into a list"
+        )
+
+
+def names_in(caller: str, name: str, given: Any) -> list[str]:
+    """The names in an argument that is called `name`; raises TypeError for what holds none."""
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        found = [*given]
+        if all(isinstance(value, str) for value in found):
+            return found
+        given = found
+    raise TypeError(f"{caller}: expected {name} to be a list of names, got {given!r}")
 
 
 def check_finite(

@@ -44,7 +44,7 @@ def _known(graph: Any, samples: Sequence[Any]) -> Metas:
         metas = Metas(dynamic, varied)
         for place, (value, sample) in enumerate(zip(inputs, samples, strict=True)):
             metas.given(place, value, sample)
-        metas.run(graph.block())
+        metas.run(graph)
         if best is None or len(metas.reasons) < len(best.reasons):
             best = metas
         if not best.reasons:

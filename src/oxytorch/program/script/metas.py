@@ -7,14 +7,17 @@ that is not the same on all ways through loops and branches is not known.
 
 from __future__ import annotations
 
+import logging
 import operator
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import fake_tensor
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -71,7 +74,7 @@ class Metas:
         self._dynamic = dynamic
         self._varied = varied
         self.shapes = ShapeEnv(duck_shape=False)
-        self.mode = FakeTensorMode(shape_env=self.shapes, allow_non_fake_inputs=False)
+        self.mode = fake_tensor.FakeTensorMode(shape_env=self.shapes, allow_non_fake_inputs=False)
         self.symbols: list[tuple[Any, int, int]] = []
         self.reasons: dict[int, str] = {}
         self._known: dict[int, Any] = {}
@@ -107,8 +110,13 @@ class Metas:
                 self.symbols.append((size.node._expr, place, dim))
         return fake
 
-    def run(self, block: Any) -> None:
-        """Look at all nodes of a block."""
+    def run(self, graph: Any) -> None:
+        """Look at all nodes of a graph."""
+        self._aliases = graph.alias_db()
+        with _without_log():
+            self._run(graph.block())
+
+    def _run(self, block: Any) -> None:
         for node in block.nodes():
             self._node(node)
 
@@ -130,6 +138,8 @@ class Metas:
         if results is UNKNOWN or len(results) != len(outputs):
             results = [UNKNOWN] * len(outputs)
         for output, result in zip(outputs, results, strict=True):
+            if isinstance(result, list) and self._aliases.has_writers(output):
+                result = UNKNOWN  # it may be longer by the time it is read
             self._known[output.unique()] = result
             if result is UNKNOWN and output.type().kind() == "TensorType":
                 self.reasons.setdefault(output.unique(), FOLLOWS)
@@ -181,7 +191,7 @@ class Metas:
     def _branches(self, node: Any) -> None:
         blocks = [*node.blocks()]
         for block in blocks:
-            self.run(block)
+            self._run(block)
         pairs = zip(*(block.outputs() for block in blocks), strict=True)
         self._note(node, [_joined(self.of(a), self.of(b)) for a, b in pairs])
 
@@ -193,7 +203,7 @@ class Metas:
         known = [self.of(each) for each in before]
         for turn in range(MOST_TURNS):
             self._known.update(zip((each.unique() for each in carried), known, strict=True))
-            self.run(body)
+            self._run(body)
             ends = [self.of(each) for each in after]
             joined = [_joined(a, b) for a, b in zip(known, ends, strict=True)]
             if turn == MOST_TURNS - 2:
@@ -202,6 +212,22 @@ class Metas:
                 break
             known = joined
         self._note(node, known)
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """While this thread's errors of operators are no news: torch logs each before it raises it."""
+    thread = threading.get_ident()
+    log = logging.getLogger(fake_tensor.__name__)
+
+    def is_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    log.addFilter(is_others)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_others)
 
 
 def order_of(tensor: Tensor) -> torch.memory_format | None:

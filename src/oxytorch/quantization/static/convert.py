@@ -23,14 +23,13 @@ from ...program.replay import Replay
 from ...rewriting.copies import Separation, copied
 from ...rewriting.measure import steady_heap
 from ...rewriting.memory import nbytes
-from ...rewriting.refusals import check_evaluation, check_module, check_not_optimized
+from ...rewriting.refusals import check_data, check_evaluation, check_module, check_not_optimized
 from ..weight_only import Progress, shown
 from .prepare import (
     OTHERWISE,
     Int8StaticActivationInt8Weight,
     Observations,
     calibration_of,
-    check_data,
     prepare,
     prepared,
 )
@@ -98,7 +97,8 @@ def convert(
         evaluation mode, on the CPU, neither optimized nor quantized.
     recipe: how each layer is computed; None: as `recipe_of(model)` says.
     example_inputs: arguments of a call, as in `prepare`; None: those given there.
-    dtype: torch.bfloat16 or torch.float16: of what has no 8-bit form. None keeps dtypes.
+    dtype: torch.bfloat16 or torch.float16: of what has no 8-bit form, and of weights, which are
+        rounded to it as by `optimize`. None keeps dtypes.
 
     The result keeps the model's class, names and weights. In plain inference it runs a program
     whose integers follow writes to the weights; where gradients can be asked for, and under

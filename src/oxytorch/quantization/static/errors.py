@@ -21,8 +21,8 @@ from ...optimize.sample import Sample
 from ...program.inputs import ForeignError
 from ...program.observed import ComparedProgram
 from ...rewriting.measure import steady_heap
-from ...rewriting.refusals import check_evaluation, check_module, check_not_optimized
-from .prepare import check_data, recipe_of
+from ...rewriting.refusals import check_data, check_evaluation, check_module, check_not_optimized
+from .prepare import recipe_of
 from .recipe import Recipe
 from .runs import Runs, names_of
 

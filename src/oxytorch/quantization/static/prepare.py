@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -303,15 +302,6 @@ class Calibration(OwnSignature, Observations):
         with own_code():  # programs are not copied with a model
             self.add_form(*Sample(self.example_inputs).call)
         return self._weights(layers)
-
-
-def check_data(caller: str, name: str, data: Any) -> None:
-    """Raise TypeError for one input in place of several; name: the argument."""
-    if isinstance(data, torch.Tensor | Mapping | str) or not isinstance(data, Iterable):
-        raise TypeError(
-            f"{caller}: expected {name} to be a list of inputs, got a {type(data).__name__}; put "
-            "it into a list"
-        )
 
 
 TRAINING = "_oxytorch_training"

@@ -14,11 +14,11 @@ from torch import nn
 
 from ...core.modes import with_normal_tensors
 from ...optimize.sample import Sample
-from ...rewriting.refusals import check_evaluation, check_module, check_not_optimized
+from ...rewriting.refusals import check_data, check_evaluation, check_module, check_not_optimized
 from ..weight_only import Progress, shown
 from .convert import convert
 from .errors import Comparison, LayerError, decibels, int8_share
-from .prepare import Int8StaticActivationInt8Weight, check_data, prepare, recipe_of
+from .prepare import Int8StaticActivationInt8Weight, prepare, recipe_of
 from .recipe import Recipe
 from .tuning_file import Known, data_identity, model_identity, opened
 
