@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from seen import Seen
 from torch import Tensor, nn
 from torch.nn import functional
 
 import oxytorch
-from seen import Seen
+from oxytorch.program.replay import Replay
 
 BOOL, FLOAT, LOW = torch.bool, torch.float32, torch.bfloat16
 DTYPES = (BOOL, torch.uint8, torch.int8, torch.int64, torch.float16, LOW, FLOAT, torch.complex64)
@@ -88,6 +89,8 @@ class Table(nn.Module):
     def _has(name: str, x: Tensor, number: Any) -> bool:
         if name == "pow" and x.dtype == BOOL and number is True:
             return False  # refused, by its name
+        if isinstance(number, complex) and x.dtype == torch.float16:
+            return False  # a program knows no complex32
         try:
             FUNCTIONS[name](x, number)
         except (RuntimeError, TypeError, NotImplementedError):
@@ -109,7 +112,7 @@ def _from_file(model: nn.Module, x: Tensor, path: Path) -> Any:
 
 def _recorded(model: nn.Module, x: Tensor, path: Path) -> Any:
     found = oxytorch.optimize(model, sample_input=x, graph=True)
-    assert "program" in str(oxytorch.explain(found))
+    assert isinstance(found.__dict__.get("forward"), Replay), oxytorch.explain(found)
     return found
 
 
@@ -149,5 +152,5 @@ def test_a_power_of_truth_values_is_refused_by_its_name() -> None:
             return x**True
 
     exported = torch.export.export(Power(), (_values(BOOL),))
-    with pytest.raises(ValueError, match="pow.Tensor_Scalar"):
+    with pytest.raises(ValueError, match=r"pow\.Tensor_Scalar"):
         oxytorch.optimize(exported)
