@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .._library import functions_in_known_torch
+from .fused_steps import count_fused_steps
 from .packed import PackedTensor
 
 SMALL = 64 << 10
@@ -306,6 +307,8 @@ class Places:
 
     def close(self) -> None:
         """Note how the tensors are now."""
+        if self.versioned:
+            count_fused_steps()
         library = functions_in_known_torch()
         counted = [*self.versioned, *self.clocks]
         watchable = all(map(_is_watchable, counted)) and all(map(_has_form, self.formed))

@@ -382,6 +382,9 @@ class FusedOptimizer(Optimizer):
     def _set_takes_scale(self, value: bool) -> None:
         """torch's classes say so when they are made with `fused=True`; it changes nothing here."""
 
+    counts_its_writes = True
+    """What core/fused_steps.py asks."""
+
     _step_supports_amp_scaling: Any = property(_takes_scale, _set_takes_scale)
     """What a GradScaler asks; torch's classes declare it as an attribute."""
 

@@ -51,6 +51,10 @@ _OF_TENSORS: dict[Any, Any] = {
     _aten.pow.Tensor_Scalar: _aten.pow.Tensor_Tensor,
     _aten.pow.Scalar: _aten.pow.Tensor_Tensor,
     _aten.remainder.Scalar: _aten.remainder.Tensor,
+    _aten.remainder.Scalar_Tensor: _aten.remainder.Tensor,
+    _aten.copysign.Scalar: _aten.copysign.Tensor,
+    _aten.xlogy.Scalar_Self: _aten.xlogy.Tensor,
+    _aten.xlogy.Scalar_Other: _aten.xlogy.Tensor,
     _aten.fmod.Scalar: _aten.fmod.Tensor,
     _aten.eq.Scalar: _aten.eq.Tensor,
     _aten.ne.Scalar: _aten.ne.Tensor,
@@ -294,6 +298,8 @@ class Capture:
 
     def _number(self, number: complex, beside: Sequence[Tensor]) -> Value:
         """A number as a tensor without dimensions that gives the dtype that the number gives."""
+        if not beside:  # numbers among themselves give what tensors of them give
+            return self._constant(number, torch.tensor(number).dtype)
         for dtype in DTYPES_OF[type(number)]:
             if type(number) is int and not holds(dtype, number):
                 continue
@@ -301,11 +307,14 @@ class Capture:
             if any(torch.result_type(b, number) == torch.complex128 for b in beside):
                 break  # whose digits complex64 has not
             if all(torch.result_type(b, tensor) == torch.result_type(b, number) for b in beside):
-                key = (repr(number), dtype)
-                if key not in self._numbers:
-                    self._numbers[key] = self.constant(tensor)
-                return self._numbers[key]
+                return self._constant(number, dtype)
         raise CaptureError(f"the number {number!r} gives a dtype that no tensor gives")
+
+    def _constant(self, number: complex, dtype: torch.dtype) -> Value:
+        key = (repr(number), dtype)
+        if key not in self._numbers:
+            self._numbers[key] = self.constant(torch.tensor(number, dtype=dtype))
+        return self._numbers[key]
 
     def _of_tensors(self, node: fx.Node, func: Any, given: Sequence[Any]) -> Any:
         return self.call(node, func, given[: len(func._schema.arguments)])

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from ..graph.errors import CaptureError
 from .program import Argument, Some, Step, Value
-from .words import name_of_dtype, word_of
+from .words import holds, name_of_dtype, word_of
 
 if TYPE_CHECKING:
     from .capture import Capture
@@ -59,26 +59,65 @@ def meta_of(value: Any) -> Any:
 def _sum(capture: Capture, node: fx.Node, a: Any, b: Any, alpha: Any = 1) -> Value:
     """a + alpha b and its like."""
     func: Any = node.target
+    dtype = node.meta["val"].dtype
     if func in (_aten.rsub.Tensor, _aten.rsub.Scalar):
         a, b = b, a
-    given = [a, b]
-    first, second = (capture.tensor(each, given) for each in given)
     if isinstance(alpha, complex | fx.Node):
         raise CaptureError(f"{func} with a factor that is complex or a size")
+    given = [a, b]
+    if dtype != torch.bool:
+        given = [int(each) if isinstance(each, bool) else each for each in given]
+    first, second = (capture.tensor(each, given) for each in given)
+    if dtype == torch.bool:
+        if not alpha:
+            raise CaptureError(f"{func} of truth values with the factor 0")
+        return capture.emit("aten::logical_or", [first, second], Value())
     factor = alpha * _SUMS[func]
-    if node.meta["val"].dtype.is_floating_point or node.meta["val"].dtype.is_complex:
+    if dtype.is_floating_point or dtype.is_complex:
+        if _is_bool(a):
+            first = _converted(capture, first, dtype)
+        if _is_bool(b):
+            second = _converted(capture, second, dtype)
         return capture.emit("add", [first, second, repr(float(factor))], Value())
-    # The sum of integers takes no factor of floating point.
-    if factor not in (1, -1) or node.meta["val"].dtype == torch.bool:
-        raise CaptureError(f"{func} of integers with a factor")
-    if factor == -1:
-        second = capture.emit("aten::neg", [second], Value())
+    if factor != 1 and isinstance(b, fx.Node):
+        second = _times(capture, second, meta_of(b).dtype, factor, dtype)
+    elif factor != 1:
+        second = capture.tensor(int(b) * factor, given)
+    return _sum_of_integers(capture, first, second, dtype)
+
+
+def _is_bool(given: Any) -> bool:
+    meta = meta_of(given)
+    return meta is not None and meta.dtype == torch.bool
+
+
+def _converted(capture: Capture, value: Value, dtype: torch.dtype) -> Value:
+    words = [value, Some(name_of_dtype(dtype)), *["none"] * 3, "false", "none"]
+    return capture.emit("aten::_to_copy", words, Value())
+
+
+def _times(
+    capture: Capture, value: Value, own: torch.dtype, factor: int, dtype: torch.dtype
+) -> Value:
+    """An integer tensor of the dtype `own`, in another one, times a factor."""
+    if own != dtype:
+        value = _converted(capture, value, dtype)
+    if abs(factor) != 1:
+        if not holds(dtype, abs(factor)):
+            raise CaptureError(f"a sum of {dtype} has the factor {factor}")
+        number = capture.constant(torch.tensor(abs(factor), dtype=dtype))
+        value = capture.emit("aten::mul.Tensor", [value, number], Value())
+    return capture.emit("aten::neg", [value], Value()) if factor < 0 else value
+
+
+def _sum_of_integers(capture: Capture, first: Value, second: Value, dtype: torch.dtype) -> Value:
+    """The step `add` has a factor of floating point, which integers do not take."""
     parts: list[Value | None] = [Value(), Value()]
     pair: Argument = [first, second]
     capture.steps.steps.append(Step("aten::broadcast_tensors", [pair], parts, returns_list=True))
     stacked = capture.emit("aten::stack", [parts, "0"], Value())
-    dtype = Some(name_of_dtype(node.meta["val"].dtype))
-    return capture.emit("aten::sum.dim_IntList", [stacked, Some(["0"]), "false", dtype], Value())
+    words = [stacked, Some(["0"]), "false", Some(name_of_dtype(dtype))]
+    return capture.emit("aten::sum.dim_IntList", words, Value())
 
 
 def _linear(capture: Capture, node: fx.Node, bias: Any, x: Any, weight: Any, *factors: Any) -> Any:
@@ -98,7 +137,10 @@ def _power(capture: Capture, node: fx.Node, x: Any, exponent: Any) -> Any:
     own = capture.values[x]
     if exponent == 0.5:
         return capture.emit("aten::sqrt", [own], Value())
-    if exponent not in (2, 3):
+    if meta_of(x).dtype == torch.bool and isinstance(exponent, bool):
+        raise CaptureError(f"{node.target} of truth values to the power {exponent}")
+    # Integers to a power of floating point and truth values give other dtypes than products do.
+    if exponent not in (2, 3) or meta_of(x).dtype != node.meta["val"].dtype:
         return None
     square = capture.emit("aten::mul.Tensor", [own, own], Value())
     return square if exponent == 2 else capture.emit("aten::mul.Tensor", [square, own], Value())
@@ -153,6 +195,9 @@ def _batched(capture: Capture, node: fx.Node, sum_: Any, a: Any, b: Any, *factor
     if factors != (1, 1):
         raise CaptureError("baddbmm with factors")
     product = capture.emit("aten::bmm", [capture.values[a], capture.values[b]], Value())
+    dtype = node.meta["val"].dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return _sum_of_integers(capture, capture.values[sum_], product, dtype)
     return capture.emit("add", [capture.values[sum_], product, "1.0"], Value())
 
 

@@ -11,7 +11,7 @@ from ..graph.errors import CaptureError
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 DTYPES_OF: dict[type, tuple[torch.dtype, ...]] = {
     float: FLOATS,
-    int: (torch.int64, torch.int32, *FLOATS),
+    int: (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, *FLOATS),
     bool: (torch.bool,),
     complex: (torch.complex64,),
 }
