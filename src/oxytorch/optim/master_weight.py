@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +14,24 @@ from . import sharding
 as_plain = torch._C.DisableTorchFunctionSubclass
 
 
-@contextmanager
-def plainly() -> Iterator[None]:
+class plainly:
     """Tensors that are made inside have versions, and no gradients."""
-    with torch.inference_mode(False), torch.no_grad(), as_plain():
-        yield
+
+    def __enter__(self) -> None:
+        self._inference: Any = None
+        if torch.is_inference_mode_enabled():
+            self._inference = torch.inference_mode(False)
+            self._inference.__enter__()
+        self._is_recorded = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        self._functions = as_plain()
+        self._functions.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._functions.__exit__(*error)
+        torch._C._set_grad_enabled(self._is_recorded)
+        if self._inference is not None:
+            self._inference.__exit__(*error)
 
 
 class MasterWeight:
@@ -95,8 +107,8 @@ class MasterWeight:
     def set(self, weight: Tensor) -> None:
         """Makes the float32 tensor `weight` the weight, all bits of it."""
         with plainly():
-            upper, low_bits = formats.split(weight)
-            self.upper.copy_(upper)
+            upper, low_bits = formats.halves(weight)
+            self.upper.view(torch.int16).copy_(upper)
             self.low_bits.copy_(low_bits)
         self.begin()
 

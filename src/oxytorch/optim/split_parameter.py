@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
-from torch.utils import _pytree
 
 from ..core.gradients import give_gradient
 from ..ops.optimizer_step import formats
 from . import sharding, split_functions, split_storage
+from .leaves import leaves, mapped
 from .master_weight import MasterWeight, as_plain, plainly
 
 
@@ -237,7 +237,7 @@ def _call(function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _refuse(name, args)
     if name in split_functions.STORAGES and not is_upper_half():
         return split_storage.guarded(_call_plainly(function, args, kwargs))
-    if name in split_functions.FUSED_STEPS and any(map(_is_narrow, _pytree.tree_leaves(args[2:]))):
+    if name in split_functions.FUSED_STEPS and any(map(_is_narrow, leaves(args[2:]))):
         raise TypeError(
             f"{name}: expected states of float32 beside split weights, got 16 bits, in which torch "
             "makes them like the gradients; give the optimizer to oxytorch.optimize too"
@@ -267,7 +267,7 @@ def _call_on_values(
 
 
 def _has_weight(value: Any) -> bool:
-    return any(isinstance(own, SplitParameter | ShownWeight) for own in _pytree.tree_leaves(value))
+    return any(isinstance(own, SplitParameter | ShownWeight) for own in leaves(value))
 
 
 def _is_narrow(value: Any) -> bool:
@@ -284,9 +284,7 @@ def _is_of_layer(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
     Functions that torch computes in float32 then, as sums and products of elements, do so here.
     """
-    return name not in split_functions.PROMOTES and any(
-        map(_is_narrow, _pytree.tree_leaves((args, kwargs)))
-    )
+    return name not in split_functions.PROMOTES and any(map(_is_narrow, leaves((args, kwargs))))
 
 
 def _meets_float32(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -345,7 +343,7 @@ class _Call:
 
     def run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with as_plain():
-            new_args, new_kwargs = _pytree.tree_map(self._weight_of, (args, kwargs))
+            new_args, new_kwargs = mapped(self._weight_of, (args, kwargs))
             if args and (self._writes or self._name in split_functions.SAME_DTYPES):
                 new_args = (new_args[0], *self._of_same_dtypes(args[0], new_args[1:]))
             result = function(*new_args, **new_kwargs)
@@ -355,12 +353,12 @@ class _Call:
             if self._name in split_functions.ARRAYS:
                 result.flags.writeable = False
                 return result
-            return _pytree.tree_map(self._shown, result)
+            return mapped(self._shown, result)
 
     def run_collective(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The same of torch.distributed; what it starts is done when this returns."""
         with plainly():
-            new_args, new_kwargs = _pytree.tree_map(self._weight_of, (args, kwargs))
+            new_args, new_kwargs = mapped(self._weight_of, (args, kwargs))
             result = function(*new_args, **new_kwargs)
             if hasattr(result, "wait"):
                 result.wait()
@@ -397,9 +395,9 @@ class _Call:
 
     def _of_same_dtypes(self, first: Any, others: Any) -> Any:
         """The arguments after the first, a weight's gradients of 16 bits as float32."""
-        targets = [own for own in _pytree.tree_leaves(first) if isinstance(own, Tensor)]
+        targets = [own for own in leaves(first) if isinstance(own, Tensor)]
         if any(isinstance(own, SplitParameter | ShownWeight) for own in targets):
-            return _pytree.tree_map(lambda own: own.float() if _is_narrow(own) else own, others)
+            return mapped(lambda own: own.float() if _is_narrow(own) else own, others)
         if self._name in split_functions.SAME_DTYPES and targets and all(map(_is_narrow, targets)):
             dtype = targets[0].dtype
 
@@ -407,7 +405,7 @@ class _Call:
                 is_whole = isinstance(own, Tensor) and own.dtype == torch.float32
                 return own.to(dtype) if is_whole else own
 
-            return _pytree.tree_map(rounded, others)
+            return mapped(rounded, others)
         return others
 
     def _take(self) -> None:

@@ -6,6 +6,8 @@ Tensors keep the shape and strides of their parameter; codes are numbered in mem
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -36,8 +38,15 @@ def join(upper: Tensor, low: Tensor) -> Tensor:
         raise TypeError(
             f"join: expected halves of dtype bfloat16 and int16, got {upper.dtype} and {low.dtype}"
         )
-    high_bits = upper.detach().view(torch.int16).to(torch.int32) << 16
-    return (high_bits | (low.to(torch.int32) & 0xFFFF)).view(torch.float32)
+    weight = upper.detach().float()
+    halves(weight)[1].copy_(low)
+    return weight
+
+
+def halves(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of float32 `weight` as int16, in its shape: of the upper and of the lower bits."""
+    first, second = weight.unsqueeze(-1).view(torch.int16).unbind(-1)
+    return (second, first) if sys.byteorder == "little" else (first, second)
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
