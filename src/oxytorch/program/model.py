@@ -177,12 +177,12 @@ class ProgramModel:
             raise TypeError(
                 f"program: expected {expected.name} to be a tensor, got a {type(value).__name__}"
             )
-        wanted = [str(expected.dtype), "cpu", "strided"]
-        found = [str(value.dtype), value.device.type, str(value.layout).removeprefix("torch.")]
-        if wanted != found:
+        is_strided = value.layout is torch.strided
+        if value.dtype is not expected.dtype or not value.is_cpu or not is_strided:
+            found = (value.dtype, value.device.type, value.layout)
             raise TypeError(
-                f"program: expected {expected.name} to be a {' '.join(wanted)} tensor, got a "
-                f"{' '.join(found)} one"
+                f"program: expected {expected.name} to be a {expected.dtype} cpu strided tensor, "
+                f"got a {' '.join(map(str, found)).replace(' torch.', ' ')} one"
             )
         if value.requires_grad and torch.is_grad_enabled():
             raise ValueError(
