@@ -279,7 +279,7 @@ def test_state_dictionaries_are_plain_and_undo_gives_plain_weights(kind: str) ->
         (nn.EmbeddingBag(9, 8, mode="mean", include_last_offset=True), "the kernel sums"),
         (nn.GRU(16, 24).double(), "weight_ih_l0, it is float64"),
         (nn.Embedding(9, 8), "Embedding is no linear layer"),
-        (nn.GRU(1, 40000), "it sums more than 65536 products"),
+        (nn.GRU(70000, 8), "it sums more than 65536 products"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
