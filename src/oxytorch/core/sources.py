@@ -12,7 +12,8 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from functools import partial
 from operator import attrgetter, is_
 from typing import Any
 
@@ -42,7 +43,8 @@ class Sources:
     """The modules and tensors that a derived value was made from, as they were then.
 
     modules: those whose call the derived value skips. Noted are their class and its forward, hooks,
-    own `forward`, children and all other attributes, by identity; so are the hooks for all modules.
+    own `forward`, children and all other attributes, by identity, and the keywords of those that
+    are `functools.partial`; so are the hooks for all modules.
     tensors: further tensors, by identity of their memory and by version; small ones by value.
     owner: the module in whose place the derived value stands; its hooks are called by torch.
     holders: modules that are not called, whose children, settings and tensors code may read: lists
@@ -82,7 +84,7 @@ class Sources:
     def note(self) -> None:
         """Take what is there now as what the derived value was made from."""
         modules, owners = self._modules, self._owners
-        tables = [(m, name) for m in modules for name in _HOOKS]
+        tables: list[tuple[Any, str]] = [(m, name) for m in modules for name in _HOOKS]
         entries: list[_Entry] = [
             (m, None, "forward", m.__dict__.get("forward", MISSING)) for m in modules
         ]
@@ -113,7 +115,6 @@ class Sources:
                         entries.append((module, table, key, None))
                     else:
                         self._present.append((module, table, key))
-        self._sizes = [(m, t, len(m.__dict__[t])) for m, t in tables]
         self._types = [(m, type(m)) for m in (*modules, *owners, *children)]
         kinds = dict.fromkeys(type(m) for m in (*modules, *owners))
         found = {(kind, name): None for kind in kinds for name in ("forward", "__call__")}
@@ -121,6 +122,11 @@ class Sources:
         self._found = [(kind, name, getattr(kind, name, MISSING)) for kind, name in found]
         names = dict.fromkeys((*self._names, *(name for k in kinds for name in functions_of(k))))
         self._globals = [(owner, name, _global(owner, name)) for owner, name in names]
+        for *_, value in (*entries, *self._found):
+            for own in _partials(value):
+                tables.append((own, _KEYWORDS))
+                entries += [(own, _KEYWORDS, key, item) for key, item in own.keywords.items()]
+        self._sizes = [(m, t, len(_table(m, t))) for m, t in tables]
         self._hook_counts = [*map(len, GLOBAL_HOOKS)]
         self._is_lost = False
         self._compared: Places | None = None
@@ -143,7 +149,7 @@ class Sources:
     def _is_unchanged(self) -> bool:
         """Whether a copy's structure is still that of what it is a copy of."""
         return (
-            all(len(m.__dict__[t]) == count for m, t, count in self._sizes)
+            all(len(_table(m, t)) == count for m, t, count in self._sizes)
             and all(_same(_table(m, t).get(k, MISSING), v) for m, t, k, v in self._entries)
             and all(type(m) is kind for m, kind in self._types)
             and all(getattr(k, name, MISSING) is value for k, name, value in self._found)
@@ -162,9 +168,11 @@ class Sources:
         for owner, name, value in self._globals:
             if owner in sys.modules:
                 found.entries.append((sys.modules[owner].__dict__, name, value))
-        found.sizes += [(m.__dict__[t], count) for m, t, count in self._sizes]
-        for module, name, _ in self._sizes:
-            found.add_order(module.__dict__[name])
+                for own in _partials(value):
+                    found.add_dictionary(own.keywords)
+        for module, name, count in self._sizes:
+            found.sizes.append((_table(module, name), count))
+            found.add_order(_table(module, name))
         found.types = [*self._types]
         found.attributes = [own for own in self._found if own[2] is not MISSING]
         functions = dict.fromkeys(v for *_, v in (*self._found, *self._globals) if _is_users(v))
@@ -206,9 +214,23 @@ class _Missing:
 MISSING = _Missing()
 
 
+_KEYWORDS = "keywords"
+
+
 def _table(module: Any, name: str | None) -> dict[Any, Any]:
-    table: dict[Any, Any] = module.__dict__ if name is None else module.__dict__[name]
-    return table
+    own: dict[Any, Any] = module.__dict__
+    if isinstance(module, partial) and name == _KEYWORDS:
+        own = module.keywords
+    elif name is not None:
+        own = own[name]
+    return own
+
+
+def _partials(value: Any) -> Iterator[partial[Any]]:
+    """A partial, and those inside it."""
+    while isinstance(value, partial):
+        yield value
+        value = value.func
 
 
 def _global(owner: str, name: str) -> Any:
@@ -282,6 +304,11 @@ class Places:
     def add_order(self, table: dict[Any, Any]) -> None:
         if len(table) > 1:
             self.orders.append((table, [*table]))
+
+    def add_dictionary(self, table: dict[Any, Any]) -> None:
+        self.sizes.append((table, len(table)))
+        self.add_order(table)
+        self.entries += [(table, key, value) for key, value in table.items()]
 
     def add_function(self, function: types.FunctionType) -> None:
         self.functions.append((function, [getattr(function, name) for name in _CODE]))

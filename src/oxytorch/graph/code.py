@@ -109,13 +109,15 @@ _CACHED = type(functools.lru_cache(abs))
 
 
 def hidden_state(value: Any) -> str:
-    """What a callable object keeps that its code does not show; "" if that is nothing."""
+    """What a callable object keeps that neither its code shows nor `Sources` compares; "" if that
+    is nothing."""
     if isinstance(value, _CACHED):
         return "results of earlier calls"
-    is_partial = isinstance(value, functools.partial)
-    if is_partial and (value.keywords or not all(map(is_constant, value.args))):
+    if not isinstance(value, functools.partial):
+        return ""
+    if not all(map(is_constant, (*value.args, *value.keywords.values()))):
         return "arguments, which may change"
-    return hidden_state(value.func) if is_partial else ""
+    return hidden_state(value.func)
 
 
 def is_constant(value: Any) -> bool:
