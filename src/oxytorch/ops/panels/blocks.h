@@ -113,10 +113,27 @@ struct BlockFinish {
   }
 };
 
+// Bytes of panels up to which the nearest cache has room for the next ones, too.
+inline constexpr std::int64_t kPanelsAhead = 24 << 10;
+
+// Has the nearest cache get a part of the panels behind those of a tile: of `rows` rows, those from
+// `row` on ask for it.
+template <int panels>
+OXY_INLINE void ask_for_panels(const Tile& tile, std::int64_t row, std::int64_t rows) {
+  const std::int64_t begin = tile.units * row / rows, next = row + kTileRows;
+  const std::int64_t end = next < rows ? tile.units * next / rows : tile.units;
+  const std::uint8_t* panel = tile.panels + panels * tile.panel_bytes;
+  for (int p = 0; p < panels; ++p, panel += tile.panel_bytes) {
+    for (std::int64_t k = begin; k < end; ++k) __builtin_prefetch(panel + k * 64);
+  }
+}
+
 template <class Dot, int panels, class Finish>
 static void multiply_rows(Tile tile, std::int64_t rows, const Finish& finish) {
+  const bool asks = rows > 2 * kTileRows && tile.units * panels * 64 <= kPanelsAhead;
   for (std::int64_t first = 0; first < rows; first += kTileRows) {
     const std::int64_t left = rows - first;
+    if (asks) ask_for_panels<panels>(tile, first, rows);
     if (tile.ends) finish.ask(first, left < kTileRows ? left : kTileRows);
     if (left >= kTileRows) {
       multiply_tile<Dot, kTileRows, panels>(tile);

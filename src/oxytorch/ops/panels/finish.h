@@ -78,31 +78,6 @@ struct SumsBlock {
   const float* sums;  // rows are kItemOutputs apart
 };
 
-// What finishes sums of neighbouring outputs; sums, scales and biases are in the panels' order.
-template <bool has_scales>
-struct FinishedOutputs {
-  const float* sums;  // of the block's first row
-  const float* row_scales;
-  f32v scale, bias;
-
-  OXY_MEMBER FinishedOutputs(const GemmProduct& product, const SumsBlock& block,
-                             const OutputNumbers& numbers, std::int64_t at, std::int64_t offset)
-      : sums(block.sums + at), row_scales(nullptr), scale(splat(1.0f)) {
-    const PreparedRows& x = product.prepared;
-    if constexpr (has_scales) {
-      if (x.scales) row_scales = x.scales + x.first + block.first_row;
-      scale = load(numbers.scales + offset + at);
-    }
-    bias = load(numbers.biases + offset + at);
-  }
-
-  OXY_MEMBER f32v value(std::int64_t row) const {
-    f32v v = load(sums + row * kItemOutputs);
-    if constexpr (has_scales) v = row_scales ? v * row_scales[row] * scale : v * scale;
-    return v + bias;
-  }
-};
-
 // numbers: of an item that begins with panel `numbers_from`.
 template <PanelEpilogue epilogue, bool has_scales, class T>
 static void finish_rows(const GemmProduct& product, const SumsBlock& block,
@@ -115,37 +90,45 @@ static void finish_rows(const GemmProduct& product, const SumsBlock& block,
   const std::int64_t count = left < most ? left : most;
   const std::int64_t offset = (block.first_panel - numbers_from) * kPanelOutputs;
   const std::int64_t stride = result.out_stride, other_stride = result.other_stride;
+  const std::int64_t rows = block.rows;
   T* const out = static_cast<T*>(result.out) + block.first_row * stride + first;
   const T* const other =
       static_cast<const T*>(result.other) + block.first_row * other_stride + first;
-  // What gives a vector of a row's results.
-  const auto outputs = [&](std::int64_t i, auto lanes) __attribute__((always_inline)) {
+  // Sums, scales and biases are in the panels' order. Pointers, and no vectors that a closure would
+  // hold: it would be copied by way of memory.
+  const float *const sums = block.sums, *const scales = numbers.scales + offset;
+  const float *const biases = numbers.biases + offset, *row_scales = nullptr;
+  if constexpr (has_scales) {
+    const PreparedRows& x = product.prepared;
+    if (x.scales) row_scales = x.scales + x.first + block.first_row;
+  }
+  const auto finished_sum = [=](std::int64_t row, std::int64_t at) __attribute__((always_inline)) {
+    f32v v = load(sums + row * kItemOutputs + at);
+    if constexpr (has_scales) {
+      if (row_scales) v *= row_scales[row];
+      v *= load(scales + at);
+    }
+    return v + load(biases + at);
+  };
+  const auto outputs = [=](std::int64_t row, std::int64_t i,
+                           auto lanes) __attribute__((always_inline)) {
     const std::int64_t at = i / kPanelOutputs * kStep * kPanelOutputs + i % kPanelOutputs;
-    using Outputs = FinishedOutputs<has_scales>;
-    const Outputs own(product, block, numbers, at, offset);
-    const Outputs up(product, block, numbers, at + (kStep - 1) * kPanelOutputs, offset);
-    return [=](std::int64_t row) __attribute__((always_inline)) {
-      f32v v = activate(epilogue, own.value(row), T{});
-      if constexpr (is_gated(epilogue)) v *= up.value(row);
-      if constexpr (adds_other(epilogue)) {
-        v = total(epilogue, v, load(other + row * other_stride + i, lanes));
-      }
-      return v;
-    };
+    f32v v = activate(epilogue, finished_sum(row, at), T{});
+    if constexpr (is_gated(epilogue)) v *= finished_sum(row, at + kPanelOutputs);
+    if constexpr (adds_other(epilogue)) {
+      v = total(epilogue, v, load(other + row * other_stride + i, lanes));
+    }
+    return v;
   };
   std::int64_t i = 0;
   for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
-    const auto one = outputs(i, Whole{}), next = outputs(i + kLanes, Whole{});
-    const std::int64_t rows = block.rows;  // results could be the block otherwise
     for (std::int64_t r = 0; r < rows; ++r) {
-      store_pair(out + r * stride + i, one(r), next(r));
+      store_pair(out + r * stride + i, outputs(r, i, Whole{}), outputs(r, i + kLanes, Whole{}));
     }
   }
   sweep(i, count, [&](std::int64_t at, auto lanes) {
-    const auto one = outputs(at, lanes);
-    for (std::int64_t r = 0; r < block.rows; ++r) {
-      store(out + r * stride + at, one(r), lanes);
-    }
+    for (std::int64_t r = 0; r < rows; ++r)
+      store(out + r * stride + at, outputs(r, at, lanes), lanes);
   });
 }
 

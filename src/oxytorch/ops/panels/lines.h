@@ -50,7 +50,7 @@ OXY_INLINE void clear_elements(Element* to, std::int64_t count) {
   for (std::int64_t i = 0; i < count; i += kLanes) put(to + i, f32v{});
 }
 
-#if OXY_HAS_TILES
+#if OXY_HAS_BF16_DOT && OXY_HAS_VECTORS_512
 // As write_few_channels, of at most four channels whose values of a line lie side by side.
 template <class T>
 static void write_channel_pairs(const LineGemmArgs& args, const T* from, std::int64_t count,
@@ -77,11 +77,20 @@ static void write_few_channels(const LineGemmArgs& args, const T* from, std::int
                                Element* to) {
   const WindowArgs& windows = args.windows;
   const std::int64_t step = windows.dims[2].x_stride;
-#if OXY_HAS_TILES
+#if OXY_HAS_BF16_DOT && OXY_HAS_VECTORS_512
   if constexpr (__is_same(Element, bf16)) {
     if (step == 1 && args.channels <= 4) return write_channel_pairs(args, from, count, to);
   }
 #endif
+  if constexpr (__is_same(T, Element)) {
+    if (step == 1 && args.channels == 3 && windows.channels == 3) {
+      const T *second = from + windows.channel_stride, *third = second + windows.channel_stride;
+      for (std::int64_t w = 0; w < count; ++w, to += 3) {
+        to[0] = from[w], to[1] = second[w], to[2] = third[w];
+      }
+      return;
+    }
+  }
   for (std::int64_t c = 0; c < args.channels; ++c) {
     const T* values = from + c * windows.channel_stride;
     for (std::int64_t w = 0; w < count; ++w) {
@@ -186,6 +195,55 @@ static PanelResultArgs line_result(const LineGemmArgs& args, const LineChunk& ch
 // Along channels: panels that take 24 KiB of the nearest cache.
 inline constexpr std::int64_t kLinePiece = 96;
 
+// Bytes of a window's line below which windows are copied to be whole: their sums would leave the
+// registers, and come back, after too few products.
+inline constexpr std::int64_t kShortLine = 128;
+inline constexpr std::int64_t kCopiedRows = 24;
+
+// Elements of a line of a window that lie side by side.
+OXY_INLINE std::int64_t run_of(const LineGemmArgs& args) {
+  const WindowDim& last = args.windows.dims[2];
+  return args.channels * (last.dilation == 1 ? last.kernel : 1);
+}
+
+// Numbers along the sum of a result.
+OXY_INLINE std::int64_t summands_of(const LineGemmArgs& args) {
+  const WindowDim* dims = args.windows.dims;
+  return dims[0].kernel * dims[1].kernel * dims[2].kernel * args.channels;
+}
+
+// Copies of windows, one after the other, with room for what is written behind each.
+template <class Element>
+struct CopiedWindows {
+  static constexpr std::int64_t kStride = kPanelBlock + kShortLine / sizeof(Element);
+  alignas(64) Element values[kCopiedRows * kStride];
+
+  static bool are_better(const LineGemmArgs& args) {
+    const std::int64_t run = run_of(args), all = summands_of(args);
+    return run * static_cast<std::int64_t>(sizeof(Element)) <= kShortLine && run < all &&
+           all <= kPanelBlock;
+  }
+
+  // Copies some windows, each of `summands_of`; `start_of(row)` is the first element of one.
+  template <class Start>
+  OXY_MEMBER void copy(const LineGemmArgs& args, std::int64_t rows, Start start_of) {
+    constexpr std::int64_t kLine = 64 / sizeof(Element);
+    const std::int64_t run = run_of(args);
+    std::int64_t at = 0;
+    const bool by_lines = args.windows.dims[2].dilation == 1;
+    const auto copy_line = [&](std::int64_t pixel) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const Element* from = start_of(r) + pixel * args.channels;
+        for (std::int64_t i = 0; i < run; i += kLine) {
+          std::memcpy(values + r * kStride + at + i, from + i, 64);
+        }
+      }
+      at += run;
+    };
+    each_position(args.windows.dims, args.phase_lines, args.columns, by_lines, copy_line);
+  }
+};
+
 // Panels of floats times rows of floats. Sums begin anew in each piece: short ones err less. Tiles
 // are whole, the last one too, because sums of a part of one are added up in another order.
 static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& weight,
@@ -206,39 +264,62 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   product.result = line_result(args, chunk, 0);
   if (product.result.bias) arrange_bias(product, {0, rows, panel, panels}, bias);
   const auto* stored = reinterpret_cast<const float*>(weight.panels) + panel * panel_stride;
-  const bool by_lines = last.dilation == 1;
-  const std::int64_t run = args.channels * (by_lines ? last.kernel : 1);
   FloatAhead nothing{};
+  FloatTile tile{
+      .x = nullptr,
+      .x_stride = 0,
+      .starts = nullptr,
+      .offset = 0,
+      .asks_ahead = false,
+      .panels = stored,
+      .panel_stride = panel_stride,
+      .length = 0,
+      .begins = true,
+      .bias = bias,
+      .sums = sums,
+      .ahead = &nothing,
+      .is_steady = false,
+      .asked = 0,
+      .block = kLinePiece,
+      .lines = nullptr,
+  };
+  // Adds products of `count` elements; `place(row, begin)` has the tile read these of some rows.
   std::int64_t k = 0;
-  const auto multiply = [&](std::int64_t pixel) {
-    for (std::int64_t begin = 0; begin < run; begin += kLinePiece) {
-      FloatTile tile{
-          .x = nullptr,
-          .x_stride = 0,
-          .starts = starts,
-          .offset = pixel * args.channels + begin,
-          .asks_ahead = false,
-          .panels = stored + (k + begin) * kPanelOutputs,
-          .panel_stride = panel_stride,
-          .length = run - begin < kLinePiece ? run - begin : kLinePiece,
-          .begins = k + begin == 0,
-          .bias = bias,
-          .sums = sums,
-          .ahead = &nothing,
-          .is_steady = false,
-          .asked = 0,
-          .block = kLinePiece,
-          .lines = nullptr,
-      };
-      for (std::int64_t r = 0; r < rows; r += kTileRows) {
-        tile.starts = starts + r;
+  const auto multiply = [&](std::int64_t count, std::int64_t first, std::int64_t end, auto place) {
+    for (std::int64_t begin = 0; begin < count; begin += kLinePiece) {
+      tile.panels = stored + (k + begin) * kPanelOutputs;
+      tile.length = count - begin < kLinePiece ? count - begin : kLinePiece;
+      tile.begins = k + begin == 0;
+      for (std::int64_t r = first; r < end; r += kTileRows) {
+        place(r, begin);
         tile.sums = sums + r * kSumsStride;
         multiply_float_panels(tile, kTileRows, panels);
       }
     }
-    k += run;
   };
-  each_position(args.windows.dims, args.phase_lines, args.columns, by_lines, multiply);
+  if (CopiedWindows<float>::are_better(args)) {
+    CopiedWindows<float> copies;
+    tile.x_stride = copies.kStride;
+    for (std::int64_t first = 0; first < rows; first += kCopiedRows) {
+      const std::int64_t whole = round_up(rows, kTileRows), next = first + kCopiedRows;
+      const std::int64_t end = next < whole ? next : whole;
+      copies.copy(args, end - first, [&](std::int64_t row) { return starts[first + row]; });
+      multiply(summands_of(args), first, end, [&](std::int64_t row, std::int64_t begin) {
+        tile.x = copies.values + (row - first) * copies.kStride + begin;
+      });
+    }
+  } else {
+    const std::int64_t run = run_of(args);
+    const auto multiply_run = [&](std::int64_t pixel) {
+      multiply(run, 0, rows, [&](std::int64_t row, std::int64_t begin) {
+        tile.starts = starts + row;
+        tile.offset = pixel * args.channels + begin;
+      });
+      k += run;
+    };
+    each_position(args.windows.dims, args.phase_lines, args.columns, last.dilation == 1,
+                  multiply_run);
+  }
   for (std::int64_t l = 0; l < chunk.lines; ++l) {
     product.result = line_result(args, chunk, l);
     finish_float_rows(product, {0, chunk.columns, panel, panels},
@@ -293,11 +374,20 @@ struct LineFinish {
   }
 };
 
-// Numbers along the sum of a result.
-OXY_INLINE std::int64_t summands_of(const LineGemmArgs& args) {
-  const WindowDim* dims = args.windows.dims;
-  return dims[0].kernel * dims[1].kernel * dims[2].kernel * args.channels;
-}
+// The same from a later row of the chunk on.
+struct FinishFrom {
+  const LineFinish& finish;
+  std::int64_t first;
+
+  OXY_MEMBER void operator()(std::int64_t panel, std::int64_t panels, std::int64_t row,
+                             std::int64_t count, const float* sums) const {
+    finish(panel, panels, first + row, count, sums);
+  }
+  OXY_MEMBER void ask(std::int64_t panel, std::int64_t panels, std::int64_t row,
+                      std::int64_t count) const {
+    finish.ask(panel, panels, first + row, count);
+  }
+};
 
 #if OXY_HAS_TILES
 // As multiply_lines. asks: whether the panels that follow are asked for.
@@ -365,30 +455,50 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
     }
   }
 #endif
-  const bool by_lines = last.dilation == 1;
-  const std::int64_t run = args.channels * (by_lines ? last.kernel : 1);
+  // Elements from `k` on of the panels.
+  const auto read_panels = [&](std::int64_t k, std::int64_t length) {
+    const std::uint8_t* part = stored + k / Codec::kNumbers * 64;
+    tile.panels = part;
+    tile.units = length / Dot::kDepth;
+    if constexpr (unpacks) {
+      for (std::int64_t p = 0; p < panels; ++p) {
+        unpack_panel(Dot{}, codec, part + p * weight.panel_bytes, length / Codec::kNumbers,
+                     kNoZeroPoints, unpacked + p * kBytes);
+      }
+      tile.panels = unpacked;
+    }
+  };
   const std::int64_t summands = summands_of(args);
+  if (CopiedWindows<Element>::are_better(args)) {
+    CopiedWindows<Element> copies;
+    read_panels(0, summands);
+    tile.rows = reinterpret_cast<const std::uint8_t*>(copies.values);
+    tile.row_bytes = copies.kStride * sizeof(Element);
+    tile.begins = tile.ends = true;
+    for (std::int64_t first = 0; first < rows; first += kCopiedRows) {
+      const std::int64_t left = rows - first, some = left < kCopiedRows ? left : kCopiedRows;
+      copies.copy(args, some, [&](std::int64_t row) {
+        return reinterpret_cast<const Element*>(chunk.memory) +
+               (first + row) * last.stride * args.block;
+      });
+      multiply_block<Dot>(tile, some, panels, FinishFrom{finish, first});
+    }
+    return;
+  }
+  const std::int64_t run = run_of(args);
   std::int64_t k = 0;
   const auto multiply = [&](std::int64_t pixel) {
     for (std::int64_t begin = 0; begin < run; begin += kLength) {
       const std::int64_t length = run - begin < kLength ? run - begin : kLength;
-      const std::uint8_t* part = stored + (k + begin) / Codec::kNumbers * 64;
-      if constexpr (unpacks) {
-        for (std::int64_t p = 0; p < panels; ++p) {
-          unpack_panel(Dot{}, codec, part + p * weight.panel_bytes, length / Codec::kNumbers,
-                       kNoZeroPoints, unpacked + p * kBytes);
-        }
-      }
+      read_panels(k + begin, length);
       tile.rows = chunk.memory + pixel * pixel_bytes + begin * sizeof(Element);
-      tile.panels = unpacks ? unpacked : part;
-      tile.units = length / Dot::kDepth;
       tile.begins = k + begin == 0;
       tile.ends = k + begin + length == summands;
       multiply_block<Dot>(tile, rows, panels, finish);
     }
     k += run;
   };
-  each_position(args.windows.dims, args.phase_lines, args.columns, by_lines, multiply);
+  each_position(args.windows.dims, args.phase_lines, args.columns, last.dilation == 1, multiply);
 }
 
 static void multiply_line_range(const LineGemmArgs& args, const LineChunk& chunk,

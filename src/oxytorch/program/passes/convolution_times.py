@@ -161,8 +161,12 @@ class Ways:
         return found.contiguous() if self._layer.returns else found
 
     def plain(self) -> Tensor:
-        """By torch's own operator."""
-        return self._layer.of(self._given, self._values)
+        """By torch's own operator, which keeps the order of what it takes."""
+        own = self._layer
+        found = own.of(self._given, self._values)
+        if own.takes and not own.returns and found.dim() in LAST:
+            return found.contiguous(memory_format=LAST[found.dim()])
+        return found
 
     def _weights(self, make: Callable[[], Tensor]) -> Iterator[Tensor]:
         """One weight after the other, so that no nearest cache holds the next: a model's others
