@@ -74,12 +74,14 @@ def members(hint: Any, value: Any, name: str) -> list[tuple[Any, Any, str]]:
     """Hint, value and name of each member of a container, whose hint has to have its form."""
     if isinstance(hint, dict):
         if not isinstance(value, Mapping) or not hint.keys() <= value.keys():
-            raise ValueError(f"{name}: expected a dict with {[*hint]}, got {described(value)}")
+            raise ValueError(
+                f"MultiStreamModule: {name}: expected a dict with {[*hint]}, got {described(value)}"
+            )
         return [(hint.get(key, ...), item, f"{name}[{key!r}]") for key, item in value.items()]
     if not isinstance(value, (tuple, list)) or len(value) != len(hint):
         raise ValueError(
-            f"{name}: expected a tuple or list of {len(hint)}, as its hint {hint} is, "
-            f"got {described(value)}"
+            f"MultiStreamModule: {name}: expected a tuple or list of {len(hint)}, as its hint "
+            f"{hint} is, got {described(value)}"
         )
     return [
         (each, item, f"{name}[{index}]")
@@ -101,8 +103,8 @@ def tensors_of(value: Any, name: str) -> tuple[list[Any], Any]:
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise TypeError(
-                f"{name}: expected tensors to split, got {described(leaf)}; with the hint None "
-                "every stream gets it as it is"
+                f"MultiStreamModule: {name}: expected tensors to split, got {described(leaf)}; "
+                "with the hint None every stream gets it as it is"
             )
     return leaves, form
 

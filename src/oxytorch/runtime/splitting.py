@@ -75,7 +75,7 @@ class _Splitter:
                 "if every stream is to get it as it is"
             )
         if isinstance(hint, int):
-            leaves, form = tensors_of(value, f"MultiStreamModule: {name}")
+            leaves, form = tensors_of(value, name)
             parts = [
                 self._of_tensor(hint, leaf, name)
                 if isinstance(leaf, Tensor)
@@ -122,13 +122,13 @@ def join(hint: Any, results: Sequence[Any], name: str = "output") -> Any:
 
 
 def _members_of_result(hint: Any, result: Any, name: str) -> list[tuple[Any, Any, str]]:
-    found = members(hint, result, f"MultiStreamModule: {name}")
+    found = members(hint, result, name)
     for each, _, where in found:
         if each is ...:
-            raise ValueError(f"{where}: expected a hint in output_concat_hint, got {hint}")
-    return [
-        (each, value, where.removeprefix("MultiStreamModule: ")) for each, value, where in found
-    ]
+            raise ValueError(
+                f"MultiStreamModule: {where}: expected a hint in output_concat_hint, got {hint}"
+            )
+    return found
 
 
 def _joined_leaves(dim: int, results: Sequence[Any], name: str) -> Any:

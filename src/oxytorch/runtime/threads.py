@@ -36,9 +36,10 @@ if hasattr(os, "register_at_fork"):
 def set_own_number(threads: int) -> None:
     """Sets how many threads operators use that this thread calls, and for no other thread.
 
-    torch.set_num_threads also sets the number for threads that have not called an operator yet.
-    Only a thread that has not called one can tell it, so that new threads read it and set it back.
+    torch.set_num_threads also sets the number that a thread takes when it first asks for its own.
+    Only such a thread can tell it, so that new threads read it and set it back.
     """
+    torch.get_num_threads()  # else this thread would take that number later, in place of its own
     with _number:
         for_new_threads = _in_new_thread(torch.get_num_threads)
         try:
