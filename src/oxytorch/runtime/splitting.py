@@ -101,7 +101,7 @@ class _Splitter:
                 f"MultiStreamModule: {name}: expected {sum(self.sizes)} items along dimension "
                 f"{dim}, as {self._first} has, got {described(tensor)}"
             )
-        return torch.split(tensor, self.sizes, dim)
+        return tensor.split_with_sizes(self.sizes, dim)
 
 
 def join(hint: Any, results: Sequence[Any], name: str = "output") -> Any:
