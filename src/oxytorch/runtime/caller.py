@@ -50,15 +50,15 @@ class Caller(NamedTuple):
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Calls the function under these modes."""
-        if (
-            not self.autocast
-            and self.grad == torch.is_grad_enabled()
-            and self.inference == torch.is_inference_mode_enabled()
-        ):
-            return function(*args, **kwargs)
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(self.inference))
-            stack.enter_context(torch.set_grad_enabled(self.grad))
-            for device, dtype, cache in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype, cache_enabled=cache))
-            return function(*args, **kwargs)
+        if self.autocast:
+            with ExitStack() as stack:
+                for device, dtype, cache in self.autocast:
+                    stack.enter_context(torch.autocast(device, dtype, cache_enabled=cache))
+                return self._replace(autocast=()).call(function, args, kwargs)
+        if self.inference != torch.is_inference_mode_enabled():
+            with torch.inference_mode(self.inference):
+                return self.call(function, args, kwargs)
+        if self.grad != torch.is_grad_enabled():
+            with torch.set_grad_enabled(self.grad):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
