@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from thread_states import CORES, cores_of_team, in_new_thread, needs_two_cores, place
 
 from oxytorch.runtime import CPUPool, pin
-from oxytorch.runtime.threads import team
+from oxytorch.runtime.threads import set_own_number, team
 from threads import errors_in_threads
 
 FIRST = CPUPool(CORES[:1])
@@ -149,6 +150,30 @@ def test_decorator_refuses_what_runs_after_the_call() -> None:
 def test_pin_refuses_what_is_no_pool() -> None:
     with pytest.raises(TypeError, match="cpu_pool: expected a CPUPool, got list"):
         pin([0])  # type: ignore[arg-type]
+
+
+def libraries() -> set[int]:
+    """How many threads torch, OpenMP and MKL would use in the calling thread."""
+    shown = torch.__config__.parallel_info()
+    return {int(number) for number in re.findall(r"get_(?:num|max)_threads\(\) : (\d+)", shown)}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_number_of_a_thread_is_its_own(
+    threads: int, by_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_torch:
+        monkeypatch.setattr("oxytorch.runtime.threads._numbers_of_a_thread", lambda: ())
+    here, new = libraries(), in_new_thread(torch.get_num_threads)
+
+    def check() -> None:
+        set_own_number(threads)
+        assert libraries() == {threads}
+        assert torch.get_num_threads() == threads == len(team())
+
+    assert errors_in_threads(lambda _: check(), [0]) == []
+    assert libraries() == here and in_new_thread(torch.get_num_threads) == new
 
 
 @needs_two_cores

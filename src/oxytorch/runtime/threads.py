@@ -34,12 +34,34 @@ if hasattr(os, "register_at_fork"):
 
 
 def set_own_number(threads: int) -> None:
-    """Sets how many threads operators use that this thread calls, and for no other thread.
+    """Sets how many threads operators use that this thread calls, and for no other thread."""
+    torch.get_num_threads()  # else this thread would take torch's number later, in place of its own
+    for set_number in _numbers_of_a_thread():
+        set_number(threads)
+    if not _numbers_of_a_thread() or torch.get_num_threads() != threads:
+        _set_and_set_back(threads)
 
-    torch.set_num_threads also sets the number that a thread takes when it first asks for its own.
-    Only such a thread can tell it, so that new threads read it and set it back.
+
+@functools.cache
+def _numbers_of_a_thread() -> tuple[Callable[[int], object], ...]:
+    """What torch.set_num_threads calls for the calling thread, of OpenMP and of MKL; none of them
+    where one cannot be found.
+
+    OpenMP is looked for where torch's own calls lead: in a library that was loaded before it too.
     """
-    torch.get_num_threads()  # else this thread would take that number later, in place of its own
+    libraries = [ctypes.CDLL(None), _torch_library()]
+    names = ["omp_set_num_threads"]
+    if torch._C.has_mkl:
+        names.append("MKL_Set_Num_Threads_Local")
+    found = [[getattr(each, name) for each in libraries if hasattr(each, name)] for name in names]
+    return tuple(functions[0] for functions in found) if all(found) else ()
+
+
+def _set_and_set_back(threads: int) -> None:
+    """The same by torch.set_num_threads, which also sets what a thread takes that has no number.
+
+    Only such a thread can tell that number, so that new ones read it and set it back.
+    """
     with _number:
         for_new_threads = _in_new_thread(torch.get_num_threads)
         try:
@@ -83,12 +105,15 @@ def allow(cores: Collection[int], threads: Iterable[int] = (0,)) -> None:
             ) from error
 
 
+def _torch_library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
 @functools.cache
 def _parallel_for() -> Any:
     """The function of torch's stable C interface that splits a range among its threads."""
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     try:
-        function = library.torch_parallel_for
+        function = _torch_library().torch_parallel_for
     except AttributeError:
         raise RuntimeError(
             f"oxytorch.runtime needs torch 2.10 or newer, got {torch.__version__}; upgrade torch"
