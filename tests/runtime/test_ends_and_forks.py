@@ -54,7 +54,7 @@ def slow(text):
     print(text)
 
 idle, busy = Task(torch.sin, CPUPool()), Task(slow, CPUPool())
-streams = MultiStreamModule(torch.sin, 2)
+streams = MultiStreamModule(torch.sin, cpu_pool=CPUPool())
 idle.run_sync(x), streams(x)
 busy("first"), busy("second")
 print("end")
@@ -100,7 +100,7 @@ def last(x):  # the threads of workers make the only operators that are split
     return x.sin().exp()[-4:]
 
 task = Task(last, CPUPool())
-streams = MultiStreamModule(last, 2, CPUPool())
+streams = MultiStreamModule(last, "auto", CPUPool())
 with torch.inference_mode():
     expected = task.run_sync(x).tolist()
     assert streams(x)[-4:].tolist() == expected

@@ -126,8 +126,8 @@ def _number(num_streams: int | str, threads: int) -> int:
         raise ValueError(f"MultiStreamModule: num_streams: expected 1 or more, got {num_streams}")
     if num_streams > threads:
         warnings.warn(
-            f"MultiStreamModule: num_streams: {num_streams} streams for {threads} "
-            f"{'core' if threads == 1 else 'cores'}; there are {threads}",
+            f"MultiStreamModule: num_streams: expected at most {threads}, one for each core of "
+            f"the pool or thread of torch, got {num_streams}; {threads} of them are made",
             UserWarning,
             stacklevel=3,
         )
