@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from . import _lazy, _library, config, isa, ops
 
 if TYPE_CHECKING:
-    from . import graph, llm, optim, quantization
+    from . import graph, llm, optim, quantization, runtime
     from .files import load, save
     from .math_mode import fp32_math_mode, get_fp32_math_mode, set_fp32_math_mode
     from .optimize import explain, optimize, undo
@@ -41,6 +41,7 @@ __all__ = [
     "quantization",
     "quantize",
     "quantize_",
+    "runtime",
     "save",
     "save_quantized",
     "set_fp32_math_mode",
@@ -61,6 +62,7 @@ _LATER = {
     "quantization": "quantization",
     "quantize": "quantization",
     "quantize_": "quantization",
+    "runtime": "runtime",
     "save": "files",
     "save_quantized": "quantization",
     "set_fp32_math_mode": "math_mode",

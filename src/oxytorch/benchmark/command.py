@@ -44,6 +44,7 @@ examples:
   oxytorch bench models --only bert,resnet50 --dtype bfloat16 --peers eager,openvino,oxytorch
   oxytorch bench models --output benchmarks/results          also write JSON and a plot there
   oxytorch bench zoo --models bert,swin --batch 1    models of many kinds: where are we slower?
+  oxytorch bench streams --models resnet50 --batch 16    one model in 1, 2, 4 ... streams
   oxytorch bench ops --only rms_norm --peers eager           one op against plain PyTorch
   oxytorch bench ops --isa avx2,avx512_bf16 --size cache     kernels of several levels
   oxytorch bench optim --only AdamW --format float32,split+int8      one optimizer's step

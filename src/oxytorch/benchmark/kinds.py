@@ -20,6 +20,7 @@ from oxytorch.benchmark.optim.plot import draw_optim
 from oxytorch.benchmark.optim.tables import optim_tables
 from oxytorch.benchmark.programs.tables import program_tables
 from oxytorch.benchmark.report.tables import Table
+from oxytorch.benchmark.streams.tables import stream_tables
 from oxytorch.benchmark.training.plot import draw_training
 from oxytorch.benchmark.training.tables import training_tables
 from oxytorch.benchmark.zoo.tables import zoo_tables
@@ -57,6 +58,7 @@ KINDS = {
     "costs": Kind(("cost", "model", "dtype", "inplace"), costs_tables),
     "zoo": Kind(("model", "dtype", "batch", "level", "threads"), zoo_tables),
     "programs": Kind(("model", "dtype", "batch", "threads"), program_tables),
+    "streams": Kind(("model", "dtype", "batch", "threads"), stream_tables),
     "training": Kind(("measure", "way"), training_tables, draw_training),
     "llm": Kind(_LLM, llm_tables, draw_llm),
     "perplexity": Kind(_PERPLEXITY, perplexity_tables),

@@ -8,6 +8,7 @@ from oxytorch.benchmark.machine import jobs as machine
 from oxytorch.benchmark.models import jobs as models
 from oxytorch.benchmark.ops import jobs as ops
 from oxytorch.benchmark.optim import jobs as optim
+from oxytorch.benchmark.streams import jobs as streams
 from oxytorch.benchmark.zoo import jobs as zoo
 
 SUBJECTS: dict[str, Subject] = {
@@ -15,6 +16,7 @@ SUBJECTS: dict[str, Subject] = {
     for subject in (
         models.SUBJECT,
         zoo.SUBJECT,
+        streams.SUBJECT,
         ops.SUBJECT,
         optim.SUBJECT,
         gpu.STEPS,

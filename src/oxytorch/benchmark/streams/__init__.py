@@ -1,0 +1,1 @@
+"""`oxytorch bench streams`: a model in more and more streams."""

@@ -1,0 +1,36 @@
+"""What threads of a test are asked for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+
+needs_two_cores = pytest.mark.skipif(len(CORES) < 2, reason="this process may use one core only")
+
+
+def in_new_thread(function: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def place(*_: object) -> tuple[set[int], int]:
+    """The cores and the number of threads of the thread that calls this."""
+    return os.sched_getaffinity(0), torch.get_num_threads()
+
+
+def cores_of_team() -> list[set[int]]:
+    """The cores of each thread of this thread's team, while operators run on all of them."""
+    from oxytorch.runtime.threads import team
+
+    torch.randn(1 << 18).exp_()
+    return [os.sched_getaffinity(thread) for thread in team()]
