@@ -105,6 +105,8 @@ def _optimize(model: nn.Module, args: Any, kwargs: Any) -> None:
     for module in model.modules():
         _unmark(module)
     name = type(model).__name__
+    if next(model.parameters(), None) is None:
+        return
     if reason := _reason_to_leave(model):
         _say(f"{name} runs as it is: {reason}")
         return

@@ -99,8 +99,8 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     if request.instance_idx is not None:
         if not 0 <= request.instance_idx < len(instances):
             raise PlanError(
-                f"--instance-idx: expected 0 to {len(instances) - 1}, for "
-                f"{len(instances)} instance{'s' if len(instances) > 1 else ''}, got {request.instance_idx}"
+                f"--instance-idx: expected a number below {len(instances)}, which is how many "
+                f"instances there are, got {request.instance_idx}"
             )
         instances = [instances[request.instance_idx]]
     return Plan(tuple(instances), tuple(notes))
