@@ -73,7 +73,11 @@ def collect() -> dict[str, Any]:
         "processor": processor(),
         "levels": [dataclasses.asdict(level) for level in isa.levels()],
         "active": {"level": isa.active(), "why": isa.why()},
-        "threads": {"torch": torch.get_num_threads(), "cores": usable_cores(), "quota": read_quota()},
+        "threads": {
+            "torch": torch.get_num_threads(),
+            "cores": usable_cores(),
+            "quota": read_quota(),
+        },
         "models": models(),
         "gpu": {"found": gpus(), "torch_built_for": gpu_build(), "images": dict(images.built())},
         "ops": {

@@ -144,7 +144,7 @@ def test_what_does_not_fit_names_the_option(options, message, plan_of):
 
 
 def test_what_lies_outside_the_cpuset_is_refused(plan_of):
-    with pytest.raises(PlanError, match="core 5 is not among those .* 0-3"):
+    with pytest.raises(PlanError, match=r"core 5 is not among those .* 0-3"):
         plan_of(TWO_SOCKETS, allowed="0-3", cores=(5,))
     with pytest.raises(PlanError, match="no core of NUMA node 1, only cores 0-3"):
         plan_of(TWO_SOCKETS, allowed="0-3", nodes=(1,))
@@ -156,7 +156,7 @@ def test_what_lies_outside_the_cpuset_is_refused(plan_of):
 def test_no_core_belongs_to_two_instances(machine, tmp_path):
     topology = read_topology(machine.write(tmp_path))
     choices = itertools.product(
-        (0, 1, 2, 3, 5, 8), (0, -1, 1, 3, 4), (False, True), ("scatter", "close"), (False, True)
+        (0, 1, 2, 3, 4), (0, -1, 1, 2), (False, True), ("scatter", "close"), (False, True)
     )
     for count, each, one_node, strategy, logical in choices:
         plan = make_plan(

@@ -21,7 +21,7 @@ from .output import Printer, Pump
 
 GRACE = 10.0
 """Seconds between the request to end and the end by force."""
-GRACE_OF_THE_REST = 3.0
+GRACE_OF_THE_REST = 2.0
 """The same for processes that instances have left behind."""
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
