@@ -50,7 +50,8 @@ def test_dry_run_of_a_training_shows_ranks_and_torchruns_options(capsys):
     assert main(["run", "--dry-run", *words]) == 0
     shown = capsys.readouterr().out
     assert "4 ranks on 2 sockets" in shown
-    assert "torchrun --nproc-per-node=4 --nnodes=2 --rdzv-endpoint=host:29400 python x.py" in shown
+    options = "--rdzv-backend=c10d --nproc-per-node=4 --nnodes=2 --rdzv-endpoint=host:29400"
+    assert f"torchrun {options} python x.py" in shown
     assert main(["run", "--dry-run", "--nproc-per-node", "auto", "x.py"]) == 0
     assert "torchrun --standalone --nproc-per-node=2 python x.py" in capsys.readouterr().out
 
@@ -90,6 +91,7 @@ def test_help_teaches_by_examples(capsys):
         (["--nproc-per-node", "2", "--ninstances", "2", "x.py"], "leave one out"),
         (["--nproc-per-node", "2", "--instance-idx", "0", "x.py"], "leave one out"),
         (["--nnodes", "2", "--ncores-per-instance", "2", "x.py"], "needs --nproc-per-node"),
+        (["--nnodes", "2", "x.py"], "--nnodes: needs a place where machines meet"),
         (["--dtype", "bfloat16", "x.py"], "--dtype: needs --optimize"),
         (["--optimize", "ls"], "--optimize: expected a Python script"),
         (["--unknown", "x.py"], "unrecognized arguments: --unknown"),
@@ -110,10 +112,7 @@ def test_options_of_other_launchers_say_what_to_do(option, capsys):
     assert f"{option} is no option of oxytorch run: {ELSEWHERE[option]}" in capsys.readouterr().err
 
 
-def test_log_dir_that_cannot_be_made_is_named(capsys, monkeypatch):
-    monkeypatch.setattr(
-        command, "read_topology", lambda: read_topology()
-    )  # nothing starts, on whatever cores
+def test_log_dir_that_cannot_be_made_is_named(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["run", "--log-dir", os.path.join("notes.txt", "logs"), "x.py"])
     assert stopped.value.code == 2

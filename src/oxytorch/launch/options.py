@@ -45,7 +45,7 @@ examples:
 TORCHRUN = {
     "--nnodes": "machines, or a range MIN:MAX",
     "--node-rank": "number of this machine, where the rendezvous is static",
-    "--rdzv-backend": "how ranks find each other (c10d)",
+    "--rdzv-backend": "how ranks find each other (c10d, unless --node-rank is given)",
     "--rdzv-endpoint": "HOST:PORT at which they do",
     "--rdzv-id": "name of the job, the same on all machines",
     "--rdzv-conf": "settings of the rendezvous: KEY=VALUE,...",
@@ -56,6 +56,9 @@ TORCHRUN = {
     "--monitor-interval": "seconds between looks at the ranks",
 }
 """Options that torchrun gets as they are."""
+
+ONE_MACHINE = (None, "1", "1:1")
+"""Values of --nnodes."""
 
 ELSEWHERE = {
     "--auto-ipex": "use --optimize",
@@ -238,6 +241,11 @@ def conflict(given: argparse.Namespace) -> str:
             return f"{option(name)}: ranks are counted by --nproc-per-node; leave one out"
         if first("ncores_per_instance") and given.nproc_per_node in (None, "auto"):
             return "--ncores-per-instance: needs --nproc-per-node with a number"
+        if given.nnodes not in ONE_MACHINE and not first("rdzv_endpoint", "master_addr"):
+            return (
+                "--nnodes: needs a place where machines meet: --rdzv-endpoint HOST:PORT, or "
+                "--master-addr HOST and --node-rank"
+            )
     if not given.optimize and (name := first("dtype", "sample_first_call")):
         return f"{option(name)}: needs --optimize"
     return ""
@@ -258,8 +266,12 @@ def torchrun_options(given: argparse.Namespace, ranks: int) -> list[str]:
         value = getattr(given, name.lstrip("-").replace("-", "_"))
         options += [] if value is None else [f"{name}={value}"]
     where = (given.rdzv_endpoint, given.rdzv_backend, given.master_addr, given.master_port)
-    is_alone = given.nnodes in (None, "1", "1:1") and where == (None,) * 4
-    return ["--standalone", *options] if given.standalone or is_alone else options
+    if given.standalone or (given.nnodes in ONE_MACHINE and where == (None,) * 4):
+        return ["--standalone", *options]
+    if given.rdzv_endpoint and (given.rdzv_backend, given.node_rank) == (None, None):
+        # torchrun's own default takes every machine for the first one.
+        return ["--rdzv-backend=c10d", *options]
+    return options
 
 
 def _switch(group: Any, *names: str, help: str) -> None:
