@@ -27,6 +27,7 @@ COMMANDS = (
     Command("llm", "oxytorch.llm_command.command", "language models: generate, bench, perplexity"),
     Command("convert", "oxytorch.program.command", "exported programs (.pt2) as files of oxytorch"),
     Command("tune", "oxytorch.rewriting.command", "what tune=True has learnt about this machine"),
+    Command("run", "oxytorch.launch.command", "a script on cores of its own, or several instances"),
     Command("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
 )
 

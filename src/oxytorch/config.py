@@ -79,6 +79,11 @@ current = Config.read(os.environ)
 environment: dict[Any, Any] = vars(os.environ)["_data"]
 
 
+def environment_of_processes() -> dict[str, str]:
+    """A copy of the environment as it is now, which processes started from here get."""
+    return dict(os.environ)
+
+
 def cache_folder(name: str) -> Path | None:
     """Where files of a kind are kept that can be made again; None for a user without a home."""
     if current.cache_home:

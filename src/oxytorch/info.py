@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from . import __version__, _library, config, isa, ops, optim, quantization
 from .core import processor as core_processor
 from .gpu import images
+from .launch.topology import read_quota
 from .quantization.checkpoints import SCHEMES
 
 # cpuid features that decide between levels, as Linux spells them.
@@ -71,7 +73,12 @@ def collect() -> dict[str, Any]:
         "processor": processor(),
         "levels": [dataclasses.asdict(level) for level in isa.levels()],
         "active": {"level": isa.active(), "why": isa.why()},
-        "threads": {"torch": torch.get_num_threads(), "cores": usable_cores(), "quota": quota()},
+        "threads": {
+            "torch": torch.get_num_threads(),
+            "cores": usable_cores(),
+            "quota": read_quota(),
+        },
+        "models": models(),
         "gpu": {"found": gpus(), "torch_built_for": gpu_build(), "images": dict(images.built())},
         "ops": {
             "kernels": compiled,
@@ -136,16 +143,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def quota() -> float | None:
-    """Cores' worth of time that the container grants; None where it is not limited."""
-    words = read(Path("/sys/fs/cgroup/cpu.max")).split()
-    if len(words) == 2 and words[0] != "max":
-        return int(words[0]) / int(words[1])
-    granted = read(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")).strip()
-    period = read(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")).strip()
-    if period and int(granted or -1) > 0:
-        return int(granted) / int(period)
-    return None
+def models() -> str:
+    """What happens to models that nobody hands to `optimize`; an empty string for nothing."""
+    codeless = sys.modules.get("oxytorch.launch.codeless")  # `oxytorch run --optimize`
+    settings = None if codeless is None else codeless.installed
+    return "" if settings is None else str(settings)
 
 
 def gpus() -> list[str]:
@@ -204,6 +206,7 @@ def text(facts: dict[str, Any]) -> str:
         ),
         *processor_text(facts),
         *level_text(facts),
+        *([row("Models", f"oxytorch run: {facts['models']}")] if facts["models"] else []),
         *gpu_text(facts["gpu"]),
         *accelerated_text(facts),
         *environment_text(facts["environment"]),
