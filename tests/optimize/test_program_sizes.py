@@ -8,6 +8,7 @@ import pickle
 import pstats
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -105,6 +106,56 @@ def test_sizes_of_one_are_another_program() -> None:
             with torch.no_grad():
                 torch.testing.assert_close(optimized(*given), model(*given))
     assert len(_shared(optimized)) == 2
+
+
+PLACES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "rows": lambda m, x: m.layer(x).relu(),
+    "strided": lambda m, x: m.layer(x.as_strided((2, 8), (16, 1))),
+    "strided from the start": lambda m, x: m.layer(x[1:].as_strided((2, 8), (8, 1), 0)),
+    "a copy strided from the start": lambda m, x: m.layer(
+        x.relu()[1:].as_strided((2, 8), (8, 1), 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_one_program_serves_all_parts_of_a_tensor(name: str) -> None:
+    model, data = Of(PLACES[name]).eval(), torch.randn(64, 8)
+    optimized = _optimized(model, torch.randn(4, 8))
+    calls = counts_original(optimized)
+    with torch.no_grad():
+        for begin in range(0, 60, 3):
+            given = data[begin : begin + 4]
+            torch.testing.assert_close(optimized(given), model(given))
+    assert not calls
+
+
+def test_code_that_asks_where_a_tensor_begins_runs_itself() -> None:
+    model = Of(lambda m, x: m.layer(x) * (1 + x.storage_offset())).eval()
+    optimized = oxytorch.optimize(model, sample_input=torch.randn(4, 8), graph=True)
+    data = torch.randn(64, 8)
+    with torch.no_grad():
+        for begin in (0, 4, 8, 4, 0, 8):
+            given = data[begin : begin + 4]
+            torch.testing.assert_close(optimized(given), model(given))
+
+
+def test_threads_share_a_program_for_their_parts() -> None:
+    model, data = Of(PLACES["rows"]).eval(), torch.randn(64, 8)
+    optimized = _optimized(model, data[:4])
+    calls = counts_original(optimized)
+
+    def run(begin: int) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = optimized(data[begin : begin + 4])
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(run, range(60))]
+    with torch.no_grad():
+        for begin, each in enumerate(found):
+            torch.testing.assert_close(each, model(data[begin : begin + 4]))
+    assert not calls
 
 
 def test_a_shared_program_follows_the_weights() -> None:

@@ -34,7 +34,10 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", BEGIN + code],
+        [
+            *[sys.executable, "-W", "error::ResourceWarning"],
+            *["-W", "ignore:This process:DeprecationWarning", "-c", BEGIN + code],  # of os.fork
+        ],
         capture_output=True,
         text=True,
         timeout=30,

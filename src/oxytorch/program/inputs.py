@@ -33,8 +33,8 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
         if value.__dict__:
             raise ForeignError("an input has attributes of its own, which may change")
         tensors.append(value)
-        form = value.shape, value.dtype, value.stride(), value.storage_offset()
-        return *form, kind, value.requires_grad
+        # Not where it begins in its memory, which no code that was recorded asks for.
+        return value.shape, value.dtype, value.stride(), kind, value.requires_grad
     if kind in CONSTANTS:
         return kind, value
     if kind is tuple or kind is list:

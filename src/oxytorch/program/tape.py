@@ -38,6 +38,7 @@ _ESCAPES = (
     Tensor.__array__,
     Tensor.__dlpack__,
     Tensor.data_ptr,
+    Tensor.storage_offset,
     Tensor.untyped_storage,
 )
 """Methods that show a tensor's values to Python without an operator."""
