@@ -184,7 +184,7 @@ LAYERS = [
     {"optimize", "optim"},
     {"quantization"},
     {"llm"},
-    {"testing", "files", "runtime", "info", "aot", "demo", "llm_command", "__init__"},
+    {"testing", "files", "runtime", "info", "aot", "demo", "llm_command", "serve", "__init__"},
     {"benchmark"},
     {"__main__", "llm_command.command"},
 ]
