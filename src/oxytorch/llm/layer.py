@@ -279,9 +279,9 @@ class Attention:
         rows = []
         for row, (layer, place) in enumerate(zip(cache, start, strict=True)):
             one = slice(row, row + 1)
-            turn = (None, None) if cos is None or sin is None else (cos[one], sin[one])
-            own = (query[one], key[one], value[one], layer, place, *turn)
-            rows.append(self._attended(*own, mask=None, beams=None, windowed=windowed))
+            angles = [None if each is None else each[one] for each in (cos, sin)]
+            own = (query[one], key[one], value[one], layer, place)
+            rows.append(self._attended(*own, angles[0], angles[1], None, None, windowed))
         return torch.cat(rows)
 
     def _attended(

@@ -20,6 +20,9 @@ Serve a model over HTTP.
 
 MODEL is a folder in Hugging Face's format, or a file that oxytorch.save wrote:
   language model      /v1/completions, /v1/chat/completions, as OpenAI's clients call them
+  model of sentences  /v1/embeddings
+  program             /v2/models/NAME/infer (Open Inference Protocol, JSON)
+  cross-encoder       /v1/rerank: scores of documents for a query
 Also: /v1/models, /health, /ready, /metrics (Prometheus), /docs, and a status page at /.
 
 Sequences of different lengths are written together: each step reads the weights once for all of
@@ -54,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: torch's)")
     _add_listening(parser.add_argument_group("listening"))
     _add_limits(parser.add_argument_group("limits"))
+    _add_batches(parser.add_argument_group("models of sentences and programs"))
     _add_language(parser.add_argument_group("language models"))
 
 
@@ -112,6 +116,25 @@ def _add_language(group: argparse._ArgumentGroup) -> None:
         "--max-new-tokens", type=positive, metavar="N", help="of an answer (default: --context)"
     )
     add_count(group, "--max-choices", 16, "answers of one request (n, times its prompts)")
+
+
+def _add_batches(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--dtype", choices=("fp32", "bf16"), help="computed in (default: fp32)")
+    group.add_argument(
+        "--pooling", choices=("mean", "cls", "last"), help="(default: as the folder says)"
+    )
+    group.add_argument(
+        "--max-batch",
+        type=positive,
+        metavar="N",
+        help="inputs of one call (default: 32; programs: 1, more joins their rows)",
+    )
+    group.add_argument(
+        "--max-wait",
+        type=_seconds,
+        metavar="MS",
+        help="milliseconds that an input waits for others (default: 0: those that came meanwhile)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

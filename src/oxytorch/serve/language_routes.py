@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -11,7 +10,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from .answers import Form, streamed, whole
 from .language import Job, Language
 from .metrics import Metrics
-from .requests import Chat, Completion, Sampling
+from .requests import Chat, Completion, Sampling, schema
 from .web import body_of, check_name, client_of, unless_gone
 
 
@@ -19,14 +18,14 @@ def language_router(language: Language, name: str, metrics: Metrics) -> APIRoute
     """POST /v1/completions and /v1/chat/completions for the model called `name`."""
     router = APIRouter()
 
-    @router.post("/v1/completions", openapi_extra=_schema(Completion))
+    @router.post("/v1/completions", openapi_extra=schema(Completion))
     async def completions(request: Request) -> Response:
         body = await body_of(request, Completion)
         check_name(body.model, name)
         job = await language.complete(body, client_of(request))
         return await _respond(request, job, _form(body, name, language), body.stream, metrics)
 
-    @router.post("/v1/chat/completions", openapi_extra=_schema(Chat))
+    @router.post("/v1/chat/completions", openapi_extra=schema(Chat))
     async def chat_completions(request: Request) -> Response:
         body = await body_of(request, Chat)
         check_name(body.model, name)
@@ -45,8 +44,10 @@ async def _respond(
     request: Request, job: Job, form: Form, stream: bool, metrics: Metrics
 ) -> Response:
     if not stream:
-        answer = await unless_gone(request, whole(job, form), job.cancel, metrics)
-        return JSONResponse(answer)
+        try:
+            return JSONResponse(await unless_gone(request, whole(job, form), metrics))
+        finally:
+            job.cancel()
     events = _until_gone(job, form, metrics)
     return StreamingResponse(
         events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
@@ -64,8 +65,3 @@ async def _until_gone(job: Job, form: Form, metrics: Metrics) -> AsyncIterator[s
         job.cancel()
         if not is_whole:
             metrics.cancelled.add()
-
-
-def _schema(model: type[Sampling]) -> dict[str, Any]:
-    content = {"application/json": {"schema": model.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}

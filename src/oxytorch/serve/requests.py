@@ -108,3 +108,9 @@ class Rerank(Body):
     documents: list[str | dict[str, Any]] = Field(min_length=1)
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = False
+
+
+def schema(model: type[Body]) -> dict[str, Any]:
+    """What /docs says of a route's body."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -72,12 +72,9 @@ def client_of(request: Request) -> str:
 
 
 async def unless_gone(
-    request: Request,
-    work: Coroutine[Any, Any, Result],
-    cancel: Callable[[], object],
-    metrics: Metrics,
+    request: Request, work: Coroutine[Any, Any, Result], metrics: Metrics
 ) -> Result:
-    """What `work` gives; when the client goes away before, `cancel` is called."""
+    """What `work` gives; it is cancelled when the client goes away before."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_gone(request))
     try:
@@ -87,8 +84,6 @@ async def unless_gone(
             raise ApiError(499, "the client closed the connection", code="cancelled")
         return task.result()
     finally:
-        # After the end of the work this does nothing; after an error other answers still run.
-        cancel()
         for each in (task, watch):
             each.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
