@@ -27,9 +27,17 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+class StandardError(logging.Handler):
+    """Writes to what is standard error at the time of the event."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(self.format(record) + "\n")
+        sys.stderr.flush()
+
+
 def set_up(level: str) -> None:
     """Sends what oxytorch.serve and uvicorn tell to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StandardError()
     handler.setFormatter(JsonLines())
     for name in ("oxytorch.serve", "uvicorn.error"):
         logger = logging.getLogger(name)
