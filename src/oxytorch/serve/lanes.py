@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -11,10 +12,14 @@ from torch import Tensor, nn
 
 from ..llm.cache import KVCache, rounded_capacity
 from ..llm.decoder import Decoder, FusedDecoder, Run, decoder_of
+from ..llm.generation import MOST_GUESSES
 from ..llm.joint_steps import can_join, joint_step
 from ..llm.language_model import LanguageModel
 from ..llm.record import FusedModel
 from ..llm.single_steps import SingleSteps
+
+MOST_ROWS = MOST_GUESSES + 1
+"""Sequences of one step: up to so many rows of a product have the sums that each has alone."""
 
 LEAST_READ = 32
 """Tokens of a prompt that are read in one piece at least, where it has as many: products of few
@@ -114,13 +119,23 @@ class FusedLanes:
         # One sequence alone runs as `llm.generate` runs it, without Python between its operators.
         logits = lanes[0].state.single(columns) if len(lanes) == 1 else None
         if logits is None:
-            logits = joint_step(self.model, columns, caches)
+            logits = self._in_groups(columns, caches)
         for lane, token in zip(lanes, tokens, strict=True):
             lane.tokens.append(token)
         return logits[:, -1]
 
     def end(self, lane: Lane) -> None:
         lane.is_free = True
+
+    def _in_groups(self, tokens: Tensor, caches: Sequence[KVCache]) -> Tensor:
+        """Logits of groups that are as large as rounding allows, and of about the same size."""
+        groups = -(-len(caches) // MOST_ROWS)
+        ends = [len(caches) * number // groups for number in range(groups + 1)]
+        parts = [
+            joint_step(self.model, tokens[start:end], caches[start:end])
+            for start, end in pairwise(ends)
+        ]
+        return torch.cat(parts)
 
     def _cache(self, lane: Lane, length: int) -> KVCache:
         """The lane's cache, with room for `length` tokens."""
