@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -22,6 +23,9 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 OPEN = ("/health", "/ready")
 """Paths that need no token."""
+
+BODY_SECONDS = 60.0
+"""How long a client may take to send its request."""
 
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]", "::1", "testserver"}
 
@@ -89,10 +93,18 @@ class Gate:
         return hmac.compare_digest(found, self._token)
 
     def _limited(self, receive: Receive, call: _Call) -> Receive:
-        """Counts what comes, also where its length was not announced."""
+        """Counts what comes, also where its length was not announced, and how long that takes."""
 
         async def limited() -> Message:
-            message = await receive()
+            if call.is_received:
+                return await receive()
+            try:
+                left = call.begin + BODY_SECONDS - time.monotonic()
+                message = await asyncio.wait_for(receive(), max(left, 0))
+            except (TimeoutError, asyncio.TimeoutError) as error:  # two classes in Python 3.10
+                text = f"the request's body did not come within {BODY_SECONDS:g} s"
+                raise ApiError(408, text, kind="timeout_error", code="timeout") from error
+            call.is_received = not message.get("more_body", False)
             call.received += len(message.get("body", b""))
             if call.received > self.largest:
                 raise self._too_large()
@@ -124,6 +136,7 @@ class _Call:
         self.id = uuid.uuid4().hex
         self.status: int | None = None
         self.received = 0
+        self.is_received = False
         self._send = send
 
     async def send(self, message: Message) -> None:

@@ -94,11 +94,10 @@ class Form:
 
 @dataclass
 class _Answer:
-    """What is known of one answer so far. pending: of tokens that gave no text yet."""
+    """What is known of one answer so far. offset: characters of its text that were sent."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
-    pending: list[Logprob] = field(default_factory=list)
     offset: int = 0
     end: End | None = None
 
@@ -150,20 +149,15 @@ async def streamed(job: Job, form: Form) -> AsyncIterator[str]:
 def _next_part(
     answer: _Answer, number: int, event: Piece | End, form: Form
 ) -> dict[str, Any] | None:
-    """The part that an event completes; None where its text is not final yet."""
-    text, reason = "", None
+    """The part that an event makes; None where its text is not final yet."""
     if isinstance(event, End):
         answer.end = event
-        reason = _reason(event)
-    else:
-        text = event.text
-        if event.logprob is not None:
-            answer.pending.append(event.logprob)
-        if not text:
-            return None
-    logprobs, answer.pending = answer.pending, []
-    part = form.part(number, text, logprobs, reason, answer.offset)
-    answer.offset += len(text)
+        return form.part(number, "", [], _reason(event), answer.offset)
+    if not event.text and event.logprob is None:
+        return None
+    logprobs = [] if event.logprob is None else [event.logprob]
+    part = form.part(number, event.text, logprobs, None, answer.offset)
+    answer.offset += len(event.text)
     return part
 
 

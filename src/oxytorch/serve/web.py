@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from .errors import ApiError
 from .metrics import Metrics
@@ -26,7 +27,10 @@ async def body_of(request: Request, model: type[Model]) -> Model:
             415,
             f"expected the header Content-Type: application/json, got {kind or 'none'}",
         )
-    data = await request.body()
+    try:
+        data = await request.body()
+    except ClientDisconnect as error:
+        raise _cancelled() from error
     try:
         found = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -81,12 +85,16 @@ async def unless_gone(
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             metrics.cancelled.add()
-            raise ApiError(499, "the client closed the connection", code="cancelled")
+            raise _cancelled()
         return task.result()
     finally:
         for each in (task, watch):
             each.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
+
+
+def _cancelled() -> ApiError:
+    return ApiError(499, "the client closed the connection", code="cancelled")
 
 
 async def _gone(request: Request) -> None:

@@ -66,7 +66,7 @@ class Figures:
 
 
 def models_of(url: str, token: str | None) -> list[str]:
-    """The names of the models that a server has. Raises OSError or ValueError where none answers."""
+    """The names of a server's models. Raises OSError or ValueError where none answers."""
     with _Connection(url, token) as connection:
         found = connection.ask("GET", "/v1/models", None)
         return [str(model["id"]) for model in json.loads(found.read())["data"]]
