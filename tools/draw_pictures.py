@@ -8,7 +8,10 @@ from xml.sax.saxutils import escape
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 
 BANDS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("commands", (("info", ""), ("aot", ""), ("demo", ""), ("bench", ""), ("llm", ""))),
+    (
+        "commands",
+        (("info", ""), ("aot", ""), ("demo", ""), ("bench", ""), ("llm", ""), ("serve", "")),
+    ),
     (
         "front",
         (

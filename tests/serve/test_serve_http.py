@@ -187,8 +187,13 @@ def test_application_answers_without_a_socket(folder: Path) -> None:
 
 
 def test_mistakes_of_the_command_are_told(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("oxytorch.serve.serving.set_up", lambda level: None)
+
     def said(*words: str) -> str:
         assert main(["serve", *words]) == 2
         return capsys.readouterr().err
