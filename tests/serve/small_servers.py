@@ -123,7 +123,7 @@ def running(*words: str) -> Iterator[Running]:
         is_local=True,
     )
     server = Server(app, state, arguments.drain)
-    service.start()
+    service.worker.start()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -132,7 +132,7 @@ def running(*words: str) -> Iterator[Running]:
     finally:
         server.should_exit = True
         thread.join()
-        service.close()
+        service.worker.close()
         listener.close()
 
 

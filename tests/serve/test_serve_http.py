@@ -171,7 +171,7 @@ def test_application_answers_without_a_socket(folder: Path) -> None:
     import asyncio
 
     app, service, metrics = application(str(folder))
-    service.start()
+    service.worker.start()
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_application_answers_without_a_socket(folder: Path) -> None:
     try:
         answer = asyncio.run(ask())
     finally:
-        service.close()
+        service.worker.close()
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4
     assert metrics.requests.of("/v1/completions", "200") == 1
 

@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Running]:
-    with running(str(folder), "--slots", "8", "--prompt-part", "64") as found:
+    with running(str(folder), "--slots", "8", "--prompt-part", "64", "--exact") as found:
         yield found
 
 
@@ -265,6 +265,7 @@ def test_penalties_follow_their_formula(client: openai.OpenAI, single: Single) -
         ({"n": 17}, 400, "at most 16 answers"),
         ({"n": 0}, 400, "n: "),
         ({"temperature": -1}, 400, "temperature: "),
+        ({"prompt": None}, 400, "prompt is missing"),
         ({"prompt": ""}, 400, "prompt has no tokens"),
         ({"prompt": [5, 700]}, 400, "has the token 700"),
         ({"prompt": [-1]}, 400, "has the token -1"),

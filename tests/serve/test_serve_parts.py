@@ -192,10 +192,10 @@ def test_cancelled_and_late_sequences_leave(engine: Engine) -> None:
 def test_full_queue_refuses_and_close_ends_all() -> None:
     engine = Engine(Counting, slots=1, part=32, queue=2, metrics=Metrics())
     asked = [Asked([100], 10**6) for _ in range(4)]
-    with pytest.raises(ApiError) as refused:
-        engine.submit([each.sequence for each in asked])
-    assert refused.value.status == 429 and int(refused.value.headers["Retry-After"]) >= 1
     engine.submit([each.sequence for each in asked[:3]])
+    with pytest.raises(ApiError) as refused:
+        engine.submit([asked[3].sequence])
+    assert refused.value.status == 429 and int(refused.value.headers["Retry-After"]) >= 1
     engine.start()
     wait_until(lambda: engine.running == 1)
     engine.close()

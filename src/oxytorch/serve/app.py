@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,8 @@ from starlette.exceptions import HTTPException
 
 from .. import __version__
 from .access import App, Gate
+from .batcher import Batcher
+from .engine import Engine
 from .errors import ApiError, failed
 from .logs import log
 from .metrics import Metrics
@@ -24,15 +25,15 @@ from .web import check_name, error_response
 class Service:
     """A model behind routes.
 
-    kind: "language", "embedding", "rerank" or "program". router: its routes. start, close: run
-    before the first request and after the last one. details: more of it for /v1/models.
+    kind: "language", "embedding", "rerank" or "program". router: its routes. worker: runs the
+    model; it is started before the first request and closed after the last one. details: more of it
+    for /v1/models.
     """
 
     name: str
     kind: str
     router: APIRouter
-    start: Callable[[], object]
-    close: Callable[[], object]
+    worker: Engine | Batcher[Any, Any]
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -70,8 +71,10 @@ def _server_router(service: Service, metrics: Metrics, state: State) -> APIRoute
     model |= {"kind": service.kind, **service.details}
 
     @router.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def health() -> JSONResponse:
+        if service.worker.is_alive:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "the thread of the model has ended"}, 503)
 
     @router.get("/ready")
     async def ready() -> JSONResponse:

@@ -57,6 +57,11 @@ class Batcher(Generic[Item, Result]):
         self._thread = threading.Thread(target=self._run, name="oxytorch-batcher", daemon=True)
         metrics.gauge("oxytorch_waiting", "Inputs that wait.", lambda: len(self._queue))
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()

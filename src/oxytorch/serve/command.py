@@ -26,7 +26,8 @@ MODEL is a folder in Hugging Face's format, or a file that oxytorch.save wrote:
 Also: /v1/models, /health, /ready, /metrics (Prometheus), /docs, and a status page at /.
 
 Sequences of different lengths are written together: each step reads the weights once for all of
-them, and a new request joins between two tokens. Greedy answers are those of oxytorch.llm.generate.
+them, and a new request joins between two tokens. Greedy answers are those of oxytorch.llm.generate
+(with --exact on every processor).
 
 The server listens to this machine alone. Another --host needs a token that clients give as their
 API key. Requests wait in a queue of limited length; beyond it the answer is 429. SIGTERM or Ctrl-C
@@ -111,6 +112,11 @@ def _add_language(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="tokens of a prompt and its answer (default: the model's, at most 4096)",
     )
+    group.add_argument(
+        "--exact",
+        action="store_true",
+        help="step only as many sequences together as round on this machine as each does alone",
+    )
     add_count(group, "--prompt-part", 256, "tokens of a prompt read between two tokens of others")
     group.add_argument(
         "--max-new-tokens", type=positive, metavar="N", help="of an answer (default: --context)"
@@ -131,7 +137,7 @@ def _add_batches(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--max-wait",
-        type=_seconds,
+        type=_milliseconds,
         metavar="MS",
         help="milliseconds that an input waits for others (default: 0: those that came meanwhile)",
     )
@@ -180,6 +186,10 @@ def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"expected a port, 0 to 65535, got {text!r}")
     return int(text)
+
+
+def _milliseconds(text: str) -> float:
+    return 0.0 if text.strip() in ("0", "0.0") else _seconds(text)
 
 
 def _seconds(text: str) -> float:

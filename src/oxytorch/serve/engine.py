@@ -69,6 +69,11 @@ class Engine:
         """How many sequences have a place."""
         return len(self._writing) + (self._reading is not None)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
@@ -79,7 +84,9 @@ class Engine:
             if self._closed:
                 raise closing()
             waiting = len(self._waiting)
-            if waiting + len(sequences) > self.limit + max(0, self.slots - self.running):
+            free = max(0, self.slots - self.running)
+            # One request of more answers than the queue holds is taken while nothing waits.
+            if waiting and waiting + len(sequences) > self.limit + free:
                 raise queue_full(waiting, self._seconds_to_wait(waiting))
             for sequence in sequences:
                 sequence.created = time.monotonic()

@@ -19,7 +19,8 @@ from ..llm.record import FusedModel
 from ..llm.single_steps import SingleSteps
 
 MOST_ROWS = MOST_GUESSES + 1
-"""Sequences of one step: up to so many rows of a product have the sums that each has alone."""
+"""Sequences of one step: up to so many rows of a product have the sums that each has alone, but for
+plain weights of bfloat16 in AMX."""
 
 LEAST_READ = 32
 """Tokens of a prompt that are read in one piece at least, where it has as many: products of few
@@ -65,11 +66,13 @@ class Lanes(Protocol):
         ...
 
 
-def lanes_of(model: nn.Module | LanguageModel, count: int, context: int) -> Lanes:
-    """Places for `count` sequences of up to `context` tokens."""
+def lanes_of(
+    model: nn.Module | LanguageModel, count: int, context: int, rows: int = MOST_ROWS
+) -> Lanes:
+    """Places for `count` sequences of up to `context` tokens; rows: of one step at most."""
     decoder = decoder_of(model)
     if isinstance(decoder, FusedDecoder) and can_join(decoder.model):
-        return FusedLanes(decoder.model, count, context)
+        return FusedLanes(decoder.model, count, context, rows)
     return PlainLanes(decoder, count, context)
 
 
@@ -83,9 +86,10 @@ class FusedLanes:
     batched = True
     in_parts = True
 
-    def __init__(self, model: FusedModel, count: int, context: int) -> None:
+    def __init__(self, model: FusedModel, count: int, context: int, rows: int) -> None:
         self.model = model
         self.context = context
+        self.rows = rows
         self._lanes = [Lane() for _ in range(count)]
         self._clock = 0
 
@@ -129,7 +133,7 @@ class FusedLanes:
 
     def _in_groups(self, tokens: Tensor, caches: Sequence[KVCache]) -> Tensor:
         """Logits of groups that are as large as rounding allows, and of about the same size."""
-        groups = -(-len(caches) // MOST_ROWS)
+        groups = -(-len(caches) // self.rows)
         ends = [len(caches) * number // groups for number in range(groups + 1)]
         parts = [
             joint_step(self.model, tokens[start:end], caches[start:end])

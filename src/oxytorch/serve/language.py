@@ -227,8 +227,11 @@ class _Sender:
     number: int
 
     def __call__(self, event: Event) -> None:
-        if not self.loop.is_closed():
+        try:
             self.loop.call_soon_threadsafe(self.events.put_nowait, (self.number, event))
+        except RuntimeError:
+            if not self.loop.is_closed():  # then the server has ended, and nobody listens
+                raise
 
 
 def _sampler(request: Sampling, number: int) -> Sampler:

@@ -6,9 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..llm.decoder import FusedDecoder, decoder_of
+from ..llm.joint_steps import exact_rows
 from ..llm.language_model import LanguageModel
 from ..llm_command.folder import is_quantized, read_config
 from ..llm_command.model import PreparedModel
@@ -16,7 +18,7 @@ from ..llm_command.options import GROUP_SIZE, PRECISIONS
 from ..rewriting.memory import check_available
 from .app import Service
 from .engine import Engine
-from .lanes import lanes_of
+from .lanes import MOST_ROWS, FusedLanes, lanes_of
 from .language import Language, Limits
 from .language_routes import language_router
 from .logs import log
@@ -60,14 +62,19 @@ def language_service(
             f"the keys and values of {arguments.slots} slots of {context} tokens (--slots, "
             "--context)",
         )
-    lanes = lanes_of(model, arguments.slots, context)
+    rows = MOST_ROWS
+    lanes = lanes_of(model, arguments.slots, context, rows)
+    if arguments.exact and isinstance(lanes, FusedLanes):
+        with torch.inference_mode():
+            rows = exact_rows(lanes.model, decoder.vocabulary, min(rows, arguments.slots))
+        log.info("exact answers", extra={"fields": {"sequences_of_a_step": rows}})
     if not lanes.batched:
         log.warning(
             "this model is not known as a whole: its sequences step one after the other",
             extra={"fields": {"model": name}},
         )
     engine = Engine(
-        lambda: lanes_of(model, arguments.slots, context),
+        lambda: lanes_of(model, arguments.slots, context, rows),
         arguments.slots,
         arguments.prompt_part,
         arguments.queue,
@@ -83,8 +90,7 @@ def language_service(
         name,
         "language",
         language_router(language, name, metrics),
-        engine.start,
-        engine.close,
+        engine,
         {"max_model_len": context},
     )
 

@@ -74,4 +74,4 @@ def sentence_service(
     make = rerank_router if is_rerank else embedding_router
     router = make(reader, tokenizer, batcher, name, metrics)
     details = {"max_model_len": longest}
-    return Service(name, kind, router, batcher.start, batcher.close, details)
+    return Service(name, kind, router, batcher, details)

@@ -26,11 +26,11 @@ def serve(arguments: argparse.Namespace, token: str | None, is_local: bool) -> N
             largest=arguments.max_request_bytes,
             is_local=is_local,
         )
-        service.start()
+        service.worker.start()
         try:
             where = address(listener)
             log.info("ready", extra={"fields": {"url": where, "model": service.name}})
             Server(app, state, arguments.drain).run(sockets=[listener])
         finally:
-            service.close()
+            service.worker.close()
         log.info("ended")

@@ -54,7 +54,7 @@ class Tokenizer:
             text = self.inner.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=True
             )
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ApiError(
                 400, f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error

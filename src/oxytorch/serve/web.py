@@ -35,6 +35,8 @@ async def body_of(request: Request, model: type[Model]) -> Model:
         found = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+    if isinstance(found, dict):  # null stands for a field that is left out
+        found = {name: value for name, value in found.items() if value is not None}
     try:
         return model.model_validate(found)
     except ValidationError as error:
