@@ -184,7 +184,18 @@ LAYERS = [
     {"optimize", "optim"},
     {"quantization"},
     {"llm"},
-    {"testing", "files", "runtime", "info", "aot", "demo", "launch", "llm_command", "__init__"},
+    {
+        "testing",
+        "files",
+        "runtime",
+        "info",
+        "aot",
+        "demo",
+        "launch",
+        "llm_command",
+        "serve",
+        "__init__",
+    },  # fmt: skip
     {"benchmark"},
     {"__main__", "llm_command.command"},
 ]

@@ -10,7 +10,10 @@ FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 BANDS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "commands",
-        (("info", ""), ("aot", ""), ("demo", ""), ("run", ""), ("bench", ""), ("llm", "")),
+        (
+            *(("info", ""), ("aot", ""), ("demo", ""), ("run", ""), ("bench", "")),
+            *(("llm", ""), ("serve", "")),
+        ),
     ),
     (
         "front",

@@ -25,6 +25,7 @@ COMMANDS = (
     Command("demo", "oxytorch.demo.command", "a real model, stock and optimized, side by side"),
     Command("aot", "oxytorch.aot", "GPU kernels compiled ahead of time"),
     Command("llm", "oxytorch.llm_command.command", "language models: generate, bench, perplexity"),
+    Command("serve", "oxytorch.serve.command", "a model over HTTP, language models as OpenAI's"),
     Command("convert", "oxytorch.program.command", "exported programs (.pt2) as files of oxytorch"),
     Command("tune", "oxytorch.rewriting.command", "what tune=True has learnt about this machine"),
     Command("run", "oxytorch.launch.command", "a script on cores of its own, or several instances"),

@@ -62,6 +62,10 @@ class Config:
         "Folder of the images that `oxytorch aot build` compiles for this user, in its subfolder "
         "`oxytorch`. Default: `~/.local/share`.",
     )
+    serve_token: str = _variable(
+        "OXYTORCH_SERVE_TOKEN",
+        "What clients of `oxytorch serve` have to give, where `--token` is not given.",
+    )
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Config:

@@ -24,6 +24,8 @@ from oxytorch.benchmark.machine.description import machine_name
 from oxytorch.benchmark.report.drawing import draw_if_possible
 from oxytorch.benchmark.report.pages import fill_page, report
 from oxytorch.benchmark.report.terminal import show_run
+from oxytorch.benchmark.serve.command import add_parser as add_serve_parser
+from oxytorch.benchmark.serve.command import run as run_serve
 from oxytorch.benchmark.subjects import SUBJECTS
 
 DESCRIPTION = """\
@@ -53,6 +55,7 @@ examples:
   oxytorch bench limits                       bandwidth and matrix products of this machine
   oxytorch bench import-time                  what `import oxytorch` adds to `import torch`
   oxytorch bench optimize-cost                time and peak memory of optimize(BERT-base)
+  oxytorch bench serve --clients 1,8,32       a running `oxytorch serve`, or a server like it
   oxytorch bench continue FILE                what a run that was cut off has not measured
   oxytorch bench report benchmarks/results    tables from the files of earlier runs
   oxytorch bench report benchmarks/results --into README.md
@@ -80,6 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         for option in subject.options:
             options.add_argument(option.flag, dest=option.field, **option.keywords)
 
+    add_serve_parser(what)
     rest = what.add_parser("continue", help="measure what is left of a run that was cut off")
     rest.add_argument("path", type=Path, metavar="FILE", help="its results file")
 
@@ -121,6 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.what == "report":
             return _report(arguments)
+        if arguments.what == "serve":
+            return run_serve(arguments)
         if arguments.what == "continue":
             return _continue(arguments.path)
         if arguments.what in (None, "all"):

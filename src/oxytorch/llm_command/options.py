@@ -96,7 +96,7 @@ def add_verb(
 
 
 def add_count(
-    parser: argparse.ArgumentParser, name: str, default: int, help: str, unit: str = "N"
+    parser: argparse._ActionsContainer, name: str, default: int, help: str, unit: str = "N"
 ) -> None:
     """An option that is a positive integer; its help shows the default."""
     text = f"{help} (default: {default})"

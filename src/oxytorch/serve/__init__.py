@@ -1,0 +1,1 @@
+"""`oxytorch serve`: models behind HTTP, language models in OpenAI's format."""

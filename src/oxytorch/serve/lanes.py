@@ -1,0 +1,213 @@
+"""The places in which sequences are decoded: keys and values, and steps of one or of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..llm.cache import KVCache, rounded_capacity
+from ..llm.decoder import Decoder, FusedDecoder, Run, decoder_of
+from ..llm.generation import MOST_GUESSES
+from ..llm.joint_steps import can_join, joint_step
+from ..llm.language_model import LanguageModel
+from ..llm.record import FusedModel
+from ..llm.single_steps import SingleSteps
+
+MOST_ROWS = MOST_GUESSES + 1
+"""Sequences of one step: up to so many rows of a product have the sums that each has alone, but for
+plain weights of bfloat16 in AMX."""
+
+LEAST_READ = 32
+"""Tokens of a prompt that are read in one piece at least, where it has as many: products of few
+rows may round in another way than those of many."""
+
+_FIRST_CAPACITY = 256
+
+
+@dataclass(eq=False)
+class Lane:
+    """tokens: those that the model has seen. used: when it was taken last, by a counter."""
+
+    tokens: list[int] = field(default_factory=list)
+    is_free: bool = True
+    used: int = 0
+    state: Any = None
+
+
+class Lanes(Protocol):
+    """A model with places for several sequences.
+
+    batched: sequences step together, and read the weights once. in_parts: prompts may be read in
+    parts.
+    """
+
+    batched: bool
+    in_parts: bool
+
+    def begin(self, prompt: Sequence[int]) -> Lane:
+        """Takes a free place; its `tokens` are the part of the prompt that is known already."""
+        ...
+
+    def read(self, lane: Lane, tokens: Sequence[int]) -> Tensor:
+        """Logits [1, vocabulary] after more tokens of a prompt."""
+        ...
+
+    def step(self, lanes: Sequence[Lane], tokens: Sequence[int]) -> Tensor:
+        """Logits [lanes, vocabulary] after one more token of each."""
+        ...
+
+    def end(self, lane: Lane) -> None:
+        """Frees the place."""
+        ...
+
+
+def lanes_of(
+    model: nn.Module | LanguageModel, count: int, context: int, rows: int = MOST_ROWS
+) -> Lanes:
+    """Places for `count` sequences of up to `context` tokens; rows: of one step at most."""
+    decoder = decoder_of(model)
+    if isinstance(decoder, FusedDecoder) and can_join(decoder.model):
+        return FusedLanes(decoder.model, count, context, rows)
+    return PlainLanes(decoder, count, context)
+
+
+class FusedLanes:
+    """Of a model that is known as a whole, with a cache for each place.
+
+    What a place has seen stays there until it is taken again: a prompt that begins with the same
+    tokens copies their keys and values, also of a sequence that still grows.
+    """
+
+    batched = True
+    in_parts = True
+
+    def __init__(self, model: FusedModel, count: int, context: int, rows: int) -> None:
+        self.model = model
+        self.context = context
+        self.rows = rows
+        self._lanes = [Lane() for _ in range(count)]
+        self._clock = 0
+
+    def begin(self, prompt: Sequence[int]) -> Lane:
+        most = len(prompt) - min(LEAST_READ, len(prompt))
+        shared = {lane: _common(lane.tokens, prompt, most) for lane in self._lanes}
+        source = max(self._lanes, key=lambda lane: (shared[lane], lane.is_free))
+        count = shared[source]
+        free = [lane for lane in self._lanes if lane.is_free]
+        lane = min(free, key=lambda lane: lane.used)
+        if source.is_free and (source is lane or 2 * count >= len(source.tokens)):
+            lane = source
+        elif count:
+            self._copy(source, lane, count)
+        self._clock += 1
+        lane.used, lane.is_free = self._clock, False
+        lane.tokens = list(prompt[:count])
+        if lane.state is not None:
+            lane.state.cache.crop(count)
+        return lane
+
+    def read(self, lane: Lane, tokens: Sequence[int]) -> Tensor:
+        cache = self._cache(lane, len(lane.tokens) + len(tokens))
+        logits = self.model.step(torch.tensor([tokens]), cache)
+        lane.tokens += tokens
+        return logits[:, -1]
+
+    def step(self, lanes: Sequence[Lane], tokens: Sequence[int]) -> Tensor:
+        caches = [self._cache(lane, len(lane.tokens) + 1) for lane in lanes]
+        columns = torch.tensor(tokens)[:, None]
+        # One sequence alone runs as `llm.generate` runs it, without Python between its operators.
+        logits = lanes[0].state.single(columns) if len(lanes) == 1 else None
+        if logits is None:
+            logits = self._in_groups(columns, caches)
+        for lane, token in zip(lanes, tokens, strict=True):
+            lane.tokens.append(token)
+        return logits[:, -1]
+
+    def end(self, lane: Lane) -> None:
+        lane.is_free = True
+
+    def _in_groups(self, tokens: Tensor, caches: Sequence[KVCache]) -> Tensor:
+        """Logits of groups that are as large as rounding allows, and of about the same size."""
+        groups = -(-len(caches) // self.rows)
+        ends = [len(caches) * number // groups for number in range(groups + 1)]
+        parts = [
+            joint_step(self.model, tokens[start:end], caches[start:end])
+            for start, end in pairwise(ends)
+        ]
+        return torch.cat(parts)
+
+    def _cache(self, lane: Lane, length: int) -> KVCache:
+        """The lane's cache, with room for `length` tokens."""
+        found: _Fused | None = lane.state
+        if found is None or found.cache.capacity < length:
+            have = 0 if found is None else found.cache.capacity
+            capacity = max(length, 2 * have, _FIRST_CAPACITY)
+            cache = self.model.cache(1, min(capacity, rounded_capacity(self.context)))
+            if found is not None:
+                _copy_keys(found.cache, cache, found.cache.length)
+            lane.state = found = _Fused(cache, SingleSteps(self.model, cache, None))
+        return found.cache
+
+    def _copy(self, source: Lane, lane: Lane, count: int) -> None:
+        if lane.state is not None:
+            lane.state.cache.crop(0)
+        _copy_keys(source.state.cache, self._cache(lane, count), count)
+
+
+@dataclass(eq=False)
+class _Fused:
+    cache: KVCache
+    single: SingleSteps
+
+
+def _copy_keys(source: KVCache, target: KVCache, count: int) -> None:
+    """Copies keys and values of the first `count` tokens, which `target` then counts."""
+    for mine, theirs in zip(source.layers, target.layers, strict=True):
+        for old, new in zip(mine.tensors(), theirs.tensors(), strict=True):
+            new[:, :, :count] = old[:, :, :count]
+    target.length = count
+
+
+def _common(seen: Sequence[int], prompt: Sequence[int], most: int) -> int:
+    """How many tokens both begin with, at most `most`."""
+    most = min(most, len(seen))
+    if seen[:most] == list(prompt[:most]):
+        return most
+    return next(place for place in range(most) if seen[place] != prompt[place])
+
+
+class PlainLanes:
+    """Of any other language model: sequences take turns, one step of the model for each."""
+
+    batched = False
+    in_parts = False
+
+    def __init__(self, decoder: Decoder, count: int, context: int) -> None:
+        self.decoder = decoder
+        self.context = context
+        self._free = count
+
+    def begin(self, prompt: Sequence[int]) -> Lane:
+        if self._free == 0:
+            raise IndexError("no place is free")
+        self._free -= 1
+        return Lane(is_free=False, state=self.decoder.begin(1, self.context, None))
+
+    def read(self, lane: Lane, tokens: Sequence[int]) -> Tensor:
+        run: Run = lane.state
+        logits = run.step(torch.tensor([tokens]), every=False)
+        lane.tokens += tokens
+        return logits[:, -1]
+
+    def step(self, lanes: Sequence[Lane], tokens: Sequence[int]) -> Tensor:
+        each = [self.read(lane, [token]) for lane, token in zip(lanes, tokens, strict=True)]
+        return torch.cat(each)
+
+    def end(self, lane: Lane) -> None:
+        self._free += 1
+        lane.state, lane.is_free = None, True

@@ -1,0 +1,258 @@
+"""A language model behind HTTP: from a request to sequences, and from their events to an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ..llm.configured import processor_of, setting
+from ..llm.generation import end_tokens
+from ..llm.language_model import LanguageModel
+from ..llm.sampling import Sampler
+from .engine import Engine
+from .errors import ApiError, timed_out
+from .requests import Chat, Completion, Sampling
+from .sequence import End, Event, Sequence
+from .text import GrowingText
+from .tokens import Tokenizer
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may ask for.
+
+    context: tokens of a prompt and its answer. new: most new tokens of an answer. choices: most
+    answers of a request. seconds: from its arrival to its end.
+    """
+
+    context: int
+    new: int
+    choices: int
+    seconds: float
+
+
+@dataclass(eq=False)
+class Job:
+    """The answers of one request in the making.
+
+    id, created: as the answer tells them. events: pairs of an answer's number and what happened to
+    it, in order. answers: how many. choices: answers of each prompt.
+    """
+
+    id: str
+    created: int
+    answers: int
+    choices: int
+    sequences: list[Sequence] = field(default_factory=list)
+    events: asyncio.Queue[tuple[int, Event]] = field(default_factory=asyncio.Queue)
+
+    async def happened(self) -> AsyncIterator[tuple[int, Event]]:
+        """All events until all answers have ended. Raises ApiError where one failed."""
+        left = self.answers
+        while left:
+            number, event = await self.events.get()
+            if isinstance(event, End):
+                if isinstance(event.reason, ApiError):
+                    raise event.reason
+                left -= 1
+            yield number, event
+
+    def cancel(self) -> None:
+        """Frees the places of answers that nobody waits for; does nothing to those that ended."""
+        for sequence in self.sequences:
+            sequence.cancelled = True
+
+
+class Language:
+    """What requests for a language model go through."""
+
+    def __init__(
+        self,
+        model: nn.Module | LanguageModel,
+        vocabulary: int,
+        tokenizer: Tokenizer,
+        engine: Engine,
+        limits: Limits,
+    ) -> None:
+        self.model = model
+        self.vocabulary = vocabulary
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self.limits = limits
+        self._ends = frozenset(end_tokens(model, None))
+        strings = setting(model, "stop_strings") or []
+        self._stops = [strings] if isinstance(strings, str) else list(strings)
+
+    async def complete(self, request: Completion, client: str) -> Job:
+        """Starts the answers of a completion; answer i belongs to prompt i // n."""
+        prompts = await asyncio.to_thread(self._prompts, request.prompt)
+        return self._start(
+            request, prompts, request.max_tokens, request.logprobs, client, "cmpl", "max_tokens"
+        )
+
+    async def chat(self, request: Chat, client: str) -> Job:
+        """Starts the answers of a chat."""
+        if request.top_logprobs is not None and not request.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
+        tools = None if request.tool_choice == "none" else request.tools
+        messages = [_plain(message) for message in request.messages]
+        prompt = await asyncio.to_thread(self.tokenizer.chat, messages, tools)
+        self._check_tokens(prompt, "messages")
+        most = request.max_completion_tokens or request.max_tokens
+        top = (request.top_logprobs or 0) if request.logprobs else None
+        name = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
+        return self._start(request, [prompt], most, top, client, "chatcmpl", name)
+
+    def _prompts(self, given: str | list[str] | list[int] | list[list[int]]) -> list[list[int]]:
+        prompts = [
+            self.tokenizer.encode(each) if isinstance(each, str) else each
+            for each in separate(given)
+        ]
+        if not prompts:
+            raise ApiError(400, "expected a prompt, got an empty list", param="prompt")
+        for prompt in prompts:
+            self._check_tokens(prompt, "prompt")
+        return prompts
+
+    def _check_tokens(self, prompt: list[int], name: str) -> None:
+        if not prompt:
+            raise ApiError(400, f"{name} has no tokens; give some text to go on from", param=name)
+        wrong = [token for token in prompt if not 0 <= token < self.vocabulary]
+        if wrong:
+            raise ApiError(
+                400,
+                f"{name} has the token {wrong[0]}, the model knows 0 to {self.vocabulary - 1}",
+                param=name,
+            )
+
+    def _start(
+        self,
+        request: Sampling,
+        prompts: list[list[int]],
+        most: int | None,
+        top: int | None,
+        client: str,
+        kind: str,
+        most_name: str,
+    ) -> Job:
+        answers = len(prompts) * request.n
+        if answers > self.limits.choices:
+            raise ApiError(
+                400,
+                f"expected at most {self.limits.choices} answers of a request, got "
+                f"{len(prompts)} prompts times n={request.n}",
+                param="n",
+            )
+        stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+        if not all(stops):
+            raise ApiError(400, "expected stops that are not empty", param="stop")
+        loop = asyncio.get_running_loop()
+        job = Job(f"{kind}-{uuid.uuid4().hex}", int(time.time()), answers, request.n)
+        for number in range(answers):
+            prompt = prompts[number // request.n]
+            job.sequences.append(
+                Sequence(
+                    prompt=prompt,
+                    most=self._most(len(prompt), most, most_name),
+                    sampler=_sampler(request, number % request.n),
+                    ends=self._ends,
+                    text=GrowingText(self.tokenizer.inner, [*stops, *self._stops]),
+                    put=_Sender(loop, job.events, number),
+                    client=request.user or client,
+                    deadline=time.monotonic() + self.limits.seconds,
+                    late=timed_out(self.limits.seconds),
+                    presence_penalty=request.presence_penalty,
+                    frequency_penalty=request.frequency_penalty,
+                    top=top,
+                )
+            )
+        for sequence in job.sequences:
+            sequence.processor = processor_of(
+                self.model,
+                torch.tensor([sequence.prompt]),
+                None,
+                sequence.most,
+                sorted(self._ends),
+                request.repetition_penalty,
+            )
+        self.engine.submit(job.sequences)
+        return job
+
+    def _most(self, length: int, most: int | None, name: str) -> int:
+        """The most new tokens for a prompt of `length`. Raises ApiError where they have no room."""
+        context = self.limits.context
+        room = context - length
+        if most is not None and most > self.limits.new:
+            raise ApiError(
+                400,
+                f"expected {name} of at most {self.limits.new}, got {most}; the server's "
+                "--max-new-tokens sets the limit",
+                param=name,
+            )
+        if room < (1 if most is None else most):
+            wanted = "" if most is None else f" and {most} new ones"
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {context} tokens, and {length} tokens of "
+                f"prompt{wanted} were asked for; shorten the prompt"
+                + ("" if most is None else f", or ask for fewer by {name}"),
+                param="messages" if name != "prompt" and most is None else name,
+                code="context_length_exceeded",
+            )
+        return min(room, self.limits.new) if most is None else most
+
+
+def separate(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """The texts, or tokens, of a field that takes one or several."""
+    if isinstance(given, str):
+        return [given]
+    tokens = [each for each in given if isinstance(each, int)]
+    if tokens:
+        return [tokens]
+    return [each for each in given if not isinstance(each, int)]
+
+
+@dataclass(frozen=True)
+class _Sender:
+    """Hands events from the engine's thread to the loop of the server."""
+
+    loop: asyncio.AbstractEventLoop
+    events: asyncio.Queue[tuple[int, Event]]
+    number: int
+
+    def __call__(self, event: Event) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self.events.put_nowait, (self.number, event))
+        except RuntimeError:
+            if not self.loop.is_closed():  # then the server has ended, and nobody listens
+                raise
+
+
+def _sampler(request: Sampling, number: int) -> Sampler:
+    """How an answer's tokens are chosen; answers of one request draw by seeds of their own."""
+    seed = None if request.seed is None else (request.seed + number) % 2**64
+    return Sampler(request.temperature, request.top_k, request.top_p, seed)
+
+
+def _plain(message: dict[str, object]) -> dict[str, object]:
+    """A message whose content is text, as chat templates take it. Raises ApiError for images."""
+    if not isinstance(message.get("role"), str):
+        raise ApiError(400, "expected each message to have a role", param="messages")
+    content = message.get("content")
+    if not isinstance(content, list):
+        if content is not None and not isinstance(content, str):
+            raise ApiError(
+                400, f"expected content to be text, got {type(content).__name__}", param="messages"
+            )
+        return message
+    texts = [part.get("text") for part in content if isinstance(part, dict)]
+    kinds = [part.get("type") if isinstance(part, dict) else part for part in content]
+    if any(kind != "text" for kind in kinds) or not all(isinstance(text, str) for text in texts):
+        raise ApiError(400, f"expected parts of type text, got {kinds}", param="messages")
+    return {**message, "content": "".join(str(text) for text in texts)}

@@ -1,0 +1,106 @@
+"""The service of a language model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..llm.decoder import FusedDecoder, decoder_of
+from ..llm.joint_steps import exact_rows
+from ..llm.language_model import LanguageModel
+from ..llm_command.folder import is_quantized, read_config
+from ..llm_command.model import PreparedModel
+from ..llm_command.options import GROUP_SIZE, PRECISIONS
+from ..rewriting.memory import check_available
+from .app import Service
+from .engine import Engine
+from .lanes import MOST_ROWS, FusedLanes, lanes_of
+from .language import Language, Limits
+from .language_routes import language_router
+from .logs import log
+from .metrics import Metrics
+from .tokens import Tokenizer
+
+CONTEXT = 4096
+"""Tokens of a prompt and its answer, where neither an option nor the model says another number."""
+
+
+def prepared_model(arguments: argparse.Namespace) -> nn.Module | LanguageModel:
+    """The optimized model of a folder. Raises ValueError for what is none."""
+    path: Path = arguments.model
+    if arguments.weights is not None and is_quantized(path, read_config(path)):
+        raise ValueError(f"--weights: {path} is quantized already; leave the option out")
+    prepared = PreparedModel.from_folder(
+        path,
+        arguments.weights or PRECISIONS["bf16"],
+        arguments.kv_cache or "bf16",
+        arguments.group_size or GROUP_SIZE,
+        lambda line: log.info(line),
+    )
+    return prepared.model
+
+
+def language_service(
+    model: nn.Module | LanguageModel,
+    tokenizer: Any,
+    name: str,
+    arguments: argparse.Namespace,
+    metrics: Metrics,
+) -> Service:
+    """The service of a language model. Raises ValueError or MemoryError for wrong limits."""
+    decoder = decoder_of(model)
+    context = _context(arguments.context, decoder.positions)
+    if isinstance(decoder, FusedDecoder):
+        one = decoder.model.cache(1, 64).nbytes / 64
+        check_available(
+            "oxytorch serve",
+            int(one * context * arguments.slots),
+            f"the keys and values of {arguments.slots} slots of {context} tokens (--slots, "
+            "--context)",
+        )
+    rows = MOST_ROWS
+    lanes = lanes_of(model, arguments.slots, context, rows)
+    if arguments.exact and isinstance(lanes, FusedLanes):
+        with torch.inference_mode():
+            rows = exact_rows(lanes.model, decoder.vocabulary, min(rows, arguments.slots))
+        log.info("exact answers", extra={"fields": {"sequences_of_a_step": rows}})
+    if not lanes.batched:
+        log.warning(
+            "this model is not known as a whole: its sequences step one after the other",
+            extra={"fields": {"model": name}},
+        )
+    engine = Engine(
+        lambda: lanes_of(model, arguments.slots, context, rows),
+        arguments.slots,
+        arguments.prompt_part,
+        arguments.queue,
+        metrics,
+    )
+    metrics.gauge("oxytorch_waiting", "Sequences that wait for a slot.", lambda: engine.waiting)
+    metrics.gauge("oxytorch_running", "Sequences that have a slot.", lambda: engine.running)
+    metrics.gauge("oxytorch_slots", "Slots for sequences.", lambda: engine.slots)
+    new = min(arguments.max_new_tokens or context, context)
+    limits = Limits(context, new, arguments.max_choices, arguments.timeout)
+    language = Language(model, decoder.vocabulary, Tokenizer(tokenizer), engine, limits)
+    return Service(
+        name,
+        "language",
+        language_router(language, name, metrics),
+        engine,
+        {"max_model_len": context},
+    )
+
+
+def _context(given: int | None, positions: int | None) -> int:
+    if given is None:
+        return CONTEXT if positions is None else min(CONTEXT, positions)
+    if positions is not None and given > positions:
+        raise ValueError(
+            f"--context: the model was made for {positions} positions, got {given}; give at most "
+            "that"
+        )
+    return given
