@@ -195,7 +195,7 @@ LAYERS = [
         "llm_command",
         "serve",
         "__init__",
-    },  # fmt: skip
+    },
     {"benchmark"},
     {"__main__", "llm_command.command"},
 ]
