@@ -79,21 +79,22 @@ def features_sample(model: nn.Module, sample_input: Any) -> Any:
     is_single = getattr(model, "is_singular_input", None)
     if isinstance(sample_input, str):
         sample_input = [sample_input]
-    elif not isinstance(sample_input, (list, tuple)) or not _are_texts(sample_input):
-        if isinstance(sample_input, (list, tuple)) and len(sample_input) > 0:
-            if isinstance(sample_input[0], Mapping):
-                return sample_input
+    values = sample_input if isinstance(sample_input, (list, tuple)) else ()
+    if values and isinstance(values[0], Mapping):
+        return sample_input
+    if not _are_texts(values):
+        inner = f" of {type(values[0]).__name__}" if values else ""
         raise TypeError(
             f"optimize: expected sample_input of a {type(model).__name__} to be texts, as encode "
-            "or predict takes them, or what its preprocess made of them, got "
-            f"{_named(sample_input)}"
+            "or predict takes them, or what its preprocess made of them, got a "
+            f"{type(sample_input).__name__}{inner}"
         )
-    elif len(sample_input) == 2 and callable(is_single) and is_single(sample_input):
-        sample_input = [sample_input]
+    if len(values) == 2 and callable(is_single) and is_single(sample_input):
+        values = [sample_input]
     tokenize = _tokenizer(model)
     assert tokenize is not None
     try:
-        features = tokenize([*sample_input])
+        features = tokenize([*values])
     except Exception as error:
         raise SampleError(
             f"optimize: the tokenizer of {type(model).__name__} does not take the texts of "
@@ -125,11 +126,6 @@ def core_call(
     if len(calls) != 1:
         raise SampleError(f"optimize: expected one call of {type(core).__name__}, got {len(calls)}")
     return calls[0]
-
-
-def _named(value: Any) -> str:
-    inner = type(value[0]).__name__ if isinstance(value, (list, tuple)) and value else ""
-    return f"a {type(value).__name__}" + (f" of {inner}" if inner else "")
 
 
 def _are_texts(values: list[Any] | tuple[Any, ...]) -> bool:
