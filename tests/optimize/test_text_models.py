@@ -44,17 +44,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     transformers.BertTokenizerFast(vocab=str(made / "vocab.txt")).save_pretrained(made)
     torch.manual_seed(3)
     config = transformers.BertConfig(
-        vocab_size=len(words), hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=128, max_position_embeddings=64, num_labels=1,
+        vocab_size=len(words), hidden_size=192, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=256, max_position_embeddings=64, num_labels=1,
     )  # fmt: skip
     transformers.BertForSequenceClassification(config).save_pretrained(made)
     return str(made)
 
 
 def _encoder(folder: str, pooling: str = "mean", dense: bool = False) -> Any:
-    parts: list[nn.Module] = [modules.Transformer(folder), modules.Pooling(64, pooling)]
+    parts: list[nn.Module] = [modules.Transformer(folder), modules.Pooling(192, pooling)]
     if dense:
-        parts.append(modules.Dense(64, 16))
+        parts.append(modules.Dense(192, 16))
     return st.SentenceTransformer(modules=[*parts, modules.Normalize()], device="cpu")
 
 
@@ -156,6 +156,18 @@ def test_the_model_itself_may_be_changed_and_restored(folder: str) -> None:
     oxytorch.undo(model)
     assert all("forward" not in part.__dict__ for part in model.modules())
     assert (model.encode(TEXTS) == wanted).all()
+
+
+def test_programs_of_several_lengths_are_improved(folder: str) -> None:
+    model = _encoder(folder)
+    optimized = oxytorch.optimize(model, sample_input=TEXTS, graph=True)
+    for batch_size in (3, 3, 4, 4):
+        optimized.encode(TEXTS, batch_size=batch_size)
+    core = core_of(optimized)
+    assert core is not None
+    programs = {str(program) for program in core.forward.programs()}
+    assert len(programs) > 1
+    assert all("oxytorch::layer_norm" in program for program in programs)
 
 
 def test_verify_and_tune_take_texts(folder: str) -> None:
