@@ -70,6 +70,26 @@ def test_a_saved_program_runs(built: Path, tmp_path: Path) -> None:
     assert "none.oxy: expected a file, found none" in done.stderr
 
 
+def test_operators_are_registered(built: Path) -> None:
+    done = _run(built / "register_ops")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["float32", "float64", "meta", "gradient"]
+    assert float(lines[0].split()[1]) < 1e-5 and float(lines[1].split()[1]) < 1e-5
+    assert "layer_norm: expected weight of shape [768], got [5]" in lines[4]
+    assert "oxytorch::pack_panels" in lines[5]
+
+
+def test_kernels_run_without_libtorch(built: Path) -> None:
+    done = _run(built / "kernels")
+    assert done.returncode == 0, done.stderr + done.stdout
+    linked = subprocess.run(
+        ["ldd", built / "kernels"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "liboxytorch_kernels.so" in linked
+    assert "libtorch" not in linked and "libc10" not in linked
+
+
 def _project(folder: Path, text: str) -> Path:
     folder.mkdir()
     head = "cmake_minimum_required(VERSION 3.18)\nproject(user LANGUAGES CXX)\n"

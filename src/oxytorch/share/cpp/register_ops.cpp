@@ -25,12 +25,13 @@ at::ScalarType wide(const Tensor& x) {
 
 Tensor layer_norm(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
                   double eps) {
+  // Not at::layer_norm, which has no meta kernel without Python.
   const at::ScalarType dtype = wide(x);
-  const auto widened = [&](const OptionalTensor& each) {
-    return each ? OptionalTensor(each->to(dtype)) : std::nullopt;
-  };
-  return at::layer_norm(x.to(dtype), {x.size(-1)}, widened(weight), widened(bias), eps)
-      .to(x.scalar_type());
+  const Tensor values = x.to(dtype), centered = values - values.mean(-1, true);
+  Tensor normed = centered * (centered.square().mean(-1, true) + eps).rsqrt();
+  if (weight) normed = normed * weight->to(dtype);
+  if (bias) normed = normed + bias->to(dtype);
+  return normed.to(x.scalar_type());
 }
 
 Tensor rms_norm(const Tensor& x, const OptionalTensor& weight, double eps) {
