@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,34 @@ def test_components_without_libtorch_say_so(tmp_path: Path) -> None:
     assert done.returncode != 0
     said = " ".join(done.stderr.split())
     assert "component program lacks libtorch; add torch.utils.cmake_prefix_path" in said
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unpacked wheel, with this machine's levels and without images for GPUs."""
+    pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed")
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [
+        sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--quiet",
+        "--wheel-dir", str(folder), "--config-settings=cmake.define.OXYTORCH_LEVELS=native",
+        f"--config-settings=build-dir={folder / 'build'}", str(ROOT),
+    ]  # fmt: skip
+    environment = {**os.environ, "OXYTORCH_AOT_DEVLIST": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (made,) = folder.glob("*.whl")
+    with zipfile.ZipFile(made) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site" / "oxytorch"
+
+
+def test_examples_build_against_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    prefixes = str(wheel / "share" / "cmake"), torch.utils.cmake_prefix_path
+    done = _configure(ROOT / "examples" / "cpp", tmp_path, *prefixes)
+    assert done.returncode == 0, done.stderr
+    done = _cmake("--build", tmp_path, "-j2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("kernels", "register_ops"):
+        done = _run(tmp_path / name)
+        assert done.returncode == 0, done.stderr + done.stdout
+    assert not [path for path in wheel.rglob("*.cpp") if "share" not in path.parts]
