@@ -152,4 +152,5 @@ def test_examples_build_against_the_wheel(wheel: Path, tmp_path: Path) -> None:
     for name in ("kernels", "register_ops"):
         done = _run(tmp_path / name)
         assert done.returncode == 0, done.stderr + done.stdout
+    assert (wheel / "include" / "oxytorch" / "program.h").exists()
     assert not [path for path in wheel.rglob("*.cpp") if "share" not in path.parts]
