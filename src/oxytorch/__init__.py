@@ -21,11 +21,15 @@ if TYPE_CHECKING:
     from .quantization import load_quantized, quantize, quantize_, save_quantized
     from .verbose import verbose
 
+cmake_prefix_path = str(_library.PATH.parents[1] / "share" / "cmake")
+"""For CMake: the folder in which `find_package(oxytorch CONFIG)` finds this package."""
+
 _library.warn_if_missing()
 isa.apply_environment()
 
 __all__ = [
     "__version__",
+    "cmake_prefix_path",
     "config",
     "explain",
     "fp32_math_mode",

@@ -120,6 +120,8 @@ class _Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         with self._watch.looking_away():
+            if name_of(func) == "__getitem__" and len(args) == 2 and isinstance(args[1], str):
+                raise TypeError("a tensor has no keys")  # of which torch warns first
             result = func(*args, **(kwargs or {}))
             if not isinstance(result, Tensor) and name_of(func) not in KIND_READS:
                 self.reads_shapes = True

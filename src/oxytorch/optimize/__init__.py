@@ -28,6 +28,7 @@ from .context import Context, observe
 from .passes import DEFAULT, PASSES, boundaries
 from .passes.cast import dtypes, made_for
 from .sample import Sample
+from .text_models import dtype_rules, evaluating, features_sample, is_text_model
 from .tune import Request, choose, keep_fastest
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -93,7 +94,9 @@ def optimize(
         with keys "" (all layers), paths (a module and all below it) or types, of which the most
         specific wins: {"": torch.bfloat16, "classifier": torch.float32}. None keeps dtypes.
     sample_input: arguments of a call of the model: a tensor, a tuple of positional arguments or a
-        mapping of keyword arguments. Without it nothing is fused.
+        mapping of keyword arguments. Without it nothing is fused. Of a model of
+        sentence-transformers: texts, or what its `preprocess` made of them
+        (docs/sentence-transformers.md).
     graph: run the operators of the whole model as one program, fused further, without its Python;
         needs `sample_input`. Where that cannot be, the other passes run, and `explain` says why.
     inplace: change `model` itself instead of a copy.
@@ -137,7 +140,8 @@ def optimize(
         return optimize_for_training(model, optimizer, dtype, inplace)  # type: ignore[return-value]
     if passes is not None:
         passes = names_in("optimize", "passes", passes)
-    _check(model, dtype, passes)
+    is_text = is_text_model(model)
+    _check(model, dtype, passes, trains=not is_text)
     if (graph or verify or tune) and sample_input is None:
         wanted = "graph" if graph else "verify" if verify else "tune"
         raise ValueError(
@@ -149,9 +153,15 @@ def optimize(
             f"optimize: expected a model whose tensors have values, got {tensors[0][0]} on the "
             "device meta; load the weights first"
         )
+    if is_text:
+        dtype = dtype_rules(model, dtype)
+        sample_input = None if sample_input is None else features_sample(model, sample_input)
     sample = None if sample_input is None else Sample(sample_input)
     times = learning() if tune else nullcontext()
-    with random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap(), times:
+    mode = evaluating(model) if is_text and not inplace else nullcontext()
+    if is_text and inplace:
+        model.eval()
+    with mode, random_unmoved(), torch.autocast("cpu", enabled=False), steady_heap(), times:
         return _optimized(model, dtype, sample, graph, inplace, verify, tune, passes)
 
 
@@ -294,10 +304,12 @@ def _report_of_scripted(model: torch.jit.ScriptModule) -> Report:
     return report
 
 
-def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None) -> None:
+def _check(model: nn.Module, dtype: Any, passes: Iterable[str] | None, trains: bool = True) -> None:
+    """trains: whether a model in training mode is one that is trained, and so refused."""
     check_module("optimize", model)
     check_not_optimized("optimize", model)
-    check_evaluation("optimize", model, ", or give its optimizer to train faster")
+    if trains:
+        check_evaluation("optimize", model, ", or give its optimizer to train faster")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ValueError(

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from .. import _garbage
+from ..program.replay import Replay
 from ..rewriting import measure
 from ..rewriting.copies import copied
 from .context import Context, look_at_sizes, observe
@@ -221,8 +222,9 @@ def _first(request: Request, seen: Context) -> tuple[Run, list[nn.Module], bool]
     model, dtype, sample = request.model, request.dtype, request.sample
     if dtype is None:
         return _call(model, sample), [model], True
-    if seen.is_program and not seen.packing_decides:
-        own = seen.model.__dict__["forward"].forward
+    forward = seen.model.__dict__.get("forward")
+    if seen.is_program and not seen.packing_decides and isinstance(forward, Replay):
+        own = forward.forward
         return lambda: own(*sample.args, **sample.kwargs), [], True
     converted = _built(model, dtype, sample, ("cast",), seen)
     return _call(converted, sample), [converted], False

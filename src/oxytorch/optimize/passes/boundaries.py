@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from ...graph.boundary import Boundary, BoundaryForward, dtype_of
 from ...graph.record import name_of
 from ..context import Context
+from ..text_models import core_dtype, core_of
 from . import cast, precision, whole
 from .kernels import NormForward
 
@@ -109,6 +110,9 @@ def _boundaries(context: Context) -> dict[nn.Module, Boundary]:
     if context.model not in converted and not isinstance(context.model, torch.jit.ScriptModule):
         explains = min((context.dtype_of[m] for m in converted), key=lambda d: d.itemsize)
         found[context.model] = replace(found.get(context.model, Boundary()), explains=explains)
+    core, own = core_of(context.model), core_dtype(context.model)
+    if core is not None and own is not None:
+        found[core] = replace(found.get(core, Boundary()), gives_back=True, otherwise=own)
     return found
 
 

@@ -15,6 +15,7 @@ from ...program.replay import Replay
 from ...rewriting import measure
 from ..context import Context
 from ..sample import Sample
+from ..text_models import core_call, core_of
 from . import boundaries, cast, lstm
 
 
@@ -43,12 +44,13 @@ def run(context: Context) -> None:
     finally:
         context.index()
     context.runs_with = boundaries.wanted(context)
-    context.log.set_forward(model, replay)
+    root = replay.module
+    context.log.set_forward(root, replay)
     parts = {*model.modules()}
     context.is_program = True
     context.closed.update(parts)
     context.closed_roots = []
-    context.applied("program", model, "operators fused in one program for this form of call")
+    context.applied("program", root, "operators fused in one program for this form of call")
 
 
 def _captured(context: Context, sample: Sample) -> Replay:
@@ -59,10 +61,13 @@ def _captured(context: Context, sample: Sample) -> Replay:
             cast.convert(context, packs=False)
         boundaries.settle(context)
         context.separate(model)
-        replay = context.replays(model)
+        core = core_of(model)  # whose caller takes a dictionary and writes to it
+        replay = context.replays(model if core is None else core)
         measure.hold_heap()
+        call = sample.call if core is None else core_call(model, core, sample)
         with sample.learning(model) as written:
-            context.own_seconds = replay.prepare(*sample.call, written)
+            seconds = replay.prepare(*call, written)
+        context.own_seconds = seconds if core is None else None
         return replay
 
 

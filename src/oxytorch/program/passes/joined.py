@@ -254,7 +254,9 @@ def _replace(editor: Editor, group: Sequence[_Layer], weight: Value, makes_weigh
         before, made = made, Value(meta=full)
         steps.append(Step(target, [before, *rest], [made]))
     # Other copies of the steps know the layers' own values, which lie otherwise.
-    results = [Value(meta=own) for own in full.split(sizes, -1)]
+    # Not `full.split`: torch 2.13 cannot split a tensor whose sizes are symbols.
+    shapes = [(*full.shape[:-1], size) for size in sizes]
+    results = [Value(meta=full.new_empty_strided(own, full.stride())) for own in shapes]
     words = [str(size) for size in sizes]
     steps.append(Step(SPLIT, [made, words, "-1"], results, returns_list=True, is_view=True))
     editor.replace(first.step, *steps)
