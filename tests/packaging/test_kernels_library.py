@@ -106,9 +106,7 @@ def test_attention_agrees(dtype: torch.dtype, is_causal: bool) -> None:
     out, scale = torch.empty(2, 33, 3, 64, dtype=dtype), 1 / math.sqrt(64)
     words = (CODES[dtype], q, k, v, 2, 3, 33, 33, 64, scale, int(is_causal), out)
     assert _call("attention", *words) == ""
-    wanted = F.scaled_dot_product_attention(
-        q.double(), k.double(), v.double(), is_causal=is_causal
-    )
+    wanted = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=is_causal)
     _close(out, wanted.transpose(1, 2))
 
 
