@@ -9,10 +9,12 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from oxytorch.__main__ import main
+from oxytorch.launch.command import _opened
 
 CORES = sorted(os.sched_getaffinity(0))
 TWO = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -115,6 +117,13 @@ def test_instances_have_cores_labels_logs_and_a_summary(tmp_path):
     text = (logs / names[0]).read_text()
     assert re.match(r"my_\d+_instance_0_cores_[\d,-]+\.log", names[0])
     assert sorted(text.splitlines())[0] == "err" and text.startswith(("out [", "err"))
+
+
+def test_runs_of_one_second_have_files_of_their_own(tmp_path):
+    arguments = SimpleNamespace(log_dir=str(tmp_path), log_file_prefix="run", parser=None)
+    with _opened(arguments, "20261126") as (_, first), _opened(arguments, "20261126") as (_, other):
+        assert (first, other) == ("20261126", "20261126-2")
+    assert len([*tmp_path.iterdir()]) == 2
 
 
 def test_one_instance_is_as_if_started_by_itself_and_variables_win(tmp_path):

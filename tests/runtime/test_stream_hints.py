@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -19,6 +20,13 @@ Hint = MultiStreamModuleHint
 class Pair(NamedTuple):
     left: Any
     right: Any
+
+
+@dataclasses.dataclass
+class Opaque:
+    """No container that torch knows."""
+
+    first: Tensor
 
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(18.0).reshape(3, 6)
@@ -128,6 +136,8 @@ def test_arguments_that_cannot_be_split_are_refused(
         (5, [X, X], "cannot be joined .* dimension 5"),
         (0, [X, 3], "cannot be joined .* got|cannot be joined .* 3"),
         (0, [1, 2], "streams return 1 and 2"),
+        (0, [X.numpy(), X.numpy()], "streams return"),
+        (0, [Opaque(X), Opaque(X)], "streams return"),
         (0, [(X, 1), (X, 2)], "streams return 1 and 2"),
         (0, [(X,), [X]], "cannot be joined"),
         ((0, 0), [(X,), (X,)], "output: expected a tuple or list of 2"),

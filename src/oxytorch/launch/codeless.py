@@ -119,7 +119,9 @@ def _optimize(model: nn.Module, args: Any, kwargs: Any) -> None:
     log = log_of(model)
     assert log is not None
     modules = len({entry.module for entry in log.report.done})
-    _say(f"{name}: {modules} modules optimized" if modules else f"{name}: nothing to optimize")
+    what = f"{modules} module{'s' * (modules != 1)} optimized" if modules else "nothing to optimize"
+    hint = "" if modules or installed.sample else "; --sample-first-call finds more"
+    _say(f"{name}: {what}{hint}")
 
 
 def _reason_to_leave(model: nn.Module) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     started = datetime.now().strftime("%Y%m%d%H%M%S")
     with ExitStack() as stack:
-        log = stack.enter_context(_opened(arguments, started))
+        log, started = stack.enter_context(_opened(arguments, started))
 
         def say(text: str) -> None:
             _print(text, log)
@@ -255,20 +256,25 @@ def _bound(places: list[dict[str, object]], command: Sequence[str]) -> list[str]
 
 
 @contextmanager
-def _opened(arguments: argparse.Namespace, started: str) -> Iterator[TextIO | None]:
-    """The log file of what the launcher itself says; None without --log-dir."""
+def _opened(arguments: argparse.Namespace, started: str) -> Iterator[tuple[TextIO | None, str]]:
+    """The log file of what the launcher itself says, None without --log-dir; and what the names of
+    this run's files have in common, which no run has that began in the same second."""
     if not arguments.log_dir:
-        yield None
+        yield None, started
         return
-    folder = Path(arguments.log_dir)
-    path = log_path(folder, arguments.log_file_prefix, started, "instances")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        log = path.open("w", encoding="utf-8")
-    except OSError as problem:
-        arguments.parser.error(f"--log-dir: {problem}")
-    with log:
-        yield log
+    folder, prefix = Path(arguments.log_dir), arguments.log_file_prefix
+    for number in itertools.count(1):
+        unique = started if number == 1 else f"{started}-{number}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            log = log_path(folder, prefix, unique, "instances").open("x", encoding="utf-8")
+        except FileExistsError:
+            continue
+        except OSError as problem:
+            arguments.parser.error(f"--log-dir: {problem}")
+        with log:
+            yield log, unique
+        return
 
 
 def _print(text: str, log: TextIO | None) -> None:

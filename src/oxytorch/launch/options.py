@@ -57,6 +57,7 @@ TORCHRUN = {
 }
 """Options that torchrun gets as they are."""
 
+LOG_PREFIX = "run"
 ONE_MACHINE = (None, "1", "1:1")
 """Values of --nnodes."""
 
@@ -175,7 +176,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--log-dir", default="", metavar="DIR", help="write log files there")
     output.add_argument(
-        "--log-file-prefix", default="run", metavar="NAME", help="begin their names with it (run)"
+        "--log-file-prefix",
+        default=LOG_PREFIX,
+        metavar="NAME",
+        help="begin their names with it (run)",
     )
 
     models = parser.add_argument_group("models")
@@ -248,6 +252,8 @@ def conflict(given: argparse.Namespace) -> str:
             )
     if not given.optimize and (name := first("dtype", "sample_first_call")):
         return f"{option(name)}: needs --optimize"
+    if not given.log_dir and given.log_file_prefix != LOG_PREFIX:
+        return "--log-file-prefix: needs --log-dir"
     return ""
 
 

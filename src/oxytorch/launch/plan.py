@@ -196,13 +196,13 @@ def _sizes(cpus: list[Cpu], request: Request, notes: list[str]) -> list[int]:
         if fitting < max(count, 1):
             where = " within NUMA nodes" if request.one_node else ""
             raise PlanError(
-                f"--ncores-per-instance: {max(count, 1)} x {each} cores do not fit{where}, as "
-                f"there are {_cores(total)} to use ({ranges(cpu.number for cpu in cpus)})"
+                f"--ncores-per-instance: {max(count, 1)} x {each} cores do not fit{where}, with "
+                f"{_cores(total)} to use ({ranges(cpu.number for cpu in cpus)})"
             )
         return [each] * (count or fitting)
     if count > total:
         raise PlanError(
-            f"--ninstances: expected at most {total}, as there are {_cores(total)} to use "
+            f"--ninstances: expected at most {total}, with {_cores(total)} to use "
             f"({ranges(cpu.number for cpu in cpus)}), got {count}"
         )
     if each == SPREAD:

@@ -104,6 +104,10 @@ class _Splitter:
         return tensor.split_with_sizes(self.sizes, dim)
 
 
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+"""Results that are kept where all streams return the same."""
+
+
 def join(hint: Any, results: Sequence[Any], name: str = "output") -> Any:
     """One result of those of the streams."""
     first = results[0]
@@ -137,11 +141,11 @@ def _joined_leaves(dim: int, results: Sequence[Any], name: str) -> Any:
     for _, other in flat:
         if other != form:
             raise ValueError(f"{_cannot(name)}: streams return {form} and {other}")
-    joined = []
+    joined: list[Any] = []
     for group in zip(*(each for each, _ in flat), strict=True):
         if isinstance(group[0], Tensor):
             joined.append(_concatenated(dim, group, name))
-        elif all(type(each) is type(group[0]) and each == group[0] for each in group):
+        elif isinstance(group[0], _PLAIN) and len({(type(each), each) for each in group}) == 1:
             joined.append(group[0])
         else:
             raise ValueError(
