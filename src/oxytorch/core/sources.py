@@ -308,7 +308,7 @@ class Places:
     def add_dictionary(self, table: dict[Any, Any]) -> None:
         self.sizes.append((table, len(table)))
         self.add_order(table)
-        self.entries += [(table, key, value) for key, value in table.items()]
+        self.entries += [(table, key, value) for key, value in dict.items(table)]
 
     def add_function(self, function: types.FunctionType) -> None:
         self.functions.append((function, [getattr(function, name) for name in _CODE]))

@@ -253,11 +253,8 @@ class Reachable:
         self._class(type(module))
 
     def _dictionary(self, found: Any) -> None:
-        self._count(found)
-        self._places.add_order(found)
-        for key in [*found]:
-            self._places.entries.append((found, key, dict.__getitem__(found, key)))
-            self._todo.append(dict.__getitem__(found, key))
+        self._places.add_dictionary(found)
+        self._todo += dict.values(found)
 
     def _function(self, function: types.FunctionType) -> None:
         if _is_of_torch(function):

@@ -12,13 +12,12 @@ from starlette.exceptions import HTTPException
 
 from .. import __version__
 from .access import App, Gate
-from .batcher import Batcher
-from .engine import Engine
 from .errors import ApiError, failed
 from .logs import log
 from .metrics import Metrics
 from .page import PAGE, Figures
 from .web import check_name, error_response
+from .worker import Worker
 
 
 @dataclass
@@ -33,7 +32,7 @@ class Service:
     name: str
     kind: str
     router: APIRouter
-    worker: Engine | Batcher[Any, Any]
+    worker: Worker
     details: dict[str, Any] = field(default_factory=dict)
 
 

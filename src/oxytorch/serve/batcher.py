@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,6 +16,7 @@ from .errors import ApiError, closing, queue_full, timed_out
 from .logs import log
 from .metrics import Metrics
 from .waiting import FairQueue
+from .worker import Worker
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ class _Waiting(Generic[Item, Result]):
     since: float
 
 
-class Batcher(Generic[Item, Result]):
+class Batcher(Worker, Generic[Item, Result]):
     """Runs items in batches, in a thread of its own.
 
     work: the results of items, in their order. most: items of a batch. wait: seconds that the first
@@ -45,6 +45,7 @@ class Batcher(Generic[Item, Result]):
         seconds: float,
         metrics: Metrics,
     ) -> None:
+        super().__init__("oxytorch-batcher")
         self.most = most
         self._work = work
         self._wait = wait
@@ -52,27 +53,7 @@ class Batcher(Generic[Item, Result]):
         self._seconds = seconds
         self._metrics = metrics
         self._queue: FairQueue[_Waiting[Item, Result]] = FairQueue()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="oxytorch-batcher", daemon=True)
         metrics.gauge("oxytorch_waiting", "Inputs that wait.", lambda: len(self._queue))
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Ends the thread; what still waits fails."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     async def results(self, items: Sequence[Item], client: str) -> list[Result]:
         """The results of items. Raises ApiError where too many wait, or it takes too long.

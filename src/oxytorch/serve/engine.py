@@ -7,7 +7,6 @@ being written take one step together.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -22,6 +21,7 @@ from .logs import log
 from .metrics import Metrics
 from .sequence import Sequence
 from .waiting import FairQueue
+from .worker import Worker
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class _Writing:
         return cls(sequence, Lane())
 
 
-class Engine:
+class Engine(Worker):
     """Decodes sequences in a thread of its own, `slots` of them at a time.
 
     make: gives the places that they are decoded in, again after the model raised. slots: how many
@@ -46,6 +46,7 @@ class Engine:
     def __init__(
         self, make: Callable[[], Lanes], slots: int, part: int, queue: int, metrics: Metrics
     ) -> None:
+        super().__init__("oxytorch-engine")
         self.slots = slots
         self.limit = queue
         self._make = make
@@ -55,9 +56,6 @@ class Engine:
         self._waiting: FairQueue[Sequence] = FairQueue()
         self._reading: _Writing | None = None
         self._writing: list[_Writing] = []
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="oxytorch-engine", daemon=True)
 
     @property
     def waiting(self) -> int:
@@ -68,15 +66,6 @@ class Engine:
     def running(self) -> int:
         """How many sequences have a place."""
         return len(self._writing) + (self._reading is not None)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
 
     def submit(self, sequences: Many[Sequence]) -> None:
         """Has them written. Raises ApiError where too many wait, or after `close`."""
@@ -92,14 +81,6 @@ class Engine:
                 sequence.created = time.monotonic()
                 self._waiting.put(sequence.client, sequence)
             self._changed.notify()
-
-    def close(self) -> None:
-        """Ends the thread; what is not finished fails."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def _seconds_to_wait(self, waiting: int) -> int:
         rounds = math.ceil(waiting / self.slots)
