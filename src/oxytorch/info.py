@@ -18,6 +18,7 @@ import torch
 
 from . import __version__, _library, config, isa, ops, optim, quantization
 from .core import processor as core_processor
+from .core.system_files import text_of
 from .gpu import images
 from .launch.topology import read_quota
 from .quantization.checkpoints import SCHEMES
@@ -107,7 +108,7 @@ def has_kernel(name: str) -> bool:
 
 def processor() -> dict[str, Any]:
     """Model, cores, features and caches of the processor, as far as Linux tells them."""
-    lines = read(Path("/proc/cpuinfo"))
+    lines = text_of(Path("/proc/cpuinfo"))
     flags = re.search(r"^flags\s*: (.*)$", lines, re.MULTILINE)
     present = set(flags[1].split()) if flags else set()
     return {
@@ -115,7 +116,7 @@ def processor() -> dict[str, Any]:
         "cores": os.cpu_count() or 1,
         "features": [name for name in FEATURES if name in present],
         "caches": {
-            f"L{level}": read(folder / "size").strip().replace("K", " KiB")
+            f"L{level}": text_of(folder / "size").strip().replace("K", " KiB")
             for level, folder in caches()
         },
     }
@@ -125,15 +126,10 @@ def caches() -> list[tuple[int, Path]]:
     """Level and folder of each data cache of the first core."""
     folders = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
     return [
-        (int(read(folder / "level")), folder)
+        (int(text_of(folder / "level")), folder)
         for folder in folders
-        if read(folder / "type").strip() in {"Data", "Unified"}
+        if text_of(folder / "type").strip() in {"Data", "Unified"}
     ]
-
-
-def read(path: Path) -> str:
-    """The text of a file, or an empty string where the system does not have it."""
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def usable_cores() -> int:
@@ -153,13 +149,13 @@ def models() -> str:
 def gpus() -> list[str]:
     """Names of the GPUs that the system lists. Nothing is asked of a GPU driver."""
     information = sorted(NVIDIA_DEVICES.glob("*/information"))
-    models = [re.search(r"^Model:\s*(.*)$", read(path), re.MULTILINE) for path in information]
+    models = [re.search(r"^Model:\s*(.*)$", text_of(path), re.MULTILINE) for path in information]
     names = [model[1].strip() for model in models if model]
     for device in sorted(PCI_DEVICES.glob("*")):
-        vendor = GPU_VENDORS.get(read(device / "vendor").strip())
-        is_display = read(device / "class").startswith("0x03")
+        vendor = GPU_VENDORS.get(text_of(device / "vendor").strip())
+        is_display = text_of(device / "class").startswith("0x03")
         if vendor and is_display and not (vendor == "NVIDIA" and names):
-            names.append(f"{vendor} device {read(device / 'device').strip()}")
+            names.append(f"{vendor} device {text_of(device / 'device').strip()}")
     return names
 
 

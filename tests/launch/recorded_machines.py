@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oxytorch.launch.topology import numbers, ranges
+from oxytorch.core.system_files import numbers, ranges
 
 
 @dataclass(frozen=True)

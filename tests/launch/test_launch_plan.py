@@ -7,8 +7,9 @@ import itertools
 import pytest
 from recorded_machines import FOUR_SOCKETS, HYBRID, LAPTOP, ONE_SOCKET, SNC4, TWO_SOCKETS, Machine
 
+from oxytorch.core.system_files import ranges
 from oxytorch.launch.plan import PlanError, Request, make_plan
-from oxytorch.launch.topology import ranges, read_topology
+from oxytorch.launch.topology import read_topology
 
 
 @pytest.fixture

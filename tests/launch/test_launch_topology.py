@@ -7,7 +7,8 @@ import os
 import pytest
 from recorded_machines import FOUR_SOCKETS, HYBRID, LAPTOP, ONE_SOCKET, SNC4, TWO_SOCKETS
 
-from oxytorch.launch.topology import numbers, ranges, read_quota, read_topology
+from oxytorch.core.system_files import numbers, ranges
+from oxytorch.launch.topology import read_quota, read_topology
 
 CGROUP = "sys/fs/cgroup"
 

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TextIO
 
 from .. import config
+from ..core.system_files import ranges
 from .environment import Environment, MissingLibraryError, make_environment
 from .options import add_options, conflict, is_training, torchrun_options
 from .output import log_path
 from .plan import Instance, Plan, PlanError, Request, make_plan
 from .processes import Job, run_jobs
 from .text import describe, rows_of, summary
-from .topology import ranges, read_topology
+from .topology import read_topology
 
 BINDING = Path(__file__).with_name("binding.py")
 PARENT = str(Path(__file__).parents[2])

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from .topology import numbers
+from ..core.system_files import numbers
 
 USAGE = """\
 oxytorch run [options] script.py [arguments]

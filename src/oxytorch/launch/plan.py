@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .topology import Cpu, Topology, ranges
+from ..core.system_files import ranges
+from .topology import Cpu, Topology
 
 CORES_FOR_LATENCY = 4
 """Cores of an instance with --latency-mode."""

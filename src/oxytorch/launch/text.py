@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from ..core.system_files import ranges
 from .environment import Environment
 from .plan import Instance, Plan
 from .processes import Result
-from .topology import Topology, ranges
+from .topology import Topology
 
 AFFINITIES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES")
 

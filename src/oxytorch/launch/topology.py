@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..core.system_files import numbers, text_of
 
 # Cores whose highest frequency is this far below the machine's highest are efficiency cores, where
 # the kernel does not list these.
@@ -52,16 +53,16 @@ def read_topology(root: Path = Path("/")) -> Topology:
     for each processor, no quota.
     """
     system = root / "sys/devices/system"
-    status = _text(root / "proc/self/status")
+    status = text_of(root / "proc/self/status")
     allowed = _listed(status, "Cpus_allowed_list")
-    online = numbers(_text(system / "cpu/online")) or sorted(allowed) or [0]
+    online = numbers(text_of(system / "cpu/online")) or sorted(allowed) or [0]
     nodes = _nodes(system / "node")
     efficient = _efficient(root, online)
     cpus = []
     for number in online:
         folder = system / f"cpu/cpu{number}/topology"
-        siblings = _text(folder / "core_cpus_list") or _text(folder / "thread_siblings_list")
-        socket = _text(folder / "physical_package_id").strip()
+        siblings = text_of(folder / "core_cpus_list") or text_of(folder / "thread_siblings_list")
+        socket = text_of(folder / "physical_package_id").strip()
         cpus.append(
             Cpu(
                 number=number,
@@ -85,7 +86,7 @@ def read_quota(root: Path = Path("/")) -> float | None:
     those above it, of version 1 and 2; None where none limits it."""
     mounted = root / "sys/fs/cgroup"
     found = []
-    for line in _text(root / "proc/self/cgroup").splitlines() or ["0::/"]:
+    for line in text_of(root / "proc/self/cgroup").splitlines() or ["0::/"]:
         _, controllers, path = line.split(":", 2)
         if not controllers:
             hierarchies, read = [mounted, mounted / "unified"], _quota_of_version_2
@@ -102,71 +103,38 @@ def read_quota(root: Path = Path("/")) -> float | None:
     return min((quota for quota in found if quota is not None), default=None)
 
 
-def numbers(text: str) -> list[int]:
-    """The numbers in a list as Linux writes it: "0-2,8" is 0, 1, 2, 8.
-
-    Raises ValueError for what is no such list.
-    """
-    found: list[int] = []
-    for part in filter(None, (part.strip() for part in text.strip().split(","))):
-        span = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
-        if span is None or int(span[2] or span[1]) < int(span[1]):
-            raise ValueError(f'expected numbers and ranges such as "0-3,8", got {part!r}')
-        found += range(int(span[1]), int(span[2] or span[1]) + 1)
-    return found
-
-
-def ranges(values: Iterable[int]) -> str:
-    """Numbers as Linux writes them: 0, 1, 2, 8 is "0-2,8"."""
-    spans: list[list[int]] = []
-    for value in sorted(values):
-        if spans and value == spans[-1][1] + 1:
-            spans[-1][1] = value
-        else:
-            spans.append([value, value])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-
-
 def _nodes(folder: Path) -> dict[int, int]:
     """The NUMA node of each processor."""
     found = {}
     for node in sorted(folder.glob("node[0-9]*")):
-        for number in numbers(_text(node / "cpulist")):
+        for number in numbers(text_of(node / "cpulist")):
             found[number] = int(node.name.removeprefix("node"))
     return found
 
 
 def _efficient(root: Path, online: list[int]) -> set[int]:
     """Processors of efficiency cores: as the kernel lists them, or by their highest frequency."""
-    listed = numbers(_text(root / "sys/devices/cpu_atom/cpus"))
-    if listed or _text(root / "sys/devices/cpu_core/cpus"):
+    listed = numbers(text_of(root / "sys/devices/cpu_atom/cpus"))
+    if listed or text_of(root / "sys/devices/cpu_core/cpus"):
         return set(listed)
     cpu = root / "sys/devices/system/cpu"
-    texts = {number: _text(cpu / f"cpu{number}/cpufreq/cpuinfo_max_freq") for number in online}
+    texts = {number: text_of(cpu / f"cpu{number}/cpufreq/cpuinfo_max_freq") for number in online}
     frequencies = {number: int(text) for number, text in texts.items() if text.strip()}
     fastest = max(frequencies.values(), default=0)
     return {number for number, value in frequencies.items() if value <= SLOWER * fastest}
 
 
 def _quota_of_version_2(folder: Path) -> float | None:
-    words = _text(folder / "cpu.max").split()
+    words = text_of(folder / "cpu.max").split()
     return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else None
 
 
 def _quota_of_version_1(folder: Path) -> float | None:
-    granted = _text(folder / "cpu.cfs_quota_us").strip()
-    period = _text(folder / "cpu.cfs_period_us").strip()
+    granted = text_of(folder / "cpu.cfs_quota_us").strip()
+    period = text_of(folder / "cpu.cfs_period_us").strip()
     return int(granted) / int(period) if period and int(granted or -1) > 0 else None
 
 
 def _listed(status: str, name: str) -> list[int]:
     line = re.search(rf"^{name}:\s*(\S+)$", status, re.MULTILINE)
     return numbers(line[1]) if line else []
-
-
-def _text(path: Path) -> str:
-    """The text of a file, or an empty string where the system does not have it."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # offline processors list files that cannot be read
-        return ""

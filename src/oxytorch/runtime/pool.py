@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from ..core.system_files import numbers, ranges, text_of
 
 _NODES = Path("/sys/devices/system/node")
 
@@ -64,7 +65,7 @@ def get_core_list_of_node_id(node_id: int) -> list[int]:
     node_id = _integer(node_id, "node_id")
     path = _NODES / f"node{node_id}" / "cpulist"
     if path.exists():
-        return _read_list(path.read_text(encoding="ascii"))
+        return numbers(text_of(path))
     nodes = sorted(int(folder.name[4:]) for folder in _NODES.glob("node[0-9]*"))
     if not nodes and node_id == 0:  # a system without NUMA
         return list(range(os.cpu_count() or 1))
@@ -101,7 +102,7 @@ def _checked(core_ids: Iterable[int]) -> tuple[int, ...]:
     others = sorted(set(cores).difference(usable))
     if others:
         raise ValueError(
-            f"CPUPool: core_ids: expected cores that this thread may use ({_short(usable)}), "
+            f"CPUPool: core_ids: expected cores that this thread may use ({ranges(usable)}), "
             f"got {others}; see os.sched_getaffinity(0)"
         )
     return cores
@@ -113,7 +114,7 @@ def _of_node(node_id: int) -> tuple[int, ...]:
     if not cores:
         raise ValueError(
             f"CPUPool: node_id: expected a node with cores that this thread may use "
-            f"({_short(usable)}), got {node_id}; see os.sched_getaffinity(0)"
+            f"({ranges(usable)}), got {node_id}; see os.sched_getaffinity(0)"
         )
     return cores
 
@@ -125,20 +126,3 @@ def _integer(value: object, name: str) -> int:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{name}: expected an int, got {value!r}") from None
-
-
-def _read_list(text: str) -> list[int]:
-    """`0-3,8` as numbers."""
-    ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
-    return [core for first, last in ranges for core in range(int(first), int(last or first) + 1)]
-
-
-def _short(cores: Sequence[int]) -> str:
-    """Sorted numbers as the system writes them: `0-3,8`."""
-    ranges: list[list[int]] = []
-    for core in cores:
-        if ranges and ranges[-1][1] == core - 1:
-            ranges[-1][1] = core
-        else:
-            ranges.append([core, core])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
