@@ -15,6 +15,11 @@ OXY_BOTH std::int64_t phase_lines_of(const WindowDim& dim, std::int64_t lines) {
   return lines + (dim.kernel - 1) * dim.dilation / dim.stride;
 }
 
+// Elements along the sum that lie side by side, where all channels of a pixel do.
+OXY_BOTH std::int64_t run_of(const WindowDim& last, std::int64_t channels) {
+  return channels * (last.dilation == 1 ? last.kernel : 1);
+}
+
 // Calls body(pixel) for each position of a kernel, or where `by_lines` for the first one of each
 // line: its place in a chunk of [planes, phases, phase_lines, columns], from a window's start on.
 template <class Body>

@@ -13,18 +13,12 @@ struct TileSteps {
   std::int64_t units;
 };
 
-// Elements along the sum that lie side by side where channels are one block.
-std::int64_t run_of(const Convolution& call) {
-  const WindowDim& last = call.windows.dims[2];
-  return call.channels() * (last.dilation == 1 ? last.kernel : 1);
-}
-
 // Whole tiles where blocks of channels fill them, else the widest that divide what lies side by
 // side: tiles never take what is not theirs, which might be NaN.
 TileSteps tile_steps(const Convolution& call) {
   constexpr std::int64_t kUnits = kTileBytes / 4;
   if (call.channels() % (2 * kUnits) == 0) return {2 * kUnits, kUnits};
-  return {call.channels(), tile_step(run_of(call) / 2)};
+  return {call.channels(), tile_step(run_of(call.windows.dims[2], call.channels()) / 2)};
 }
 
 // What a chunk's results are: lines and columns, and the columns of a line in memory.
@@ -37,7 +31,10 @@ std::int64_t columns_of(const WindowDim& dim, std::int64_t out_columns) {
   return round_up((out_columns - 1) * dim.stride + (dim.kernel - 1) * dim.dilation + 1, dim.stride);
 }
 
-std::int64_t rows_of(const ChunkShape& chunk, const WindowDim& dim) {
+// Rows of the product. Those of tiles lie at equal distances, with rows without results between
+// lines.
+std::int64_t rows_of(const ChunkShape& chunk, const WindowDim& dim, bool in_tiles) {
+  if (!in_tiles) return chunk.lines * chunk.out_columns;
   return (chunk.lines - 1) * chunk.columns / dim.stride + chunk.out_columns;
 }
 
@@ -81,7 +78,7 @@ LineSplit split_lines(const Convolution& call, RowType type, std::int64_t thread
   LineSplit best{};
   std::int64_t least = 0;
   for (; chunk.lines <= inner.out_size; ++chunk.lines) {
-    const std::int64_t rows = rows_of(chunk, last);
+    const std::int64_t rows = rows_of(chunk, last, has_tiles(type));
     const std::int64_t written = pixels_of(chunk, dims) * call.channels();
     const bool is_large = rows > kItemRows || written * bytes_of_element(type) > kChunkBytes;
     if (chunk.lines > 1 && is_large) break;
@@ -108,7 +105,8 @@ std::vector<std::int32_t> steps_of(const Convolution& call, const ChunkShape& ch
   const WindowDim* dims = call.windows.dims;
   const bool is_blocked = tiles.block < call.channels() || tiles.units * 2 == tiles.block;
   const std::int64_t next = is_blocked ? pixels_of(chunk, dims) * tiles.block : tiles.units * 2;
-  const std::int64_t count = is_blocked ? call.channels() / tiles.block : run_of(call) / next;
+  const std::int64_t count = is_blocked ? call.channels() / tiles.block
+                                        : run_of(call.windows.dims[2], call.channels()) / next;
   const bool by_lines = !is_blocked && dims[2].dilation == 1;
   each_position(dims, phase_lines_of(dims[1], chunk.lines), chunk.columns, by_lines,
                 [&](std::int64_t pixel) {

@@ -13,9 +13,10 @@ inline constexpr std::int64_t kItemOutputs = kItemPanels * kPanelOutputs;
 // One block of some rows times one block of some panels, added to the rows' sums.
 struct Tile {
   const std::uint8_t* rows;
-  std::int64_t row_bytes;     // between rows
-  std::int64_t step_bytes;    // that a tile of AMX takes of a row
-  const std::int32_t* steps;  // where these lie, in bytes from `rows` on; null: side by side
+  std::int64_t row_bytes;      // between rows
+  const std::int32_t* starts;  // where each row begins, in bytes from `rows` on; null: as above
+  std::int64_t step_bytes;     // that a tile of AMX takes of a row
+  const std::int32_t* steps;   // where these lie, in bytes from `rows` on; null: side by side
   const std::uint8_t* panels;
   std::int64_t panel_bytes;  // between panels
   std::int64_t units;        // along in_features
@@ -27,7 +28,7 @@ struct Tile {
   // Sums are not there yet, and are finished after this block. In registers of AMX only those of
   // bfloat16 without scales.
   bool begins, ends;
-  const std::uint8_t* ahead;  // panels that are multiplied next, or null; tiles only
+  const std::uint8_t* ahead;  // panels that are multiplied next, or null
 };
 
 // What a row's products with the codes have too much, for outputs `first` and on, negated.
@@ -61,9 +62,15 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
       }
     }
   }
-  const std::uint8_t* row = tile.rows;
+  const std::uint8_t* x[rows];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+    x[r] = tile.rows + (tile.starts ? tile.starts[r] : r * tile.row_bytes);
+  }
   const std::uint8_t* panel = tile.panels;
-  for (std::int64_t k = 0; k < tile.units; ++k, row += 4, panel += 64) {
+  for (std::int64_t at = 0, end = tile.units * 4; at < end; at += 4, panel += 64) {
+    // Else GCC counts up a pointer for each row.
+    asm("" : "+r"(at));
     Sum weights[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -71,7 +78,7 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
-      const auto unit = load_as<typename Dot::Unit>(row + r * tile.row_bytes);
+      const auto unit = load_as<typename Dot::Unit>(x[r] + at);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         sums[r][v] = Dot::multiply(sums[r][v], weights[v], unit);
@@ -116,34 +123,47 @@ struct BlockFinish {
 // Bytes of panels up to which the nearest cache has room for the next ones, too.
 inline constexpr std::int64_t kPanelsAhead = 24 << 10;
 
-// Has the nearest cache get a part of the panels behind those of a tile: of `rows` rows, those from
-// `row` on ask for it.
+// Has a cache get a part of the panels that are multiplied after those of a tile: of `rows` rows,
+// those from `row` to `next` ask for it.
 template <int panels>
-OXY_INLINE void ask_for_panels(const Tile& tile, std::int64_t row, std::int64_t rows) {
-  const std::int64_t begin = tile.units * row / rows, next = row + kTileRows;
-  const std::int64_t end = next < rows ? tile.units * next / rows : tile.units;
-  const std::uint8_t* panel = tile.panels + panels * tile.panel_bytes;
+OXY_INLINE void ask_for_panels(const Tile& tile, std::int64_t row, std::int64_t next,
+                               std::int64_t rows) {
+  const std::int64_t begin = tile.units * row / rows, end = tile.units * next / rows;
+  const bool has_room = tile.units * panels * 64 <= kPanelsAhead;
+  const std::uint8_t* panel = tile.ahead;
   for (int p = 0; p < panels; ++p, panel += tile.panel_bytes) {
-    for (std::int64_t k = begin; k < end; ++k) __builtin_prefetch(panel + k * 64);
+    for (std::int64_t k = begin; k < end; ++k) {
+      if (has_room) {
+        __builtin_prefetch(panel + k * 64);
+      } else {
+        __builtin_prefetch(panel + k * 64, 0, 2);
+      }
+    }
   }
 }
 
 template <class Dot, int panels, class Finish>
 static void multiply_rows(Tile tile, std::int64_t rows, const Finish& finish) {
-  const bool asks = rows > 2 * kTileRows && tile.units * panels * 64 <= kPanelsAhead;
-  for (std::int64_t first = 0; first < rows; first += kTileRows) {
+  const bool asks = rows > 2 * kTileRows && tile.ahead;
+  for (std::int64_t first = 0, taken = 0; first < rows; first += taken) {
     const std::int64_t left = rows - first;
-    if (asks) ask_for_panels<panels>(tile, first, rows);
-    if (tile.ends) finish.ask(first, left < kTileRows ? left : kTileRows);
-    if (left >= kTileRows) {
+    // A tile of few rows waits for its own sums, so the last ones are of about one size.
+    taken = left >= 2 * kTileRows ? kTileRows : left > kTileRows ? (left + 1) / 2 : left;
+    if (asks) ask_for_panels<panels>(tile, first, first + taken, rows);
+    if (tile.ends) finish.ask(first, taken);
+    if (taken == kTileRows) {
       multiply_tile<Dot, kTileRows, panels>(tile);
     } else {
-      multiply_rest<Dot, panels>(tile, left);
+      multiply_rest<Dot, panels>(tile, taken);
     }
-    if (tile.ends) finish(first, left < kTileRows ? left : kTileRows, tile.sums);
-    tile.rows += kTileRows * tile.row_bytes;
-    if (tile.row_sums) tile.row_sums += kTileRows;
-    if (!tile.begins || !tile.ends) tile.sums += kTileRows * kItemOutputs;
+    if (tile.ends) finish(first, taken, tile.sums);
+    if (tile.starts) {
+      tile.starts += taken;
+    } else {
+      tile.rows += taken * tile.row_bytes;
+    }
+    if (tile.row_sums) tile.row_sums += taken;
+    if (!tile.begins || !tile.ends) tile.sums += taken * kItemOutputs;
   }
 }
 
@@ -159,10 +179,12 @@ OXY_INLINE bool finishes_blocks(PanelEpilogue epilogue) {
 template <class Dot, class Finish>
 static void multiply_block(Tile tile, std::int64_t rows, std::int64_t panels,
                            const Finish& finish) {
+  const std::uint8_t* ahead = tile.ahead;
   for (std::int64_t first = 0, taken = 0; first < panels; first += taken) {
     const std::int64_t left = panels - first;
     taken = left >= kTilePanels ? kTilePanels : left > 1 ? 2 : 1;
     const BlockFinish<Finish> finish_rows{finish, first, taken};
+    tile.ahead = first + taken < panels ? tile.panels + taken * tile.panel_bytes : ahead;
     if (taken == kTilePanels) {
       multiply_rows<Dot, kTilePanels>(tile, rows, finish_rows);
     } else if (taken == 2) {

@@ -103,8 +103,7 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
   const std::int64_t step = step_of<Dot, Codec>(x.block / Dot::kDepth);
   std::int64_t piece = is_short ? kPanelBlock : kLength;
   if (in_tiles) piece -= piece % (step * Dot::kDepth);
-  const bool asks =
-      !unpacks && is_short && first_panel + kItemPanels + panels <= weight.panel_count;
+  const bool follows = !unpacks && first_panel + kItemPanels + panels <= weight.panel_count;
   const ChunkFinish finish{product, outputs, first_row, first_panel};
   prepare_blocks<Dot>(step);
   if (!begins) std::memset(sums, 0, sizeof(float) * kItemOutputs * rows);
@@ -124,10 +123,21 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
                        numbers.zero_points + p * kPanelOutputs, unpacked + p * kBytes);
         }
       }
+      // What is multiplied next: by vectors, which take long pieces, the rest of these panels.
+      const std::uint8_t* ahead = follows ? stored + kItemPanels * weight.panel_bytes : nullptr;
+      if (uses_tiles) {
+        if (!is_short) ahead = nullptr;
+      } else if (!unpacks && begin + length < x.depth) {
+        ahead = stored + length / Codec::kNumbers * 64;
+      } else if (ahead) {
+        ahead -= begin / Codec::kNumbers * 64;
+      }
       Tile tile{
           .rows = x.values + row * row_bytes + begin % x.block / Dot::kDepth * 4,
           .row_bytes = row_bytes,
+          .starts = nullptr,
           .step_bytes = step * 4,
+          .steps = nullptr,
           .panels = unpacks ? unpacked : stored,
           .panel_bytes = unpacks ? kBytes : weight.panel_bytes,
           .units = length / Dot::kDepth,
@@ -138,7 +148,7 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
           .sums = sums,
           .begins = begins && begin == 0,
           .ends = ends && group + 1 == x.blocks && begin + length == end,
-          .ahead = asks ? stored + kItemPanels * weight.panel_bytes : nullptr,
+          .ahead = ahead,
       };
       if (rows > ragged) multiply_block_at_level<Dot>(tile, rows - ragged, panels, finish);
       if (!uses_tiles || ragged == 0) continue;

@@ -101,7 +101,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
       });
     }
   } else {
-    const std::int64_t run = run_of(args);
+    const std::int64_t run = run_of(args.windows.dims[2], args.channels);
     const auto multiply_run = [&](std::int64_t pixel) {
       multiply(run, 0, rows, [&](std::int64_t row, std::int64_t begin) {
         tile.starts = starts + row;
@@ -119,21 +119,22 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   }
 }
 
-// Finishes blocks of a chunk's rows, between whose lines there are rows without results. numbers:
-// of panels from `first_panel` on.
+// Finishes blocks of a chunk's rows. Between the lines of tiles of AMX there are rows without
+// results. numbers: of panels from `first_panel` on.
 struct LineFinish {
   const LineGemmArgs& args;
   const PanelsArgs& weight;
   const LineChunk& chunk;
   const OutputNumbers& numbers;
   std::int64_t first_panel;
+  std::int64_t stride;  // rows from one line to the next
 
   // Calls body(product, column, rows, row) for the results of each line.
   template <class Body>
   OXY_MEMBER void each_line(std::int64_t first_row, std::int64_t count, Body body) const {
     GemmProduct product{};
     product.weight = weight;
-    const std::int64_t stride = line_rows(args), end = first_row + count;
+    const std::int64_t end = first_row + count;
     for (std::int64_t row = first_row; row < end;) {
       const std::int64_t line = row / stride, column = row - line * stride;
       const std::int64_t next = (line + 1) * stride, last = line * stride + chunk.columns;
@@ -208,8 +209,8 @@ static void multiply_line_tiles(const LineGemmArgs& args, Tile tile, std::int64_
 // Results of a chunk's rows and at most kItemPanels panels. memory: room for sums of all rows.
 template <class Dot, class Codec>
 static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsArgs& weight,
-                           const LineChunk& chunk, std::int64_t rows, std::int64_t panel,
-                           std::int64_t panels, float* memory) {
+                           const LineChunk& chunk, std::int64_t panel, std::int64_t panels,
+                           float* memory) {
   using Element = typename Dot::Element;
   constexpr std::int64_t kLength = kPanelBlock;
   constexpr std::int64_t kBytes = kLength / Dot::kDepth * 64;
@@ -222,6 +223,7 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
   Tile tile{
       .rows = chunk.memory,
       .row_bytes = last.stride * pixel_bytes,
+      .starts = nullptr,
       .step_bytes = 0,
       .steps = nullptr,
       .panels = stored,
@@ -238,15 +240,25 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
   };
   OutputNumbers numbers;
   read_numbers(weight, line_result(args, chunk, 0), panel, panels, numbers);
-  const LineFinish finish{args, weight, chunk, numbers, panel};
+  const bool in_tiles = args.in_tiles;
+  const LineFinish finish{args,    weight, chunk,
+                          numbers, panel,  in_tiles ? line_rows(args) : chunk.columns};
 #if OXY_HAS_TILES
   if constexpr (Dot::kDepth > 1 && !unpacks) {
-    if (args.in_tiles) {
+    if (in_tiles) {
+      const std::int64_t rows = (chunk.lines - 1) * line_rows(args) + chunk.columns;
       const bool asks = panel + kItemPanels + panels <= weight.panel_count;
       return multiply_line_tiles<Dot>(args, tile, rows, panels, asks, finish);
     }
   }
 #endif
+  const std::int64_t rows = chunk.lines * chunk.columns;
+  std::int32_t starts[kItemRows];
+  for (std::int64_t l = 0, row = 0; l < chunk.lines; ++l) {
+    for (std::int64_t c = 0; c < chunk.columns; ++c, ++row) {
+      starts[row] = static_cast<std::int32_t>((l * line_rows(args) + c) * tile.row_bytes);
+    }
+  }
   // Elements from `k` on of the panels.
   const auto read_panels = [&](std::int64_t k, std::int64_t length) {
     const std::uint8_t* part = stored + k / Codec::kNumbers * 64;
@@ -270,14 +282,16 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
     for (std::int64_t first = 0; first < rows; first += kCopiedRows) {
       const std::int64_t left = rows - first, some = left < kCopiedRows ? left : kCopiedRows;
       copies.copy(args, some, [&](std::int64_t row) {
-        return reinterpret_cast<const Element*>(chunk.memory) +
-               (first + row) * last.stride * args.block;
+        return reinterpret_cast<const Element*>(chunk.memory + starts[first + row]);
       });
       multiply_block<Dot>(tile, some, panels, FinishFrom{finish, first});
     }
     return;
   }
-  const std::int64_t run = run_of(args);
+  tile.starts = starts;
+  const bool follows = panel + kItemPanels < weight.panel_count;
+  const std::uint8_t* following = follows ? stored + kItemPanels * weight.panel_bytes : nullptr;
+  const std::int64_t run = run_of(args.windows.dims[2], args.channels);
   std::int64_t k = 0;
   const auto multiply = [&](std::int64_t pixel) {
     for (std::int64_t begin = 0; begin < run; begin += kLength) {
@@ -286,6 +300,9 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
       tile.rows = chunk.memory + pixel * pixel_bytes + begin * sizeof(Element);
       tile.begins = k + begin == 0;
       tile.ends = k + begin + length == summands;
+      if (!unpacks) {
+        tile.ahead = tile.ends ? following : tile.panels + length / Codec::kNumbers * 64;
+      }
       multiply_block<Dot>(tile, rows, panels, finish);
     }
     k += run;
@@ -305,7 +322,6 @@ static void multiply_line_range(const LineGemmArgs& args, const LineChunk& chunk
     }
     return;
   }
-  const std::int64_t rows = (chunk.lines - 1) * line_rows(args) + chunk.columns;
   alignas(64) float sums[kItemRows * kItemOutputs];
   with_dot(args.type, [&](auto dot) {
     with_codec(weight, [&](auto codec) {
@@ -314,7 +330,7 @@ static void multiply_line_range(const LineGemmArgs& args, const LineChunk& chunk
         for (std::int64_t p = panel; p < panel + panels; p += kItemPanels) {
           const std::int64_t left = panel + panels - p;
           const std::int64_t some = left < kItemPanels ? left : kItemPanels;
-          multiply_lines<Dot>(codec, args, weight, chunk, rows, p, some, sums);
+          multiply_lines<Dot>(codec, args, weight, chunk, p, some, sums);
         }
       }
     });

@@ -171,12 +171,6 @@ static void write_lines(const LineGemmArgs& args, const LineChunk& chunk) {
 inline constexpr std::int64_t kShortLine = 128;
 inline constexpr std::int64_t kCopiedRows = 24;
 
-// Elements of a line of a window that lie side by side.
-OXY_INLINE std::int64_t run_of(const LineGemmArgs& args) {
-  const WindowDim& last = args.windows.dims[2];
-  return args.channels * (last.dilation == 1 ? last.kernel : 1);
-}
-
 // Numbers along the sum of a result.
 OXY_INLINE std::int64_t summands_of(const LineGemmArgs& args) {
   const WindowDim* dims = args.windows.dims;
@@ -190,7 +184,7 @@ struct CopiedWindows {
   alignas(64) Element values[kCopiedRows * kStride];
 
   static bool are_better(const LineGemmArgs& args) {
-    const std::int64_t run = run_of(args), all = summands_of(args);
+    const std::int64_t run = run_of(args.windows.dims[2], args.channels), all = summands_of(args);
     return run * static_cast<std::int64_t>(sizeof(Element)) <= kShortLine && run < all &&
            all <= kPanelBlock;
   }
@@ -199,7 +193,7 @@ struct CopiedWindows {
   template <class Start>
   OXY_MEMBER void copy(const LineGemmArgs& args, std::int64_t rows, Start start_of) {
     constexpr std::int64_t kLine = 64 / sizeof(Element);
-    const std::int64_t run = run_of(args);
+    const std::int64_t run = run_of(args.windows.dims[2], args.channels);
     std::int64_t at = 0;
     const bool by_lines = args.windows.dims[2].dilation == 1;
     const auto copy_line = [&](std::int64_t pixel) {
