@@ -68,9 +68,11 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
     x[r] = tile.rows + (tile.starts ? tile.starts[r] : r * tile.row_bytes);
   }
   const std::uint8_t* panel = tile.panels;
+  const std::int64_t ahead = tile.ahead - panel;
   for (std::int64_t at = 0, end = tile.units * 4; at < end; at += 4, panel += 64) {
     // Else GCC counts up a pointer for each row.
     asm("" : "+r"(at));
+    __builtin_prefetch(panel + ahead, 0, 2);
     Sum weights[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -120,36 +122,17 @@ struct BlockFinish {
   }
 };
 
-// Bytes of panels up to which the nearest cache has room for the next ones, too.
-inline constexpr std::int64_t kPanelsAhead = 24 << 10;
-
-// Has a cache get a part of the panels that are multiplied after those of a tile: of `rows` rows,
-// those from `row` to `next` ask for it.
-template <int panels>
-OXY_INLINE void ask_for_panels(const Tile& tile, std::int64_t row, std::int64_t next,
-                               std::int64_t rows) {
-  const std::int64_t begin = tile.units * row / rows, end = tile.units * next / rows;
-  const bool has_room = tile.units * panels * 64 <= kPanelsAhead;
-  const std::uint8_t* panel = tile.ahead;
-  for (int p = 0; p < panels; ++p, panel += tile.panel_bytes) {
-    for (std::int64_t k = begin; k < end; ++k) {
-      if (has_room) {
-        __builtin_prefetch(panel + k * 64);
-      } else {
-        __builtin_prefetch(panel + k * 64, 0, 2);
-      }
-    }
-  }
-}
-
 template <class Dot, int panels, class Finish>
 static void multiply_rows(Tile tile, std::int64_t rows, const Finish& finish) {
-  const bool asks = rows > 2 * kTileRows && tile.ahead;
+  const std::uint8_t* ahead = rows > (panels - 1) * kTileRows ? tile.ahead : nullptr;
+  int panel = 0;
   for (std::int64_t first = 0, taken = 0; first < rows; first += taken) {
     const std::int64_t left = rows - first;
     // A tile of few rows waits for its own sums, so the last ones are of about one size.
     taken = left >= 2 * kTileRows ? kTileRows : left > kTileRows ? (left + 1) / 2 : left;
-    if (asks) ask_for_panels<panels>(tile, first, first + taken, rows);
+    // The first few tiles ask for a panel each, line by line.
+    const bool asks = ahead && panel < panels;
+    tile.ahead = asks ? ahead + panel++ * tile.panel_bytes : tile.panels;
     if (tile.ends) finish.ask(first, taken);
     if (taken == kTileRows) {
       multiply_tile<Dot, kTileRows, panels>(tile);
