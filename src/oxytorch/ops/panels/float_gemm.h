@@ -63,7 +63,7 @@ struct FloatTile {
   const float* bias;  // null: zeros
   float* sums;        // rows are kSumsStride apart
   FloatAhead* ahead;
-  bool is_steady;      // lines are asked for one by one, each kStep in_features; else
+  bool is_steady;      // lines are asked for one by one, for each of in_features; else
   std::int64_t asked;  // so many, each time after `block` in_features,
   std::int64_t block;  // a multiple of kStep
   const float* lines;  // of `ahead`, if it is steady
@@ -129,12 +129,13 @@ __attribute__((noinline)) static void multiply_float_tile(const FloatTile& tile)
   };
   std::int64_t left = tile.length;
   if (tile.is_steady) {
-    const float* line = tile.lines;
+    const std::int64_t ahead = tile.lines - panel;
     for (; left >= kStep; left -= kStep) {
-      __builtin_prefetch(line, 0, 2);
-      line += kPanelOutputs;
 #pragma GCC unroll 4
-      for (int i = 0; i < kStep; ++i) add(i % kSums);
+      for (int i = 0; i < kStep; ++i) {
+        __builtin_prefetch(panel + ahead, 0, 2);
+        add(i % kSums);
+      }
     }
     add_some(left);
   } else {
@@ -182,7 +183,7 @@ OXY_INLINE void multiply_float_rows(const FloatTile& tile, std::int64_t given) {
 static void multiply_float_panels(FloatTile tile, std::int64_t rows, std::int64_t panels) {
   while (panels > 0) {
     std::int64_t taken = 1;
-    if (tile.is_steady) tile.lines = tile.ahead->take(tile.length / kStep, tile.x);
+    if (tile.is_steady) tile.lines = tile.ahead->take(tile.length / kStep * kStep, tile.panels);
     if (kTilePanels >= 4 && panels >= 4) {
       multiply_float_rows<kTilePanels >= 4 ? 4 : 1>(tile, rows);
       taken = 4;
@@ -285,7 +286,7 @@ static void multiply_float_part(const FloatGemmArgs& args, const FloatItem& part
 // Has so many tiles ask for all of what is ahead, little by little.
 OXY_INLINE void set_pace(FloatTile& tile, std::int64_t tiles) {
   const FloatAhead& ahead = *tile.ahead;
-  const std::int64_t each = tile.length / kStep;
+  const std::int64_t each = tile.length / kStep * kStep;
   const std::int64_t of_panel = each > 0 ? (ahead.rows + each - 1) / each : 0;
   tile.is_steady = each > 0 && ahead.panels * of_panel <= tiles;
   const std::int64_t lines = ahead.panels * ahead.rows, times = lines / (tiles * kFewLines) + 1;

@@ -56,7 +56,9 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
   product.result = line_result(args, chunk, 0);
   if (product.result.bias) arrange_bias(product, {0, rows, panel, panels}, bias);
   const auto* stored = reinterpret_cast<const float*>(weight.panels) + panel * panel_stride;
-  FloatAhead nothing{};
+  const std::int64_t summands = summands_of(args);
+  const bool follows = panel + panels < weight.panel_count;
+  FloatAhead ahead{};
   FloatTile tile{
       .x = nullptr,
       .x_stride = 0,
@@ -69,7 +71,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
       .begins = true,
       .bias = bias,
       .sums = sums,
-      .ahead = &nothing,
+      .ahead = &ahead,
       .is_steady = false,
       .asked = 0,
       .block = kLinePiece,
@@ -82,6 +84,16 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
       tile.panels = stored + (k + begin) * kPanelOutputs;
       tile.length = count - begin < kLinePiece ? count - begin : kLinePiece;
       tile.begins = k + begin == 0;
+      const bool ends = k + begin + tile.length == summands;
+      const float* next =
+          ends ? stored + panels * panel_stride : tile.panels + tile.length * kPanelOutputs;
+      ahead = {.panel = next,
+               .panel_stride = panel_stride,
+               .panels = ends && !follows ? 0 : panels,
+               .rows = tile.length,
+               .row = 0};
+      const std::int64_t tiles = (end - first + kTileRows - 1) / kTileRows;
+      set_pace(tile, tiles * ((panels + kTilePanels - 1) / kTilePanels));
       for (std::int64_t r = first; r < end; r += kTileRows) {
         place(r, begin);
         tile.sums = sums + r * kSumsStride;
@@ -96,7 +108,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
       const std::int64_t whole = round_up(rows, kTileRows), next = first + kCopiedRows;
       const std::int64_t end = next < whole ? next : whole;
       copies.copy(args, end - first, [&](std::int64_t row) { return starts[first + row]; });
-      multiply(summands_of(args), first, end, [&](std::int64_t row, std::int64_t begin) {
+      multiply(summands, first, end, [&](std::int64_t row, std::int64_t begin) {
         tile.x = copies.values + (row - first) * copies.kStride + begin;
       });
     }
