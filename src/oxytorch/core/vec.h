@@ -438,6 +438,17 @@ OXY_INLINE std::uint32_t maximum(u32v v) {
 #endif
 }
 
+// The largest magnitude of a row; NaN if there is one.
+template <class T>
+OXY_INLINE float largest_magnitude(const T* x, std::int64_t width) {
+  u32v bits{};
+  sweep(0, width, [&](std::int64_t i, auto count) {
+    const u32v magnitudes = bits_of(load(x + i, count)) & 0x7fffffff;
+    bits = magnitudes > bits ? magnitudes : bits;
+  });
+  return __builtin_bit_cast(float, maximum(bits));
+}
+
 // The nearest whole number, for magnitudes below 2^22.
 OXY_INLINE f32v nearest(f32v v) {
 #if defined(__AVX512F__)
