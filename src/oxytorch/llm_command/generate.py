@@ -27,6 +27,7 @@ from .options import (
     PRECISIONS,
     add_count,
     add_model_options,
+    add_tokenizer,
     add_verb,
     output_file,
     positive,
@@ -57,9 +58,7 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "folder", type=Path, metavar="MODEL", help="folder with config.json, or file of oxytorch"
     )
-    parser.add_argument(
-        "--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: MODEL)"
-    )
+    add_tokenizer(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="what to go on from")
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="the same from a file")

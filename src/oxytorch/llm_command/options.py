@@ -103,6 +103,13 @@ def add_count(
     parser.add_argument(name, type=positive, default=default, metavar=unit, help=text)
 
 
+def add_tokenizer(parser: argparse._ActionsContainer) -> None:
+    """Where the tokenizer of a model is, which its file does not hold."""
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: MODEL)"
+    )
+
+
 def add_group_size(parser: argparse.ArgumentParser) -> None:
     """How many weights share a scale."""
     text = "neighbouring weights that share a scale, in int4 and nf4"

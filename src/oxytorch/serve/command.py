@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from .. import config
-from ..llm_command.options import PRECISIONS, add_count, positive, precision
+from ..llm_command.options import PRECISIONS, add_count, add_tokenizer, positive, precision
 
 NEEDS = ("fastapi", "uvicorn")
 
@@ -92,9 +92,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_language(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: MODEL)"
-    )
+    add_tokenizer(group)
     group.add_argument(
         "--weights",
         type=precision,
