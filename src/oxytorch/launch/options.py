@@ -194,13 +194,19 @@ def _add_program_options(group: Any) -> None:
 
 
 def _add_instance_options(group: Any) -> None:
-    group.add_argument("--ninstances", type=_positive, default=0, metavar="N", help="instances (1)")
+    group.add_argument(
+        "--ninstances",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="number of instances (default: 1)",
+    )
     group.add_argument(
         "--ncores-per-instance",
         type=_cores_per_instance,
         default=0,
         metavar="N",
-        help="cores of each; 0 shares them out evenly, -1 leaves none over (0)",
+        help="cores of each; 0: an equal share, -1: the rest goes to the first ones (default: 0)",
     )
     _switch(group, "--throughput-mode", help="one instance for each NUMA node")
     _switch(group, "--latency-mode", help="one instance for every four cores")
@@ -211,7 +217,7 @@ def _add_instance_options(group: Any) -> None:
         "--strategy",
         choices=("scatter", "close"),
         default="scatter",
-        help="which cores, if not all: spread over NUMA nodes, or one after the other (scatter)",
+        help="which cores, if not all: spread over NUMA nodes, or in turn (default: scatter)",
     )
     _switch(
         group,
@@ -228,7 +234,7 @@ def _add_instance_options(group: Any) -> None:
 def _add_core_options(group: Any) -> None:
     group.add_argument("--nodes-list", type=_numbers, metavar="LIST", help="NUMA nodes: 0,2-3")
     group.add_argument(
-        "--cores-list", type=_numbers, metavar="LIST", help="group, as Linux counts them: 0-7,16"
+        "--cores-list", type=_numbers, metavar="LIST", help="cores, by Linux's numbers: 0-7,16"
     )
     _switch(group, "--use-logical-cores", help="all threads of a core, not one")
     _switch(group, "--use-e-cores", help="efficiency cores too")
@@ -239,13 +245,13 @@ def _add_library_options(group: Any) -> None:
         "--memory-allocator",
         choices=("auto", "default", "jemalloc", "tcmalloc"),
         default="auto",
-        help="auto: tcmalloc or jemalloc, where installed (auto)",
+        help="auto: tcmalloc or jemalloc, where installed (default: auto)",
     )
     group.add_argument(
         "--omp-runtime",
         choices=("auto", "default", "intel"),
         default="auto",
-        help="OpenMP; auto: Intel's, where installed (auto)",
+        help="OpenMP; auto: Intel's, where installed (default: auto)",
     )
     _switch(
         group, "--benchmark", help="jemalloc keeps freed memory: faster, and memory may run out"
@@ -258,7 +264,7 @@ def _add_output_options(group: Any) -> None:
         "--log-file-prefix",
         default=LOG_PREFIX,
         metavar="NAME",
-        help="begin their names with it (run)",
+        help="prefix of their names (default: run)",
     )
 
 
@@ -285,7 +291,7 @@ def _add_rank_options(group: Any) -> None:
         "--nproc-per-node",
         type=_ranks,
         metavar="N",
-        help="ranks on this machine; auto: one for each NUMA node (auto)",
+        help="ranks on this machine; auto: one for each NUMA node (default: auto)",
     )
     _switch(group, "--standalone", help="a rendezvous of this machine alone")
     for name, meaning in TORCHRUN.items():

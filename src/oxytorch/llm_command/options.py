@@ -119,7 +119,10 @@ def add_group_size(parser: argparse.ArgumentParser) -> None:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """How the model is stored: cache, groups, threads."""
     parser.add_argument(
-        "--kv-cache", choices=("bf16", "int8"), default="bf16", help="cache (default: bf16)"
+        "--kv-cache",
+        choices=("bf16", "int8"),
+        default="bf16",
+        help="format of keys and values (default: bf16)",
     )
     add_group_size(parser)
     parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: torch's)")
