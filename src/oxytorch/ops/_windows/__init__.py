@@ -39,17 +39,15 @@ def positions(
     ]
 
 
+Geometry = tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""stride, padding and dilation of a convolution, as the ops take them."""
+
+
 def result_count(
-    x: Tensor,
-    out_channels: int,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    x: Tensor, out_channels: int, kernel_size: Sequence[int], geometry: Geometry
 ) -> int:
     """How many values a convolution of x has."""
-    sizes = positions(x.shape, kernel_size, stride, padding, dilation)
-    return prod([x.shape[0], out_channels, *sizes])
+    return prod([x.shape[0], out_channels, *positions(x.shape, kernel_size, *geometry)])
 
 
 def convolved(
@@ -57,9 +55,7 @@ def convolved(
     weight: Tensor,
     bias: Tensor | None,
     other: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    geometry: Geometry,
     groups: int,
     epilogue: str,
 ) -> Tensor:
@@ -69,6 +65,7 @@ def convolved(
     result has x's dtype and is in channels-last order.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
+    stride, padding, dilation = geometry
     none = [0] * len(stride)
     images = padded(x.to(wide), padding)
     wide_bias = None if bias is None else bias.to(wide)
@@ -82,9 +79,7 @@ def convolved(
     return channels_last(result.to(x.dtype))
 
 
-def sample_geometry(
-    kernel: Sequence[int], stride: int, padding: int, dilation: int
-) -> tuple[list[int], list[int], list[int]]:
-    """stride, padding and dilation of a sample, with more zeros after than before in some."""
+def sample_geometry(kernel: Sequence[int], stride: int, padding: int, dilation: int) -> Geometry:
+    """The geometry of a sample, with more zeros after than before in some."""
     dims = len(kernel)
     return [stride] * dims, [padding, padding + (stride == 2)] * dims, [dilation] * dims

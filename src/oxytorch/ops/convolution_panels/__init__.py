@@ -71,7 +71,7 @@ def convolution_panels(
     stored = layout.unpack(format, panels, rows, in_features)
     weight = stored.reshape(groups, -1, in_features)[:, :outputs]
     weight = weight.reshape(out_channels, *kernel_size, -1)[..., :channels].movedim(-1, 1)
-    return convolved(x, weight, bias, other, stride, padding, dilation, groups, epilogue)
+    return convolved(x, weight, bias, other, (stride, padding, dilation), groups, epilogue)
 
 
 # x, out_channels, kernel, stride, padding, dilation, groups, bias, epilogue
@@ -127,7 +127,7 @@ def cost(
     **rest: object,
 ) -> Cost:
     """Reads x, panels, bias and other, writes the result."""
-    outputs = result_count(x, out_channels, kernel_size, stride, padding, dilation)
+    outputs = result_count(x, out_channels, kernel_size, (stride, padding, dilation))
     in_features = x.shape[1] // groups * prod(kernel_size)
     return Cost(x.nbytes + nbytes(rest) + outputs * x.dtype.itemsize, 2 * outputs * in_features)
 

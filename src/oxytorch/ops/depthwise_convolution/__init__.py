@@ -42,7 +42,7 @@ def depthwise_convolution(
     """
     kernels = weight.movedim(-1, 0).unsqueeze(1)
     channels = x.shape[1]
-    return convolved(x, kernels, bias, other, stride, padding, dilation, channels, epilogue)
+    return convolved(x, kernels, bias, other, (stride, padding, dilation), channels, epilogue)
 
 
 # x, kernel, stride, padding, dilation, bias, epilogue
@@ -92,7 +92,7 @@ def cost(
 ) -> Cost:
     """Reads x, weight, bias and other, writes the result."""
     kernel_size = weight.shape[:-1]
-    outputs = result_count(x, x.shape[1], kernel_size, stride, padding, dilation)
+    outputs = result_count(x, x.shape[1], kernel_size, (stride, padding, dilation))
     moved = x.nbytes + nbytes((weight, rest)) + outputs * x.dtype.itemsize
     return Cost(moved, 2 * outputs * prod(kernel_size))
 

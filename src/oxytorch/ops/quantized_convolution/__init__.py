@@ -226,7 +226,7 @@ def cost(
     **rest: object,
 ) -> Cost:
     """Reads x and the weight's tensors, bias and other, writes the result."""
-    outputs = result_count(x, out_channels, kernel_size, stride, padding, dilation)
+    outputs = result_count(x, out_channels, kernel_size, (stride, padding, dilation))
     products = x.shape[1] // groups * prod(kernel_size)
     moved = x.nbytes + nbytes(rest) + outputs * NUMBERS[out_dtype].itemsize
     return Cost(moved, 2 * outputs * products)
