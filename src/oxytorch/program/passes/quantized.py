@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...ops.quantized_linear import MOST_PRODUCTS
 from ..program import Argument, Some, Step, Value, values_of
 from . import panels
 from .convolution import changeable, follow_order, padded_input
@@ -23,7 +24,6 @@ from .linear import LINEAR
 from .pooling import largest
 from .post_ops import is_activation
 from .quantized_weights import (
-    MOST_PRODUCTS,
     Making,
     Rounded,
     bytes_of_convolution,

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from ...ops import recurrent as ops
 from ...ops.lstm import lstm, packed_module, why_not_packed
 from ...ops.quantized_gru import quantized_gru
+from ...ops.quantized_linear import MOST_PRODUCTS
 from ...ops.quantized_lstm import quantized_lstm
 from ...rewriting.measure import Calls, about, first_win, numbers
 from ..program import Argument, Some, Step, Value
 from .editor import Editor, known
 from .quantized import FLOATING, Quantization, name_of
-from .quantized_weights import MOST_PRODUCTS, Making, bytes_of_recurrent
+from .quantized_weights import Making, bytes_of_recurrent
 
 DIRECTION, LSTM, GRU = "aten::mkldnn_rnn_layer", "aten::lstm.input", "aten::gru.input"
 PACK = "mkldnn::_reorder_mkldnn_rnn_layer_weight"

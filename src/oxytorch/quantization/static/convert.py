@@ -227,15 +227,17 @@ def quantize(
 ) -> _Model:
     """Return a copy of a model whose linear layers and convolutions multiply 8-bit integers.
 
+    model: in evaluation mode, on the CPU, neither optimized nor quantized.
     calibration_data: arguments of calls: tensors, tuples of positional arguments or mappings of
         keyword arguments. The model is run on each, to find the ranges of its activations; 32 to
         500 typical ones are enough. The first one is the example of `prepare`.
-    config: None is `Int8StaticActivationInt8Weight()`. dtype: as in `convert`.
+    config: how ranges are chosen. None is `Int8StaticActivationInt8Weight()`.
+    dtype: of what is not computed with integers, as in `convert`. None keeps dtypes.
     progress: True prints a line to standard error; a callable receives the number of finished
         calls, of all (0 where that is not known), and "".
 
-    The same as `prepare`, calls, and `convert`, and raises what these do; ValueError where
-    calibration_data is empty.
+    This is `prepare`, a call for each input, and `convert`. It raises what these raise, and
+    ValueError if calibration_data is empty.
     """
     check_data("quantize", "calibration_data", calibration_data)
     show, count = shown(progress), 0
