@@ -126,6 +126,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="cores of each; 0 shares them out evenly, -1 leaves none over (0)",
     )
+    instances.add_argument(
+        "--nthreads-per-instance",
+        type=_positive,
+        metavar="N",
+        help="OpenMP threads of each (as many as it has cores)",
+    )
     _switch(instances, "--throughput-mode", help="one instance for each NUMA node")
     _switch(instances, "--latency-mode", help="one instance for every four cores")
     instances.add_argument(
@@ -149,9 +155,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
     cores = parser.add_argument_group("cores")
-    cores.add_argument("--nodes-list", type=_numbers, metavar="LIST", help="NUMA nodes: 0,2-3")
+    cores.add_argument("--nodes-list", type=numbers_of, metavar="LIST", help="NUMA nodes: 0,2-3")
     cores.add_argument(
-        "--cores-list", type=_numbers, metavar="LIST", help="cores, as Linux counts them: 0-7,16"
+        "--cores-list", type=numbers_of, metavar="LIST", help="cores, as Linux counts them: 0-7,16"
     )
     _switch(cores, "--use-logical-cores", help="all threads of a core, not one")
     _switch(cores, "--use-e-cores", help="efficiency cores too")
@@ -284,7 +290,7 @@ def _switch(group: Any, *names: str, help: str) -> None:
     group.add_argument(*names, action="store_true", help=help)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers_of(text: str) -> tuple[int, ...]:
     try:
         found = numbers(text)
     except ValueError as error:
