@@ -78,7 +78,7 @@ def make_environment(
     before: Mapping[str, str],
     *,
     allocator: str = "auto",
-    openmp: str = "auto",
+    openmp: str = "default",
     threads: int | None = None,
     benchmark: bool = False,
     unbuffered: bool = False,
@@ -86,7 +86,8 @@ def make_environment(
 ) -> Environment:
     """Choose libraries and variables beside those of `before`, the user's own.
 
-    allocator: "auto", "default", "jemalloc" or "tcmalloc"; openmp: "auto", "default" or "intel".
+    allocator: "auto", "default", "jemalloc" or "tcmalloc"; openmp: "default", "intel",
+    or "auto", which is Intel's where installed.
     threads: of each instance; None for as many as it has processors.
     benchmark: have jemalloc keep freed memory. unbuffered: have Python print each line at once.
     folders: where to look for libraries; None for the usual places.
@@ -124,16 +125,16 @@ def _choose(
     notes: list[str],
 ) -> tuple[str | None, str]:
     """The library to preload, if any, and the name of what is in use."""
-    if asked == "default":
-        return None, "default"
     for choice in choices:
         if any(_is(choice, entry) for entry in preloaded):
-            if asked not in ("auto", choice):
+            if asked not in ("auto", "default", choice):
                 raise MissingLibraryError(
                     f"{OPTIONS.get(asked, '--omp-runtime')}: expected no {choice} in LD_PRELOAD "
                     f"beside {asked}; unset LD_PRELOAD"
                 )
             return None, choice
+    if asked == "default":
+        return None, "default"
     for choice in choices if asked == "auto" else (asked,):
         path = find_library(choice, folders)
         if path is not None:

@@ -172,8 +172,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     libraries.add_argument(
         "--omp-runtime",
         choices=("auto", "default", "intel"),
-        default="auto",
-        help="OpenMP; auto: Intel's, where installed (auto)",
+        default="default",
+        help="OpenMP: torch's own, or Intel's; auto: Intel's, where installed (default)",
     )
     _switch(
         libraries, "--benchmark", help="jemalloc keeps freed memory: faster, and memory may run out"

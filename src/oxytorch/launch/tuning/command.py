@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     file = _file(arguments, search, topology)
     _tell(search, file, topology)
     if arguments.dry_run:
+        print("\n".join(f"{number:>4}  {each}" for number, each in enumerate(search.placements, 1)))
         return 0
     session = Session(search, file, _say, _begin)
     try:

@@ -7,8 +7,12 @@ import statistics
 from collections.abc import Sequence
 
 from ..text import aligned
-from .search import Goal, Tally, Verdict, noise
+from .search import Goal, Tally, Verdict, noise, usual_noise
 from .trial import Script
+
+
+NOISY = 0.05
+"""A standard deviation, as a part of the figure, that is worth a word."""
 
 
 def table(tallies: Sequence[Tally], goal: Goal, figure: str) -> list[str]:
@@ -54,8 +58,14 @@ def conclusion(
         names = "; ".join(f"{tally.placement} ({number(tally.median)})" for tally in others[:3])
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         lines.append(f"no different beyond noise, and less simple: {names}{more}")
-    if len(winner.values) == 1:
+    usual = usual_noise(tallies)
+    if usual is None:
         lines.append("measured once: --repeats tells noise from gain")
+    elif usual > NOISY:
+        lines.append(
+            f"figures of one placement vary by {usual:.0%}: end other programs, have the script "
+            "measure for longer, or raise --repeats"
+        )
     return [*lines, "", "  " + shlex.join(script.command(winner.placement))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -11,10 +12,12 @@ from dataclasses import dataclass, field
 from .figures import Limit
 from .placements import Placement
 
-FINALISTS = 2
-"""Placements that halving keeps at least, beside the simplest one."""
+FINALISTS = 3
+"""Placements that halving keeps at least, with the simplest one."""
 ERRORS = 2.0
 """Two medians differ if they lie further apart than so many standard errors of the difference."""
+SHAMOS = 1.0483
+"""The standard deviation of normal values over the median distance of two of them."""
 OF_MEDIAN = 1.2533
 """The standard error of a median over that of a mean, of normal values: sqrt(pi / 2)."""
 
@@ -82,7 +85,7 @@ def halving(tallies: Sequence[Tally], goal: Goal, repeats: int) -> Iterator[Tall
     for count, target in halving_rounds(len(tallies), repeats):
         kept = [tally for tally in sorted(tallies, key=goal.order)[:count] if not tally.failure]
         if not tallies[0].failure and tallies[0] not in kept:
-            kept.append(tallies[0])
+            kept[count - 1 :] = [tallies[0]]
         yield from in_turns(kept, target - done)
         done = target
 
@@ -129,23 +132,35 @@ def judge(tallies: Sequence[Tally], goal: Goal) -> Verdict:
 
 
 def noise(tally: Tally, tallies: Sequence[Tally]) -> float | None:
-    """The standard deviation of a placement's figures; of few figures, not less than what is usual
-    in this search. None where nothing ran twice."""
-    spreads = [
-        statistics.stdev(each.values) / _of_deviation(len(each.values)) / abs(each.median)
-        for each in tallies
-        if len(each.values) > 1 and each.median
-    ]
-    if not spreads:
+    """The standard deviation of a placement's figures, not less than what is usual in this search.
+    None where nothing ran twice."""
+    usual = usual_noise(tallies)
+    if usual is None:
         return None
-    own = statistics.stdev(tally.values) if len(tally.values) > 1 else 0.0
-    return max(own, statistics.median(spreads) * abs(tally.median))
+    own = _distances(tally)
+    return max(_deviation(own) if own else 0.0, usual * abs(tally.median))
 
 
-def _of_deviation(count: int) -> float:
-    """The median of the standard deviations of so many normal values, over the true one (by the
-    approximation of Wilson and Hilferty)."""
-    return float((1 - 2 / (9 * (count - 1))) ** 1.5)
+def usual_noise(tallies: Sequence[Tally]) -> float | None:
+    """The standard deviation of figures of one placement, as a part of its median, by the trials of
+    all; None where nothing ran twice."""
+    found = [
+        distance / abs(tally.median)
+        for tally in tallies
+        if tally.values and tally.median
+        for distance in _distances(tally)
+    ]
+    return _deviation(found) if found else None
+
+
+def _distances(tally: Tally) -> list[float]:
+    return [abs(one - other) for one, other in itertools.combinations(tally.values, 2)]
+
+
+def _deviation(distances: Sequence[float]) -> float:
+    """The standard deviation, by the median distance of two values, which a few disturbed trials
+    hardly move (the estimator of Shamos)."""
+    return SHAMOS * statistics.median(distances)
 
 
 def _differ(one: Tally, other: Tally, tallies: Sequence[Tally]) -> bool:

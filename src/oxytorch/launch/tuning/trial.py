@@ -123,7 +123,8 @@ def run_trial(
         raise InterruptError(said[0])
     trial = Trial(
         seconds=max(outcome.seconds for outcome in result.outcomes),
-        # Of all processes that this one has waited for; a larger one before counts too.
+        # Of all processes that this one has waited for, whose memory before the start of the script
+        # counts too.
         peak=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
     )
     if result.status:
