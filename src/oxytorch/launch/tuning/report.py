@@ -10,7 +10,6 @@ from ..text import aligned
 from .search import Goal, Tally, Verdict, noise, usual_noise
 from .trial import Script
 
-
 NOISY = 0.05
 """A standard deviation, as a part of the figure, that is worth a word."""
 
