@@ -89,9 +89,9 @@ def test_search_goes_on_where_it_ended(tmp_path, capfd):
 @TWO
 def test_file_of_another_search_is_refused(tmp_path, capfd):
     assert tune("--repeats=1", "--results=my.jsonl", "x.py") == 0
-    for words in (["--minimize=latency"], ["--timeout=5"]):
+    for words in (["--minimize=latency", "x.py"], ["x.py", "argument"]):
         with pytest.raises(SystemExit):
-            tune(*words, "--results=my.jsonl", "x.py")
+            tune("--results=my.jsonl", *words)
         assert "--results: my.jsonl is of another search:" in capfd.readouterr().err
     (tmp_path / "notes.txt").write_text("my notes\n")
     with pytest.raises(SystemExit):
@@ -154,10 +154,19 @@ def test_threads_are_an_axis(capfd):
 
 def test_trial_that_takes_too_long_is_ended(tmp_path, capfd):
     mark = f"9{os.getpid()}.5"
-    (tmp_path / "x.py").write_text(f"import subprocess\nsubprocess.run(['sleep', '{mark}'])")
+    (tmp_path / "x.py").write_text(
+        "import os, subprocess\nprint('throughput: 3')\nif not os.path.exists('at_once'):\n"
+        f"    subprocess.run(['sleep', '{mark}'])"
+    )
     assert tune("--ninstances=1", "--timeout=1", "x.py") == 1
     assert "still running after 1 seconds" in capfd.readouterr().out
     assert running(mark) == []
+    # a longer limit tries it again, the same one does not
+    assert tune("--ninstances=1", "--timeout=1", "x.py") == 1
+    assert "1 of them known" in capfd.readouterr().err
+    (tmp_path / "at_once").touch()
+    assert tune("--ninstances=1", "--repeats=1", "--timeout=60", "x.py") == 0
+    assert "throughput 3" in capfd.readouterr().out
 
 
 @TWO
@@ -256,6 +265,7 @@ def test_saved_program_of_open_sizes_needs_them(capfd):
         (["--seed", "1", "x.py"], "--seed: needs --search random"),
         (["--plot", "plot.gif", "x.py"], "--plot: expected a name that ends with .svg or .png"),
         (["--plot", "no/plot.svg", "x.py"], "--plot: there is no folder no"),
+        (["--results", "no/a.jsonl", "x.py"], "--results: cannot write to"),
         (["--forget", "x.py"], "--forget: expected no script"),
         (["--dtype", "bfloat16", "x.py"], "--dtype: needs --optimize"),
         (["--input", "x: 3", "x.py"], "--input: expected model.oxy"),

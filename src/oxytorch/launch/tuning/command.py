@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -65,6 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     except KeyboardInterrupt:  # between two trials
         is_whole = False
+    except OSError as problem:
+        print(f"oxytorch tune: {problem}", file=sys.stderr)
+        return 2
     return _end(arguments, session, file, is_whole)
 
 
@@ -151,7 +155,9 @@ def _file(arguments: argparse.Namespace, search: Search, topology: Topology) -> 
     try:
         if arguments.restart and not arguments.dry_run:
             path.unlink(missing_ok=True)
-        return ResultsFile(path, described)
+        if not os.access(path.absolute().parent, os.W_OK):
+            raise OSError(f"cannot write to {path.absolute().parent}")
+        return ResultsFile(path, described, search.seconds)
     except OtherSearchError as problem:
         arguments.parser.error(f"--results: {problem}; give another name, or --restart")
     except OSError as problem:
@@ -170,7 +176,6 @@ def _described(search: Search, topology: Topology) -> dict[str, Any]:
         "files": {str(path): contents(path) for path in files if path.is_file()},
         "figure": [search.figure.what, search.figure.combine],
         "limits": [limit.figure.what for limit in search.goal.limits],
-        "timeout": search.seconds,
         "machine": machine(topology),
         "variables": {name: own[name] for name in WATCHED if own.get(name)},
         "versions": [__version__, torch.__version__],

@@ -25,11 +25,13 @@ class ResultsFile:
     """The trials of one search.
 
     search: what decides about the figures: the command, its file's contents, the machine. A file of
-    another search is refused.
+    another search is refused. seconds: the most for a trial; those that were ended sooner do not
+    count.
     """
 
-    def __init__(self, path: Path, search: dict[str, Any]) -> None:
+    def __init__(self, path: Path, search: dict[str, Any], seconds: float) -> None:
         self.path = path
+        self._seconds = seconds
         self._search = search
         self._kept: dict[Placement, list[Trial]] = defaultdict(list)
         self._exists = path.exists()
@@ -83,7 +85,8 @@ class ResultsFile:
             now = ", ".join(f"{self._search.get(name)}" for name in differing)
             raise OtherSearchError(f"{self.path} is of another search: {was}, now {now}")
         for placement, trial in trials:
-            self._kept[placement].append(trial)
+            if not trial.is_late or trial.seconds >= self._seconds:
+                self._kept[placement].append(trial)
         if cut:  # the last search was killed while it wrote
             self.path.write_text(whole + "\n", encoding="utf-8")
 

@@ -34,7 +34,7 @@ class Search:
     placements: Sequence[Placement]
     strategy: str = "halving"
     repeats: int = 5
-    seconds: float | None = None
+    seconds: float = 600.0
     is_careful: bool = True
 
     def schedule(self, tallies: Sequence[Tally]) -> Iterator[Tally]:

@@ -32,7 +32,8 @@ class InterruptError(Exception):
 class Trial:
     """What came of a trial.
 
-    value: the figure; limits: those of the limits. failure: why there is none.
+    value: the figure; limits: those of the limits. failure: why there is none. is_silent: because
+    the script printed none; is_late: because it took too long.
     peak: bytes of the largest process. tail: the last lines of the output of the instance that
     failed or printed no figure.
     """
@@ -41,6 +42,7 @@ class Trial:
     limits: tuple[float, ...] = ()
     failure: str = ""
     is_silent: bool = False
+    is_late: bool = False
     seconds: float = 0.0
     peak: int = 0
     tail: tuple[str, ...] = ()
@@ -122,7 +124,7 @@ def run_trial(
     if result.cause == "signal":
         raise InterruptError(said[0])
     trial = Trial(
-        seconds=max(outcome.seconds for outcome in result.outcomes),
+        seconds=_seconds(result, seconds),
         # Of all processes that this one has waited for, whose memory before the start of the script
         # counts too.
         peak=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
@@ -131,7 +133,7 @@ def run_trial(
         failure = said[0].partition("; ending")[0] if said else f"exit status {result.status}"
         tail = _tail(texts[_failed(result)])
         why = f": {tail[-1]}" if tail and result.cause == "" else ""
-        return replace(trial, failure=failure + why, tail=tail)
+        return replace(trial, failure=failure + why, tail=tail, is_late=result.cause == "time")
     value = figure.of_all(texts)
     for wanted, found in (
         (figure, value),
@@ -144,6 +146,12 @@ def run_trial(
     assert value is not None
     of_limits = (limit.figure.of_all(texts) for limit in limits)
     return replace(trial, value=value, limits=tuple(each for each in of_limits if each is not None))
+
+
+def _seconds(result: Result, limit: float | None) -> float:
+    """How long the trial took; one that was ended at the limit, not less than that."""
+    longest = max(outcome.seconds for outcome in result.outcomes)
+    return max(longest, limit or 0.0) if result.cause == "time" else longest
 
 
 def _failed(result: Result) -> int:
