@@ -75,6 +75,14 @@ def test_instances_stay_within_numa_nodes_where_they_fit(tmp_path):
     ]
 
 
+def test_sockets_of_several_nodes_are_tried_as_a_whole(tmp_path):
+    listed = found(SNC4, tmp_path)
+    assert {(1, 120), (2, 60), (4, 30), (8, 15)} < set(shapes(listed))
+    topology = read_topology(tmp_path)
+    plan = make_plan(topology, Request(2, 60))
+    assert [one.nodes for one in plan.instances] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
 def test_cpuset_and_quota_are_respected(tmp_path):
     assert shapes(found(ONE_SOCKET, tmp_path / "a", allowed="0-3")) == [
         *((1, 4), (1, 2), (1, 1), (2, 2), (4, 1)),

@@ -155,6 +155,10 @@ def _shapes(nodes: Sequence[int], axes: Axes) -> list[tuple[int, int]]:
         size //= 2
     found = {(1, total), *((1, size) for size in sizes[: SINGLES + (total == max(nodes))])}
     found |= {(sum(node // size for node in nodes), size) for size in sizes}
+    size = 2 * max(nodes)
+    while size < total:  # of several nodes: a socket, for one
+        found.add((total // size, size))
+        size *= 2
     return sorted(found, key=lambda shape: (shape[0], -shape[1]))
 
 
