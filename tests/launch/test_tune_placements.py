@@ -110,6 +110,6 @@ def test_words_and_names_of_a_placement():
         *("--ninstances=2", "--ncores-per-instance=8", "--nthreads-per-instance=4"),
         *("--skip-cross-node-cores", "--memory-allocator=tcmalloc", "--omp-runtime=intel"),
     ]
-    assert str(each) == "2 x 8 cores, 4 OpenMP threads, tcmalloc, intel OpenMP"
+    assert str(each) == "2 x 8 cores, 4 OpenMP threads, tcmalloc, Intel's OpenMP"
     assert str(Placement(1, 8, has_all_threads=True)) == "1 x 8 threads"
     assert Placement(**each.data()) == each

@@ -53,7 +53,7 @@ class Placement:
         text = f"{self.ninstances} x {self.ncores} {what}{'s' * (self.ncores != 1)}"
         text += f", {self.threads} OpenMP thread{'s' * (self.threads != 1)}" if self.threads else ""
         text += f", {self.allocator}" if self.allocator != "default" else ""
-        return text + (f", {self.openmp} OpenMP" if self.openmp != "default" else "")
+        return text + (", Intel's OpenMP" if self.openmp == "intel" else "")
 
     def complexity(self) -> tuple[int, int, int]:
         """What a simpler placement has less of: changes to what torch has by itself, instances,

@@ -56,7 +56,7 @@ def conclusion(
     if others:
         names = "; ".join(f"{tally.placement} ({number(tally.median)})" for tally in others[:3])
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        lines.append(f"no different beyond noise, and less simple: {names}{more}")
+        lines.append(f"no different beyond noise, and not simpler: {names}{more}")
     usual = usual_noise(tallies)
     if usual is None:
         lines.append("measured once: --repeats tells noise from gain")
