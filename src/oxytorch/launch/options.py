@@ -208,6 +208,12 @@ def _add_instance_options(group: Any) -> None:
         metavar="N",
         help="cores of each; 0: an equal share, -1: the rest goes to the first ones (default: 0)",
     )
+    group.add_argument(
+        "--nthreads-per-instance",
+        type=_positive,
+        metavar="N",
+        help="OpenMP threads of each (default: as many as it has cores)",
+    )
     _switch(group, "--throughput-mode", help="one instance for each NUMA node")
     _switch(group, "--latency-mode", help="one instance for every four cores")
     group.add_argument(
@@ -250,8 +256,8 @@ def _add_library_options(group: Any) -> None:
     group.add_argument(
         "--omp-runtime",
         choices=("auto", "default", "intel"),
-        default="auto",
-        help="OpenMP; auto: Intel's, where installed (default: auto)",
+        default="default",
+        help="OpenMP: torch's own, or Intel's; auto: Intel's, where installed (default: default)",
     )
     _switch(
         group, "--benchmark", help="jemalloc keeps freed memory: faster, and memory may run out"
@@ -302,7 +308,7 @@ def _switch(group: Any, *names: str, help: str) -> None:
     group.add_argument(*names, action="store_true", help=help)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers_of(text: str) -> tuple[int, ...]:
     try:
         found = numbers(text)
     except ValueError as error:
