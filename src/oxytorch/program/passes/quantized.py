@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..program import Argument, Some, Step, Value, values_of
+from ..program import Argument, Some, Step, Steps, Value, values_of
 from . import panels
 from .convolution import changeable, follow_order, padded_input
 from .convolution_times import CONVOLUTION
@@ -22,6 +23,8 @@ from .editor import VIEWS, Editor, is_contiguous, known
 from .linear import LINEAR
 from .pooling import largest
 from .post_ops import is_activation
+from .quantized_times import CONVOLUTION_OF_BYTES, LINEAR_OF_BYTES, PANELS, QUANTIZE, slower
+from .quantized_times import RESULT as _RESULT
 from .quantized_weights import (
     MOST_PRODUCTS,
     Making,
@@ -32,17 +35,13 @@ from .quantized_weights import (
     wide_bias,
 )
 
-QUANTIZE, DEQUANTIZE = "oxytorch::quantize_per_tensor", "oxytorch::dequantize_per_tensor"
-LINEAR_OF_BYTES = "oxytorch::quantized_linear"
-CONVOLUTION_OF_BYTES = "oxytorch::quantized_convolution"
+DEQUANTIZE = "oxytorch::dequantize_per_tensor"
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 """Of what layers take and give where that is no bytes."""
 _OTHER = {LINEAR_OF_BYTES: 8, CONVOLUTION_OF_BYTES: 9}
 """The place of what a step adds."""
 ADDS = {LINEAR_OF_BYTES: 9, CONVOLUTION_OF_BYTES: 14}
 """The place of the scale of what a step adds, before its zero point."""
-_RESULT = {LINEAR_OF_BYTES: 12, CONVOLUTION_OF_BYTES: 17}
-"""The place of the result's dtype, before its scale and zero point."""
 SAME_BYTES = (
     *VIEWS, "aten::permute", "aten::transpose.int", "aten::t", "aten::squeeze.dim",
     "aten::unsqueeze", "aten::slice.Tensor", "aten::select.int", "aten::flatten.using_ints",
@@ -97,7 +96,7 @@ class Smoothing:
 @dataclass(frozen=True)
 class Layers:
     """by_name: how layers are computed. smoothing: what is divided before they are. only_faster:
-    whether recurrent layers are of bytes only where that is faster."""
+    whether layers are of bytes only where that is faster."""
 
     by_name: Mapping[str, Layer]
     smoothing: tuple[Smoothing, ...] = ()
@@ -107,19 +106,12 @@ class Layers:
 @dataclass(frozen=True)
 class Quantization:
     """layers: those that multiply bytes. names: of the values that stand for parameters. decided:
-    whether layers that were timed are of bytes, by name, which holds for further programs."""
+    why layers that were timed stay floating, by name, empty for those of bytes; this holds for
+    further programs."""
 
     layers: Layers
     names: Mapping[Value, str]
-    decided: dict[str, bool] = field(default_factory=dict)
-
-    def takes(self, name: str, pays: Callable[[], bool]) -> bool:
-        """Whether a layer becomes one of bytes. pays: times it."""
-        if not self.layers.only_faster:
-            return True
-        if name not in self.decided:
-            self.decided[name] = pays()
-        return self.decided[name]
+    decided: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,7 +121,7 @@ class Quantized:
 
     layers: Layers
     names: Callable[[], Mapping[int, str]]
-    decided: dict[str, bool] = field(default_factory=dict)
+    decided: dict[str, str] = field(default_factory=dict)
 
     def of(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> Quantization:
         """The same of a program. values: those that stand for tensors."""
@@ -228,16 +220,50 @@ def _added(editor: Editor, step: Step) -> Value | None:
 
 
 def quantize(editor: Editor, quantization: Quantization) -> None:
-    """Have the layers that are named multiply bytes."""
+    """Have the layers that are named multiply bytes, where they are faster so."""
     layers, found = quantization.layers.by_name, layers_of(editor, quantization.names)
     chosen = {step: layers[name] for step, name in found.items() if name in layers}
+    if quantization.layers.only_faster:
+        _decide(editor, chosen, found, quantization.decided)
+        for step in [*chosen]:
+            why = quantization.decided[found[step]]
+            if why:
+                editor.leave(step, why)
+                del chosen[step]
+    _change(editor, chosen)
+
+
+def _decide(
+    editor: Editor, chosen: Mapping[Step, Layer], names: Mapping[Step, str], decided: dict[str, str]
+) -> None:
+    """Note why layers stay floating, or that they are of bytes, where this is not known yet."""
+    kept = {step: layer for step, layer in chosen.items() if not decided.get(names[step])}
+    new = {step: layer.input is None for step, layer in kept.items() if names[step] not in decided}
+    if new:
+        sure = frozenset(kept.keys() - new.keys())
+        found = slower(editor, new, partial(_attempt, editor, kept, sure))
+        decided |= {names[step]: found.get(step, "") for step in new}
+
+
+def _attempt(
+    editor: Editor, layers: Mapping[Step, Layer], sure: frozenset[Step], of_bytes: frozenset[Step]
+) -> tuple[Steps, Mapping[Value, Step]]:
+    """What comes of layers of bytes, and which they are by their panels; nothing changes."""
+    trial = Editor(editor.steps.copy(), editor.lasting, editor.known)
+    chosen = {step: layer for step, layer in layers.items() if step in sure | of_bytes}
+    return trial.steps, _change(trial, chosen)
+
+
+def _change(editor: Editor, chosen: Mapping[Step, Layer]) -> dict[Value, Step]:
+    """Have layers multiply bytes; return them by the panels of their weights."""
     outputs: dict[Value, Numbers] = {}
     for step, layer in chosen.items():
         value = _added(editor, step)
         if value is not None and layer.output is not None:
             outputs[value] = layer.output
-    _replace(editor, chosen)
+    found = _replace(editor, chosen)
     join(editor, outputs)
+    return found
 
 
 def join(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
@@ -252,8 +278,10 @@ def join(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
     _give_bytes(editor, outputs)
 
 
-def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
-    """Put layers of bytes, with floating results, in the place of others."""
+def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> dict[Value, Step]:
+    """Put layers of bytes, with floating results, in the place of others, which are returned by
+    the panels of their weights."""
+    by_panels: dict[Value, Step] = {}
     convolutions = {*changeable(editor, lambda step: "" if step in chosen else "it is not chosen")}
     rounded: dict[tuple[Value, Numbers], Value] = {}
     for step, layer in chosen.items():
@@ -275,9 +303,11 @@ def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
             assert numbers is not None
             made = convolution_of_bytes(step, x, pads, numbers, make)
         editor.replace(step, *make.steps, made)
+        by_panels[made.arguments[PANELS]] = step
     editor.apply()
     if convolutions:
         follow_order(editor)
+    return by_panels
 
 
 def linear_of_bytes(

@@ -18,7 +18,6 @@ from ...optimize.context import Context
 from ...optimize.sample import Sample
 from ...program.families import Programs
 from ...program.passes.quantized import Layers, Quantized
-from ...program.passes.recurrent import SLOWER
 from ...program.replay import Replay
 from ...rewriting.copies import Separation, copied
 from ...rewriting.measure import steady_heap
@@ -50,7 +49,7 @@ class QuantizedReplay(Replay):
     def __init__(self, module: nn.Module, recipe: Recipe) -> None:
         self.recipe = recipe
         self.layers = recipe.chosen()
-        self._decided: dict[str, bool] = {}
+        self._decided: dict[str, str] = {}
         super().__init__(module)
 
     def _new_builder(self) -> Programs:
@@ -61,10 +60,7 @@ class QuantizedReplay(Replay):
         """Keep what was decided by the times of the first program, for those of other sizes."""
         if not self._decided:
             return
-        if not self._decided:
-            return
-        slower = [name for name, pays in self._decided.items() if not pays]
-        self.recipe = self.recipe.with_slower(slower, SLOWER)
+        self.recipe = self.recipe.with_slower(self._decided)
         self.layers = self.recipe.chosen()
 
     def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
