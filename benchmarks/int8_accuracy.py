@@ -54,15 +54,11 @@ class Row:
     fits: bool
 
 
-def static(
-    observer: str = "minmax", smooth: bool = False, by_rows: Sequence[str] = ()
-) -> Quantize:
+def static(observer: str = "minmax", smooth: bool = False, by_rows: Sequence[str] = ()) -> Quantize:
     """Quantizes with such ranges. by_rows: the layers whose activations are rounded row by row."""
 
     def run(model: nn.Module, data: Sequence[Any]) -> nn.Module:
-        config = Int8StaticActivationInt8Weight(
-            observer=observer, smooth=smooth, only_faster=False
-        )
+        config = Int8StaticActivationInt8Weight(observer=observer, smooth=smooth, only_faster=False)
         watching = prepare(model, config, data[0])
         for each in data:
             _call(watching, each)

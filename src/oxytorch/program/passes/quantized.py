@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from ..program import Argument, Some, Step, Steps, Value, values_of
+from ..program import Argument, Some, Step, Value, values_of
 from . import panels
 from .convolution import changeable, follow_order, padded_input
 from .convolution_times import CONVOLUTION
@@ -23,7 +22,8 @@ from .editor import VIEWS, Editor, is_contiguous, known
 from .linear import LINEAR
 from .pooling import largest
 from .post_ops import is_activation
-from .quantized_times import CONVOLUTION_OF_BYTES, LINEAR_OF_BYTES, PANELS, QUANTIZE, slower
+from .quantized_times import CONVOLUTION_OF_BYTES, LINEAR_OF_BYTES, PANELS, slower, timed
+from .quantized_times import QUANTIZE as QUANTIZE
 from .quantized_times import RESULT as _RESULT
 from .quantized_weights import (
     MOST_PRODUCTS,
@@ -105,27 +105,27 @@ class Layers:
 
 @dataclass(frozen=True)
 class Quantization:
-    """layers: those that multiply bytes. names: of the values that stand for parameters. decided:
-    why layers that were timed stay floating, by name, empty for those of bytes; this holds for
-    further programs."""
+    """layers: those that multiply bytes. names: of the values that stand for parameters. slower:
+    gets why layers that were timed had better be floating, empty for others, by name; recurrent
+    ones are so in this program already, and in further ones."""
 
     layers: Layers
     names: Mapping[Value, str]
-    decided: dict[str, str] = field(default_factory=dict)
+    slower: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Quantized:
     """layers: those that multiply bytes. names: returns those of parameters, by their
-    identities. decided: see `Quantization`."""
+    identities. slower: see `Quantization`."""
 
     layers: Layers
     names: Callable[[], Mapping[int, str]]
-    decided: dict[str, str] = field(default_factory=dict)
+    slower: dict[str, str] = field(default_factory=dict)
 
     def of(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> Quantization:
         """The same of a program. values: those that stand for tensors."""
-        return Quantization(self.layers, named(values, tensors, self.names()), self.decided)
+        return Quantization(self.layers, named(values, tensors, self.names()), self.slower)
 
 
 def named(
@@ -220,38 +220,18 @@ def _added(editor: Editor, step: Step) -> Value | None:
 
 
 def quantize(editor: Editor, quantization: Quantization) -> None:
-    """Have the layers that are named multiply bytes, where they are faster so."""
+    """Have the layers that are named multiply bytes, and note which of them seem slower so."""
     layers, found = quantization.layers.by_name, layers_of(editor, quantization.names)
     chosen = {step: layers[name] for step, name in found.items() if name in layers}
-    if quantization.layers.only_faster:
-        _decide(editor, chosen, found, quantization.decided)
-        for step in [*chosen]:
-            why = quantization.decided[found[step]]
-            if why:
-                editor.leave(step, why)
-                del chosen[step]
-    _change(editor, chosen)
-
-
-def _decide(
-    editor: Editor, chosen: Mapping[Step, Layer], names: Mapping[Step, str], decided: dict[str, str]
-) -> None:
-    """Note why layers stay floating, or that they are of bytes, where this is not known yet."""
-    kept = {step: layer for step, layer in chosen.items() if not decided.get(names[step])}
-    new = {step: layer.input is None for step, layer in kept.items() if names[step] not in decided}
-    if new:
-        sure = frozenset(kept.keys() - new.keys())
-        found = slower(editor, new, partial(_attempt, editor, kept, sure))
-        decided |= {names[step]: found.get(step, "") for step in new}
-
-
-def _attempt(
-    editor: Editor, layers: Mapping[Step, Layer], sure: frozenset[Step], of_bytes: frozenset[Step]
-) -> tuple[Steps, Mapping[Value, Step]]:
-    """What comes of layers of bytes, and which they are by their panels; nothing changes."""
-    trial = Editor(editor.steps.copy(), editor.lasting, editor.known)
-    chosen = {step: layer for step, layer in layers.items() if step in sure | of_bytes}
-    return trial.steps, _change(trial, chosen)
+    new = {
+        step: layer.input is None
+        for step, layer in chosen.items()
+        if quantization.layers.only_faster and found[step] not in quantization.slower
+    }
+    times = timed(editor, new)
+    by_panels = _change(editor, chosen)
+    whys = slower(editor, times, by_panels)
+    quantization.slower.update({found[step]: whys.get(step, "") for step in new})
 
 
 def _change(editor: Editor, chosen: Mapping[Step, Layer]) -> dict[Value, Step]:

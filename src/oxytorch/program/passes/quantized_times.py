@@ -1,13 +1,12 @@
-"""Which layers would be slower with bytes, by timing each form of layer once.
+"""Which layers seem slower with bytes, by timing each form of layer once.
 
-A layer of bytes is compared with its fastest floating way. What it costs beside its products
-depends on its neighbours: numbers are rounded before it, unless the layers before it give bytes.
-So a choice of layers is judged by the steps that it leads to.
+A layer of bytes is compared with its fastest floating way, together with the rounding before it
+that a program has. What the whole program gains is for others to time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -16,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops._quantized import pack_weight, padded
 from ...ops.quantized_convolution import pack_convolution
-from ...ops.quantized_linear import pack_weight, padded
 from ...rewriting import measure
-from ...rewriting.measure import about, numbers, seconds_of
-from ..program import Some, Step, Steps, Value
+from ...rewriting.measure import CLEAR_GAIN, about, numbers, seconds_of
+from ..program import Program, Some, Step, Steps, Value
 from .convolution_times import CONVOLUTION, LEAVING, Convolution, Ways, layer_of, ways_of_layer
 from .editor import Editor, known
-from .linear import LINEAR, Call, products_of, turns_of, ways_of
+from .linear import EPSILON, LINEAR, Call, products_of, turns_of, ways_of
 
 QUANTIZE = "oxytorch::quantize_per_tensor"
 LINEAR_OF_BYTES = "oxytorch::quantized_linear"
@@ -37,81 +36,54 @@ MOST_TIMED = 16 << 20
 else, and bytes are the fewest."""
 SCALE, ZERO_POINT = 1 / 64, 128
 """Of the bytes that are timed."""
-_WIDTH = 512
-"""Of rows that are rounded while that is timed."""
+_WIDTH, _TURNS = 512, 16
+"""Of rows that are rounded while that is timed; how often they are."""
 
 
 @dataclass(frozen=True)
 class Times:
     """Seconds of a layer. floating: by its fastest floating way. inner, outer: of bytes that are
-    given, with a result of bytes, and of numbers; rows: outer rounds its rows itself."""
+    given, with a result of bytes, and of numbers; where rows are rounded, that is part of both."""
 
     floating: float
     inner: float
     outer: float
 
 
-Try = Callable[[frozenset[Step]], tuple[Steps, Mapping[Value, Step]]]
-"""The steps that come of layers of bytes, and the layers by their weights' panels."""
+def timed(editor: Editor, by_rows: Mapping[Step, bool]) -> dict[Step, Times]:
+    """The times of layers before any is of bytes, of those that can be timed.
+
+    by_rows: the layers, and whether they round each row by itself.
+    """
+    return dict(_times_of(editor, by_rows)) if measure.TIMED else {}
 
 
 def slower(
-    editor: Editor, by_rows: Mapping[Step, bool], attempt: Try
+    editor: Editor, times: Mapping[Step, Times], by_panels: Mapping[Value, Step]
 ) -> dict[Step, str]:
-    """The layers that are faster in floating numbers, with the times as a reason.
+    """The layers that are clearly faster in floating numbers, with the times as a reason.
 
-    by_rows: the layers that can be of bytes, and whether they round each row by itself. attempt:
-    see `Try`; it changes nothing.
+    editor: of a program with layers of bytes. times: of the layers as they were. by_panels: those
+    by the panels of their weights.
     """
-    if not measure.TIMED:
-        return {}
-    times = dict(_times_of(editor, by_rows))
-    alone = {step: own.outer + (0.0 if by_rows[step] else _rounding(step.arguments[0]))
-             for step, own in times.items()}  # fmt: skip
-    doubtful = [step for step in times if alone[step] > times[step].floating]
-    if not doubtful:
-        return {}
-    judge = _Judge(frozenset(by_rows), times, attempt)
-    doubtful.sort(key=lambda step: times[step].floating - alone[step])
-    left = min((frozenset[Step](), frozenset(doubtful)), key=judge.seconds)
-    for step in doubtful:
-        left = min((left, left ^ {step}), key=judge.seconds)
-    return {step: _words(times[step].floating, alone[step]) for step in doubtful if step in left}
-
-
-def _words(floating: float, of_bytes: float) -> str:
-    return (
-        f"floating numbers are faster here: {floating * 1e6:.0f} us, "
-        f"integers {of_bytes * 1e6:.0f} us with rounding"
-    )
-
-
-class _Judge:
-    """Seconds of the layers of a program, and of rounding, by the layers that stay floating."""
-
-    def __init__(
-        self, layers: frozenset[Step], times: Mapping[Step, Times], attempt: Try
-    ) -> None:
-        self._layers, self._times, self._attempt = layers, times, attempt
-        self._known: dict[frozenset[Step], float] = {}
-
-    def seconds(self, left: frozenset[Step]) -> float:
-        """With these layers in floating numbers."""
-        if left not in self._known:
-            self._known[left] = self._seconds(left)
-        return self._known[left]
-
-    def _seconds(self, left: frozenset[Step]) -> float:
-        steps, by_panels = self._attempt(self._layers - left)
-        total = sum(self._times[step].floating for step in left)
-        for step in steps.steps:
-            if step.target == QUANTIZE:
-                total += _rounding(step.arguments[0])
-            elif step.target in RESULT:
-                own = self._times.get(by_panels.get(step.arguments[PANELS]))  # type: ignore[arg-type]
-                is_inner = step.arguments[RESULT[step.target]] in ('"int8"', '"uint8"')
-                total += 0.0 if own is None else own.inner if is_inner else own.outer
-        return total
+    found = {}
+    for step in editor.steps.steps:
+        if step.target not in RESULT:
+            continue
+        place, layer = RESULT[step.target], by_panels.get(step.arguments[PANELS])
+        if layer is None or layer not in times:
+            continue
+        own, rounding = times[layer], editor.made_by(step.arguments[0], QUANTIZE)
+        seconds = own.inner if step.arguments[place] in ('"int8"', '"uint8"') else own.outer
+        if rounding is not None:
+            takers = len(editor.takers[step.arguments[0]])
+            seconds += _rounding(rounding.arguments[0]) / takers
+        if own.floating <= CLEAR_GAIN * seconds:
+            found[layer] = (
+                f"floating numbers are faster here: {own.floating * 1e6:.1f} us, "
+                f"integers {seconds * 1e6:.1f} us"
+            )
+    return found
 
 
 def _times_of(editor: Editor, by_rows: Mapping[Step, bool]) -> Iterator[tuple[Step, Times]]:
@@ -249,10 +221,27 @@ def _rounding(value: Value) -> float:
 
 
 def _rounding_of(count: int, dtype: torch.dtype) -> float:
-    run = torch.ops.oxytorch.quantize_per_tensor.default
+    """Seconds in which so many numbers are rounded, amid a program."""
+    rows = max(1, count // _WIDTH)
 
-    def make() -> Sequence[Callable[[], Tensor]]:
-        given = numbers(count).to(dtype)
-        return [lambda: run(given, SCALE, ZERO_POINT, "uint8")]
+    def make() -> list[Callable[[], Any]]:
+        given = numbers(rows, _WIDTH).to(dtype)
+        programs = [_rounds(is_rounded) for is_rounded in (True, False)]
+        return [partial(program, [given]) for program in programs]
 
-    return seconds_of(("rounding", about(count), dtype), make)[0]
+    rounded, plain = seconds_of(("rounding", about(rows), dtype), make)
+    return max(rounded - plain, 0.0) / _TURNS
+
+
+def _rounds(is_rounded: bool) -> Program:
+    """A program that makes numbers again and again, and rounds them if it is to."""
+    x, steps = Value(), Steps()
+    steps.inputs.append(x)
+    for _ in range(_TURNS):
+        written, rounded = Value(), Value()
+        steps.steps.append(Step("oxytorch::rms_norm", [x, "none", EPSILON], [written]))
+        if is_rounded:
+            words = [repr(SCALE), str(ZERO_POINT), '"uint8"']
+            steps.steps.append(Step(QUANTIZE, [written, *words], [rounded]))
+        steps.outputs = [rounded if is_rounded else written]
+    return steps.program()

@@ -43,7 +43,8 @@ class Recipe:
 
     model: the class of the model. layers: by the path of the module that holds the weight.
     smoothing: what is divided before layers take it; without one, layers take what they took.
-    only_faster: whether layers are timed by `convert`, and stay floating where that is faster.
+    only_faster: whether layers are timed by `convert`, and stay floating where the model is faster
+    so.
     """
 
     model: str
@@ -62,12 +63,11 @@ class Recipe:
         return Layers(layers, smoothing, self.only_faster)
 
     def with_slower(self, notes: Mapping[str, str]) -> Recipe:
-        """The recipe in which layers stay floating for the reasons that times gave, and none is
-        timed again. notes: of the layers that were timed, empty for those of integers."""
+        """The recipe in which layers stay floating for the reasons that times gave, by name, and
+        none is timed again."""
         slower = {
             name: replace(self.layers[name], compute="float", note=note)
             for name, note in notes.items()
-            if note
         }
         return replace(self, layers={**self.layers, **slower}, only_faster=False)
 
