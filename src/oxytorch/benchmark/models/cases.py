@@ -161,7 +161,7 @@ CASES: dict[str, ModelCase] = {case.name: case for case in (
                  **_IMAGENET),
     architecture("efficientnet", "EfficientNet-B0, 224 x 224",
                  "EfficientNetForImageClassification", **_IMAGENET, width_coefficient=1.0,
-                 depth_coefficient=1.0, image_size=224, hidden_dim=1280, batch_norm_eps=1e-5),
+                 depth_coefficient=1.0, image_size=224, hidden_dim=1280, initializer_range=0.2),
     architecture("vit", "ViT-base, 224 x 224", "ViTForImageClassification", **_IMAGENET),
     network("lstm", "LSTM, 2 layers of 512, 64 steps",
             lambda: SequenceClassifier(features=256, hidden=512, layers=2, classes=32),
