@@ -9,9 +9,9 @@ the model: the model counts once. The weights are random; nothing depends on the
 from __future__ import annotations
 
 import argparse
-import resource
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -42,15 +42,15 @@ def main() -> None:
     with torch.inference_mode():
         model(**data[0])
     size = sum(parameter.nbytes for parameter in model.parameters())
-    before = _resident()
+    Path("/proc/self/clear_refs").write_text("5")  # the largest size begins anew
+    before = _kilobytes("VmRSS")
     began = time.perf_counter()
     narrow = None if options.dtype == "float32" else torch.bfloat16
     quantized = oxytorch.quantize(model, data, dtype=narrow, progress=True)
     seconds = time.perf_counter() - began
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    more = (_kilobytes("VmHWM") - before) * 1024
     with torch.inference_mode():
         quantized(**data[0])
-    more = max(largest - before, 0)
     print(
         f"{oxytorch.isa.active()}, {torch.get_num_threads()} threads, torch {torch.__version__}: "
         f"BERT-base, {options.samples} samples of {options.tokens} tokens, {options.dtype}: "
@@ -59,13 +59,12 @@ def main() -> None:
     )
 
 
-def _resident() -> int:
-    """Bytes that the process has now."""
-    with open("/proc/self/status", encoding="utf-8") as status:
-        for line in status:
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) << 10
-    raise RuntimeError("VmRSS: expected it in /proc/self/status")
+def _kilobytes(name: str) -> int:
+    """A size of the process, as Linux tells it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    raise RuntimeError(f"expected {name} in /proc/self/status")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ RESULT = {LINEAR_OF_BYTES: 12, CONVOLUTION_OF_BYTES: 17}
 MOST_TIMED = 16 << 20
 """Elements of a weight up to which a layer is timed; reading larger ones takes longer than all
 else, and bytes are the fewest."""
+LEAST_GAIN = 0.02
+"""The part of the layers' time that has to be gained."""
 SCALE, ZERO_POINT = 1 / 64, 128
 """Of the bytes that are timed."""
 _WIDTH, _TURNS = 512, 16
@@ -61,12 +63,13 @@ def timed(editor: Editor, by_rows: Mapping[Step, bool]) -> dict[Step, Times]:
 def slower(
     editor: Editor, times: Mapping[Step, Times], by_panels: Mapping[Value, Step]
 ) -> dict[Step, str]:
-    """The layers that are clearly faster in floating numbers, with the times as a reason.
+    """The layers that are clearly faster in floating numbers, with the times as a reason; none
+    where all of them together would gain too little of the time of the layers to be seen.
 
     editor: of a program with layers of bytes. times: of the layers as they were. by_panels: those
     by the panels of their weights.
     """
-    found = {}
+    found, gained, total = {}, 0.0, 0.0
     for step in editor.steps.steps:
         if step.target not in RESULT:
             continue
@@ -78,12 +81,14 @@ def slower(
         if rounding is not None:
             takers = len(editor.takers[step.arguments[0]])
             seconds += _rounding(rounding.arguments[0]) / takers
+        total += seconds
         if own.floating <= CLEAR_GAIN * seconds:
+            gained += seconds - own.floating
             found[layer] = (
                 f"floating numbers are faster here: {own.floating * 1e6:.1f} us, "
                 f"integers {seconds * 1e6:.1f} us"
             )
-    return found
+    return found if gained > LEAST_GAIN * total else {}
 
 
 def _times_of(editor: Editor, by_rows: Mapping[Step, bool]) -> Iterator[tuple[Step, Times]]:
