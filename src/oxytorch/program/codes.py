@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ..graph.code import UNSEEN_OF_TENSORS, caller_of, is_stateful, is_stateful_code, watched
+from ..graph.code import UNSEEN_OF_TENSORS, caller_of, watched
+from ..graph.torch_code import is_stateful, is_stateful_code
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LAYERS = os.path.join(_TORCH, "nn") + os.sep

@@ -36,7 +36,7 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
         # Not where it begins in its memory, which no code that was recorded asks for.
         return value.shape, value.dtype, value.stride(), kind, value.requires_grad
     if kind in CONSTANTS:
-        return kind, value
+        return kind, value if value or kind is not float else repr(value)  # 0.0 equals -0.0
     if kind is tuple or kind is list:
         return kind, tuple([_described(item, tensors) for item in value])
     if kind is dict:

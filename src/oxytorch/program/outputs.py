@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -74,6 +75,8 @@ def _taken_apart(value: Any) -> tuple[list[Any], Any]:
         is_class = isinstance(leaf, type)
         if not (type(leaf) is Tensor or isinstance(leaf, CONSTANTS) or is_class):
             raise CaptureError(f"its output holds a {type(leaf).__name__}")
+        if getattr(leaf, "__dict__", None) and not (is_class or isinstance(leaf, enum.Enum)):
+            raise CaptureError(f"its output holds a {type(leaf).__name__} with attributes")
     return leaves, spec
 
 
