@@ -84,7 +84,7 @@ def choose(
         candidate = build(other)
         if added and not _differs(candidate, name):
             continue
-        ratio, before, after = _paired(best, candidate, sample)
+        ratio, before, after = paired(best, candidate, sample)
         keep = ratio <= GAIN
         lines.append((
             f"{'with' if added else 'without'} {name}",
@@ -95,7 +95,7 @@ def choose(
             best, chosen = candidate, other
         del candidate
     first = build(always) if always else model
-    ratio, before, after = _paired(first, best, sample)
+    ratio, before, after = paired(first, best, sample)
     lines.append(("original -> optimized", f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms"))
     if ratio > 1.0:
         lines.append(("kept the original", f"ratio {ratio:.3f}: nothing won"))
@@ -323,7 +323,7 @@ def _differs(model: nn.Module, name: str) -> bool:
     return any(entry.pass_name == name for entry in explain(model).done)
 
 
-def _paired(
+def paired(
     first: nn.Module, second: nn.Module, sample: Sample, rounds: int = ROUNDS
 ) -> tuple[float, float, float]:
     """Median ratio second / first over paired rounds, and both median times in seconds."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -132,19 +131,17 @@ def quantize(editor: Editor, quantization: Quantization) -> None:
             chosen.setdefault(name, []).append(layer)
     packed: dict[Value, list[Argument]] = {}
     for name, layers in chosen.items():
-        if not quantization.takes(name, partial(_all_pay, layers)):
+        if quantization.layers.only_faster and name not in quantization.slower:
+            quantization.slower[name] = "" if all(map(pays, layers)) else SLOWER
+        if quantization.layers.only_faster and quantization.slower[name]:
             for layer in layers:
-                editor.leave(layer.step, SLOWER)
+                editor.leave(layer.step, quantization.slower[name])
             continue
         for layer in layers:
             make = Making(editor.steps.constants)
             made = of_bytes(layer, layer.step.results, make, packed)
             editor.replace(layer.step, *make.steps, *made)
     editor.apply()
-
-
-def _all_pay(layers: Sequence[Recurrent]) -> bool:
-    return all(map(pays, layers))
 
 
 def of_bytes(
