@@ -204,8 +204,8 @@ class Programs:
         if serving is not None and serving.placed is not None:
             return serving.placed, serving.externals
         is_full = len(self._families) >= MOST_OWN
-        if is_full or not run.packs_by_size:
-            for family in self._families:
+        for family in self._families:
+            if is_full or family.shares_packed(run):
                 placed = family.joined(run)
                 if placed is not None:
                     return placed, family.externals
@@ -288,7 +288,11 @@ class _Family:
     @property
     def may_join(self) -> bool:
         """Whether it has served one size so far, and may serve others."""
-        return self.placed is None and not self._runs[0].packs_by_size
+        return self.placed is None
+
+    def shares_packed(self, run: Run) -> bool:
+        """Whether weights that are packed for its runs are packed for a run, too."""
+        return not run.packs_by_size or self._runs[-1].images == run.images
 
     def may_serve(self, inputs: Sequence[Tensor]) -> bool:
         """Whether the program may stand for calls with such inputs."""
@@ -366,7 +370,8 @@ def _joins(family: _Family, run: Run, recording: Recording, inputs: list[Tensor]
             and difference(recording.tensors, found) <= _LARGEST
         )
 
-    return family.may_join and family.joined(run, accepts) is not None
+    may_join = family.may_join and family.shares_packed(run)
+    return may_join and family.joined(run, accepts) is not None
 
 
 def _forms(tensors: Sequence[Tensor]) -> list[OutputForm]:

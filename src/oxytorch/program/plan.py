@@ -185,10 +185,9 @@ def _bytes(value: Value, symbols: dict[Any, str]) -> tuple[str, int] | None:
     sizes = [s.node.expr if isinstance(s, torch.SymInt) else s for s in meta.shape]
     product = sympy.expand(math.prod(sizes) * meta.itemsize)
     used = sorted(product.free_symbols, key=str)
-    hints = [s.node.hint if isinstance(s, torch.SymInt) else s for s in meta.shape]
-    if any(hint is None for hint in hints) or not all(symbol in symbols for symbol in used):
+    if not all(symbol in symbols for symbol in used):
         return None
-    hint = math.prod(hints) * meta.itemsize
+    in_run = math.prod(map(hint, meta.shape)) * meta.itemsize
     if not used:
         return str(int(product)), int(product)
     if not product.is_polynomial(*used):
@@ -199,4 +198,10 @@ def _bytes(value: Value, symbols: dict[Any, str]) -> tuple[str, int] | None:
             return None
         names = [symbols[s] for s, power in zip(used, powers, strict=True) for _ in range(power)]
         words.append("*".join([str(int(factor)), *names]))
-    return "+".join(words), hint
+    return "+".join(words), in_run
+
+
+def hint(size: Any) -> int:
+    """A size, or that which a symbol has in the run that it was captured with."""
+    found: int = size.node.hint if isinstance(size, torch.SymInt) else size
+    return found
