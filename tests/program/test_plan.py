@@ -68,7 +68,14 @@ def test_the_arena_is_as_large_as_the_formula_says() -> None:
     plan = model.program.plan
     assert plan.places and "%0.0" in plan.formula and "%0.1" in plan.formula
     assert str(plan) in str(model)
-    for shape in ((4, 50, 96), (40, 50, 96), (2, 700, 96), (3, 11, 96), (300, 600, 96), (4, 50, 96)):
+    for shape in (
+        (4, 50, 96),
+        (40, 50, 96),
+        (2, 700, 96),
+        (3, 11, 96),
+        (300, 600, 96),
+        (4, 50, 96),
+    ):
         x = torch.randn(*shape)
         with torch.no_grad():
             found, own = model(x), wanted(x)
@@ -152,7 +159,9 @@ def test_plans_that_are_wrong_are_refused(places: list[str], message: str) -> No
 
 
 def test_an_output_has_no_place() -> None:
-    text = "inputs 1 0 0\n%1 = oxytorch::softmax %0 1.0 none\n%2 = aten::view %1 [ -1 ]\noutputs %2\n"
+    text = (
+        "inputs 1 0 0\n%1 = oxytorch::softmax %0 1.0 none\n%2 = aten::view %1 [ -1 ]\noutputs %2\n"
+    )
     with pytest.raises(RuntimeError, match="an output"):
         Program(text + "place %1 0 4*%0.0", [])
 
@@ -183,7 +192,9 @@ outputs %6"""
     x = torch.randn(500, 96)
     for given in (text, text.replace("aten::flip %1 [ ]", "aten::positive %1")):
         for _ in range(2):
-            assert torch.equal(Program(given + places, [])([x])[0][0], Program(given, [])([x])[0][0])
+            assert torch.equal(
+                Program(given + places, [])([x])[0][0], Program(given, [])([x])[0][0]
+            )
 
 
 def test_a_plan_is_read_from_text() -> None:

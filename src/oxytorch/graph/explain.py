@@ -111,7 +111,7 @@ class Explanation:
         return f"{note.by}: {note.step.target}{_shape(note.step)}: {note.why}"
 
     def _arena(self) -> str:
-        """What the plan of the program's memory takes, for all sizes and for those of the inputs."""
+        """What the program's plan of memory takes, for all sizes and for those of the inputs."""
         plan = Plan.of_text(self.after.text())
         metas = [value.meta for value in self.after.inputs if not value.is_size]
         if not plan.places or any(meta is None for meta in metas):

@@ -73,8 +73,9 @@ class Programs:
 
     From the second one on, calls that differ in sizes alone share a program, with one copy of
     packed weights. It serves a further call if that run, which is recorded too, is one that the
-    program stands for, or without a run, if there is a proof for its sizes. Convolutions are packed for the sizes of their images: modules that have
-    some get programs of their own for their first sizes.
+    program stands for, or without a run, if there is a proof for its sizes. Convolutions are packed
+    for the sizes of their images: modules that have some get programs of their own for their first
+    sizes, which all batches share.
 
     quantized: the layers that are to multiply bytes.
     """
@@ -176,7 +177,9 @@ class Programs:
             return
         form, inputs = form_of_call(args, kwargs)
         with own_code():
-            served.family.prove(forward, args, kwargs, inputs, without_sizes(form), output, served.way)
+            served.family.prove(
+                forward, args, kwargs, inputs, without_sizes(form), output, served.way
+            )
 
     def proven(
         self, form: Hashable, tensors: Sequence[Tensor]
@@ -192,7 +195,6 @@ class Programs:
             if outputs is not None:
                 return RecordedProgram(proof.placed, proof.externals, outputs), proof.output
         return None
-
 
     def _serving(self, run: Run) -> _Family | None:
         """The calls of other sizes whose program stands for a run. Raises CaptureError."""

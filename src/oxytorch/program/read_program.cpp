@@ -325,8 +325,7 @@ class Reader {
     made.buffer = count(words.expected());
     if (made.buffer > program_->buffers) refuse("buffers are numbered in order");
     program_->buffers = std::max(program_->buffers, made.buffer + 1);
-    made.bytes =
-        read_formula(words.expected(), program_->tensor_inputs, program_->size_inputs);
+    made.bytes = read_formula(words.expected(), program_->tensor_inputs, program_->size_inputs);
     if (!words.next().empty()) refuse("a place has more words than it takes");
     program_->places.push_back(std::move(made));
   }

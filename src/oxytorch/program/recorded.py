@@ -103,7 +103,8 @@ class Run:
         given = {Value("input", number): form for number, form in enumerate(self.forms[0])}
         forms = {**given, **run.forms}
         return [
-            forms[s.arguments[0]].shape[1:] for s in run.steps
+            forms[s.arguments[0]].shape[1:]
+            for s in run.steps
             if s.operator is _aten.convolution.default and s.arguments[0] in forms
         ]
 

@@ -44,7 +44,7 @@ struct Step {
   char arithmetic = 0;
   Threads threads = Threads::kOne;
   bool gathers = false;  // another step for the team follows, and none of torch's before it
-  std::vector<std::int32_t> dead;  // slots of tensors that no later step takes
+  std::vector<std::int32_t> dead;            // slots of tensors that no later step takes
   std::int32_t first_place = 0, places = 0;  // of its results, among those of the plan
   // Of an operator of ours that is lent its arguments: these, but for values of a call, and which
   // of them are tensors and sizes in slots. Empty where they are boxed.
