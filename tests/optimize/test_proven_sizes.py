@@ -1,4 +1,4 @@
-"""Pass `program`: sizes for which a program is proven to be right are served at their first call."""
+"""Pass `program`: sizes for which a program is proven to be right are served at once."""
 
 from __future__ import annotations
 
