@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -180,25 +181,29 @@ def _bytes(value: Value, symbols: dict[Any, str]) -> tuple[str, int] | None:
     if all(type(size) is int for size in meta.shape):
         size = math.prod(meta.shape) * meta.itemsize
         return str(size), size
+    sizes = tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in meta.shape)
+    word = _formula((*sizes, meta.itemsize), tuple(symbols.items()))
+    return None if word is None else (word, math.prod(map(hint, meta.shape)) * meta.itemsize)
+
+
+@lru_cache(maxsize=1024)
+def _formula(factors: tuple[Any, ...], symbols: tuple[tuple[Any, str], ...]) -> str | None:
+    """A product as a sum of products of sizes of inputs; None where it is none."""
     import sympy  # type: ignore[import-untyped]
 
-    sizes = [s.node.expr if isinstance(s, torch.SymInt) else s for s in meta.shape]
-    product = sympy.expand(math.prod(sizes) * meta.itemsize)
+    product, words = sympy.expand(math.prod(factors)), dict(symbols)
     used = sorted(product.free_symbols, key=str)
-    if not all(symbol in symbols for symbol in used):
+    if not all(symbol in words for symbol in used) or not product.is_polynomial(*used):
         return None
-    in_run = math.prod(map(hint, meta.shape)) * meta.itemsize
     if not used:
-        return str(int(product)), int(product)
-    if not product.is_polynomial(*used):
-        return None
-    words = []
+        return str(int(product))
+    terms = []
     for powers, factor in sympy.Poly(product, *used).terms():
         if not factor.is_Integer:
             return None
-        names = [symbols[s] for s, power in zip(used, powers, strict=True) for _ in range(power)]
-        words.append("*".join([str(int(factor)), *names]))
-    return "+".join(words), in_run
+        names = [words[s] for s, power in zip(used, powers, strict=True) for _ in range(power)]
+        terms.append("*".join([str(int(factor)), *names]))
+    return "+".join(terms)
 
 
 def hint(size: Any) -> int:
