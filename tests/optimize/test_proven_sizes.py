@@ -37,8 +37,8 @@ class Layers(nn.Module):
 def _family(model: nn.Module) -> Any:
     replay = model.__dict__["forward"]
     assert isinstance(replay, Replay)
-    (found,) = (f for f in replay._builder._families if f.placed)  # type: ignore[attr-defined]
-    return found
+    found: list[Any] = [f for f in replay._builder._families if f.placed]  # type: ignore[attr-defined]
+    return found[0]
 
 
 def _x(*shape: int) -> Tensor:
@@ -119,10 +119,10 @@ def _cached(length: int) -> float:
 
 _TABLE = {101: 5.0}
 ASKS: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
-    # what the code asks, and whether it can be proven for lengths up to 100
+    # what the code asks, and whether it has to be proven for lengths up to 100
     "compares": (lambda x: 1.0 if x.shape[1] > 100 else 2.0, True),
-    "a minimum": (lambda x: x[:, : min(x.shape[1], 100)].sum(), True),
-    "asserts": (lambda x: 1.0 if x.size(1) % 2 in (0, 1) and x.size(0) < 90 else 2.0, True),
+    "a minimum": (lambda x: x[:, : min(x.shape[1], 100)].sum(), False),
+    "asserts": (lambda x: 1.0 if x.size(1) % 2 in (0, 1) and x.size(0) < 90 else 2.0, False),
     "by kind": (_by_kind, False),
     "by type": (lambda x: 1.0 if type(x.shape[1]) is int and x.shape[1] > 100 else 2.0, False),
     "a cache": (lambda x: _cached(x.shape[1]), False),
@@ -131,9 +131,9 @@ ASKS: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
     "a loop": (lambda x: sum(x[:, i : i + 1] for i in range(x.shape[1] // 40)), False),
     "a number": (lambda x: x.shape[1] ** 0.5, False),
     "a division": (lambda x: x.new_zeros(x.shape[1] // 3).sum(), False),
-    "strides": (lambda x: 1.0 if x.stride(0) > 3000 else 2.0, True),
+    "strides": (lambda x: 1.0 if x.stride(0) > 3000 else 2.0, False),
     "elements": (lambda x: 1.0 if x.numel() > 100 * 32 * 7 else 2.0, False),
-    "list of sizes": (lambda x: 1.0 if list(x.shape)[1] > 100 else 2.0, True),
+    "list of sizes": (lambda x: 1.0 if list(x.shape)[1] > 100 else 2.0, False),
     "a try": (lambda x: _tries(x), False),
     "a float": (lambda x: 2.0 if float(x.shape[1]) < 100.5 else 1.0, False),
 }

@@ -32,11 +32,15 @@ from .tape import READS, Recorder, Recording, form_of, values_in
 _prim = torch.ops.prim
 
 
+_TEXTS = [kind.__repr__.__code__ for kind in (torch.SymInt, torch.SymFloat, torch.SymBool)]
+
+
 class Way:
     """The instructions of the model's code that a run takes, in order, on this thread."""
 
     def __init__(self) -> None:
         self._taken: list[Any] = []
+        self.shows_sizes = False  # whether it makes text of a symbol, which asks nothing of it
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -54,6 +58,8 @@ class Way:
         return self._taken == other._taken
 
     def _enter(self, frame: types.FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code in _TEXTS and frame.f_back is not None and is_models(frame.f_back):
+            self.shows_sizes = True
         if not is_models(frame):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
@@ -143,6 +149,8 @@ def conditions_of(
         with mode, recorder.watching(), own.watching():
             value = forward(*args, **kwargs)
         found = recorder.recording(output_tensors(value, FakeTensor))
+    if own.shows_sizes:
+        raise CaptureError("its code makes text of a size")
     if not way.is_same(own):
         raise CaptureError("its code takes another way where sizes are symbols")
     if not output.is_like(value, FakeTensor):
