@@ -354,7 +354,10 @@ def test_the_rule_refuses_what_has_effects() -> None:
     [
         (lambda m: m.update(format="pt"), "a file that oxytorch.save wrote, got a safetensors"),
         (lambda m: m.pop("format"), "a file that oxytorch.save wrote"),
-        (lambda m: m.update(version="3"), "expected version 2 or 1, got .3.; a newer oxytorch"),
+        (
+            lambda m: m.update(version="4"),
+            "version 3 or 2 or 1, got .4.; a newer oxytorch",
+        ),
         (lambda m: m.update(description="{}"), "the file was altered"),
         (lambda m: m.pop("description"), "the file was altered"),
     ],

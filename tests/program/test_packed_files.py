@@ -220,7 +220,7 @@ def test_the_order_of_panels_belongs_to_the_version() -> None:
         name: hashlib.sha256(pack_panels(values.to(dtype), name).numpy().tobytes()).hexdigest()[:16]
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
     }
-    assert VERSIONS[0] == "2" and found == {
+    assert VERSIONS[0] == "3" and found == {
         "fp32": "bdbd9b5c33d6952b",
         "bf16": "90b75f00b14b5ab9",
     }

@@ -25,6 +25,15 @@ def form_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashabl
     return (form, aliases), tensors
 
 
+def without_sizes(form: Hashable) -> Hashable:
+    """The form of a call without the shapes and strides of its tensors."""
+    if not isinstance(form, tuple):
+        return form
+    if len(form) == 5 and type(form[0]) is torch.Size:  # a tensor, as below
+        return len(form[0]), form[1], *form[3:]
+    return tuple(map(without_sizes, form))
+
+
 def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     kind = type(value)
     if kind is Tensor or kind is nn.Parameter:

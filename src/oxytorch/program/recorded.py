@@ -96,6 +96,18 @@ class Run:
             s.operator is _aten.convolution.default and len(s.arguments[3]) == 2 for s in steps
         )
 
+    @property
+    def images(self) -> list[tuple[int, ...]]:
+        """The sizes of what layers take that are packed for it, without the batch."""
+        run = self.recordings[0]
+        given = {Value("input", number): form for number, form in enumerate(self.forms[0])}
+        forms = {**given, **run.forms}
+        return [
+            forms[s.arguments[0]].shape[1:]
+            for s in run.steps
+            if s.operator is _aten.convolution.default and s.arguments[0] in forms
+        ]
+
     def reduce(self) -> None:
         """Write it as steps of a program. Raises CaptureError."""
         if self._steps is None:

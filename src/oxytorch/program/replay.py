@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS, MISSING
@@ -171,7 +171,7 @@ class Replay(OwnSignature):
                     self._patience = 2 << max(0, min(self._wasted - FREE, 20))
                     self._served = 0
                     self._state, self._codes, self._builder = None, Codes(), self._new_builder()
-        programs = self._programs.get(form, ())
+        programs = self._programs.get(form) or self._proven(form, tensors)
         for position, (program, output) in enumerate(programs):
             try:
                 results = program(tensors)
@@ -187,6 +187,20 @@ class Replay(OwnSignature):
                         self._programs[form] = _moved_to_front(programs, position)
                 return output.rebuilt(results)
         return self._run_new(form, args, kwargs)
+
+    def _proven(
+        self, form: Hashable, tensors: list[Tensor]
+    ) -> Sequence[tuple[RecordedProgram, Output]]:
+        """A program of other sizes that is proven to be right for such calls."""
+        found = None if form in self._refused else self._builder.proven(form, tensors)
+        if found is None:
+            return ()
+        if len(self._programs) < MOST_FORMS and self._lock.acquire(blocking=False):
+            try:
+                self._programs.setdefault(form, [found])
+            finally:
+                self._lock.release()
+        return [found]
 
     def _run_own(
         self,
@@ -281,7 +295,7 @@ class Replay(OwnSignature):
             if found is None:
                 return None
             self._tries += 1
-            value, program = found
+            value, program = found.output, found.program
             if program is None or not state.covers(codes) or not before.holds():
                 self._keep_look(form, codes, None)
                 return (value,)
@@ -292,6 +306,8 @@ class Replay(OwnSignature):
                 output = self._output(value, state, args, kwargs)
                 if form_of_call(args, kwargs)[0] == form:
                     self._programs[form] = [(program, output)]
+                    if state.is_current():
+                        self._builder.prove(found, self.forward, args, kwargs, output)
             except (CaptureError, ForeignError):
                 pass  # the next call of this form says why, if it comes to that
             return (value,)

@@ -24,7 +24,7 @@ from ..graph.code import go_on_watching, stop_watching
 from ..graph.errors import CaptureError
 
 _aten = torch.ops.aten
-_READS = (
+READS = (
     _aten._local_scalar_dense.default,
     _aten.item.default,
     _aten.is_nonzero.default,
@@ -253,7 +253,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             raise CaptureError(f"{func} reads values of its tensors")
         if torch.Tag.dynamic_output_shape in func.tags and not _by_places(func, args):
             raise CaptureError(f"the size of {func}'s result depends on values")
-        if torch.Tag.data_dependent_output in func.tags and func not in _READS:
+        if torch.Tag.data_dependent_output in func.tags and func not in READS:
             raise CaptureError(f"{func}'s result depends on values")
         if func is _aten.lift_fresh.default:
             return ()
@@ -268,7 +268,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         """Note a call and its result."""
         if func is _aten.lift_fresh.default:
             self._literal(args[0], result)
-        elif func in _READS:
+        elif func in READS:
             self.steps.append(Step(func, arguments, (), result))
         else:
             results = result if len(func._schema.returns) != 1 else (result,)

@@ -116,7 +116,7 @@ def convolution_of(step: Step, takes: bool = False, returns: bool = False) -> Co
     x, weight = step.arguments[0].meta, step.arguments[1].meta
     stride, padding, dilation, transposed, more, groups = step.arguments[3:]
     return Convolution(
-        tuple(x.shape),
+        size_of(x),
         tuple(weight.shape),
         weight.dtype,
         _numbers(stride),
@@ -127,6 +127,12 @@ def convolution_of(step: Step, takes: bool = False, returns: bool = False) -> Co
         takes,
         returns,
     )
+
+
+def size_of(x: Tensor) -> tuple[int, ...]:
+    """The size of what a convolution takes; of batches of any size, that of the captured run."""
+    batch, *rest = x.shape
+    return batch.node.hint if isinstance(batch, torch.SymInt) else batch, *rest
 
 
 def _numbers(words: Iterable[str]) -> tuple[int, ...]:
