@@ -57,7 +57,7 @@ def _of_inference(
             traced = traced_steps(graph)
         call = Call(graph, traced.steps, traced.outputs, traced.lasting)
     except Exception as error:  # torch's tracing says in its own words what is wrong
-        _say_why(graph, error, "is traced by torch")
+        _log.info("a graph of %d nodes is traced by torch: %s", len(graph.graph.nodes), error)
         return None
     return torch._dynamo.disable(call, reason="a program is no Python")  # type: ignore[no-any-return]
 
@@ -125,8 +125,8 @@ def _lasting(steps: Steps, is_inference: bool) -> list[Value]:
     return [value for value in values if not value.is_size]
 
 
-def _say_why(graph: fx.GraphModule, why: Exception, what: str = "stays Python") -> None:
-    _log.info("a graph of %d nodes %s: %s", len(graph.graph.nodes), what, why)
+def _say_why(graph: fx.GraphModule, why: Exception) -> None:
+    _log.info("a graph of %d nodes stays Python: %s", len(graph.graph.nodes), why)
 
 
 class Call:

@@ -94,11 +94,11 @@ class Replay(OwnSignature):
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], written: State | None = None
-    ) -> float:
+    ) -> tuple[float, float]:
         """Capture calls of this form now. Raises CaptureError with the reason where it cannot.
 
         written: what is to keep that which a first run writes to. Returns the seconds of a run of
-        the module's own code that nothing went with.
+        the module's own code that nothing went with, and those of the program's first call.
         """
         try:
             form, _ = form_of_call(args, kwargs)
@@ -124,7 +124,7 @@ class Replay(OwnSignature):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         written: State | None,
-    ) -> float:
+    ) -> tuple[float, float]:
         """Add a program, of a run that is watched, one that nothing goes with, which is timed, and
         one that is looked on. Raises CaptureError, and what the module's code raises."""
         with self._lock:
@@ -143,7 +143,7 @@ class Replay(OwnSignature):
                 raise CaptureError("its code writes to its input or keeps a state")
             seen = Seen(recording, value, forms, was_watched=True)
             self._add(form, seen, codes, args, kwargs)
-            return seconds
+            return seconds, self._builder.seconds
 
     def programs(self) -> list[RecordedProgram]:
         """The programs captured so far."""
