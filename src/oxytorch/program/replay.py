@@ -357,7 +357,7 @@ class Replay(OwnSignature):
         run = partial(self._seen_by(codes), *args, **kwargs)
         inputs = input_tensors(args, kwargs)
         with own_code():  # a value that is the caller's may not take a way for recordings
-            value, found = recorded_once(run, output_tensors, inputs, looks_on=looks_on)
+            value, found = recorded_once(run, output_tensors, inputs, looks_on=looks_on, keeps=True)
         if codes.refusal is not None:
             found = CaptureError(codes.refusal)
         return value, found, codes
