@@ -167,7 +167,8 @@ with torch.no_grad():
     torch._dynamo.reset()
     before = {*sys.modules}
     torch.compile(model, backend=compile_graph)(torch.randn(2, 8))
-new = {name for name in {*sys.modules} - before if name.startswith(("torch._inductor", "functorch"))}
+kinds = "torch._inductor", "functorch"
+new = {name for name in {*sys.modules} - before if name.startswith(kinds)}
 assert not new, new
 """
 

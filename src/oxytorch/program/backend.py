@@ -59,7 +59,9 @@ def _of_inference(
     except Exception as error:  # torch's tracing says in its own words what is wrong
         _log.info("a graph of %d nodes is traced by torch: %s", len(graph.graph.nodes), error)
         return None
-    return torch._dynamo.disable(call, reason="a program is no Python")  # type: ignore[no-any-return]
+    off: Any = torch._dynamo.disable
+    run: Callable[..., Any] = off(call, reason="a program is no Python")
+    return run
 
 
 def _by_torch(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

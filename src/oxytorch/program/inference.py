@@ -81,7 +81,9 @@ def traced_steps(graph: fx.GraphModule) -> Traced:
         raise CaptureError("it writes to tensors that it shows elsewhere")
     steps, made = steps_of(Graph(recording, forms_of(inputs)).graph)
     given = steps.inputs[: len(places)]
-    steps.constants.update(zip(steps.inputs[len(places) :], [*held, *recording.externals], strict=True))
+    steps.constants.update(
+        zip(steps.inputs[len(places) :], [*held, *recording.externals], strict=True)
+    )
     del steps.inputs[len(places) :]
     if any(isinstance(each, Given) and each.place >= len(places) for each in made):
         raise CaptureError("it returns a constant of its own")
@@ -96,7 +98,8 @@ def _attribute(owner: Any, path: str) -> Tensor:
         owner = getattr(owner, name)
     if type(owner) not in (Tensor, nn.Parameter):
         raise CaptureError(f"{path} is a {type(owner).__name__}")
-    return owner
+    found: Tensor = owner
+    return found
 
 
 def _is_lasting(node: fx.Node) -> bool:

@@ -142,7 +142,7 @@ class Replay(OwnSignature):
             if not is_unchanged or form_of_call(args, kwargs)[0] != form:
                 raise CaptureError("its code writes to its input or keeps a state")
             seen = Seen(recording, value, forms, was_watched=True)
-            self._add(form, seen, codes, args, kwargs)
+            self._add(form, seen, codes, args, kwargs, state)
             return seconds, self._builder.seconds
 
     def programs(self) -> list[RecordedProgram]:
@@ -369,12 +369,15 @@ class Replay(OwnSignature):
         codes: Codes,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        known: Reachable | None = None,
     ) -> None:
-        """Add a program for such calls. seen, codes: of runs of the module's own code. Raises
-        CaptureError."""
+        """Add a program for such calls. seen, codes: of runs of the module's own code. known: what
+        it can read, as it was and is still. Raises CaptureError."""
         self._codes.add(codes)  # of all programs, which one look serves
         for _ in range(2):  # building imports parts of torch at its first time
-            state, ran = Reachable(self.module, self._codes), Codes()
+            is_known = known is not None and known.covers(self._codes)
+            state = known if known and is_known else Reachable(self.module, self._codes)
+            known, ran = None, Codes()
             run = self._seen_by(ran) if seen.was_watched else self.forward
             program, value = self._builder.build(run, args, kwargs, seen)
             if state.is_current() and state.covers(ran):
