@@ -182,11 +182,10 @@ def _gains_clearly(request: Request, program: Context) -> bool:
     first, beside, is_warm = _first(request, program)
     runs = [first, _call(program.model, request.sample)]
     known = program.program_seconds if is_warm else None
-    if known is not None and _is_settled([known]):  # even by its first call, which takes longer
-        turns: list[tuple[float, ...]] = [known]
-    else:
-        own = None if known is None else known[0]
-        turns = _turns(runs, request.sample, [*beside, program.model], [0] * is_warm + [1], own)
+    if known is not None and known[1] >= LONG and _is_settled([known]):
+        return True  # even by its first call, which takes longer than others
+    own = None if known is None else known[0]
+    turns = _turns(runs, request.sample, [*beside, program.model], [0] * is_warm + [1], own)
     ratio, _, seconds = _of_turns(turns, 0, 1)
     return ratio <= CLEAR_GAIN and seconds >= LONG
 

@@ -68,7 +68,9 @@ def traced_steps(graph: fx.GraphModule) -> Traced:
     attributes = {node.target: None for node in graph.graph.find_nodes(op="get_attr")}
     held = [_attribute(graph, str(name)) for name in attributes]
     inputs = [node.meta["example_value"] for node in places]
-    inputs += [fake_mode.from_tensor(tensor) for tensor in held]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in held):
+        raise CaptureError("a constant of its own asks for gradients")
+    inputs += [fake_mode.from_tensor(tensor, static_shapes=True) for tensor in held]
     recorder = _Tracer(inputs, smaller_ones())
     run = _Run(graph, dict(zip(attributes, inputs[len(places) :], strict=True)))
     with torch.no_grad(), fake_mode, recorder:

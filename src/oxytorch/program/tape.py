@@ -477,7 +477,7 @@ def recorded_once(
     """Run `run` once, to its end, and record it.
 
     looks_on: whether it runs as it does otherwise (see `Recorder.looking_on`). keeps: whether its
-    results are kept for `recorded_again`, which then need not be computed again. Returns the module's
+    results are kept for `recorded_again`, which need not compute them again. Returns the module's
     output, and the recording of what `tensors_of` finds in it, or why there is none: only errors of
     the module's own code are raised.
     """
