@@ -77,10 +77,12 @@ class Programs:
     for the sizes of their images: modules that have some get programs of their own for their first
     sizes, which all batches share.
 
-    quantized: the layers that are to multiply bytes.
+    quantized: the layers that are to multiply bytes. seconds: those of the first call of the last
+    program that was built.
     """
 
     def __init__(self, quantized: Quantized | None = None) -> None:
+        self.seconds = 0.0
         self._quantized = quantized
         self._families: list[_Family] = []
         self._is_plain = True  # whether recorded runs take the ways of others
@@ -111,7 +113,7 @@ class Programs:
         plain = [form[:3] for form in seen.forms]
         self._is_plain &= is_plain and plain == _forms(recording.tensors)
         program = RecordedProgram(*self._placed(run), plain)
-        found = program(inputs)
+        found, self.seconds = program.first_call(inputs)
         if found is None:
             raise CaptureError("a second run of its operators gives other values")
         if _forms(found) != plain:

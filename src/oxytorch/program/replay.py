@@ -94,11 +94,11 @@ class Replay(OwnSignature):
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], written: State | None = None
-    ) -> float:
+    ) -> tuple[float, float]:
         """Capture calls of this form now. Raises CaptureError with the reason where it cannot.
 
         written: what is to keep that which a first run writes to. Returns the seconds of a run of
-        the module's own code that nothing went with.
+        the module's own code that nothing went with, and those of the program's first call.
         """
         try:
             form, _ = form_of_call(args, kwargs)
@@ -124,7 +124,7 @@ class Replay(OwnSignature):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         written: State | None,
-    ) -> float:
+    ) -> tuple[float, float]:
         """Add a program, of a run that is watched, one that nothing goes with, which is timed, and
         one that is looked on. Raises CaptureError, and what the module's code raises."""
         with self._lock:
@@ -142,8 +142,8 @@ class Replay(OwnSignature):
             if not is_unchanged or form_of_call(args, kwargs)[0] != form:
                 raise CaptureError("its code writes to its input or keeps a state")
             seen = Seen(recording, value, forms, was_watched=True)
-            self._add(form, seen, codes, args, kwargs)
-            return seconds
+            self._add(form, seen, codes, args, kwargs, state)
+            return seconds, self._builder.seconds
 
     def programs(self) -> list[RecordedProgram]:
         """The programs captured so far."""
@@ -373,7 +373,7 @@ class Replay(OwnSignature):
         run = partial(self._seen_by(codes), *args, **kwargs)
         inputs = input_tensors(args, kwargs)
         with own_code():  # a value that is the caller's may not take a way for recordings
-            value, found = recorded_once(run, output_tensors, inputs, looks_on=looks_on)
+            value, found = recorded_once(run, output_tensors, inputs, looks_on=looks_on, keeps=True)
         if codes.refusal is not None:
             found = CaptureError(codes.refusal)
         return value, found, codes
@@ -385,12 +385,15 @@ class Replay(OwnSignature):
         codes: Codes,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        known: Reachable | None = None,
     ) -> None:
-        """Add a program for such calls. seen, codes: of runs of the module's own code. Raises
-        CaptureError."""
+        """Add a program for such calls. seen, codes: of runs of the module's own code. known: what
+        it can read, as it was and is still. Raises CaptureError."""
         self._codes.add(codes)  # of all programs, which one look serves
         for _ in range(2):  # building imports parts of torch at its first time
-            state, ran = Reachable(self.module, self._codes), Codes()
+            is_known = known is not None and known.covers(self._codes)
+            state = known if known and is_known else Reachable(self.module, self._codes)
+            known, ran = None, Codes()
             run = self._seen_by(ran) if seen.was_watched else self.forward
             program, value = self._builder.build(run, args, kwargs, seen)
             if state.is_current() and state.covers(ran):
