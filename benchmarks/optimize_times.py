@@ -4,13 +4,15 @@
 
 Prints a line of Markdown for each model of `oxytorch bench models` or `oxytorch bench zoo` that is
 named: seconds for the first model of a process, and for a second one with other weights, whose
-layers' times are known; medians of the processes. Then milliseconds of a call of the result.
+layers' times are known; medians of the processes. Then milliseconds of a call of the result. The
+processes keep what Python compiles of the package, as an installation has it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -46,8 +48,13 @@ def measured(name: str, dtype: torch.dtype | None) -> list[float]:
 def in_fresh_processes(name: str, dtype: str, processes: int) -> list[float]:
     """Medians of several processes."""
     command = [sys.executable, __file__, name, "--dtype", dtype, "--here"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     found = [
-        json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        json.loads(
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, env=environment
+            ).stdout
+        )
         for _ in range(processes)
     ]
     return [statistics.median(times) for times in zip(*found, strict=True)]

@@ -1,8 +1,9 @@
-"""Scripts as modules."""
+"""Scripts as modules, and in processes."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,3 +17,19 @@ def module_of(path: Path) -> ModuleType:
     sys.modules[module.__name__] = module  # where dataclasses look for it
     specification.loader.exec_module(module)
     return module
+
+
+def of_two_processes(command: list[str]) -> list[int]:
+    """The numbers that two processes print which have run before either of them looks.
+
+    Each says "has run", waits for a line and prints its number.
+    """
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "has run\n"
+    found = [process.communicate("\n")[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    return [int(each) for each in found]

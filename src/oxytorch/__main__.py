@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import __version__
 
@@ -27,15 +28,26 @@ COMMANDS = (
     Command("llm", "oxytorch.llm_command.command", "language models: generate, bench, perplexity"),
     Command("serve", "oxytorch.serve.command", "a model over HTTP, language models as OpenAI's"),
     Command("convert", "oxytorch.program.command", "exported programs (.pt2) as files of oxytorch"),
-    Command("tune", "oxytorch.rewriting.command", "what tune=True has learnt about this machine"),
+    Command("tune", "oxytorch.launch.tuning.command", "the best instances and cores for a script"),
     Command("run", "oxytorch.launch.command", "a script on cores of its own, or several instances"),
     Command("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
 )
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose subparsers name words that they do not know beside their own usage, where
+    argparse has the outermost parser do it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
+
+
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The command line; only the `chosen` subcommand's module is imported."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="oxytorch",
         description="Makes PyTorch models run faster on the machine you already have.",
         epilog="Start with `oxytorch info`, then see `oxytorch COMMAND --help`.",
@@ -53,13 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit status. Without a command it prints the help."""
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
-    parser = build_parser(chosen)
-    arguments = parser.parse_args(words)
-    if arguments.command is None:
-        parser.print_help()
-        return 0
-    command = next(command for command in COMMANDS if command.name == arguments.command)
     try:
+        parser = build_parser(chosen)
+        arguments = parser.parse_args(words)
+        if arguments.command is None:
+            parser.print_help()
+            return 0
+        command = next(command for command in COMMANDS if command.name == arguments.command)
         status: int = importlib.import_module(command.module).run(arguments)
     except KeyboardInterrupt:
         print("oxytorch: interrupted", file=sys.stderr)

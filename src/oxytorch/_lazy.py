@@ -6,6 +6,8 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+from . import _garbage
+
 
 class Package(ModuleType):
     """A package with `_LATER`: which of its submodules has each public name.
@@ -19,7 +21,8 @@ class Package(ModuleType):
         later: dict[str, str] = self.__dict__["_LATER"]
         if name not in later:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"{self.__name__}.{later[name]}")
+        with _garbage.paused():
+            module = importlib.import_module(f"{self.__name__}.{later[name]}")
         if name != later[name]:
             setattr(self, name, getattr(module, name))
         # The import system has set a name that is the submodule's own.

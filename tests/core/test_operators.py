@@ -16,17 +16,18 @@ NONE: frozenset[str] = frozenset()
 @pytest.mark.parametrize(
     ("operator", "wanted"),
     [
-        (_aten.mm.default, Uses(("self", "mat2"), NONE, NONE, (False, False), True)),
-        (_aten.t.default, Uses(("self",), NONE, frozenset({"self"}), (True,), True)),
+        (_aten.mm.default, Uses(("self", "mat2"), NONE, NONE, (False, False), True, False)),
+        (_aten.t.default, Uses(("self",), NONE, frozenset({"self"}), (True,), True, False)),
         (
             _aten.mul_.Tensor,
-            Uses(("self", "other"), frozenset({"self"}), NONE, (False, False), False),
+            Uses(("self", "other"), frozenset({"self"}), NONE, (False, False), False, False),
         ),
-        (_aten.cat.default, Uses(("tensors", "dim"), NONE, NONE, (False, False), False)),
+        (_aten.cat.default, Uses(("tensors", "dim"), NONE, NONE, (False, False), False, False)),
         (
             _aten.mm.out,
-            Uses(("self", "mat2", "out"), frozenset({"out"}), NONE, (False,) * 3, False),
+            Uses(("self", "mat2", "out"), frozenset({"out"}), NONE, (False,) * 3, False, False),
         ),
+        (_aten.t_.default, Uses(("self",), frozenset({"self"}), NONE, (False,), False, True)),
     ],
     ids=str,
 )

@@ -62,6 +62,39 @@ def test_links_lead_to_a_file(page):
         assert (page.parent / target.split("#")[0]).exists(), f"{name(page)} links to {target}"
 
 
+def paths(page: Path) -> list[str]:
+    """What looks like a path in code spans and in trees: a slash, or the ending of a source."""
+    text = page.read_text(encoding="utf-8")
+    words = re.findall(r"`([^`\s]+)`", prose(page))
+    words += [
+        w for kind, body in BLOCK.findall(text) if not kind for w in re.split(r"[\s,;:]+", body)
+    ]
+    words = [word.rstrip(".") for word in words]
+    form = r"[\w.{},<>/-]+/[\w.{},<>/-]*|[\w{},]+\.(py|h|cpp|cmake|toml|md|txt)"
+    return sorted({word for word in words if re.fullmatch(form, word)})
+
+
+def written_out(path: str) -> list[str]:
+    """The paths that one with <op> for an example, or with alternatives in braces, stands for."""
+    path = path.strip("/").replace("<op>", "global_norm")
+    found = re.search(r"\{([^}]*)\}", path)
+    if not found:
+        return [path]
+    return [path.replace(found[0], each) for each in found[1].split(",")]
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_paths_exist(page: str) -> None:
+    """Below the root or any folder of sources, as a reader would look for them."""
+    tops = [ROOT / name for name in ("src", "tests", "tools", "cmake")]
+    folders = {ROOT, *tops, *(folder for top in tops for folder in top.rglob("*/"))}
+    tails = [(path, each) for path in paths(ROOT / page) for each in written_out(path)]
+    missing = [
+        path for path, each in tails if not any((folder / each).exists() for folder in folders)
+    ]
+    assert len(tails) > 20 and missing == []
+
+
 @pytest.mark.parametrize("command", MAKE_COMMANDS)
 def test_make_command_has_a_target(command):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -94,7 +94,8 @@ def test_help_teaches_by_examples(capsys):
         (["--nnodes", "2", "x.py"], "--nnodes: needs a place where machines meet"),
         (["--dtype", "bfloat16", "x.py"], "--dtype: needs --optimize"),
         (["--optimize", "ls"], "--optimize: expected a Python script"),
-        (["--unknown", "x.py"], "unrecognized arguments: --unknown"),
+        (["--unknown", "x.py"], "oxytorch run: error: unrecognized arguments: --unknown"),
+        (["--ninstance", "2", "x.py"], "oxytorch run: error: unrecognized arguments: --ninstance"),
     ],
 )
 def test_mistakes_are_named_before_anything_starts(words, message, capsys):

@@ -14,8 +14,14 @@ def folder(tmp_path):
     return str(tmp_path)
 
 
-def test_auto_takes_tcmalloc_and_intels_openmp(folder):
+def test_openmp_is_torchs_own_unless_asked(folder):
     found = make_environment({}, folders=[folder])
+    assert (found.allocator, found.openmp) == ("tcmalloc", "default")
+    assert "libiomp5" not in found.variables_of(6)["LD_PRELOAD"]
+
+
+def test_auto_takes_tcmalloc_and_intels_openmp(folder):
+    found = make_environment({}, folders=[folder], openmp="auto")
     assert (found.allocator, found.openmp) == ("tcmalloc", "intel")
     assert found.variables_of(6) == {
         "OMP_NUM_THREADS": "6",
@@ -52,6 +58,12 @@ def test_missing_library_names_its_packages(option, value, message, tmp_path):
         make_environment({}, folders=[str(tmp_path)], **{option: value})
 
 
+def test_number_of_threads_is_that_of_processors_unless_given(folder):
+    assert make_environment({}, folders=[folder]).variables_of(6)["OMP_NUM_THREADS"] == "6"
+    found = make_environment({}, folders=[folder], threads=3)
+    assert found.variables_of(6)["OMP_NUM_THREADS"] == "3"
+
+
 def test_values_of_the_users_stay_and_are_named(folder):
     own = {"OMP_NUM_THREADS": "3", "KMP_BLOCKTIME": "200", "MALLOC_CONF": "narenas:1", "HOME": "/"}
     found = make_environment(own, folders=[folder], allocator="jemalloc", unbuffered=True)
@@ -68,6 +80,8 @@ def test_preloaded_libraries_of_the_users_come_first_and_are_not_doubled(folder)
     found = make_environment(own, folders=[folder])
     assert (found.allocator, found.openmp) == ("jemalloc", "intel")
     assert "LD_PRELOAD" not in found.variables_of(1)
+    found = make_environment(own, folders=[folder], allocator="default")
+    assert (found.allocator, found.openmp) == ("jemalloc", "intel")
     with pytest.raises(MissingLibraryError, match="unset LD_PRELOAD"):
         make_environment(own, folders=[folder], allocator="tcmalloc")
 

@@ -15,6 +15,7 @@ import pytest
 
 from oxytorch.__main__ import main
 from oxytorch.launch.command import _opened
+from oxytorch.launch.processes import Job, run_jobs
 
 CORES = sorted(os.sched_getaffinity(0))
 TWO = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -30,8 +31,8 @@ import subprocess, sys, time
 subprocess.Popen(["setsid", "sleep", MARK])
 subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; sleep " + MARK + "; sleep " + MARK])
 time.sleep(0.3)
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     time.sleep(SECONDS)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -175,6 +176,28 @@ def test_signals_end_all_and_leave_nothing(count, number, mark, tmp_path):
     assert out.count("interrupted") == (count if number == signal.SIGINT else 0)
     assert "oxytorch run: summary" in err
     assert running(mark) == []
+
+
+def test_interrupt_while_the_hook_imports_torch_shows_no_traceback(mark, tmp_path):
+    script = tmp_path / f"never{mark}.py"
+    script.write_text("print('started', flush=True)")
+    process = start("--optimize", str(script))
+    while not any("launch.script" in line and "binding" not in line for line in running(mark)):
+        time.sleep(0.01)
+    time.sleep(0.2)  # Python has started, torch is being imported
+    os.kill(process.pid, signal.SIGINT)
+    status, out, err = process.finish()
+    assert (status, out) == (128 + signal.SIGINT, ""), err
+    assert "Traceback" not in err
+
+
+def test_run_that_takes_too_long_is_ended(mark, capfd):
+    job = Job("it", ["sh", "-c", f"echo here; sleep {mark}"], is_piped=True, is_shown=False)
+    said = []
+    result = run_jobs([job], said.append, seconds=0.3)
+    assert (result.status, result.cause) == (124, "time")
+    assert said == ["still running after 0.3 seconds; ending all"]
+    assert capfd.readouterr().out == "" and running(mark) == []
 
 
 def test_what_a_script_leaves_behind_is_ended_with_it(mark, tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from language_models import build
 from torch import Tensor
 
 import oxytorch
+from forged_files import forge
 from oxytorch import llm
 from oxytorch.core.tensor_file import Source, TensorFile, write
 from oxytorch.program import files as programs
@@ -48,18 +47,6 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def _run(path: Path) -> Tensor:
     found: Tensor = oxytorch.load(path).generate(torch.tensor([[3, 9, 14]]), max_new_tokens=2)
     return found
-
-
-def _forged(path: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], None]) -> None:
-    """Change the description and the tensors of a file, as somebody would who knows the format."""
-    file = TensorFile(path)
-    description = json.loads(file.metadata["description"])
-    tensors = {name: file.tensor(name).clone() for name in file.places}
-    change(description, tensors)
-    content = json.dumps(description)
-    sha256 = hashlib.sha256(content.encode()).hexdigest()
-    metadata = {**file.metadata, "description": content, "sha256": sha256}
-    write(path, {name: Source.of(tensor) for name, tensor in tensors.items()}, metadata)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +167,7 @@ def test_a_description_that_does_not_fit_is_refused(
     change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
 ) -> None:
     path = _written("int4", tmp_path)
-    _forged(path, lambda description, tensors: change(description))
+    forge(path, lambda description, tensors: change(description))
     with pytest.raises(CheckpointError, match=message) as caught:
         oxytorch.load(path)
     assert str(path) in str(caught.value)
@@ -213,7 +200,7 @@ def test_forged_descriptions_never_lead_astray(seed: int, path: Path, little_mem
             owner[key] = numbers.choice(VALUES)
 
     for _ in range(8):
-        _forged(path, change)
+        forge(path, change)
         try:
             _run(path)
         except (CheckpointError, RuntimeError):
@@ -237,6 +224,6 @@ def test_tensors_of_another_size_are_never_read(seed: int, path: Path, little_me
                 owner |= {"shape": [*own.shape], "order": [0]}
                 owner["dtype"] = str(own.dtype).removeprefix("torch.")
 
-    _forged(path, change)
+    forge(path, change)
     with pytest.raises(CheckpointError):
         oxytorch.load(path)

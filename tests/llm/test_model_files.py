@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from oxytorch.ops import pack_panels
 from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import Int8Weight
 from oxytorch.quantization.weights import ReorderedPanelWeight
+from scripts import of_two_processes
 from tiny import tiny_llama
 
 transformers = pytest.importorskip("transformers")
@@ -289,15 +289,8 @@ def test_processes_without_transformers_share_the_weights(tmp_path: Path) -> Non
     ids = torch.randint(3, VOCABULARY, (2, 21))
     torch.save((ids, llm.generate(model, ids, max_new_tokens=24)), given)
     command = [sys.executable, "-c", FRESH, str(path), str(given)]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    for process in processes:
-        assert process.stdout is not None and process.stdout.readline() == "has run\n"
-    for process in processes:
-        found, _ = process.communicate("\n")
-        assert process.returncode == 0 and int(found) * 1024 >= path.stat().st_size * 0.8
+    for resident in of_two_processes(command):
+        assert resident * 1024 >= path.stat().st_size * 0.8
 
 
 class Doubled(nn.Embedding):

@@ -135,3 +135,16 @@ def check_memory(
     after = testing.tensors_in(list(named.values()))
     for tensor, copy in zip(after, before, strict=True):
         assert torch.equal(tensor.nan_to_num(), copy.nan_to_num()), f"{op.name}: changed an input"
+
+
+CONVOLUTION: dict[str, Any] = {
+    "kernel_size": [3, 3],
+    "out_channels": 8,
+    "bias": None,
+    "other": None,
+    "stride": [1, 1],
+    "padding": [0] * 4,
+    "dilation": [1, 1],
+    "groups": 1,
+}
+"""Arguments of a convolution of 3 x 3 with 8 outputs, beside its input and its weight."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import CONVOLUTION
 
 from oxytorch import _library, ops
 
@@ -43,14 +44,7 @@ def convolution(x: torch.Tensor, **changed: Any) -> torch.Tensor:
     arguments: dict[str, Any] = {
         "format": "fp32",
         "panels": codes(4096),
-        "kernel_size": [3, 3],
-        "out_channels": 8,
-        "bias": None,
-        "other": None,
-        "stride": [1, 1],
-        "padding": [0] * 4,
-        "dilation": [1, 1],
-        "groups": 1,
+        **CONVOLUTION,
     }
     return ops.convolution_panels(x, **arguments | changed)
 

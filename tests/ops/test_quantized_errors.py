@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import CONVOLUTION
 
 from oxytorch import _library, ops
 from oxytorch.ops._quantized import pack_weight, random_bytes
@@ -45,14 +46,7 @@ def convolution(**changed: Any) -> torch.Tensor:
         "panels": KERNELS[0],
         "channel_scales": KERNELS[1],
         "channel_sums": KERNELS[2],
-        "kernel_size": [3, 3],
-        "out_channels": 8,
-        "bias": None,
-        "other": None,
-        "stride": [1, 1],
-        "padding": [0] * 4,
-        "dilation": [1, 1],
-        "groups": 1,
+        **CONVOLUTION,
     }
     return ops.quantized_convolution(**arguments | changed)
 

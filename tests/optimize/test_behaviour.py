@@ -358,7 +358,7 @@ def test_tune_keeps_what_wins_and_says_so() -> None:
 def test_tune_returns_the_original_where_nothing_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     from oxytorch.optimize import tune
 
-    monkeypatch.setattr(tune, "_paired", lambda first, second, sample: (1.5, 1.0, 1.5))
+    monkeypatch.setattr(tune, "paired", lambda first, second, sample: (1.5, 1.0, 1.5))
     model = _block()
     optimized = oxytorch.optimize(model, sample_input=torch.randn(2, 8), tune=True)
     assert oxytorch.explain(optimized).passes == []

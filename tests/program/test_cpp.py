@@ -272,7 +272,7 @@ def test_forged_descriptions_are_judged_as_python_judges_them(
 def test_messages_name_what_is_wrong(program: Path, small: bytes, tmp_path: Path) -> None:
     cases = {
         "expected a file, found none": None,
-        "a newer oxytorch may read it": small.replace(b'"version": "2"', b'"version": "9"'),
+        "a newer oxytorch may read it": small.replace(b'"version": "3"', b'"version": "9"'),
         "a file may not call aten::from_file": _forged(
             small, lambda text: text.replace("aten::split_with_sizes", "aten::from_file", 1)
             if "aten::split_with_sizes" in text else text.replace("aten::gelu", "aten::from_file")
@@ -316,7 +316,7 @@ def test_packed_weights_are_read_from_the_file(program: Path, packed: Path, tmp_
     for name in ("linear_panels", "convolution_panels", "depthwise_convolution"):
         assert f"oxytorch::{name} " in text
     _compare(program, packed, (torch.randn(2, 3, 8, 8),), tmp_path)
-    first = packed.read_bytes().replace(b'"version": "2"', b'"version": "1"')
+    first = packed.read_bytes().replace(b'"version": "3"', b'"version": "1"')
     packed.write_bytes(first)
     assert _opened(program, [packed]) == ["ok"]
 

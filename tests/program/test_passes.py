@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,21 +21,14 @@ from oxytorch.program.passes import linear
 from oxytorch.program.passes.editor import Editor
 from oxytorch.program.passes.simplify import simplify
 from oxytorch.program.program import Step, Steps, Value
-from oxytorch.rewriting import measure
 from threads import errors_in_threads
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("everything_is_packed"),
+]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 LINEAR, CONVOLUTION = "mkldnn::_linear_pointwise", "mkldnn::_convolution_pointwise"
-
-
-@pytest.fixture(autouse=True)
-def everything_is_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(measure, "TIMED", False)
-    monkeypatch.setattr(linear, "SMALLEST", 0)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
 
 
 def compiled(model: nn.Module, **options: Any) -> Any:

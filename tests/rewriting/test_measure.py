@@ -126,7 +126,7 @@ def test_a_model_that_is_slower_as_a_whole_is_left_as_it_was(
 ) -> None:
     monkeypatch.setattr(measure, "_ratio", lambda plain, ours: 0.5)
     monkeypatch.setattr(tune, "_turns", lambda *_: [(1.0, ratio)])
-    monkeypatch.setattr(tune, "_paired", lambda *_: (ratio, 1.0, ratio))
+    monkeypatch.setattr(tune, "paired", lambda *_: (ratio, 1.0, ratio))
     stock = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).eval()
     model = oxytorch.optimize(stock, sample_input=torch.randn(8, 64))
     report = oxytorch.explain(model)
@@ -140,7 +140,7 @@ def test_a_dtype_that_was_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(measure, "_ratio", lambda plain, ours: 0.5)
     monkeypatch.setattr(measure, "_quartiles", lambda calls: (2.0, 3.0, 1.0))
     monkeypatch.setattr(tune, "_turns", lambda *_: [(1.0, 1.5)])
-    monkeypatch.setattr(tune, "_paired", lambda *_: (1.5, 1.0, 1.5))
+    monkeypatch.setattr(tune, "paired", lambda *_: (1.5, 1.0, 1.5))
     stock = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).eval()
     x = torch.randn(8, 64)
     model = oxytorch.optimize(stock, sample_input=x, dtype=torch.bfloat16)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from thread_states import in_new_thread
+
+from oxytorch.runtime.threads import in_new_thread
 
 
 def _state() -> tuple[object, ...]:

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 import torch
-from thread_states import CORES, cores_of_team, in_new_thread, needs_two_cores, place
+from thread_states import CORES, cores_of_team, needs_two_cores, place
 
 from oxytorch.runtime import CPUPool, pin
-from oxytorch.runtime.threads import set_own_number, team
+from oxytorch.runtime.threads import in_new_thread, set_own_number, team
 from threads import errors_in_threads
 
 FIRST = CPUPool(CORES[:1])

@@ -11,11 +11,12 @@ import weakref
 
 import pytest
 import torch
-from thread_states import CORES, in_new_thread, needs_two_cores, place
+from thread_states import CORES, needs_two_cores, place
 from torch import nn
 
 import oxytorch
 from oxytorch.runtime import CPUPool, Future, Task
+from oxytorch.runtime.threads import in_new_thread
 from threads import errors_in_threads
 
 FIRST = CPUPool(CORES[:1])

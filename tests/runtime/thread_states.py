@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,14 +10,6 @@ import torch
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
 
 needs_two_cores = pytest.mark.skipif(len(CORES) < 2, reason="this process may use one core only")
-
-
-def in_new_thread(function: Callable[[], Any]) -> Any:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-    thread.join()
-    return results[0]
 
 
 def place(*_: object) -> tuple[set[int], int]:

@@ -89,6 +89,14 @@ def chat_prompt(text: str) -> str:
     return f"<user>{text}<assistant>"
 
 
+def _chat(client: openai.OpenAI, text: str, tokens: int, **options: Any) -> Any:
+    """The answer of so many tokens to a message, of the most likely ones."""
+    messages: Any = [{"role": "user", "content": text}]
+    return client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=tokens, temperature=0, **options
+    )
+
+
 def test_chat_uses_the_template(client: openai.OpenAI, single: Single) -> None:
     answer = client.chat.completions.create(
         model="tiny",
@@ -117,14 +125,7 @@ def test_tools_reach_the_template_and_answers_stay_text(
 
 
 def test_stream_is_the_whole_answer_in_parts(client: openai.OpenAI, single: Single) -> None:
-    stream = client.chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": "Hello"}],
-        max_tokens=30,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
+    stream = _chat(client, "Hello", 30, stream=True, stream_options={"include_usage": True})
     parts = list(stream)
     text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
     assert text == single.text(chat_prompt("Hello"), 30)
@@ -170,14 +171,7 @@ def test_same_seed_gives_the_same_answer(client: openai.OpenAI, single: Single) 
 
 
 def test_logprobs_are_those_of_the_model(client: openai.OpenAI, single: Single) -> None:
-    chat = client.chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": "Hi"}],
-        max_tokens=6,
-        temperature=0,
-        logprobs=True,
-        top_logprobs=3,
-    )
+    chat = _chat(client, "Hi", 6, logprobs=True, top_logprobs=3)
     assert chat.choices[0].logprobs is not None
     content = chat.choices[0].logprobs.content
     assert content is not None and len(content) == 6

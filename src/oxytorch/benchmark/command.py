@@ -31,7 +31,7 @@ from oxytorch.benchmark.subjects import SUBJECTS
 DESCRIPTION = """\
 Measure oxytorch next to its peers, in the same run, and next to this machine's own limits.
 
-Every contestant first has to give the right answer; then all take turns, round by round, with the
+Outputs are compared first; then all contestants take turns, round by round, with the
 same number of threads. A peer that is not installed, or fails, is named with its reason.
 Close other programs before you measure.
 

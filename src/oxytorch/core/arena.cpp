@@ -86,6 +86,7 @@ class IdleArenas {
     }
     if (!found) found = new Arena;
     found->needed_ = found->asked_ = 0;
+    found->reserved_ = 0;
     return found;
   }
 
@@ -157,26 +158,82 @@ AtenTensorHandle Arena::empty(const std::int64_t* sizes, const std::int64_t* str
   return made;
 }
 
-std::byte* Arena::allocate(std::size_t bytes) {
+std::size_t Arena::taken_for(std::size_t bytes) {
   // A line more, so that large blocks side by side do not begin at the same place of a page.
-  const std::size_t size = round_up(bytes, kLine) + kLine;
+  return bytes < kLeast ? 0 : round_up(bytes, kLine) + kLine;
+}
+
+bool Arena::reserve(std::size_t total) {
   const std::lock_guard lock(mutex_);
+  if (chunks_.empty() || chunks_[0].size < total) {
+    for (const Range& chunk : chunks_) munmap(chunk.begin, chunk.size);
+    chunks_.clear();
+    free_.clear();
+    touched_ = 0;
+    if (!grow(total)) return false;
+  }
+  reserved_ = total;
+  return true;
+}
+
+// Takes `size` bytes from `begin` on out of a free range.
+void Arena::cut(std::vector<Range>::iterator from, std::byte* begin, std::size_t size) {
+  const Range before{from->begin, static_cast<std::size_t>(begin - from->begin)};
+  const Range rest{begin + size, static_cast<std::size_t>(from->end() - begin) - size};
+  if (before.size > 0) {
+    *from = before;
+    if (rest.size > 0) free_.insert(from + 1, rest);
+  } else if (rest.size > 0) {
+    *from = rest;
+  } else {
+    free_.erase(from);
+  }
+}
+
+// The place that the plan has for a result of this step, null where it has none, and where somebody
+// still holds what lay there: who looks on at the call, say.
+std::byte* Arena::take_spot(std::size_t bytes, std::size_t size) {
+  const auto spot = std::find_if(spots_.begin(), spots_.end(),
+                                 [&](const Spot& each) { return each.bytes == bytes; });
+  if (spot == spots_.end()) return nullptr;
+  std::byte* begin = chunks_[0].begin + spot->begin;
+  spots_.erase(spot);
+  for (auto range = free_.begin(); range != free_.end(); ++range) {
+    if (range->begin > begin || begin + size > range->end()) continue;
+    cut(range, begin, size);
+    return begin;
+  }
+  return nullptr;
+}
+
+std::byte* Arena::allocate(std::size_t bytes) {
+  const std::size_t size = taken_for(bytes);
+  const std::lock_guard lock(mutex_);
+  std::byte* begin = take_spot(bytes, size);
+  // Where a range begins that is not for spots, and how much is left there.
+  const auto beyond = [&](const Range& range) {
+    std::byte* from = range.begin;
+    const bool is_first = reserved_ > 0 && from >= chunks_[0].begin && from < chunks_[0].end();
+    if (is_first) from = std::max(from, chunks_[0].begin + reserved_);
+    return Range{from, from < range.end() ? static_cast<std::size_t>(range.end() - from) : 0};
+  };
   const auto smallest = [&] {
     auto best = free_.end();
     for (auto range = free_.begin(); range != free_.end(); ++range) {
-      if (range->size >= size && (best == free_.end() || range->size < best->size)) best = range;
+      const std::size_t room = beyond(*range).size;
+      if (room >= size && (best == free_.end() || room < beyond(*best).size)) best = range;
     }
     return best;
   };
-  auto from = smallest();
-  if (from == free_.end()) {
-    if (!grow(size)) return nullptr;
-    from = smallest();
+  if (!begin) {
+    auto from = smallest();
+    if (from == free_.end()) {
+      if (!grow(size)) return nullptr;
+      from = smallest();
+    }
+    begin = beyond(*from).begin;
+    cut(from, begin, size);
   }
-  std::byte* begin = from->begin;
-  from->begin += size;
-  from->size -= size;
-  if (from->size == 0) free_.erase(from);
   blocks_.push_back({{begin, size}, step_});
   poison(begin, size);
   asked_ += static_cast<std::int64_t>(bytes);

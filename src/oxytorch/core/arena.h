@@ -26,14 +26,28 @@ class Arena {
   // Gives the system what no call has; returns how many bytes that are.
   static std::int64_t free_idle();
 
+  // Where the plan of a call has a result: bytes from the beginning of the arena, and how many.
+  struct Spot {
+    std::size_t begin = 0, bytes = 0;
+  };
+  // What a result of so many bytes takes. None is as large as malloc does as well.
+  static std::size_t taken_for(std::size_t bytes);
+  // Before the first result of a call: has memory for spots in its first `total` bytes, which
+  // other results are kept out of. Returns whether the system gives it.
+  bool reserve(std::size_t total);
+
   // The one that `empty` takes memory of on this thread, or null.
   static Arena* of_this_thread() { return current_; }
   // Makes it the one of this thread, for what step `step` makes, until the end of the scope.
+  // spots: those of the step's results, in any order.
   class Use {
    public:
-    Use(Arena* arena, std::size_t step) : before_(current_) {
+    Use(Arena* arena, std::size_t step, const Spot* spots = nullptr, std::size_t count = 0)
+        : before_(current_) {
       current_ = arena;
-      if (arena) arena->step_ = step;
+      if (!arena) return;
+      arena->step_ = step;
+      arena->spots_.assign(spots, spots + count);
     }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
@@ -72,6 +86,8 @@ class Arena {
   static void free_block(void* data, void* arena);
 
   std::byte* allocate(std::size_t size);
+  std::byte* take_spot(std::size_t bytes, std::size_t size);
+  void cut(std::vector<Range>::iterator from, std::byte* begin, std::size_t size);
   bool grow(std::size_t least);
   void put_back(Range range);
   bool end_call();
@@ -86,6 +102,8 @@ class Arena {
   std::vector<Block> blocks_;  // in use
   bool is_abandoned_ = false;  // no call has it, but blocks are held
   std::size_t step_ = 0;
+  std::vector<Spot> spots_;   // of this step, not taken yet
+  std::size_t reserved_ = 0;  // bytes from the start that are for spots alone
   std::int64_t needed_ = 0, asked_ = 0;
   // Bytes from the start that were in use ever, and in the last calls.
   std::size_t touched_ = 0, lately_ = 0;

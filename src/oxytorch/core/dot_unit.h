@@ -131,6 +131,19 @@ struct Bf16Pair : FloatSums {
 #endif
 
 #if OXY_HAS_INT8_DOT
+// sum + the dot products of four unsigned bytes with four signed ones.
+OXY_INLINE i32v dot_bytes(i32v sum, i32v of_unsigned, i32v of_signed) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<i32v>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum),
+                                                    reinterpret_cast<__m512i>(of_unsigned),
+                                                    reinterpret_cast<__m512i>(of_signed)));
+#else
+  return reinterpret_cast<i32v>(_mm256_dpbusd_avx_epi32(reinterpret_cast<__m256i>(sum),
+                                                        reinterpret_cast<__m256i>(of_unsigned),
+                                                        reinterpret_cast<__m256i>(of_signed)));
+#endif
+}
+
 // Bytes: unsigned ones of a, signed ones of b.
 struct Int8Quad : IntegerSums {
   using Element = std::int8_t;
@@ -138,15 +151,7 @@ struct Int8Quad : IntegerSums {
   static constexpr int kDepth = 4;
 
   OXY_INLINE i32v multiply(i32v sum, i32v a, std::uint32_t b) {
-#if defined(__AVX512F__)
-    return reinterpret_cast<i32v>(
-        _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a),
-                            reinterpret_cast<__m512i>(repeated<i32v>(b))));
-#else
-    return reinterpret_cast<i32v>(
-        _mm256_dpbusd_avx_epi32(reinterpret_cast<__m256i>(sum), reinterpret_cast<__m256i>(a),
-                                reinterpret_cast<__m256i>(repeated<i32v>(b))));
-#endif
+    return dot_bytes(sum, a, repeated<i32v>(b));
   }
 };
 #endif

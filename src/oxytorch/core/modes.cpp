@@ -3,11 +3,10 @@
 // Autocast, tracing, functional transforms and tensor modes all show in the thread's local sets of
 // dispatch keys. Torch's stable ABI has no way to those; where the names below are not found, or
 // torch is newer than those looked at (NEWEST_TORCH in _library.py), Python asks torch instead.
-#include <dlfcn.h>
-
 #include <cstdint>
 
 #include "core/export.h"
+#include "core/process.h"
 #include "core/torch_api.h"
 
 namespace oxytorch {
@@ -24,7 +23,7 @@ struct KeySets {
 // c10::impl::raw_local_dispatch_key_set, kept so that it is zero where nothing is active.
 const KeySets* local_keys() {
   static thread_local const auto found =
-      static_cast<const KeySets*>(dlsym(RTLD_DEFAULT, "_ZN3c104impl26raw_local_dispatch_key_setE"));
+      named<const KeySets*>("_ZN3c104impl26raw_local_dispatch_key_setE");
   return found;
 }
 
@@ -32,8 +31,7 @@ using Asks = bool (*)();
 
 // c10::GradMode::is_enabled()
 Asks gradients_enabled() {
-  static const auto found =
-      reinterpret_cast<Asks>(dlsym(RTLD_DEFAULT, "_ZN3c108GradMode10is_enabledEv"));
+  static const auto found = named<Asks>("_ZN3c108GradMode10is_enabledEv");
   return found;
 }
 
@@ -41,14 +39,13 @@ Asks gradients_enabled() {
 using Counts = std::int64_t (*)();
 
 Counts function_modes() {
-  static const auto found = reinterpret_cast<Counts>(
-      dlsym(RTLD_DEFAULT, "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"));
+  static const auto found = named<Counts>("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv");
   return found;
 }
 
 // at::hasCallbacks()
 Asks has_callbacks() {
-  static const auto found = reinterpret_cast<Asks>(dlsym(RTLD_DEFAULT, "_ZN2at12hasCallbacksEv"));
+  static const auto found = named<Asks>("_ZN2at12hasCallbacksEv");
   return found;
 }
 

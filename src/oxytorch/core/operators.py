@@ -5,13 +5,19 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+_OF_FORM = frozenset(
+    ["as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_",
+     "swapdims_", "t_", "transpose_", "unsqueeze_"]
+)  # fmt: skip
+
 
 class Uses(NamedTuple):
     """What an operator does with its arguments: their names, those that it writes to, and those
     that its result is an alias of.
 
     takes_out: for each argument whether it is one of the latter. is_simple: whether nothing is
-    written, and no argument is a list of tensors.
+    written, and no argument is a list of tensors. is_of_form: whether what it writes is the shape
+    and the memory of a tensor object, not values.
     """
 
     names: tuple[str, ...]
@@ -19,6 +25,7 @@ class Uses(NamedTuple):
     aliased: frozenset[str]
     takes_out: tuple[bool, ...]
     is_simple: bool
+    is_of_form: bool
 
 
 @functools.cache
@@ -35,4 +42,5 @@ def uses_of(func: Any) -> Uses:
         aliased,
         tuple(a.name in aliased for a in arguments),
         not written and not has_lists,
+        bool(written) and func._schema.name.partition("::")[2] in _OF_FORM,
     )

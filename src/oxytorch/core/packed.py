@@ -229,6 +229,10 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         """Return a tensor of this kind whose values are out: `values` themselves, not a copy."""
         return packed_around(type(self), values, self.fields())
 
+    def _own_names(self) -> tuple[str, ...]:
+        """The attributes that are the weight's, and not a user's."""
+        return ("cell", "_is_param", *self._shared_fields)
+
     def fields(self) -> dict[str, Any]:
         """What another tensor over the same weight has too, besides the cell."""
         return {name: getattr(self, name) for name in self._shared_fields}
@@ -259,9 +263,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     @property
     def data(self) -> Any:
-        """The weight without its gradient; assigning replaces the values."""
-        with torch.no_grad():
-            return self.detach()
+        """The plain values, which are the weight while somebody holds them; assigning replaces
+        the weight."""
+        return self.plain()
 
     @data.setter
     def data(self: _Self, values: Tensor) -> None:
@@ -359,9 +363,14 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         # A process that is being started takes over memory, which has to live on.
         lives_on = self.cell.is_pinned or get_spawning_popen() is not None
         plain = self.plain() if lives_on else self.values()
-        if isinstance(self, nn.Parameter):
-            return torch._utils._rebuild_parameter, (plain, self.requires_grad, OrderedDict())
-        return packed_around, (type(self), plain, self.fields())
+        if not isinstance(self, nn.Parameter):
+            return Tensor.__reduce_ex__(plain, protocol)  # type: ignore[no-untyped-call]
+        own = {name: value for name, value in vars(self).items() if name not in self._own_names()}
+        hooks: OrderedDict[Any, Any] = OrderedDict()
+        if own:
+            rebuild = torch._utils._rebuild_parameter_with_state
+            return rebuild, (plain, self.requires_grad, hooks, own)
+        return torch._utils._rebuild_parameter, (plain, self.requires_grad, hooks)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -376,8 +385,6 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
             _leave_alone()
         if func in _ALIASES and isinstance(args[0], PackedTensor):
             return args[0].share()
-        if func is _aten.clone.default and not kwargs.get("memory_format"):
-            return args[0].copy()
         uses = uses_of(func)
         if uses.is_simple and not kwargs:
             given_plain = zip(args, uses.takes_out, strict=False)
@@ -389,6 +396,16 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
             )
         given = _PlainArguments(uses, args, kwargs)
         return given.returned(func(*given.args, **given.kwargs))
+
+    def as_subclass(self, cls: Any) -> Any:
+        return self.plain().as_subclass(cls)
+
+    def _became(self, plain: Tensor) -> None:
+        """An alias of the weight is another view of its memory from now on, or of other memory."""
+        like = packed_around(type(self), plain, self.fields())
+        like.cell.is_pinned = True
+        Tensor.data.__set__(self, like)  # type: ignore[attr-defined]
+        self.cell = like.cell
 
     def _was_written(self, plain: Tensor) -> None:
         if plain.shape != self.shape:
@@ -480,7 +497,12 @@ class _PlainArguments:
             return result
         for name in self._uses.written & self._given.keys():
             for leaf in pytree.tree_leaves(self._given[name]):
-                if isinstance(leaf, PackedTensor):
-                    leaf._was_written(self._replaced[id(leaf)][1])
+                if not isinstance(leaf, PackedTensor):
+                    continue
+                plain = self._replaced[id(leaf)][1]
+                if self._uses.is_of_form and not isinstance(leaf, nn.Parameter):
+                    leaf._became(plain)
+                else:
+                    leaf._was_written(plain)
         back = {id(plain): own for own, plain in self._replaced.values()}
         return pytree.tree_map(lambda leaf: back.get(id(leaf), leaf), result)

@@ -1,7 +1,7 @@
 // The softmax of scores that come block by block (Dao et al., FlashAttention, 2022, algorithm 1).
 #pragma once
 
-#include "core/vec.h"
+#include "core/functions.h"
 
 namespace oxytorch::OXY_LEVEL {
 

@@ -3,129 +3,19 @@
 // A model has thousands of places to look at in each call: entries of the dictionaries that Python
 // keeps modules, parameters and hooks in, versions of tensors, and the values of small ones. They
 // are handed over once; afterwards one call compares them all.
-//
-// Longer than other files: every kind of place needs its look, its entry point and its place in the
-// one pass over them, which share Python's functions and the lines read ahead.
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
 
 #include "core/export.h"
+#include "core/process.h"
+#include "core/python.h"
 #include "core/torch_api.h"
 
 namespace oxytorch {
 
 namespace {
-
-struct PyObject;
-
-// A function of the process, by its name.
-template <class Function>
-Function named(const char* name) {
-  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
-}
-
-// Python's stable ABI, found in the process: the library itself is of no Python.
-struct Python {
-  using Count = std::intptr_t (*)(PyObject*);
-  using Get = PyObject* (*)(PyObject*, PyObject*);
-
-  Get dict_get = named<Get>("PyDict_GetItemWithError");
-  Count dict_size = named<Count>("PyDict_Size");
-  Count list_size = named<Count>("PyList_Size");
-  PyObject* (*list_get)(PyObject*, std::intptr_t) =
-      named<PyObject* (*)(PyObject*, std::intptr_t)>("PyList_GetItem");
-  int (*dict_next)(PyObject*, std::intptr_t*, PyObject**, PyObject**) =
-      named<int (*)(PyObject*, std::intptr_t*, PyObject**, PyObject**)>("PyDict_Next");
-  PyObject* (*type_of)(PyObject*) = named<PyObject* (*)(PyObject*)>("PyObject_Type");
-  Get get_attribute = named<Get>("PyObject_GetAttr");
-  void (*clear_error)() = named<void (*)()>("PyErr_Clear");
-  void (*release)(PyObject*) = named<void (*)(PyObject*)>("Py_DecRef");
-
-  using Of = PyObject* (*)(PyObject*);
-  Of code_of = named<Of>("PyFunction_GetCode");
-  Of defaults_of = named<Of>("PyFunction_GetDefaults");
-  Of keyword_defaults_of = named<Of>("PyFunction_GetKwDefaults");
-  Of listed = named<Of>("PySequence_List");
-  const void* class_of_dicts = named<const void*>("PyDict_Type");
-  // Quicker ways, which not every Python has.
-  Get in_class = named<Get>("_PyType_Lookup");
-  const void* class_of_classes = named<const void*>("PyType_Type");
-  bool has_dict_tags = false;
-
-  Python();
-
-  bool is_whole() const {
-    return dict_get && dict_size && list_size && list_get && dict_next && listed &&
-           class_of_dicts && type_of && get_attribute && clear_error && release && code_of &&
-           defaults_of && keyword_defaults_of;
-  }
-};
-
-// What lies at an object's address. The second word of any object is its class, which is a part of
-// the stable ABI. Of a dictionary of CPython on 64 bits, the fourth is another number after each
-// change up to Python 3.12 (`dict_tags_work` looks), and the last two point to its keys and values,
-// which are but hints for a look ahead.
-struct Words {
-  const char* word[6];
-};
-
-const Words& words_of(const PyObject* object) { return *reinterpret_cast<const Words*>(object); }
-
-const void* class_of(const PyObject* object) { return words_of(object).word[1]; }
-
-// Read anew each time.
-const void* tag_of(const PyObject* dict) {
-  return *static_cast<const char* const volatile*>(&words_of(dict).word[3]);
-}
-
-// Whether a dictionary's fourth word is another one after each kind of change.
-bool dict_tags_work() {
-  const auto make = named<PyObject* (*)()>("PyDict_New");
-  const auto set = named<int (*)(PyObject*, PyObject*, PyObject*)>("PyDict_SetItem");
-  const auto remove = named<int (*)(PyObject*, PyObject*)>("PyDict_DelItem");
-  const auto clear = named<void (*)(PyObject*)>("PyDict_Clear");
-  const auto number = named<PyObject* (*)(long)>("PyLong_FromLong");
-  const auto release = named<void (*)(PyObject*)>("Py_DecRef");
-  if (!make || !set || !remove || !clear || !number || !release) return false;
-  PyObject *dict = make(), *first = number(1000001), *second = number(1000002);
-  bool works = dict && first && second;
-  if (works) {
-    std::vector<const void*> tags = {tag_of(dict)};
-    const auto note = [&](bool is_done) {
-      works = works && is_done && std::find(tags.begin(), tags.end(), tag_of(dict)) == tags.end();
-      tags.push_back(tag_of(dict));
-    };
-    note(set(dict, first, first) == 0);
-    note(set(dict, first, second) == 0);
-    note(set(dict, second, first) == 0);
-    note(remove(dict, first) == 0);
-    clear(dict);
-    note(true);
-  }
-  for (PyObject* made : {dict, first, second}) {
-    if (made) release(made);
-  }
-  return works;
-}
-
-Python::Python() : has_dict_tags(dict_tags_work()) {}
-
-const Python& python() {
-  static const Python found;
-  return found;
-}
-
-// at::TensorBase::_version() const
-using VersionOf = std::int64_t (*)(const void*);
-
-VersionOf version_function() {
-  static const auto found = named<VersionOf>("_ZNK2at10TensorBase8_versionEv");
-  return found;
-}
 
 constexpr std::size_t kLine = 64;
 

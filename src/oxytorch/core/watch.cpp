@@ -3,13 +3,12 @@
 //
 // A step over a thousand tensors has no time to ask each of them in Python. The tensors are handed
 // over once (op `watch`); afterwards one call compares addresses and layouts.
-#include <dlfcn.h>
-
 #include <cstring>
 #include <memory>
 #include <vector>
 
 #include "core/export.h"
+#include "core/process.h"
 #include "core/torch_api.h"
 
 namespace oxytorch {
@@ -25,26 +24,16 @@ enum Answer : int { kSame, kGradientsMoved, kOther };
 using GradientOf = const void* (*)(const void*);
 using BumpVersion = void (*)(const void*);
 
-using VersionOf = std::int64_t (*)(const void*);
-
 // c10::TensorImpl::grad() const
 GradientOf gradient_function() {
-  static const auto function =
-      reinterpret_cast<GradientOf>(dlsym(RTLD_DEFAULT, "_ZNK3c1010TensorImpl4gradEv"));
+  static const auto function = named<GradientOf>("_ZNK3c1010TensorImpl4gradEv");
   return function;
 }
 
 // torch::autograd::impl::bump_version(at::Tensor const&)
 BumpVersion bump_version_function() {
-  static const auto function = reinterpret_cast<BumpVersion>(
-      dlsym(RTLD_DEFAULT, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"));
-  return function;
-}
-
-// at::TensorBase::_version() const
-VersionOf version_function() {
   static const auto function =
-      reinterpret_cast<VersionOf>(dlsym(RTLD_DEFAULT, "_ZNK2at10TensorBase8_versionEv"));
+      named<BumpVersion>("_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE");
   return function;
 }
 

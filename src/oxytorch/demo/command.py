@@ -15,7 +15,7 @@ QUERIES = (
 )
 DESCRIPTION = """\
 Runs a real sentence-embedding model over real text: stock PyTorch next to oxytorch, in float32
-and bfloat16. Shows what `optimize` did, speed, memory, how far the answers differ from stock,
+and bfloat16. Shows what `optimize` did, speed, memory, how far the outputs differ from stock,
 and the texts nearest to a question."""
 EPILOG = """\
 examples:
@@ -23,7 +23,7 @@ examples:
   oxytorch demo --query "turn text into bytes"
   oxytorch demo --text notes.txt --query "what did we decide about the roof?"
 
-The exit status is 1 if the optimized fp32 model's answers differ from stock."""
+The exit status is 1 if the optimized fp32 model's outputs differ from stock."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

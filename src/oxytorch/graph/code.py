@@ -8,10 +8,10 @@ unseen. The code objects of a real run are looked at, and the built-in functions
 from __future__ import annotations
 
 import dis
+import enum
 import functools
 import logging
 import math
-import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +23,17 @@ from torch import nn
 
 from .. import _garbage
 from .errors import CaptureError
+from .torch_code import (
+    WRAPPERS,
+    in_torch,
+    is_library,
+    is_library_or_pythons,
+    is_pythons,
+    is_stateful,
+    is_stateful_code,
+    is_torchs,
+)
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-
-_PYTHON = os.path.dirname(os.__file__) + os.sep
 _PURE_MODULES = frozenset(
     ["abc", "collections", "copy", "dataclasses", "enum", "functools", "inspect", "math",
      "operator", "types", "typing"]
@@ -63,39 +69,6 @@ _PURE = frozenset(
 )  # fmt: skip
 """Built-in functions and methods that only compute, or change what the code itself has made."""
 
-_WRAPPERS = ("_compile.py", "_dynamo", "compiler", "utils/_contextlib.py")
-"""Where torch has what it puts around functions."""
-
-_TORCHS_CODE = (
-    *_WRAPPERS, "_VF.py", "_awaits", "_custom_op", "_jit_internal.py", "_library",
-    "_linalg_utils.py", "_lobpcg.py", "_lowrank.py", "_ops.py", "_tensor.py",
-    "amp/autocast_mode.py", "autograd/function.py", "autograd/grad_mode.py", "distributions",
-    "functional.py", "fx", "library.py", "masked", "nested", "nn/attention", "nn/functional.py",
-    "nn/modules", "nn/parameter.py", "nn/utils", "overrides.py", "return_types.py", "signal",
-    "sparse", "types.py", "utils/_pytree.py",
-)  # fmt: skip
-"""Files and folders of torch whose functions compute with what they are given. Others read or set
-what holds for the process (random numbers, numbers of threads, defaults)."""
-
-_CONSTANT_FUNCTIONS = frozenset(
-    ["is_tensor", "is_storage", "sym_int", "sym_float", "sym_max", "sym_min", "sym_not", "sym_sum",
-     "sym_ite", "typename", "_assert", "is_compiling", "is_dynamo_compiling", "is_exporting",
-     "is_available", "is_current_stream_capturing", "is_tracing", "is_scripting",
-     "is_grad_enabled", "is_autocast_enabled",
-     "is_autocast_cpu_enabled", "_check", "_check_index", "_check_value", "_check_type",
-     "_check_with", "_check_not_implemented", "_check_tensor_all", "_check_tensor_all_with"]
-)  # fmt: skip
-"""Functions of torch elsewhere that give the same in all calls that a recording is used for."""
-
-_CHANGES_OF_MODULES = frozenset(
-    ["train", "eval", "apply", "_apply", "to", "cpu", "cuda", "type", "float", "double", "half",
-     "bfloat16", "to_empty", "requires_grad_", "zero_grad", "share_memory", "compile",
-     "load_state_dict", "set_submodule", "set_extra_state", "add_module", "append", "insert",
-     "extend", "update", "pop", "popitem", "clear", "setdefault", "__setitem__", "__delitem__",
-     "__iadd__"]
-)  # fmt: skip
-_OF_MODULES = ("nn/modules/module.py", "nn/modules/container.py")
-
 _SIMPLE = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout,
     torch.memory_format, torch.Size,
@@ -105,7 +78,13 @@ _CALLABLE = (
 )  # fmt: skip
 
 
+_OF_CLASSES = (types.FunctionType, property, classmethod, staticmethod, functools.cached_property)
+"""What classes hold whose code is looked at when it runs."""
+_STATELESS = (*_CALLABLE, types.MethodType, torch.Tensor, nn.Module)
+"""What is looked at by itself, and not as an object that code is given."""
+
 _CACHED = type(functools.lru_cache(abs))
+_BOUND = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
 
 
 def hidden_state(value: Any) -> str:
@@ -113,6 +92,10 @@ def hidden_state(value: Any) -> str:
     is nothing."""
     if isinstance(value, _CACHED):
         return "results of earlier calls"
+    if isinstance(value, _BOUND):
+        is_known = isinstance(value.__self__, (types.ModuleType, type, nn.Module))
+        kind = type(value.__self__).__name__
+        return "" if is_known or is_constant(value.__self__) else f"a {kind}, which may change"
     if not isinstance(value, functools.partial):
         return ""
     if not all(map(is_constant, (*value.args, *value.keywords.values()))):
@@ -121,10 +104,19 @@ def hidden_state(value: Any) -> str:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value cannot change."""
+    """Whether a value cannot change. One of a class of the user's may have attributes that can."""
+    if isinstance(value, _SIMPLE):
+        return not hasattr(value, "__dict__") or isinstance(value, enum.Enum)
     if isinstance(value, (tuple, frozenset)):
-        return all(map(is_constant, value))
-    return isinstance(value, _SIMPLE)
+        return all(map(is_constant, value)) and not hasattr(value, "__dict__")
+    return False
+
+
+def keeps_state(value: Any) -> bool:
+    """Whether a value is an object of the user's, whose methods may read what changes."""
+    if is_constant(value) or isinstance(value, _STATELESS):
+        return False
+    return not type(value).__module__.startswith(("builtins", "torch."))
 
 
 def can_watch() -> bool:
@@ -220,19 +212,21 @@ class CodeWatch:
             self._around[frame.f_code](frame, event, argument)
         if event == "call":
             filename = frame.f_code.co_filename
-            if _is_library(filename):
+            if is_library(filename):
                 if _is_of_model(caller_of(frame)) and is_stateful_code(frame.f_code):
                     self._refuse(f"its code calls {frame.f_code.co_name} of torch")
                 return
-            if not _is_pythons(filename):
+            if not is_pythons(filename):
                 self._look(frame)
-            elif frame.f_back is not None and not _is_library(frame.f_back.f_code.co_filename):
+            elif frame.f_back is not None and not is_library(frame.f_back.f_code.co_filename):
                 name = frame.f_globals.get("__name__", "?")
-                if not _is_pythons(frame.f_back.f_code.co_filename) and name not in _PURE_MODULES:
+                if not is_pythons(frame.f_back.f_code.co_filename) and (
+                    name not in _PURE_MODULES or any(map(keeps_state, _arguments_of(frame)))
+                ):
                     self._refuse(f"its code calls {name}.{frame.f_code.co_name}")
-        elif event == "c_call" and not _is_library_or_pythons(frame.f_code.co_filename):
+        elif event == "c_call" and not is_library_or_pythons(frame.f_code.co_filename):
             name = getattr(argument, "__name__", "?")
-            if is_stateful(argument) or (not _is_torchs(argument) and name not in _PURE):
+            if is_stateful(argument) or (not is_torchs(argument) and name not in _PURE):
                 self._refuse(f"its code calls {name}")
 
     def _look(self, frame: types.FrameType) -> None:
@@ -248,6 +242,29 @@ class CodeWatch:
             if name != "__class__" and not callable(value) and not _is_of_caller(frame, name):
                 self._refuse(f"its code reads {name} of an enclosing function")
         self._look_at_attributes(frame, global_names, attributes)
+        self._look_at_arguments(frame, attributes)
+
+    def _look_at_arguments(self, frame: types.FrameType, attributes: tuple[str, ...]) -> None:
+        """Look at the objects of other classes that code is given, and what it reads of them."""
+        own = self._module().__dict__.values()
+        for value in filter(keeps_state, _arguments_of(frame)):
+            if any(value is held for held in own):
+                if frame.f_code.co_name != "__getattribute__":  # of names that its callers have
+                    self._look_into_class(type(value), attributes)
+            elif any(hasattr(type(value), name) or _has(value, name) for name in attributes):
+                self._refuse(f"its code reads what a {type(value).__name__} keeps")
+
+    def _look_into_class(self, kind: type, attributes: tuple[str, ...]) -> None:
+        """Look at what the code of a configuration finds in its class."""
+        for name in attributes:
+            holder = next((one for one in kind.__mro__ if name in vars(one)), None)
+            if holder is None or holder is object:
+                continue
+            value = vars(holder)[name]
+            if is_constant(value):
+                self._looks_into(kind, name)
+            elif not isinstance(value, _OF_CLASSES):
+                self._refuse(f"its code reads {name} of {kind.__name__}, which may change")
 
     def _look_at_globals(
         self, table: dict[str, Any], names: tuple[str, ...], attributes: tuple[str, ...]
@@ -255,19 +272,27 @@ class CodeWatch:
         for name in names:
             if name not in table:
                 continue  # a built-in name
-            value = table[name]
-            if not (is_constant(value) or isinstance(value, _CALLABLE) or callable(value)):
-                self._refuse(f"its code reads the global variable {name}")
-            self._refuse_hidden(name, value)
             owner = str(table.get("__name__"))
             if getattr(sys.modules.get(owner), "__dict__", None) is not table:
                 self._refuse(f"its code reads {name} of a module that is not imported")
-            self._reads(owner, name)
-            if isinstance(value, types.ModuleType):
-                for inner in attributes:
-                    if inner in value.__dict__:
-                        self._reads(value.__name__, inner)
-                        self._refuse_hidden(inner, value.__dict__[inner])
+            self._look_at_global(owner, name, table[name], attributes)
+
+    def _look_at_global(
+        self, owner: str, name: str, value: Any, attributes: tuple[str, ...], outer: str = ""
+    ) -> None:
+        """Look at a global variable, and where it is a module at those that are read of it."""
+        if not (is_constant(value) or isinstance(value, _CALLABLE) or callable(value)):
+            self._refuse(f"its code reads the global variable {outer}{name}")
+        self._refuse_hidden(name, value)
+        self._reads(owner, name)
+        if isinstance(value, types.ModuleType) and value.__name__ != owner:
+            of_torch = value.__name__.partition(".")[0] == "torch"
+            for inner in attributes:
+                if inner in value.__dict__ and of_torch:
+                    self._reads(value.__name__, inner)
+                elif inner in value.__dict__:
+                    found = value.__dict__[inner]
+                    self._look_at_global(value.__name__, inner, found, attributes, f"{name}.")
 
     def _look_at_attributes(
         self, frame: types.FrameType, global_names: tuple[str, ...], attributes: tuple[str, ...]
@@ -283,7 +308,8 @@ class CodeWatch:
                 known.update(dir(value))
         this = frame.f_locals.get("self")
         if this is not own and any(this is value for value in own.__dict__.values()):
-            known.update(dir(this))  # a configuration's own code
+            self._look_into(this, type(this).__name__, attributes)  # a configuration's own code
+            known.update(dir(this))
         for name in attributes:
             if name in own.__dict__:
                 known |= self._look_into(own.__dict__[name], name, attributes)
@@ -311,9 +337,9 @@ class CodeWatch:
 
     def _look_into(self, value: Any, name: str, attributes: tuple[str, ...]) -> set[str]:
         """Look at an attribute of the module; of a configuration, return the names that it has."""
+        self._refuse_hidden(name, value)
         if is_constant(value) or isinstance(value, (*_CALLABLE, nn.Module)):
             return set()
-        self._refuse_hidden(name, value)
         inside = getattr(value, "__dict__", None)
         if inside is None or isinstance(value, (torch.Tensor, dict, list, set)):
             self._refuse(f"its code reads the attribute {name}, which may change")
@@ -330,11 +356,22 @@ def _is_of_caller(frame: types.FrameType, name: str) -> bool:
     """Whether a variable of an enclosing function is one of the running forward's own: of a
     comprehension or a function that it defines."""
     caller = frame.f_back
-    while caller is not None and not _is_library(caller.f_code.co_filename):
+    while caller is not None and not is_library(caller.f_code.co_filename):
         if name in caller.f_code.co_cellvars:
             return True
         caller = caller.f_back
     return False
+
+
+def _arguments_of(frame: types.FrameType) -> list[Any]:
+    """The arguments that a call of Python code has just been given."""
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    return [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+
+
+def _has(value: Any, name: str) -> bool:
+    return name in getattr(value, "__dict__", ())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -405,64 +442,14 @@ def _holds(module: nn.Module, name: str) -> bool:
     return name in module._parameters or name in module._buffers or name in module._modules
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_pythons(filename: str) -> bool:
-    is_installed = filename.startswith(_PYTHON) and "-packages" not in filename
-    return is_installed or filename.startswith("<frozen")
-
-
-def _is_library_or_pythons(filename: str) -> bool:
-    return _is_library(filename) or _is_pythons(filename)
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_library(filename: str) -> bool:
-    return filename.startswith((_TORCH, _OURS))
-
-
 def _is_of_model(frame: types.FrameType | None) -> bool:
     """Whether a frame is of the model's own code."""
-    return frame is not None and not _is_library_or_pythons(frame.f_code.co_filename)
-
-
-def _in_torch(code: types.CodeType) -> str:
-    """The file of a function of torch, from torch's folder on; "" for other code."""
-    filename = code.co_filename
-    is_torchs = filename.startswith(_TORCH)
-    return filename.removeprefix(_TORCH).replace(os.sep, "/") if is_torchs else ""
+    return frame is not None and not is_library_or_pythons(frame.f_code.co_filename)
 
 
 def caller_of(frame: types.FrameType) -> types.FrameType | None:
     """The frame that called, past torch's wrappers around functions."""
     found = frame.f_back
-    while found is not None and _in_torch(found.f_code).startswith(_WRAPPERS):
+    while found is not None and in_torch(found.f_code).startswith(WRAPPERS):
         found = found.f_back
     return found
-
-
-@functools.lru_cache(maxsize=4096)
-def is_stateful_code(code: types.CodeType) -> bool:
-    """Whether a function of torch in Python reads or changes more than what it is given."""
-    path = _in_torch(code)
-    if not path or code.co_name in _CONSTANT_FUNCTIONS:
-        return False
-    if path in _OF_MODULES:
-        return code.co_name in _CHANGES_OF_MODULES or code.co_name.startswith("register_")
-    return not path.startswith(_TORCHS_CODE)
-
-
-def is_stateful(builtin: Any) -> bool:
-    """Whether a built-in function of torch reads or changes what holds for the process."""
-    owner = getattr(builtin, "__self__", None)
-    return owner is torch._C and builtin.__name__ not in _CONSTANT_FUNCTIONS
-
-
-def _is_torchs(function: Any) -> bool:
-    module = getattr(function, "__module__", None) or ""
-    owner = getattr(function, "__self__", None)
-    return (
-        module.startswith("torch")
-        or isinstance(owner, (torch.Tensor, nn.Module))
-        or (isinstance(owner, type) and owner.__module__.startswith("torch"))
-        or (isinstance(owner, types.ModuleType) and owner.__name__.startswith("torch"))
-    )

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from ..program.export import captured
 from ..program.passes.editor import Note
+from ..program.plan import Plan, hint
 from ..program.program import Step, Steps, Value
 from . import drawing
 
@@ -88,6 +89,7 @@ class Explanation:
             head,
             "Changed\n" + _lines(map(self._change, self.fused)),
             "Left as it is\n" + _lines(map(self._reason, self.left)),
+            f"Arena\n{self._arena()}",
             f"Operators after\n{_lines(step.target for step in self.after.steps)}",
             self._program("Before", self.before),
             self._program("After", self.after),
@@ -107,6 +109,22 @@ class Explanation:
 
     def _reason(self, note: Note) -> str:
         return f"{note.by}: {note.step.target}{_shape(note.step)}: {note.why}"
+
+    def _arena(self) -> str:
+        """What the program's plan of memory takes, for all sizes and for those of the inputs."""
+        plan = Plan.of_text(self.after.text())
+        metas = [value.meta for value in self.after.inputs if not value.is_size]
+        if not plan.places or any(meta is None for meta in metas):
+            return "  nothing"
+        shapes = [[hint(size) for size in meta.shape] for meta in metas if meta is not None]
+        try:
+            arena, results = plan.arena(shapes), plan.results(shapes)
+        except IndexError:  # formulas of inputs that are sizes
+            return f"  {plan.formula} bytes"
+        return (
+            f"  {plan.formula} bytes\n  for these inputs {arena} bytes, in place of {results} for "
+            f"{len(plan.places)} results one beside another"
+        )
 
     def _program(self, title: str, steps: Steps) -> str:
         """The text of a program, with the names of its weights and of what is made of them once."""

@@ -22,6 +22,8 @@ SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 
 def main() -> None:
     """Bind this process, then become the command."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     places, command = json.loads(sys.argv[1]), sys.argv[2:]
     rank = int(os.environ["LOCAL_RANK"]) if len(places) > 1 else 0
     place = places[rank]

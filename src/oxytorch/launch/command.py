@@ -28,12 +28,19 @@ from .topology import read_topology
 
 BINDING = Path(__file__).with_name("binding.py")
 PARENT = str(Path(__file__).parents[2])
-OPTIMIZING = (
-    "import sys; sys.path[:1] = sys.argv[1:2]; from oxytorch.launch.script import main; "
-    "main(sys.argv[2:])"
-)
+OPTIMIZING = """\
+import signal, sys
+before = signal.getsignal(signal.SIGINT)
+if before is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+sys.path[:1] = sys.argv[1:2]
+from oxytorch.launch.script import main
+signal.signal(signal.SIGINT, before)
+main(sys.argv[2:])
+"""
 """Python code that runs a script with --optimize. Until the script's own folder takes its place,
-modules are imported from the package's folder, and not from the current one."""
+modules are imported from the package's folder, and not from the current one. Ctrl-C during that
+ends the process without a traceback, as the script has none of its code in it yet."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Starts what was asked for; the exit status is that of the first process that failed."""
     if not sys.platform.startswith("linux"):
         arguments.parser.error("needs Linux; start the script with `python`")
-    decided = _decide(arguments)
+    decided = decide(arguments)
     if arguments.dry_run:
         print(decided.text)
         return 0
@@ -78,14 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
             cpus = {number for one in decided.plan.instances for number in one.cpus}
             what, rows = "ranks", [(f"0-{len(decided.plan.instances) - 1}", ranges(cpus))]
         else:
-            jobs = _instances(arguments, decided, started)
+            jobs = instances_of(arguments, decided, started)
             what, rows = "instance", rows_of(decided.plan.instances)
         result = run_jobs(jobs, lambda text: say(f"oxytorch run: {text}"))
         say(summary(what, rows, result))
     return result.status
 
 
-def _decide(arguments: argparse.Namespace) -> Run:
+def decide(arguments: argparse.Namespace) -> Run:
     """The plan, the environment and the command; ends with a usage error where they cannot be."""
     error = arguments.parser.error
     if wrong := conflict(arguments):
@@ -98,6 +105,7 @@ def _decide(arguments: argparse.Namespace) -> Run:
             config.environment_of_processes(),
             allocator=arguments.memory_allocator,
             openmp=arguments.omp_runtime,
+            threads=arguments.nthreads_per_instance,
             benchmark=arguments.benchmark,
             unbuffered=len(plan.instances) > 1 or bool(arguments.log_dir),
         )
@@ -194,8 +202,8 @@ def _request(arguments: argparse.Namespace) -> Request:
     )
 
 
-def _instances(arguments: argparse.Namespace, decided: Run, started: str) -> list[Job]:
-    """A process for each instance; one alone keeps the terminal."""
+def instances_of(arguments: argparse.Namespace, decided: Run, started: str) -> list[Job]:
+    """A process for each instance; one alone keeps the terminal, unless it is logged."""
     instances = decided.plan.instances
     is_alone = len(instances) == 1
     jobs = []

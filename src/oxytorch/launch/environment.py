@@ -54,6 +54,7 @@ class Environment:
     variables: what is set, but for OMP_NUM_THREADS, which `variables_of` adds.
     kept: values of the user's that stay.
     notes: what the user should know about the choice.
+    threads: of each instance; None for as many as it has processors.
     """
 
     allocator: str
@@ -61,10 +62,11 @@ class Environment:
     variables: Mapping[str, str]
     kept: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    threads: int | None = None
 
     def variables_of(self, threads: int) -> dict[str, str]:
         """The variables that are set for an instance of so many processors."""
-        variables = {"OMP_NUM_THREADS": str(threads), **self.variables}
+        variables = {"OMP_NUM_THREADS": str(self.threads or threads), **self.variables}
         return {
             name: value
             for name, value in variables.items()
@@ -76,14 +78,17 @@ def make_environment(
     before: Mapping[str, str],
     *,
     allocator: str = "auto",
-    openmp: str = "auto",
+    openmp: str = "default",
+    threads: int | None = None,
     benchmark: bool = False,
     unbuffered: bool = False,
     folders: Sequence[str] | None = None,
 ) -> Environment:
     """Choose libraries and variables beside those of `before`, the user's own.
 
-    allocator: "auto", "default", "jemalloc" or "tcmalloc"; openmp: "auto", "default" or "intel".
+    allocator: "auto", "default", "jemalloc" or "tcmalloc"; openmp: "default", "intel",
+    or "auto", which is Intel's where installed.
+    threads: of each instance; None for as many as it has processors.
     benchmark: have jemalloc keep freed memory. unbuffered: have Python print each line at once.
     folders: where to look for libraries; None for the usual places.
 
@@ -109,7 +114,7 @@ def make_environment(
     if unbuffered:
         variables["PYTHONUNBUFFERED"] = "1"
     kept = {name: before[name] for name in WATCHED if before.get(name)}
-    return Environment(allocator_name, openmp_name, variables, kept, tuple(notes))
+    return Environment(allocator_name, openmp_name, variables, kept, tuple(notes), threads)
 
 
 def _choose(
@@ -120,16 +125,16 @@ def _choose(
     notes: list[str],
 ) -> tuple[str | None, str]:
     """The library to preload, if any, and the name of what is in use."""
-    if asked == "default":
-        return None, "default"
     for choice in choices:
         if any(_is(choice, entry) for entry in preloaded):
-            if asked not in ("auto", choice):
+            if asked not in ("auto", "default", choice):
                 raise MissingLibraryError(
                     f"{OPTIONS.get(asked, '--omp-runtime')}: expected no {choice} in LD_PRELOAD "
                     f"beside {asked}; unset LD_PRELOAD"
                 )
             return None, choice
+    if asked == "default":
+        return None, "default"
     for choice in choices if asked == "auto" else (asked,):
         path = find_library(choice, folders)
         if path is not None:
@@ -152,6 +157,12 @@ def find_library(name: str, folders: Sequence[str]) -> str | None:
             if path.is_file():
                 return str(path)
     return None
+
+
+def found_libraries(before: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    """Which of these libraries can be preloaded here."""
+    folders = _folders(before)
+    return [name for name in names if find_library(name, folders) is not None]
 
 
 def _folders(environment: Mapping[str, str]) -> list[str]:

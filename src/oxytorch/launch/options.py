@@ -110,106 +110,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.allow_abbrev = False
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
-    what = parser.add_argument_group("what runs")
-    _switch(what, "-m", "--module", help="run a module, as `python -m` does")
-    _switch(what, "--no-python", help="run a command, even if its name ends with .py")
-    _switch(what, "--dry-run", help="print the plan and start nothing")
-
-    instances = parser.add_argument_group("instances")
-    instances.add_argument(
-        "--ninstances", type=_positive, default=0, metavar="N", help="instances (1)"
-    )
-    instances.add_argument(
-        "--ncores-per-instance",
-        type=_cores_per_instance,
-        default=0,
-        metavar="N",
-        help="cores of each; 0 shares them out evenly, -1 leaves none over (0)",
-    )
-    _switch(instances, "--throughput-mode", help="one instance for each NUMA node")
-    _switch(instances, "--latency-mode", help="one instance for every four cores")
-    instances.add_argument(
-        "--instance-idx", type=int, metavar="I", help="run that instance alone, from 0"
-    )
-    instances.add_argument(
-        "--strategy",
-        choices=("scatter", "close"),
-        default="scatter",
-        help="which cores, if not all: spread over NUMA nodes, or one after the other (scatter)",
-    )
-    _switch(
-        instances,
-        "--skip-cross-node-cores",
-        help="keep each instance within one NUMA node; cores left over are not used",
-    )
-    _switch(
-        instances,
-        "--bind-numa-node",
-        help="the same, and take its memory from that node alone (not if there is none left)",
-    )
-
-    cores = parser.add_argument_group("cores")
-    cores.add_argument("--nodes-list", type=_numbers, metavar="LIST", help="NUMA nodes: 0,2-3")
-    cores.add_argument(
-        "--cores-list", type=_numbers, metavar="LIST", help="cores, as Linux counts them: 0-7,16"
-    )
-    _switch(cores, "--use-logical-cores", help="all threads of a core, not one")
-    _switch(cores, "--use-e-cores", help="efficiency cores too")
-
-    libraries = parser.add_argument_group("libraries")
-    libraries.add_argument(
-        "--memory-allocator",
-        choices=("auto", "default", "jemalloc", "tcmalloc"),
-        default="auto",
-        help="auto: tcmalloc or jemalloc, where installed (auto)",
-    )
-    libraries.add_argument(
-        "--omp-runtime",
-        choices=("auto", "default", "intel"),
-        default="auto",
-        help="OpenMP; auto: Intel's, where installed (auto)",
-    )
-    _switch(
-        libraries, "--benchmark", help="jemalloc keeps freed memory: faster, and memory may run out"
-    )
-
-    output = parser.add_argument_group("output")
-    output.add_argument("--log-dir", default="", metavar="DIR", help="write log files there")
-    output.add_argument(
-        "--log-file-prefix",
-        default=LOG_PREFIX,
-        metavar="NAME",
-        help="begin their names with it (run)",
-    )
-
-    models = parser.add_argument_group("models")
-    _switch(
-        models,
-        "--optimize",
-        help="optimize each model in evaluation mode at its first call without gradients",
-    )
-    models.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="with --optimize: convert its weights (they keep their dtype)",
-    )
-    _switch(
-        models,
-        "--sample-first-call",
-        help="with --optimize: run it again on the inputs of that call, to fuse operators",
-    )
-
-    ranks = parser.add_argument_group("ranks of a training, by torchrun")
-    ranks.add_argument(
-        "--nproc-per-node",
-        type=_ranks,
-        metavar="N",
-        help="ranks on this machine; auto: one for each NUMA node (auto)",
-    )
-    _switch(ranks, "--standalone", help="a rendezvous of this machine alone")
-    for name, meaning in TORCHRUN.items():
-        ranks.add_argument(name, metavar=name.rpartition("-")[2].upper(), help=meaning)
-
+    _add_program_options(parser.add_argument_group("what runs"))
+    _add_instance_options(parser.add_argument_group("instances"))
+    _add_core_options(parser.add_argument_group("cores"))
+    _add_library_options(parser.add_argument_group("libraries"))
+    _add_output_options(parser.add_argument_group("output"))
+    _add_model_options(parser.add_argument_group("models"))
+    _add_rank_options(parser.add_argument_group("ranks of a training, by torchrun"))
     for name, remedy in ELSEWHERE.items():
         parser.add_argument(name, action=_Elsewhere, nargs=0, const=remedy, help=argparse.SUPPRESS)
 
@@ -280,11 +187,128 @@ def torchrun_options(given: argparse.Namespace, ranks: int) -> list[str]:
     return options
 
 
+def _add_program_options(group: Any) -> None:
+    _switch(group, "-m", "--module", help="run a module, as `python -m` does")
+    _switch(group, "--no-python", help="run a command, even if its name ends with .py")
+    _switch(group, "--dry-run", help="print the plan and start nothing")
+
+
+def _add_instance_options(group: Any) -> None:
+    group.add_argument(
+        "--ninstances",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="number of instances (default: 1)",
+    )
+    group.add_argument(
+        "--ncores-per-instance",
+        type=_cores_per_instance,
+        default=0,
+        metavar="N",
+        help="cores of each; 0: an equal share, -1: the rest goes to the first ones (default: 0)",
+    )
+    group.add_argument(
+        "--nthreads-per-instance",
+        type=_positive,
+        metavar="N",
+        help="OpenMP threads of each (default: as many as it has cores)",
+    )
+    _switch(group, "--throughput-mode", help="one instance for each NUMA node")
+    _switch(group, "--latency-mode", help="one instance for every four cores")
+    group.add_argument(
+        "--instance-idx", type=int, metavar="I", help="run that instance alone, from 0"
+    )
+    group.add_argument(
+        "--strategy",
+        choices=("scatter", "close"),
+        default="scatter",
+        help="which cores, if not all: spread over NUMA nodes, or in turn (default: scatter)",
+    )
+    _switch(
+        group,
+        "--skip-cross-node-cores",
+        help="keep each instance within one NUMA node; cores left over are not used",
+    )
+    _switch(
+        group,
+        "--bind-numa-node",
+        help="the same, and take its memory from that node alone (not if there is none left)",
+    )
+
+
+def _add_core_options(group: Any) -> None:
+    group.add_argument("--nodes-list", type=_numbers, metavar="LIST", help="NUMA nodes: 0,2-3")
+    group.add_argument(
+        "--cores-list", type=_numbers, metavar="LIST", help="cores, by Linux's numbers: 0-7,16"
+    )
+    _switch(group, "--use-logical-cores", help="all threads of a core, not one")
+    _switch(group, "--use-e-cores", help="efficiency cores too")
+
+
+def _add_library_options(group: Any) -> None:
+    group.add_argument(
+        "--memory-allocator",
+        choices=("auto", "default", "jemalloc", "tcmalloc"),
+        default="auto",
+        help="auto: tcmalloc or jemalloc, where installed (default: auto)",
+    )
+    group.add_argument(
+        "--omp-runtime",
+        choices=("auto", "default", "intel"),
+        default="default",
+        help="OpenMP: torch's own, or Intel's; auto: Intel's, where installed (default: default)",
+    )
+    _switch(
+        group, "--benchmark", help="jemalloc keeps freed memory: faster, and memory may run out"
+    )
+
+
+def _add_output_options(group: Any) -> None:
+    group.add_argument("--log-dir", default="", metavar="DIR", help="write log files there")
+    group.add_argument(
+        "--log-file-prefix",
+        default=LOG_PREFIX,
+        metavar="NAME",
+        help="prefix of their names (default: run)",
+    )
+
+
+def _add_model_options(group: Any) -> None:
+    _switch(
+        group,
+        "--optimize",
+        help="optimize each model in evaluation mode at its first call without gradients",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="with --optimize: convert its weights (they keep their dtype)",
+    )
+    _switch(
+        group,
+        "--sample-first-call",
+        help="with --optimize: run it again on the inputs of that call, to fuse operators",
+    )
+
+
+def _add_rank_options(group: Any) -> None:
+    group.add_argument(
+        "--nproc-per-node",
+        type=_ranks,
+        metavar="N",
+        help="ranks on this machine; auto: one for each NUMA node (default: auto)",
+    )
+    _switch(group, "--standalone", help="a rendezvous of this machine alone")
+    for name, meaning in TORCHRUN.items():
+        group.add_argument(name, metavar=name.rpartition("-")[2].upper(), help=meaning)
+
+
 def _switch(group: Any, *names: str, help: str) -> None:
     group.add_argument(*names, action="store_true", help=help)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers_of(text: str) -> tuple[int, ...]:
     try:
         found = numbers(text)
     except ValueError as error:

@@ -35,13 +35,16 @@ class Printer:
 
 
 class Pump:
-    """A thread that reads what one process prints to a pipe, until all who hold it have ended."""
+    """A thread that reads what one process prints to a pipe, until all who hold it have ended.
+
+    target: None for what goes to the log alone.
+    """
 
     def __init__(
         self,
         printer: Printer,
         source: IO[bytes],
-        target: BinaryIO,
+        target: BinaryIO | None,
         label: bytes,
         log: BinaryIO | None,
     ) -> None:
@@ -69,6 +72,8 @@ class Pump:
             return
         if self._log is not None:
             self._printer.write(self._log, b"".join(line + b"\n" for line in lines))
+        if self._target is None:
+            return
         # Of a line that was drawn over, as progress bars are, the last state.
         shown = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
         self._printer.write(self._target, b"".join(self._label + line + b"\n" for line in shown))

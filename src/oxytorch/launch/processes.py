@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import select
 import signal
@@ -23,6 +24,8 @@ GRACE = 10.0
 """Seconds between the request to end and the end by force."""
 GRACE_OF_THE_REST = 2.0
 """The same for processes that instances have left behind."""
+TIMED_OUT = 124
+"""The exit status after too long a run, as timeout(1) has it."""
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -34,7 +37,7 @@ class Job:
     name: what messages call it. label: what its lines begin with.
     is_piped: whether its output goes through this process, and it has no terminal; otherwise it
         has this process's own input and output.
-    log: the file that gets its output too.
+    log: the file that gets its output too. is_shown: False for output that goes there alone.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Job:
     label: str = ""
     is_piped: bool = True
     log: Path | None = None
+    is_shown: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,29 +62,45 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Result:
-    """How all jobs ended, in their order, and the exit status of the run."""
+    """How all jobs ended, in their order, and the exit status of the run.
+
+    cause: why they were ended: "signal", "time" or "output" (which could not be written); "" where
+    they ended by themselves.
+    """
 
     outcomes: tuple[Outcome, ...]
     status: int
+    cause: str = ""
 
 
-def run_jobs(jobs: Sequence[Job], say: Callable[[str], None]) -> Result:
+def run_jobs(
+    jobs: Sequence[Job], say: Callable[[str], None], seconds: float | None = None
+) -> Result:
     """Run all jobs at once until all have ended; the first that fails ends the others.
 
-    An ending signal is passed on to all of them. When this returns, no process that they have
-    started is running.
+    An ending signal is passed on to all of them. seconds: after so many they are ended, with status
+    124. When this returns, no process that they have started is running.
     """
     with ExitStack() as stack:
         signals = stack.enter_context(_Signals())
         stack.enter_context(_adopting())
-        return _Run(jobs, say, signals).until_all_have_ended()
+        return _Run(jobs, say, signals, seconds).until_all_have_ended()
 
 
 class _Run:
     """The processes of one run, and what has become of them."""
 
-    def __init__(self, jobs: Sequence[Job], say: Callable[[str], None], signals: _Signals) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        say: Callable[[str], None],
+        signals: _Signals,
+        seconds: float | None,
+    ) -> None:
         self._jobs, self._say, self._signals = jobs, say, signals
+        self._seconds = seconds
+        self._limit = math.inf if seconds is None else time.monotonic() + seconds
+        self._cause = ""
         self._others = _descendants(set())
         self._processes: list[subprocess.Popen[bytes]] = []
         self._began: list[float] = []
@@ -108,7 +128,8 @@ class _Run:
                 self._end_the_rest()
                 for pump in pumps:
                     pump.join()
-        return Result(tuple(self._outcomes[i] for i in range(len(self._jobs))), self._status)
+        outcomes = tuple(self._outcomes[i] for i in range(len(self._jobs)))
+        return Result(outcomes, self._status, self._cause)
 
     def _start(self, job: Job, printer: Printer, log: BinaryIO | None) -> list[Pump]:
         pipe = subprocess.PIPE if job.is_piped else None
@@ -124,7 +145,7 @@ class _Run:
         label = job.label.encode()
         pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
         return [
-            Pump(printer, source, target.buffer, label, log)
+            Pump(printer, source, target.buffer if job.is_shown else None, label, log)
             for source, target in pairs
             if source is not None
         ]
@@ -132,7 +153,8 @@ class _Run:
     def _step(self) -> None:
         """Wait for something to happen, and do what it asks for."""
         left = None if self._deadline is None else self._deadline - time.monotonic()
-        self._signals.wait(1.0 if left is None else min(1.0, max(left, 0.0)))
+        until = self._limit - time.monotonic() if left is None else left
+        self._signals.wait(min(1.0, max(until, 0.0)))
         for index, process in enumerate(self._processes):
             if index not in self._outcomes and process.poll() is not None:
                 self._note_end(index, process.returncode)
@@ -140,7 +162,11 @@ class _Run:
             closed = isinstance(self._write_error, BrokenPipeError)
             if not closed:
                 self._say(f"cannot write the output: {self._write_error}; ending all")
-            self._end_all(signal.SIGTERM, 128 + signal.SIGPIPE if closed else 1)
+            self._end_all(signal.SIGTERM, 128 + signal.SIGPIPE if closed else 1, "output")
+        is_running = len(self._outcomes) < len(self._processes)
+        if is_running and self._deadline is None and time.monotonic() >= self._limit:
+            self._say(f"still running after {self._seconds:g} seconds; ending all")
+            self._end_all(signal.SIGTERM, TIMED_OUT, "time")
         for number in self._signals.taken():
             self._pass_on(number)
         if left is not None and left <= 0 and not self._is_killed:
@@ -163,10 +189,10 @@ class _Run:
             self._kill()
             return
         self._say(f"{number.name}: ending all; once more ends them at once")
-        self._end_all(number, 128 + number)
+        self._end_all(number, 128 + number, "signal")
 
-    def _end_all(self, number: signal.Signals, status: int) -> None:
-        self._status = status
+    def _end_all(self, number: signal.Signals, status: int, cause: str = "") -> None:
+        self._status, self._cause = status, cause
         self._deadline = time.monotonic() + GRACE
         self._send(number)
 

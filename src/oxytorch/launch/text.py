@@ -33,7 +33,7 @@ def describe(
         table.append(
             (str(one.index), ranges(one.cpus), str(len(one.cpus)), ranges(one.nodes), memory)
         )
-    lines += _aligned(table)
+    lines += aligned(table)
     lines += [_row("command", shlex.join(command))]
     lines += [_row("models", models)] if models else []
     libraries = f"allocator {environment.allocator}, OpenMP {environment.openmp}"
@@ -69,7 +69,7 @@ def summary(what: str, rows: Sequence[tuple[str, str]], result: Result) -> str:
     for (name, cores), outcome in zip(rows, result.outcomes, strict=True):
         status = f"{outcome.status}{' (ended)' if outcome.was_ended else ''}"
         table.append((name, cores, f"{outcome.seconds:.1f}", status))
-    return "\n".join(["oxytorch run: summary", *_aligned(table)])
+    return "\n".join(["oxytorch run: summary", *aligned(table)])
 
 
 def rows_of(instances: Sequence[Instance]) -> list[tuple[str, str]]:
@@ -103,7 +103,7 @@ def _row(label: str, text: str) -> str:
     return f"  {label:<12} {text}"
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     return [
         "  "

@@ -38,11 +38,11 @@ class Verb:
 
 
 VERBS = (
+    Verb("generate", "oxytorch.llm_command.generate", "continue a prompt, and report the speed"),
+    Verb("bench", "oxytorch.benchmark.llm.command", "time prefill and decoding next to peers"),
     Verb(
-        "generate", "oxytorch.llm_command.generate", "write text after a prompt, and say how fast"
+        "perplexity", "oxytorch.benchmark.llm.perplexity", "what formats cost in accuracy on a text"
     ),
-    Verb("bench", "oxytorch.benchmark.llm.command", "time prompts and tokens next to peers"),
-    Verb("perplexity", "oxytorch.benchmark.llm.perplexity", "what formats cost on a text"),
 )
 
 

@@ -27,6 +27,7 @@ from .options import (
     PRECISIONS,
     add_count,
     add_model_options,
+    add_tokenizer,
     add_verb,
     output_file,
     positive,
@@ -36,8 +37,8 @@ from .options import (
 
 DESCRIPTION = """\
 Write text after a prompt with a model from a local folder, or from a file that --save or
-oxytorch.save wrote. The text goes to standard output as it
-is written, what it took to standard error.
+oxytorch.save wrote. The text goes to standard output as it is generated, times go to standard
+error.
 """
 
 EXAMPLES = """\
@@ -57,11 +58,9 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
     parser.add_argument(
         "folder", type=Path, metavar="MODEL", help="folder with config.json, or file of oxytorch"
     )
-    parser.add_argument(
-        "--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: MODEL)"
-    )
+    add_tokenizer(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", metavar="TEXT", help="what to go on from")
+    prompt.add_argument("--prompt", metavar="TEXT", help="text to continue")
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="the same from a file")
     parser.add_argument(
         "--chat", action="store_true", help="the prompt is a question; uses the chat template"
@@ -76,9 +75,9 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
     add_model_options(parser)
     parser.set_defaults(**dict.fromkeys(_OF_FOLDERS))
     parser.add_argument(
-        "--save", type=output_file, metavar="FILE", help="also write the model, ready to be opened"
+        "--save", type=output_file, metavar="FILE", help="also save the packed model to this file"
     )
-    add_count(parser, "--tokens", 128, "most new tokens")
+    add_count(parser, "--tokens", 128, "maximum number of new tokens")
     parser.add_argument(
         "--context", type=positive, metavar="N", help="positions of the cache (default: as needed)"
     )
@@ -88,17 +87,18 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="end after this; may be repeated",
+        help="end the text after this string; may be repeated",
     )
     parser.add_argument(
         "--prompt-lookup",
         type=int,
         default=0,
         metavar="N",
-        help="guess up to N (7) tokens at once from earlier text; the same text, often sooner",
+        help="guess up to N (at most 7) tokens from earlier text and check them in one step: the "
+        "same text, often faster",
     )
     parser.add_argument(
-        "--json", type=output_file, metavar="FILE", help="also write the numbers there"
+        "--json", type=output_file, metavar="FILE", help="also write the times to this file"
     )
 
 
@@ -109,11 +109,16 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="T",
-        help="0 takes the likeliest (default)",
+        help="0: the most likely token (default)",
     )
-    parser.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
     parser.add_argument(
-        "--top-p", type=float, metavar="P", help="only the likeliest up to P in sum"
+        "--top-k", type=int, metavar="K", help="sample among the K most likely tokens"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample among the most likely tokens up to probability P",
     )
     parser.add_argument(
         "--repetition-penalty",
@@ -121,7 +126,7 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="above 1: repeat less (default: the model's)",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="makes draws repeat")
+    parser.add_argument("--seed", type=int, metavar="N", help="makes sampling reproducible")
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,13 @@ def add_count(
     parser.add_argument(name, type=positive, default=default, metavar=unit, help=text)
 
 
+def add_tokenizer(parser: argparse._ActionsContainer) -> None:
+    """Where the tokenizer of a model is, which its file does not hold."""
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: MODEL)"
+    )
+
+
 def add_group_size(parser: argparse.ArgumentParser) -> None:
     """How many weights share a scale."""
     text = "neighbouring weights that share a scale, in int4 and nf4"
@@ -112,7 +119,10 @@ def add_group_size(parser: argparse.ArgumentParser) -> None:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """How the model is stored: cache, groups, threads."""
     parser.add_argument(
-        "--kv-cache", choices=("bf16", "int8"), default="bf16", help="cache (default: bf16)"
+        "--kv-cache",
+        choices=("bf16", "int8"),
+        default="bf16",
+        help="format of keys and values (default: bf16)",
     )
     add_group_size(parser)
     parser.add_argument("--threads", type=positive, metavar="N", help="threads (default: torch's)")

@@ -82,9 +82,9 @@ def optimize(
     Outputs agree with those of `model` within the tolerances of docs/numerics.md. With `optimizer`,
     both are prepared for training instead, and (model, optimizer) is returned.
 
-    model: in evaluation mode for inference. What cannot be improved is left unchanged. Of a
+    model: in evaluation mode for inference. What cannot be improved is left unchanged. For a
         `torch.export.ExportedProgram`, with no other argument, the result is a program, which
-        `oxytorch.save` writes to a file (docs/export.md). Of a `torch.jit.ScriptModule`, with no
+        `oxytorch.save` writes to a file (docs/export.md). For a `torch.jit.ScriptModule`, with no
         other argument than sample_input, it is a frozen one (docs/torchscript.md).
     optimizer: of torch.optim or oxytorch.optim, over parameters of `model`. It becomes oxytorch's
         class of the same name, with fused steps, and keeps its state. With dtype=torch.bfloat16
@@ -94,11 +94,11 @@ def optimize(
         with keys "" (all layers), paths (a module and all below it) or types, of which the most
         specific wins: {"": torch.bfloat16, "classifier": torch.float32}. None keeps dtypes.
     sample_input: arguments of a call of the model: a tensor, a tuple of positional arguments or a
-        mapping of keyword arguments. Without it nothing is fused. Of a model of
+        mapping of keyword arguments. Without it nothing is fused. For a model of
         sentence-transformers: texts, or what its `preprocess` made of them
         (docs/sentence-transformers.md).
     graph: run the operators of the whole model as one program, fused further, without its Python;
-        needs `sample_input`. Where that cannot be, the other passes run, and `explain` says why.
+        needs `sample_input`. If it cannot be recorded, the other passes run; `explain` says why.
     inplace: change `model` itself instead of a copy.
     verify: compare the outputs on `sample_input` with the original's, module by module and as a
         whole.

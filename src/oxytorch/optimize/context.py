@@ -91,7 +91,8 @@ class Context:
     tries_later: whether that is not tried before anything is changed, since a program is recorded.
     converts_vectors: whether vectors of the model's own
     classes are converted too. made_for: modules that make a weight at each call, and for which
-    module. own_seconds: of a call of the own code of a model that became a program.
+    module. program_seconds: of a call of the own code of a model that became a program, and of the
+    program's first call.
     replays: makes what stands in for such a model. of_integers: layers that will multiply integers,
     whatever dtype they have.
     """
@@ -124,7 +125,7 @@ class Context:
     runs_with: Mapping[str, torch.dtype] | None = None
     tries_later: bool = False
     made_for: dict[nn.Module, nn.Module] = field(default_factory=dict)
-    own_seconds: float | None = None
+    program_seconds: tuple[float, float] | None = None
     replays: Callable[[nn.Module], Replay] = Replay
     of_integers: set[nn.Module] = field(default_factory=set)
     owners: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)

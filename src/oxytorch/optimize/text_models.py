@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..rewriting.changes import AttributeSet
 from .sample import Sample, SampleError
 
 
@@ -108,21 +109,18 @@ def core_call(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with which a text model calls its core on the sample."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    before = core.__dict__.get("forward")
     run: Any = core.forward
 
     def noting(*args: Any, **kwargs: Any) -> Any:
         calls.append((args, kwargs))
         return run(*args, **kwargs)
 
-    core.__dict__["forward"] = noting
+    change = AttributeSet(core, "forward", noting)
     try:
         with sample.running(model), torch.no_grad():
             model(*sample.args, **sample.kwargs)
     finally:
-        del core.__dict__["forward"]
-        if before is not None:
-            core.__dict__["forward"] = before
+        change.undo({})
     if len(calls) != 1:
         raise SampleError(f"optimize: expected one call of {type(core).__name__}, got {len(calls)}")
     return calls[0]

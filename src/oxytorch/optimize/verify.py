@@ -16,7 +16,7 @@ from .sample import Sample
 
 
 class VerificationError(AssertionError):
-    """The optimized model's answers differ from the original's beyond the tolerance."""
+    """The optimized model's outputs differ from the original's beyond the tolerance."""
 
 
 def compare(original: nn.Module, optimized: nn.Module, sample: Sample) -> dict[str, float]:

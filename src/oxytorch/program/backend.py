@@ -18,8 +18,10 @@ from torch import Tensor, fx
 from torch._C import DispatchKey
 from torch._guards import TracingContext
 
+from .. import _garbage
 from ..graph.errors import CaptureError
 from .capture import Outputs, steps_of
+from .inference import can_trace, has_symbols, traced_steps
 from .other_operators import RESAMPLING
 from .placed import Placed, UnsettledError
 from .program import Program, Steps, Value
@@ -36,30 +38,44 @@ def compile_graph(
 
     ignored: `mode` and `options` of `torch.compile`, which are for other backends.
     """
-    from torch._dynamo.backends.common import aot_autograd
-
     if ignored:
         named = " and ".join(ignored)
         warnings.warn(f"backend='oxytorch' takes no {named}: ignored", stacklevel=2)
+    with _garbage.paused():
+        return _of_inference(graph, example_inputs) or _by_torch(graph, example_inputs)
+
+
+def _of_inference(
+    graph: fx.GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any] | None:
+    """A program of a graph that needs nothing of torch's own tracing, which takes five times as
+    long; None of others."""
+    if not can_trace(graph, example_inputs):
+        return None
+    try:
+        with _own_resampling():
+            traced = traced_steps(graph)
+        call = Call(graph, traced.steps, traced.outputs, traced.lasting)
+    except Exception as error:  # torch's tracing says in its own words what is wrong
+        _log.info("a graph of %d nodes is traced by torch: %s", len(graph.graph.nodes), error)
+        return None
+    off: Any = torch._dynamo.disable
+    run: Callable[..., Any] = off(call, reason="a program is no Python")
+    return run
+
+
+def _by_torch(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """What torch's tracing makes of a graph: programs without and with gradients."""
+    from torch._dynamo.backends.common import aot_autograd
 
     backend = aot_autograd(
         fw_compiler=partial(_compiled, is_inference=False),
         inference_compiler=partial(_compiled, is_inference=True),
         decompositions=smaller_ones(),
     )
-    with nullcontext() if _has_symbols(graph) else _own_resampling():
+    with nullcontext() if has_symbols(graph) else _own_resampling():
         found: Callable[..., Any] = backend(graph, example_inputs)
     return found
-
-
-def _has_symbols(graph: fx.GraphModule) -> bool:
-    """Whether sizes of a graph are not known: torch's resampling operators take no such sizes."""
-    known = (node.meta.get("example_value") for node in graph.graph.nodes)
-    return any(
-        isinstance(value, torch.SymInt | torch.SymFloat)
-        or (isinstance(value, Tensor) and any(type(size) is not int for size in value.shape))
-        for value in known
-    )
 
 
 @contextmanager

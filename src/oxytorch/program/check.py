@@ -68,12 +68,19 @@ def check(text: str) -> Counts:
         raise ValueError(f"line 1: expected inputs and three numbers, got {_shown(lines[0])}")
     tensors, sizes, constants = map(int, first[1:])
     steps = _Checker(tensors + constants, sizes)
-    for number, line in enumerate(lines[1:-1], 2):
+    end = len(lines)  # of the line of outputs, which the plan follows
+    while end > 2 and lines[end - 1].startswith("place "):
+        end -= 1
+    for number, line in enumerate((*lines[1 : end - 1], *lines[end:]), 2):
         try:
-            steps.check(line.split(" "))
+            if number < end:
+                steps.check(line.split(" "))
+            else:
+                steps.place(line.split(" "))
         except ValueError as error:
-            raise ValueError(f"line {number}, {_shown(line)}: {error}") from error
-    found = steps.outputs(lines[-1].split(" "), len(lines))
+            shown = number + (number >= end)
+            raise ValueError(f"line {shown}, {_shown(line)}: {error}") from error
+    found = steps.outputs(lines[end - 1].split(" "), end)
     return Counts(tensors, sizes, constants, *found)
 
 
@@ -118,6 +125,14 @@ class _Checker:
             if _VALUE.fullmatch(word) is None or not self._is_known(word):
                 raise ValueError(f"line {number}: expected values that exist, got {word[:50]}")
         return tuple(sum(w[0] == sigil for w in words[1:]) for sigil in "%$")  # type: ignore[return-value]
+
+    def place(self, words: Sequence[str]) -> None:
+        """Check a line of the plan, whose meaning the library checks."""
+        if len(words) != 4:
+            raise ValueError("expected place, a value, a buffer and its bytes")
+        self._tensor(words[1])
+        if not _is_count(words[2]):
+            raise ValueError(f"expected the number of a buffer, got {words[2][:50]}")
 
     def check(self, all_words: Sequence[str]) -> None:
         """Check a step, and note its results."""

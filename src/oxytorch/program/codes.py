@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import types
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from ..graph.code import UNSEEN_OF_TENSORS, caller_of, is_stateful, is_stateful_code, watched
+from ..graph.code import UNSEEN_OF_TENSORS, caller_of, watched
+from ..graph.torch_code import is_stateful, is_stateful_code
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LAYERS = os.path.join(_TORCH, "nn") + os.sep
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _REGION = "<oxytorch region>"
+_OF_SYMBOLS = re.compile(r"[/\\](sympy|mpmath)[/\\]")  # by which torch computes with symbols
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 
 _PURE_LIBRARY = frozenset(
@@ -131,6 +134,19 @@ def _module_of_method(method: Any, name: str) -> str:
 def _is_pythons(filename: str) -> bool:
     is_installed = filename.startswith(_PYTHON) and "-packages" not in filename
     return is_installed or filename.startswith("<frozen")
+
+
+def is_models(frame: types.FrameType) -> bool:
+    """Whether code is the model's, or that of torch's layers, which run in its place."""
+    name, caller = frame.f_code.co_filename, frame.f_back
+    while name.startswith("<") and caller is not None:  # made by whoever called it
+        name, caller = caller.f_code.co_filename, caller.f_back
+    return _is_models(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_models(filename: str) -> bool:
+    return _is_watched(filename) and not (_is_pythons(filename) or _OF_SYMBOLS.search(filename))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -43,7 +43,7 @@ to use model.oxy, in Python:
   model(x)
 
 A .pt2 file is read by torch, which may run code of it: convert files that you trust.
-The exit status is 1 if the answers differ, 2 if the model cannot be converted."""
+The exit status is 1 if the outputs differ, 2 if the model cannot be converted."""
 
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 _OF_NARROW = 5e-2
@@ -53,13 +53,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Gives the parser its options."""
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("source", type=Path, metavar="MODEL.pt2", help="what is converted")
+    parser.add_argument("source", type=Path, metavar="MODEL.pt2", help="the file to convert")
     parser.add_argument(
         "target",
         type=Path,
         metavar="MODEL.oxy",
         nargs="?",
-        help="what is written; without it, the name of the source with .oxy",
+        help="the file to write (default: the name of the source with .oxy)",
     )
     parser.add_argument(
         "--text", action="store_true", help="print the list of operator calls instead of writing"
@@ -73,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="import this first: it has classes that the model takes or returns; may be repeated",
     )
     parser.add_argument(
-        "--no-check", action="store_true", help="do not compare the answers of both files"
+        "--no-check", action="store_true", help="do not compare the outputs of both files"
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,17 +14,17 @@ from torch import Tensor
 from ..core.modes import own_code
 from ..graph.agreement import TOLERANCE, difference
 from ..graph.errors import CaptureError
-from .inputs import input_tensors
-from .outputs import output_tensors
+from .inputs import form_of_call, input_tensors, without_sizes
+from .outputs import Output, output_tensors
 from .passes.quantized import Quantized
 from .placed import Placed
+from .proof import Way, can_see_way, conditions_of
 from .recorded import OutputForm, RecordedProgram, Run, forms_of
-from .sizes import DifferentError, SizedRun, Symbols
+from .sizes import DifferentError, SizedRun, Symbols, share_externals
 from .tape import (
     Form,
     Recording,
     form_of,
-    is_same,
     recorded_again,
     recorded_once,
 )
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 MOST_OWN = 5
 """Programs that share nothing, since each holds packed weights of its own."""
+MOST_PROOFS = 2
+"""Runs of which a proof for all sizes is tried."""
 MOST_RUNS = 4
 """Runs of which formulas are made."""
 _LARGEST = TOLERANCE[torch.bfloat16]
@@ -53,18 +56,33 @@ class Seen:
     was_watched: bool = False
 
 
+class Served(NamedTuple):
+    """A run of a module's own code, and a program that serves such calls.
+
+    family: whose program it is; way: the run's, where a proof for all sizes is wanted.
+    """
+
+    output: Any
+    program: RecordedProgram | None = None
+    family: _Family | None = None
+    way: Way | None = None
+
+
 class Programs:
     """Records calls of a module and makes programs of them.
 
     From the second one on, calls that differ in sizes alone share a program, with one copy of
     packed weights. It serves a further call if that run, which is recorded too, is one that the
-    program stands for. Convolutions are packed for the sizes of their images: modules that have
-    some get programs of their own for their first sizes.
+    program stands for, or without a run, if there is a proof for its sizes. Convolutions are packed
+    for the sizes of their images: modules that have some get programs of their own for their first
+    sizes, which all batches share.
 
-    quantized: the layers that are to multiply bytes.
+    quantized: the layers that are to multiply bytes. seconds: those of the first call of the last
+    program that was built.
     """
 
     def __init__(self, quantized: Quantized | None = None) -> None:
+        self.seconds = 0.0
         self._quantized = quantized
         self._families: list[_Family] = []
         self._is_plain = True  # whether recorded runs take the ways of others
@@ -95,7 +113,7 @@ class Programs:
         plain = [form[:3] for form in seen.forms]
         self._is_plain &= is_plain and plain == _forms(recording.tensors)
         program = RecordedProgram(*self._placed(run), plain)
-        found = program(inputs)
+        found, self.seconds = program.first_call(inputs)
         if found is None:
             raise CaptureError("a second run of its operators gives other values")
         if _forms(found) != plain:
@@ -108,8 +126,8 @@ class Programs:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         joins: Callable[[], bool] | None = None,
-    ) -> tuple[Any, RecordedProgram | None] | None:
-        """Run `forward` once; its output, and a program of other sizes that serves such calls.
+    ) -> Served | None:
+        """Run `forward` once, and look for a program of other sizes that serves such calls.
 
         joins: asked after the run whether a program that has served one size so far may become one
         for such calls too. None, with nothing run, where there is no program that might.
@@ -120,11 +138,18 @@ class Programs:
         ):
             return None
 
-        output, recording = recorded_once(lambda: forward(*args, **kwargs), output_tensors, inputs)
+        is_wanted = any(family.wants_proof for family in self._families) and can_see_way()
+        way = Way() if is_wanted else None
+
+        def run_once() -> Any:
+            with nullcontext() if way is None else way.watching():
+                return forward(*args, **kwargs)
+
+        output, recording = recorded_once(run_once, output_tensors, inputs)
         if isinstance(recording, CaptureError) or any(
             tensor.requires_grad for tensor in recording.tensors
         ):
-            return output, None
+            return Served(output)
         run = Run(recording, inputs, self._quantized)
         try:
             family = self._serving(run)
@@ -133,10 +158,45 @@ class Programs:
                 family = next(joined, None)
         except (CaptureError, RuntimeError) as error:  # the next such call is told why
             _log.info("calls of new sizes are not served: %s", error)
-            return output, None
+            return Served(output)
         if family is None or family.placed is None:
-            return output, None
-        return output, RecordedProgram(family.placed, family.externals, _forms(recording.tensors))
+            return Served(output)
+        forms = _forms(recording.tensors)
+        program = RecordedProgram(family.placed, family.externals, forms)
+        return Served(output, program, family, way)
+
+    def prove(
+        self,
+        served: Served,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Output,
+    ) -> None:
+        """Have the program that served a call serve others of such sizes without a run, if that it
+        is right for them can be proven. forward: the module's own code; output: what it gave."""
+        if served.family is None or served.way is None or not served.family.wants_proof:
+            return
+        form, inputs = form_of_call(args, kwargs)
+        with own_code():
+            served.family.prove(
+                forward, args, kwargs, inputs, without_sizes(form), output, served.way
+            )
+
+    def proven(
+        self, form: Hashable, tensors: Sequence[Tensor]
+    ) -> tuple[RecordedProgram, Output] | None:
+        """The program for calls of a form, with such tensors, and what they return, if it is proven
+        to be right."""
+        proofs = [family.proof for family in self._families if family.proof is not None]
+        if not proofs:
+            return None
+        inputs, kind = forms_of(tensors), without_sizes(form)
+        for proof in proofs:
+            outputs = proof.outputs(kind, inputs)
+            if outputs is not None:
+                return RecordedProgram(proof.placed, proof.externals, outputs), proof.output
+        return None
 
     def _serving(self, run: Run) -> _Family | None:
         """The calls of other sizes whose program stands for a run. Raises CaptureError."""
@@ -148,8 +208,8 @@ class Programs:
         if serving is not None and serving.placed is not None:
             return serving.placed, serving.externals
         is_full = len(self._families) >= MOST_OWN
-        if is_full or not run.packs_by_size:
-            for family in self._families:
+        for family in self._families:
+            if is_full or family.shares_packed(run):
                 placed = family.joined(run)
                 if placed is not None:
                     return placed, family.externals
@@ -158,6 +218,29 @@ class Programs:
         placed = run.placed()
         self._families.append(_Family(run))
         return placed, run.externals
+
+
+class Proof(NamedTuple):
+    """That a program is right for calls of all sizes that `symbols` allow.
+
+    kind: the form of such calls, without sizes. output: what they return.
+    """
+
+    sized: SizedRun
+    symbols: tuple[Symbols, Symbols]
+    placed: Placed
+    externals: Sequence[Tensor]
+    output: Output
+    kind: Hashable
+
+    def outputs(self, kind: Hashable, inputs: Sequence[Form]) -> list[OutputForm] | None:
+        """The forms of the tensors that such a call gives; None where it is not proven."""
+        sizes = self.sized.sizes_of(inputs) if kind == self.kind else None
+        if sizes is None or not self.sized.takes(inputs, sizes):
+            return None
+        if not all(symbols.allow(sizes) for symbols in self.symbols):
+            return None
+        return self.sized.outputs(sizes)
 
 
 class _Family:
@@ -169,15 +252,51 @@ class _Family:
 
     def __init__(self, run: Run) -> None:
         self.placed: Placed | None = None
+        self.unproven = ""  # why there is no proof
         self.externals = run.externals
         self._runs = [run]
         self._sized: Sequence[SizedRun] = ()
         self._symbols: Symbols | None = None
+        self.proof: Proof | None = None
+        self._proofs = 0  # tried
+
+    @property
+    def wants_proof(self) -> bool:
+        """Whether it is to be proven that the program serves all sizes that meet conditions."""
+        is_level = len(self._sized) == 1 or self.may_join
+        return self.proof is None and self._proofs < MOST_PROOFS and is_level
+
+    def prove(
+        self,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: Sequence[Tensor],
+        kind: Hashable,
+        output: Output,
+        way: Way,
+    ) -> None:
+        """Look for a proof, of a run on these arguments. kind: the form of the call but sizes."""
+        self._proofs += 1
+        (sized,), symbols, placed = self._sized, self._symbols, self.placed
+        assert symbols is not None and placed is not None
+        try:
+            found = conditions_of(sized, forward, args, kwargs, inputs, output, way)
+        except Exception as error:  # of torch too, where it knows no form of a result
+            first = str(error).partition("\n")[0]
+            self.unproven = f"{type(error).__name__}: {first}"
+            _log.info("each new size runs the model's code once: %s", self.unproven)
+            return
+        self.proof = Proof(sized, (symbols, found), placed, self.externals, output, kind)
 
     @property
     def may_join(self) -> bool:
         """Whether it has served one size so far, and may serve others."""
-        return self.placed is None and not self._runs[0].packs_by_size
+        return self.placed is None
+
+    def shares_packed(self, run: Run) -> bool:
+        """Whether weights that are packed for its runs are packed for a run, too."""
+        return not run.packs_by_size or self._runs[-1].images == run.images
 
     def may_serve(self, inputs: Sequence[Tensor]) -> bool:
         """Whether the program may stand for calls with such inputs."""
@@ -193,7 +312,7 @@ class _Family:
     def serves(self, run: Run) -> bool:
         """Whether the program stands for a run. Raises CaptureError."""
         sizes = self._sizes_of(run.forms[0])
-        if sizes is None or not _share_externals(self._runs[0], run):
+        if sizes is None or not share_externals(self._runs[0].recordings[0], run.recordings[0]):
             return False
         if not self._sized[0].is_of(run.recordings[0], run.forms[0], sizes):
             return False
@@ -203,7 +322,7 @@ class _Family:
         return (
             len(run.recordings) == len(self._sized)
             and self._sized[1].is_of(run.recordings[1], run.forms[1], sizes)
-            and _share_externals(self._runs[0], run, 1)
+            and share_externals(self._runs[0].recordings[1], run.recordings[1])
         )
 
     def joined(
@@ -219,7 +338,7 @@ class _Family:
         levels = range(len(run.recordings))
         alike = all(
             len(other.recordings) == len(levels)
-            and all(_share_externals(other, run, level) for level in levels)
+            and all(share_externals(other.recordings[n], run.recordings[n]) for n in levels)
             for other in self._runs
         )
         if not alike:
@@ -238,6 +357,7 @@ class _Family:
         if not symbols.allow(sizes) or not accepts(placed, self.externals):
             return None
         self._sized, self._symbols, self.placed = sized, symbols, placed
+        self.proof, self._proofs = None, 0
         self._runs = [runs[0], *runs[1:][-MOST_RUNS + 1 :]]
         return placed
 
@@ -254,18 +374,10 @@ def _joins(family: _Family, run: Run, recording: Recording, inputs: list[Tensor]
             and difference(recording.tensors, found) <= _LARGEST
         )
 
-    return family.may_join and family.joined(run, accepts) is not None
+    may_join = family.may_join and family.shares_packed(run)
+    return may_join and family.joined(run, accepts) is not None
 
 
 def _forms(tensors: Sequence[Tensor]) -> list[OutputForm]:
     """The shapes, strides and dtypes of tensors."""
     return [form_of(tensor)[:3] for tensor in tensors]
-
-
-def _share_externals(a: Run, b: Run, level: int = 0) -> bool:
-    """Whether two runs take the same tensors from outside, or constants of the same values."""
-    first, second = a.recordings[level], b.recordings[level]
-    return len(first.externals) == len(second.externals) and all(
-        one is other or (number in first.literals and is_same(one, other))
-        for number, (one, other) in enumerate(zip(first.externals, second.externals, strict=True))
-    )

@@ -39,9 +39,10 @@ from .program import Program
 from .structure import Structure
 
 FORMAT = "oxytorch.program"
-VERSIONS = ("2", "1")
+VERSIONS = ("3", "2", "1")
 """The one that is written, and those that are read. The order of weights in panels belongs to it:
-who changes `ops/panels/layout.py` needs another. Version 1 holds no panels."""
+who changes `ops/panels/layout.py` needs another. Version 2 holds no plan of memory, version 1 no
+panels."""
 
 _Item = TypeVar("_Item")
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}

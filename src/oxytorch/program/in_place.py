@@ -63,7 +63,7 @@ def _functional(recording: Recording, step: Step) -> Step | None:
     dtypes: set[Any] = {None if form is None else form.dtype for form in forms}
     dtypes -= {torch.bool} if operator._schema.name == "aten::masked_fill" else set()
     is_alone = len(dtypes) == 1 and forms[0].dtype.is_floating_point
-    shapes = {forms[0].shape, *(form.shape for form in forms[1:] if form is not None)}
-    if not is_alone or len(shapes) > 1:
+    shapes = [form.shape for form in forms if form is not None]
+    if not is_alone or any(shape != shapes[0] for shape in shapes):
         return None
     return replace(step, operator=operator)

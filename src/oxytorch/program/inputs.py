@@ -25,6 +25,15 @@ def form_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashabl
     return (form, aliases), tensors
 
 
+def without_sizes(form: Hashable) -> Hashable:
+    """The form of a call without the shapes and strides of its tensors."""
+    if not isinstance(form, tuple):
+        return form
+    if len(form) == 5 and type(form[0]) is torch.Size:  # a tensor, as below
+        return len(form[0]), form[1], *form[3:]
+    return tuple(map(without_sizes, form))
+
+
 def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     kind = type(value)
     if kind is Tensor or kind is nn.Parameter:
@@ -36,7 +45,7 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
         # Not where it begins in its memory, which no code that was recorded asks for.
         return value.shape, value.dtype, value.stride(), kind, value.requires_grad
     if kind in CONSTANTS:
-        return kind, value
+        return kind, value if value or kind is not float else repr(value)  # 0.0 equals -0.0
     if kind is tuple or kind is list:
         return kind, tuple([_described(item, tensors) for item in value])
     if kind is dict:

@@ -72,32 +72,28 @@ class Reader {
   }
 
   void items(Value& made, int depth) {
-    ++at_;
-    if (peek() == ']') {
-      ++at_;
-      return;
-    }
-    for (;;) {
-      made.items.push_back(value(depth + 1));
-      if (peek() == ']') break;
-      expect(',');
-    }
-    ++at_;
+    each_until(']', [&] { made.items.push_back(value(depth + 1)); });
   }
 
   void members(Value& made, int depth) {
-    ++at_;
-    if (peek() == '}') {
-      ++at_;
-      return;
-    }
-    for (;;) {
+    each_until('}', [&] {
       if (peek() != '"') fail("a name without quotes");
       std::string name = text();
       expect(':');
       made.members.emplace_back(std::move(name), value(depth + 1));
-      if (peek() == '}') break;
-      expect(',');
+    });
+  }
+
+  // What lies between brackets, with commas between.
+  template <class Read>
+  void each_until(char end, Read read) {
+    ++at_;
+    if (peek() != end) {
+      read();
+      while (peek() != end) {
+        expect(',');
+        read();
+      }
     }
     ++at_;
   }

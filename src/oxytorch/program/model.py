@@ -246,7 +246,8 @@ class ProgramModel:
 
     def __repr__(self) -> str:
         names = ", ".join(each.name for each in self.interface.inputs)
-        return f"ProgramModel({names}; {self.program.text.count(chr(10)) - 1} steps)"
+        steps = self.program.text.partition("\noutputs")[0].count("\n")
+        return f"ProgramModel({names}; {steps} steps)"
 
 
 _AS_THE_EXAMPLE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -48,6 +49,17 @@ class Output:
         if [*map(type, _nodes(again))] != [*map(type, _nodes(value))]:
             raise CaptureError(f"its output is a {type(value).__name__}, which torch takes apart")
 
+    def is_like(self, value: Any, kind: type[Tensor]) -> bool:
+        """Whether another output, whose tensors are of a kind, differs in these alone. Raises
+        CaptureError."""
+        leaves, spec = _taken_apart(value, kind)
+        others = [None if isinstance(leaf, kind) else leaf for leaf in leaves]
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, kind)]
+        return (spec, places) == (self._spec, self._places) and all(
+            type(one) is type(other) and one == other
+            for one, other in zip(self._leaves, others, strict=True)
+        )
+
     def rebuilt(self, tensors: list[Tensor]) -> Any:
         """The same structure with other tensors."""
         if self._is_tensor:
@@ -58,9 +70,10 @@ class Output:
         return pytree.tree_unflatten(leaves, self._spec)
 
 
-def output_tensors(value: Any) -> list[Tensor]:
-    """The tensors of an output in order. Raises CaptureError for what may carry state."""
-    return [leaf for leaf in _taken_apart(value)[0] if isinstance(leaf, Tensor)]
+def output_tensors(value: Any, kind: type[Tensor] = Tensor) -> list[Tensor]:
+    """The tensors of an output, which are of a kind, in order. Raises CaptureError for what may
+    carry state."""
+    return [leaf for leaf in _taken_apart(value, kind)[0] if isinstance(leaf, Tensor)]
 
 
 def containers(nested: Any) -> list[Any]:
@@ -68,12 +81,14 @@ def containers(nested: Any) -> list[Any]:
     return [own for own in _nodes(nested) if isinstance(own, (list, dict)) or _is_open(own)]
 
 
-def _taken_apart(value: Any) -> tuple[list[Any], Any]:
+def _taken_apart(value: Any, kind: type[Tensor] = Tensor) -> tuple[list[Any], Any]:
     leaves, spec = pytree.tree_flatten(_opened(value, set()), _is_size)
     for leaf in leaves:
         is_class = isinstance(leaf, type)
-        if not (type(leaf) is Tensor or isinstance(leaf, CONSTANTS) or is_class):
+        if not (type(leaf) is kind or isinstance(leaf, CONSTANTS) or is_class):
             raise CaptureError(f"its output holds a {type(leaf).__name__}")
+        if getattr(leaf, "__dict__", None) and not (is_class or isinstance(leaf, enum.Enum)):
+            raise CaptureError(f"its output holds a {type(leaf).__name__} with attributes")
     return leaves, spec
 
 

@@ -8,6 +8,8 @@
 The first line gives the numbers of input tensors, input sizes and constants. Tensors are `%0`, `%1`
 and so on: inputs, then constants, then results in the order in which they are made. Sizes, which
 are integers, are `$0`, `$1` and so on. Each further line is a step; the last one names the outputs.
+Lines behind it are the plan of its memory (plan.py): `place %7 0 3072*%0.1` says that %7 lies in
+buffer 0 of the arena, and takes 3072 bytes for each element of dimension 1 of input 0.
 Steps call operators of torch or of this package by name with all arguments of their schemas, or do
 one of four things of our own: `size` of a tensor, arithmetic on sizes, `add` with a factor, and
 `require`, which ends the program unless a tensor holds the same bits as a constant.
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor
 
 from .. import _library
+from .plan import Plan, planned
 
 Argument = Any
 """A `Value`, a word (str), `Some`, or a list of arguments."""
@@ -139,6 +142,8 @@ class _Writer:
         lines = [f"inputs {counts[0]} {counts[1]} {len(steps.constants)}"]
         lines += [self._line(step) for step in steps.steps]
         lines.append(" ".join(["outputs", *map(self._word, steps.outputs)]))
+        numbers = {v: int(word[1:]) for v, word in self._words.items() if not v.is_size}
+        lines += map(str, planned(steps, numbers).places)
         return "\n".join(lines)
 
     def _number(self, value: Value) -> str:
@@ -231,6 +236,11 @@ class Program:
         found = (ctypes.c_int64 * 2)()
         _library.functions().oxytorch_program_memory(ctypes.c_void_p(self._address), found)
         return Memory(*found)
+
+    @property
+    def plan(self) -> Plan:
+        """Where its results lie in the arena, as formulas of the sizes of inputs."""
+        return Plan.of_text(self.text)
 
     def __str__(self) -> str:
         arena, results = self.memory()

@@ -156,6 +156,15 @@ class Checker {
     }
   }
 
+  // A line of the plan, whose meaning `read_program` checks.
+  void place(const std::vector<Text>& words) const {
+    if (words.size() != 4) fail("expected place, a value, a buffer and its bytes");
+    tensor(words[1]);
+    if (!are_digits(words[2]) || words[2].size() > 7) {
+      fail("expected the number of a buffer, got " + quoted(words[2]));
+    }
+  }
+
   void outputs(const std::vector<Text>& words, ProgramCounts& counts) const {
     if (words[0] != "outputs") fail("expected outputs, got " + quoted(words[0]));
     for (std::size_t i = 1; i < words.size(); ++i) {
@@ -327,10 +336,12 @@ ProgramCounts check_program(std::string_view text, OperatorTypes types) {
   if (!is_head) fail("line 1: expected inputs and three numbers, got " + quoted(lines[0]));
   ProgramCounts counts{numbers[0], numbers[1], numbers[2], 0, 0};
   Checker steps(counts.tensors + counts.constants, counts.sizes, types);
+  std::size_t last = lines.size() - 1;  // the line of the outputs, which the plan follows
+  while (last > 1 && lines[last].starts_with("place ")) --last;
   for (std::size_t i = 1; i < lines.size(); ++i) {
     try {
       const std::vector<Text> words = split(lines[i], ' ');
-      i + 1 < lines.size() ? steps.check(words) : steps.outputs(words, counts);
+      i < last ? steps.check(words) : i == last ? steps.outputs(words, counts) : steps.place(words);
     } catch (const std::exception& error) {
       fail("line " + std::to_string(i + 1) + ", " + quoted(lines[i]) + ": " + error.what());
     }

@@ -16,6 +16,7 @@ from __future__ import annotations
 import builtins
 import copyreg
 import dis
+import enum
 import functools
 import gc
 import logging
@@ -50,6 +51,8 @@ _OPAQUE = (
     types.UnionType, type(_Pair.first),
 )  # fmt: skip
 """What holds nothing that a module's code reads through it, or holds it for good."""
+
+_NUMBERS = (int, float, complex, str, bytes)
 
 _VIEWS: tuple[type, ...] = (
     types.MappingProxyType,
@@ -161,10 +164,17 @@ class Reachable:
         self._places.sizes.append((table, len(table)))
 
     def _visit(self, value: Any) -> None:
-        if isinstance(value, _OPAQUE) or id(value) in self._seen or _is_number(value):
+        if id(value) in self._seen or _is_number(value):
+            return
+        is_opaque = isinstance(value, _OPAQUE)
+        if is_opaque and (not isinstance(value, _NUMBERS) or not hasattr(value, "__dict__")):
             return
         self._seen[id(value)] = value  # which keeps the id valid
         kind = type(value)
+        if is_opaque:
+            if not isinstance(value, enum.Enum):
+                self._object(value)  # a number of a class of the user's, with attributes
+            return
         if isinstance(value, Tensor):
             self._tensor(value)
         elif isinstance(value, nn.Module):

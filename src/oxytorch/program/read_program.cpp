@@ -87,6 +87,16 @@ bool is_view(const Step& step) {
   return std::find(std::begin(kViews), std::end(kViews), step.name) != std::end(kViews);
 }
 
+// Operators whose results may be their arguments, or lie in their memory.
+bool may_show(const Step& step) {
+  constexpr std::string_view kMay[] = {
+      "aten::contiguous", "aten::dropout", "aten::expand_as", "aten::flatten", "aten::real",
+      "aten::reshape",    "aten::to",      "aten::unfold",    "aten::view_as", "aten::diagonal",
+  };
+  return is_view(step) || step.view != ViewKind::none || step.name.back() == '_' ||
+         std::find(std::begin(kMay), std::end(kMay), step.name) != std::end(kMay);
+}
+
 // Operators that give a tensor other memory, which that of an arena is not.
 bool changes_memory(const Step& step) {
   return step.name.find("resize") != std::string::npos ||
@@ -114,13 +124,17 @@ class Reader {
       const std::string_view line = text.substr(0, end);
       text.remove_prefix(std::min(end + 1, text.size()));
       if (line.empty()) continue;
-      if (has_ended) refuse("a line follows the outputs");
-      has_ended = read(line);
+      if (has_ended) {
+        place(line);
+      } else {
+        has_ended = read(line);
+      }
     }
     if (!has_ended) refuse("the outputs are missing");
     note_last_uses();
     note_teams();
     note_arena();
+    note_plan();
     for (Step& step : program_->steps) note_lent(step);
   }
 
@@ -298,6 +312,77 @@ class Reader {
       refuse("expected a value, got " + std::string(word));
     }
     return count(word.substr(1));
+  }
+
+  // Reads a line of the plan: place VALUE BUFFER BYTES.
+  void place(std::string_view line) {
+    Words words(line);
+    if (words.next() != "place") refuse("a line that is no place follows the outputs");
+    Place made;
+    const std::string_view value = words.expected();
+    made.slot = taken(value);
+    if (value.front() != '%') refuse("the plan has a place for a size");
+    made.buffer = count(words.expected());
+    if (made.buffer > program_->buffers) refuse("buffers are numbered in order");
+    program_->buffers = std::max(program_->buffers, made.buffer + 1);
+    made.bytes = read_formula(words.expected(), program_->tensor_inputs, program_->size_inputs);
+    if (!words.next().empty()) refuse("a place has more words than it takes");
+    program_->places.push_back(std::move(made));
+  }
+
+  // Checks the plan: places are for results of our operators, which stay in the program, in the
+  // order of their steps, and what lies in a buffer is not needed any more when the next result
+  // comes there.
+  void note_plan() {
+    if (program_->places.empty()) return;
+    const std::vector<std::size_t> last = last_uses();
+    std::vector<std::size_t> is_free(program_->buffers, 0);  // the first step that may take it
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < program_->steps.size() && at < program_->places.size(); ++i) {
+      Step& step = program_->steps[i];
+      step.first_place = static_cast<std::int32_t>(at);
+      const auto makes = [&](std::int32_t slot) {
+        return std::find(step.results.begin(), step.results.end(), slot) != step.results.end();
+      };
+      while (at < program_->places.size() && step.kind == Kind::kOperator && step.own &&
+             makes(program_->places[at].slot)) {
+        const Place& each = program_->places[at++];
+        for (std::size_t other = step.first_place; other + 1 < at; ++other) {
+          if (program_->places[other].slot == each.slot) refuse("the plan has a place twice");
+        }
+        const std::string number = std::to_string(each.slot);
+        if (program_->leaves[i]) refuse("the plan has a place for an output, %" + number);
+        if (is_free[each.buffer] > i) {
+          refuse("the plan puts %" + number + " where another value lies that is needed still");
+        }
+        is_free[each.buffer] = last[each.slot] + 1;
+        ++step.places;
+      }
+    }
+    if (at < program_->places.size()) {
+      refuse("the plan has a place for %" + std::to_string(program_->places[at].slot) +
+             ", which is no result of an operator of ours, or not in order");
+    }
+  }
+
+  // The last step that takes each tensor, or one that may lie in its memory.
+  std::vector<std::size_t> last_uses() const {
+    std::vector<std::size_t> last(tensors_.size(), 0);
+    for (std::int32_t slot : program_->outputs) last[slot] = program_->steps.size();
+    for (std::size_t i = program_->steps.size(); i-- > 0;) {
+      const Step& step = program_->steps[i];
+      std::size_t until = i;
+      if (step.kind == Kind::kOperator) {
+        for (std::int32_t slot : step.results) {
+          if (slot < 0) continue;
+          last[slot] = std::max(last[slot], i);
+          if (may_show(step)) until = std::max(until, last[slot]);
+        }
+      }
+      const auto note = [&](std::int32_t slot) { last[slot] = std::max(last[slot], until); };
+      for (const Argument& each : step.arguments) for_each_tensor(each, note);
+    }
+    return last;
   }
 
   void note_teams() {

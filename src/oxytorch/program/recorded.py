@@ -7,6 +7,7 @@ the module's code read the value of a tensor, the program ends unless it is the 
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -48,6 +49,13 @@ class RecordedProgram:
 
     def __str__(self) -> str:
         return str(self._placed.program)
+
+    def first_call(self, tensors: list[Tensor]) -> tuple[list[Tensor] | None, float]:
+        """Make what lasts, and run; what a call returns, and the seconds that it took without that:
+        more than a later one takes."""
+        self._placed.make([*tensors, *self._externals])
+        began = time.perf_counter()
+        return self(tensors), time.perf_counter() - began
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor] | None:
         """Run on the tensors of a call; None where a value that was read is another one.
@@ -95,6 +103,18 @@ class Run:
         return any(
             s.operator is _aten.convolution.default and len(s.arguments[3]) == 2 for s in steps
         )
+
+    @property
+    def images(self) -> list[tuple[int, ...]]:
+        """The sizes of what layers take that are packed for it, without the batch."""
+        run = self.recordings[0]
+        given = {Value("input", number): form for number, form in enumerate(self.forms[0])}
+        forms = {**given, **run.forms}
+        return [
+            forms[s.arguments[0]].shape[1:]
+            for s in run.steps
+            if s.operator is _aten.convolution.default and s.arguments[0] in forms
+        ]
 
     def reduce(self) -> None:
         """Write it as steps of a program. Raises CaptureError."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS, MISSING
@@ -94,11 +94,11 @@ class Replay(OwnSignature):
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], written: State | None = None
-    ) -> float:
+    ) -> tuple[float, float]:
         """Capture calls of this form now. Raises CaptureError with the reason where it cannot.
 
         written: what is to keep that which a first run writes to. Returns the seconds of a run of
-        the module's own code that nothing went with.
+        the module's own code that nothing went with, and those of the program's first call.
         """
         try:
             form, _ = form_of_call(args, kwargs)
@@ -124,7 +124,7 @@ class Replay(OwnSignature):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         written: State | None,
-    ) -> float:
+    ) -> tuple[float, float]:
         """Add a program, of a run that is watched, one that nothing goes with, which is timed, and
         one that is looked on. Raises CaptureError, and what the module's code raises."""
         with self._lock:
@@ -142,8 +142,8 @@ class Replay(OwnSignature):
             if not is_unchanged or form_of_call(args, kwargs)[0] != form:
                 raise CaptureError("its code writes to its input or keeps a state")
             seen = Seen(recording, value, forms, was_watched=True)
-            self._add(form, seen, codes, args, kwargs)
-            return seconds
+            self._add(form, seen, codes, args, kwargs, state)
+            return seconds, self._builder.seconds
 
     def programs(self) -> list[RecordedProgram]:
         """The programs captured so far."""
@@ -171,7 +171,7 @@ class Replay(OwnSignature):
                     self._patience = 2 << max(0, min(self._wasted - FREE, 20))
                     self._served = 0
                     self._state, self._codes, self._builder = None, Codes(), self._new_builder()
-        programs = self._programs.get(form, ())
+        programs = self._programs.get(form) or self._proven(form, tensors)
         for position, (program, output) in enumerate(programs):
             try:
                 results = program(tensors)
@@ -187,6 +187,20 @@ class Replay(OwnSignature):
                         self._programs[form] = _moved_to_front(programs, position)
                 return output.rebuilt(results)
         return self._run_new(form, args, kwargs)
+
+    def _proven(
+        self, form: Hashable, tensors: list[Tensor]
+    ) -> Sequence[tuple[RecordedProgram, Output]]:
+        """A program of other sizes that is proven to be right for such calls."""
+        found = None if form in self._refused else self._builder.proven(form, tensors)
+        if found is None:
+            return ()
+        if len(self._programs) < MOST_FORMS and self._lock.acquire(blocking=False):
+            try:
+                self._programs.setdefault(form, [found])
+            finally:
+                self._lock.release()
+        return [found]
 
     def _run_own(
         self,
@@ -281,7 +295,7 @@ class Replay(OwnSignature):
             if found is None:
                 return None
             self._tries += 1
-            value, program = found
+            value, program = found.output, found.program
             if program is None or not state.covers(codes) or not before.holds():
                 self._keep_look(form, codes, None)
                 return (value,)
@@ -292,6 +306,8 @@ class Replay(OwnSignature):
                 output = self._output(value, state, args, kwargs)
                 if form_of_call(args, kwargs)[0] == form:
                     self._programs[form] = [(program, output)]
+                    if state.is_current():
+                        self._builder.prove(found, self.forward, args, kwargs, output)
             except (CaptureError, ForeignError):
                 pass  # the next call of this form says why, if it comes to that
             return (value,)
@@ -357,7 +373,7 @@ class Replay(OwnSignature):
         run = partial(self._seen_by(codes), *args, **kwargs)
         inputs = input_tensors(args, kwargs)
         with own_code():  # a value that is the caller's may not take a way for recordings
-            value, found = recorded_once(run, output_tensors, inputs, looks_on=looks_on)
+            value, found = recorded_once(run, output_tensors, inputs, looks_on=looks_on, keeps=True)
         if codes.refusal is not None:
             found = CaptureError(codes.refusal)
         return value, found, codes
@@ -369,12 +385,15 @@ class Replay(OwnSignature):
         codes: Codes,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        known: Reachable | None = None,
     ) -> None:
-        """Add a program for such calls. seen, codes: of runs of the module's own code. Raises
-        CaptureError."""
+        """Add a program for such calls. seen, codes: of runs of the module's own code. known: what
+        it can read, as it was and is still. Raises CaptureError."""
         self._codes.add(codes)  # of all programs, which one look serves
         for _ in range(2):  # building imports parts of torch at its first time
-            state, ran = Reachable(self.module, self._codes), Codes()
+            is_known = known is not None and known.covers(self._codes)
+            state = known if known and is_known else Reachable(self.module, self._codes)
+            known, ran = None, Codes()
             run = self._seen_by(ran) if seen.was_watched else self.forward
             program, value = self._builder.build(run, args, kwargs, seen)
             if state.is_current() and state.covers(ran):

@@ -31,6 +31,7 @@ class Run {
     sizes_.resize(program.size_slots);
     stack_.resize(program.largest_stack);
     if (program.takes_arena) arena_ = Arena::take();
+    if (arena_ && !program.places.empty()) plan();
     const std::int64_t threads = Team::of_this_thread() ? 1 : available_threads();
     while (next_ < program.steps.size() && holds_) {
       const std::int64_t before = kernels_split;
@@ -78,6 +79,14 @@ class Run {
     const TensorOwner& value = is_constant ? program_.constants[constant] : values_[slot];
     if (!value.get()) refuse("a result that is taken does not exist");
     return value.get();
+  }
+
+  // Has the arena hold all that is planned; without memory for it nothing is.
+  void plan() {
+    std::size_t total = 0;
+    const bool is_known =
+        lay_out(program_.places, program_.buffers, values_, sizes_, spots_, total);
+    if (!is_known || total == 0 || !arena_->reserve(total)) spots_.clear();
   }
 
   static std::int64_t available_threads() {
@@ -180,7 +189,10 @@ class Run {
     const std::size_t place = &step - program_.steps.data();
     const bool stays =
         step.own && arena_ && !program_.leaves[place].load(std::memory_order_relaxed);
-    const Arena::Use memory(stays ? arena_.get() : nullptr, place);
+    const bool is_planned = !spots_.empty() && step.places > 0;
+    const Arena::Use memory(stays ? arena_.get() : nullptr, place,
+                            is_planned ? spots_.data() + step.first_place : nullptr,
+                            is_planned ? step.places : 0);
     try {
       if (is_unseen_ && !step.lent.empty() && lend(step)) return;
       for (std::size_t i = 0; i < step.arguments.size(); ++i) stack_[i] = boxed(step.arguments[i]);
@@ -333,6 +345,7 @@ class Run {
   std::size_t next_ = 0;
   std::exception_ptr error_;
   Arena::Owner arena_;
+  std::vector<Arena::Spot> spots_;  // of the plan's places
   std::vector<TensorOwner> values_;
   std::vector<std::int64_t> sizes_;
   std::vector<StableIValue> stack_;

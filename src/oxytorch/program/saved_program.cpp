@@ -19,8 +19,9 @@ using json::Kind;
 using json::Value;
 
 constexpr const char* kFormat = "oxytorch.program";
-// Files of version 1 hold no weights in panels, the order of which belongs to version 2.
-constexpr const char* kVersions[] = {"2", "1"};
+// Files of version 2 hold no plan of memory, those of version 1 no weights in panels, whose order
+// belongs to the version.
+constexpr const char* kVersions[] = {"3", "2", "1"};
 
 [[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
 
@@ -180,7 +181,7 @@ class SavedProgram {
     }
     const std::string& version = metadata.at("version", Kind::text).text;
     if (std::ranges::find(kVersions, version) == std::end(kVersions)) {
-      fail(std::string("expected version ") + kVersions[0] + " or 1, got '" +
+      fail(std::string("expected version ") + kVersions[0] + " or 2 or 1, got '" +
            version.substr(0, 50) + "'; a newer oxytorch may read it");
     }
     const std::string& content = metadata.at("description", Kind::text).text;

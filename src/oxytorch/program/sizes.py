@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .tape import Form, Recording, Step
+from . import conditions
+from .tape import Form, Recording, Step, is_same
 
 MOST_FACTORS = 2
 """Sizes that a formula multiplies, such as the batch size and the length."""
@@ -70,7 +71,7 @@ class SizedRun:
 
     def _step(self, steps: tuple[Step, ...]) -> Step:
         first = steps[0]
-        if any(_fixed(step) != _fixed(first) for step in steps):
+        if not all(differ_in_arguments(step, first) for step in steps):
             raise DifferentError
         return replace(first, arguments=self._one([step.arguments for step in steps]))
 
@@ -127,6 +128,15 @@ class SizedRun:
             found += values  # type: ignore[arg-type]
         return found
 
+    def outputs(self, sizes: Sequence[int]) -> list[tuple[Any, ...]]:
+        """The shapes, strides and dtypes of its outputs, where the sizes have these values."""
+        forms = [self.recording.forms[value] for value in self.recording.outputs]
+        return [(_of(form.shape, sizes), _of(form.stride, sizes), form.dtype) for form in forms]
+
+    def takes(self, inputs: Sequence[Form], sizes: Sequence[int]) -> bool:
+        """Whether inputs have the forms of these, where the sizes have these values."""
+        return _agrees(self.inputs[: self._count], tuple(inputs), sizes)
+
     def is_of(self, run: Recording, inputs: Sequence[Form], sizes: Sequence[int]) -> bool:
         """Whether it is this run, where the sizes have these values."""
         own = self.recording
@@ -136,7 +146,7 @@ class SizedRun:
             and run.outputs == own.outputs
             and _agrees(self.inputs, tuple(inputs), sizes)
             and all(
-                _fixed(a) == _fixed(b) and _agrees(a.arguments, b.arguments, sizes)
+                differ_in_arguments(a, b) and _agrees(a.arguments, b.arguments, sizes)
                 for a, b in zip(own.steps, run.steps, strict=True)
             )
             and all(_agrees(own.forms[key], _plain(run.forms[key]), sizes) for key in own.forms)
@@ -178,13 +188,30 @@ def _together(runs: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     return zip(*runs, strict=True)
 
 
+def differ_in_arguments(a: Step, b: Step) -> bool:
+    """Whether two steps differ in arguments alone, if at all."""
+    return _fixed(a) == _fixed(b)
+
+
 def _fixed(step: Step) -> tuple[Any, ...]:
-    """What a step has besides its arguments."""
     return step.operator, step.results, type(step.read), repr(step.read)
+
+
+def share_externals(first: Recording, second: Recording) -> bool:
+    """Whether two runs take the same tensors from outside, or constants of the same values."""
+    return len(first.externals) == len(second.externals) and all(
+        one is other or (number in first.literals and is_same(one, other))
+        for number, (one, other) in enumerate(zip(first.externals, second.externals, strict=True))
+    )
 
 
 def _is_equal(a: Any, b: Any) -> bool:
     return bool(a == b) or (type(a) is float and repr(a) == repr(b))
+
+
+def _of(numbers: Sequence[Any], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Numbers, which may be formulas, where the sizes have these values."""
+    return tuple([n.of(sizes) if isinstance(n, Formula) else n for n in numbers])
 
 
 def _agrees(own: Any, value: Any, sizes: Sequence[int]) -> bool:
@@ -210,6 +237,8 @@ class Symbols:
 
         self._env = ShapeEnv()
         self._symbols, self.sizes = [], []
+        self._conditions: list[conditions.Condition] = []
+        self._counted = 0  # guards that these are of
         for number, value in enumerate(values):
             source = ConstantSource(f"size_{number}")
             symbol = self._env.create_symbol(
@@ -217,6 +246,19 @@ class Symbols:
             )
             self._symbols.append(symbol)
             self.sizes.append(self._env.create_symintnode(symbol, hint=value, source=source))
+
+    def mode(self) -> Any:
+        """A mode under which operators compute forms, with symbols for sizes, and no values."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self._env)
+        mode.cache_enabled = False  # what it keeps does not tell what was asked of sizes
+        return mode
+
+    def tensor(self, form: Form) -> Tensor:
+        """A tensor of a form, under `mode`."""
+        shape, stride = ([self.value(each) for each in own] for own in (form.shape, form.stride))
+        return torch.empty_strided(shape, stride, dtype=form.dtype)
 
     def meta(self, form: Form) -> Tensor:
         """A tensor of a form, without values."""
@@ -227,11 +269,42 @@ class Symbols:
         """A number, which may be a formula of the sizes."""
         return number.of(self.sizes) if isinstance(number, Formula) else number
 
+    def agree(self, own: Any, value: Any) -> bool:
+        """Whether a value of a run on symbols is what stands for it, whatever the sizes are."""
+        if isinstance(own, tuple):
+            pairs = type(value) is type(own) and len(value) == len(own)
+            return pairs and all(map(self.agree, own, value))
+        if isinstance(own, Formula) or isinstance(value, torch.SymInt):
+            is_number = isinstance(own, Formula | int) and type(value) in (int, torch.SymInt)
+            difference = _expression(self.value(own)) - _expression(value) if is_number else None
+            return difference is not None and difference.expand() == 0
+        return type(own) is type(value) and _is_equal(own, value)
+
+    def conditions(self) -> list[conditions.Condition]:
+        """What has to hold for the sizes, numbered as inputs that are numbers, for what was found
+        to hold for the symbols. Raises ValueError where it is no arithmetic."""
+        from torch.utils._sympy.printers import PythonPrinter
+
+        guards = self._env.guards
+        if len(guards) != self._counted:
+            names = {str(symbol): ["value", n] for n, symbol in enumerate(self._symbols)}
+            texts = dict.fromkeys(PythonPrinter().doprint(guard.expr) for guard in guards)
+            self._conditions = [conditions.parse(text, names) for text in texts]
+            self._counted = len(guards)
+        return self._conditions
+
     def allow(self, values: Sequence[int]) -> bool:
         """Whether what was found to hold for the symbols holds for these sizes."""
-        import sympy  # type: ignore[import-untyped]
-
         if min(values) <= 1:
             return False
-        given = dict(zip(self._symbols, map(sympy.Integer, values), strict=True))
-        return all(guard.expr.xreplace(given) == sympy.true for guard in self._env.guards)
+        try:
+            return all(conditions.holds(each, values) for each in self.conditions())
+        except ValueError:
+            return False
+
+
+def _expression(number: Any) -> Any:
+    """A number as sympy has it."""
+    import sympy  # type: ignore[import-untyped]
+
+    return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)

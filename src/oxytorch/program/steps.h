@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/arena.h"
+#include "program/plan.h"
 #include "program/stack.h"
 #include "program/views.h"
 
@@ -43,7 +44,8 @@ struct Step {
   char arithmetic = 0;
   Threads threads = Threads::kOne;
   bool gathers = false;  // another step for the team follows, and none of torch's before it
-  std::vector<std::int32_t> dead;  // slots of tensors that no later step takes
+  std::vector<std::int32_t> dead;            // slots of tensors that no later step takes
+  std::int32_t first_place = 0, places = 0;  // of its results, among those of the plan
   // Of an operator of ours that is lent its arguments: these, but for values of a call, and which
   // of them are tensors and sizes in slots. Empty where they are boxed.
   struct Place {
@@ -77,6 +79,9 @@ struct Program {
   mutable std::vector<std::atomic<bool>> is_split;
   // Steps of ours whose results are held after the call, or may be: these are not in its arena.
   mutable std::vector<std::atomic<bool>> leaves;
+  // The plan of its memory: places in the order of the steps that make what lies there.
+  std::vector<Place> places;
+  std::int32_t buffers = 0;
   bool takes_arena = false;  // some step of ours has results that do not leave
   // Of the last call: bytes of its arena, and of all results that were in it.
   mutable std::atomic<std::int64_t> arena_bytes{0}, result_bytes{0};

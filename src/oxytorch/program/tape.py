@@ -24,7 +24,7 @@ from ..graph.code import go_on_watching, stop_watching
 from ..graph.errors import CaptureError
 
 _aten = torch.ops.aten
-_READS = (
+READS = (
     _aten._local_scalar_dense.default,
     _aten.item.default,
     _aten.is_nonzero.default,
@@ -48,6 +48,8 @@ _READERS = (_aten._pack_padded_sequence.default,)
 
 _NOTED_AS = {_aten._unsafe_view.default: _aten.view.default}
 """Operators that compute the same as others, which torch calls in their place in inference mode."""
+MOST_KEPT = 1 << 30
+"""Bytes of results that are kept until a run is recorded again."""
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -144,9 +146,13 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operator calls of what runs under it.
 
     goes_on: whether what cannot be noted runs all the same; `refusal` says then what it was.
+    before: a recording of the same run, whose results stand for what is computed again. They do up
+    to the first operator that is another one, or has other arguments.
     """
 
-    def __init__(self, inputs: Iterable[Tensor], goes_on: bool = False) -> None:
+    def __init__(
+        self, inputs: Iterable[Tensor], goes_on: bool = False, before: Recording | None = None
+    ) -> None:
         super().__init__()
         self.refusal: CaptureError | None = None
         self._goes_on = goes_on
@@ -158,6 +164,8 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[Tensor] = []  # keeps every id above valid
         self._protected: set[int] = set()
         self._results = 0
+        self._before = None if before is None or not before.made else before
+        self._lends = False  # whether results stand for some
         for number, tensor in enumerate(inputs):
             self._name(tensor, Value("input", number))
             self._protect(tensor)
@@ -222,6 +230,15 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         parts = self.steps, self.externals, outputs, found, output, self.forms
         return Recording(*parts, self.literals)
 
+    def made(self) -> dict[Value, Tensor]:
+        """The tensors of the results, if they are few enough to keep and nothing writes to them."""
+        of = {id(tensor): tensor for tensor in self._alive}
+        made = {v: of[key] for key, v in self._values.items() if v.kind == "result"}
+        memories = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in made.values()}
+        is_kept = sum(memories.values()) <= MOST_KEPT
+        is_kept &= not any(step.operator._schema.is_mutable for step in self.steps)
+        return made if is_kept else {}
+
     def _name(self, tensor: Tensor, value: Value) -> None:
         self._values[id(tensor)] = value
         self._alive.append(tensor)
@@ -241,7 +258,9 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             with self:  # in this mode torch does not take operators apart before they come here
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         arguments = self._try(self._arguments, func, args, kwargs)
-        result = func(*args, **kwargs)
+        lends = self._lends or self._before is not None
+        known = self._try(self._known, func, arguments) if lends else None
+        result = func(*args, **kwargs) if known is None else known[0]
         self._try(self._step, func, args, arguments, result)
         return result
 
@@ -253,7 +272,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             raise CaptureError(f"{func} reads values of its tensors")
         if torch.Tag.dynamic_output_shape in func.tags and not _by_places(func, args):
             raise CaptureError(f"the size of {func}'s result depends on values")
-        if torch.Tag.data_dependent_output in func.tags and func not in _READS:
+        if torch.Tag.data_dependent_output in func.tags and func not in READS:
             raise CaptureError(f"{func}'s result depends on values")
         if func is _aten.lift_fresh.default:
             return ()
@@ -264,11 +283,28 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
                 self._refuse_write(func, value)
         return found
 
+    def _known(self, func: Any, arguments: Any) -> tuple[Any] | None:
+        """What this call made in the recording before, in other tensors over its memory."""
+        if self._lends and func._schema.is_mutable:  # it might write to what others took
+            raise CaptureError("two runs on one input differ")
+        before = self._before
+        if before is None or func in _READS or func is _aten.lift_fresh.default:
+            return None
+        place = len(self.steps)
+        step = before.steps[place] if place < len(before.steps) else None
+        is_same = step is not None and step.operator is _NOTED_AS.get(func, func)
+        if step is None or not is_same or not _are_alike(step.arguments, arguments):
+            self._before = None  # from here on values of one number are not the same
+            return None
+        self._lends = True
+        made = tuple(_again(each, before.made) for each in step.results)
+        return made if len(func._schema.returns) == 1 else (made,)
+
     def _step(self, func: Any, args: tuple[Any, ...], arguments: Any, result: Any) -> None:
         """Note a call and its result."""
         if func is _aten.lift_fresh.default:
             self._literal(args[0], result)
-        elif func in _READS:
+        elif func in READS:
             self.steps.append(Step(func, arguments, (), result))
         else:
             results = result if len(func._schema.returns) != 1 else (result,)
@@ -327,6 +363,20 @@ def _is_composite(func: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE))
 
 
+def _again(made: Any, known: Mapping[Value, Tensor]) -> Any:
+    """Results, as other tensors over their memory."""
+    if isinstance(made, list):
+        return [_again(each, known) for each in made]
+    return None if made is None else known[made].detach()
+
+
+def _are_alike(first: Any, second: Any) -> bool:
+    """Whether arguments are equal and of the same types: 1 and True are not, for an operator."""
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return len(first) == len(second) and all(map(_are_alike, first, second))
+    return type(first) is type(second) and bool(first == second)
+
+
 def _by_places(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operator takes values at given places, whose number it knows from a shape."""
     if func is not _aten.index.Tensor:
@@ -355,7 +405,7 @@ class Recording:
 
     outputs: what stands for the tensors of the output; tensors: these; output: the output itself.
     forms: the shape, strides and dtype of each result. literals: which of the tensors from outside
-    are made of Python values.
+    are made of Python values. made: the results themselves, while the run may be recorded again.
     """
 
     steps: list[Step]
@@ -365,6 +415,7 @@ class Recording:
     output: Any
     forms: dict[Value, Form]
     literals: set[int] = field(default_factory=set)
+    made: dict[Value, Tensor] = field(default_factory=dict)
 
 
 def recorded_again(
@@ -382,7 +433,8 @@ def recorded_again(
     Returns a recording, and whether torch takes the same way in runs that are looked on. Raises
     CaptureError, also where the runs differ: the module keeps a state of its own.
     """
-    second = _recorded(run, inputs, looks_on=was_watched)
+    second = _recorded(run, inputs, looks_on=was_watched, before=first)
+    first.made = {}
     is_plain = operators(first) == operators(second)
     if not is_plain:
         third = _recorded(run, inputs)
@@ -403,9 +455,12 @@ def operators(recording: Recording) -> list[Any]:
 
 
 def _recorded(
-    run: Callable[[], tuple[Any, Iterable[Tensor]]], inputs: list[Tensor], looks_on: bool = False
+    run: Callable[[], tuple[Any, Iterable[Tensor]]],
+    inputs: list[Tensor],
+    looks_on: bool = False,
+    before: Recording | None = None,
 ) -> Recording:
-    recorder = Recorder(inputs)
+    recorder = Recorder(inputs, before=before)
     with recorder.looking_on() if looks_on else recorder.watching():
         output, found = run()
     return recorder.recording(found, output)
@@ -417,10 +472,12 @@ def recorded_once(
     inputs: list[Tensor],
     *,
     looks_on: bool = False,
+    keeps: bool = False,
 ) -> tuple[Any, Recording | CaptureError]:
     """Run `run` once, to its end, and record it.
 
-    looks_on: whether it runs as it does otherwise (see `Recorder.looking_on`). Returns the module's
+    looks_on: whether it runs as it does otherwise (see `Recorder.looking_on`). keeps: whether its
+    results are kept for `recorded_again`, which need not compute them again. Returns the module's
     output, and the recording of what `tensors_of` finds in it, or why there is none: only errors of
     the module's own code are raised.
     """
@@ -432,7 +489,9 @@ def recorded_once(
     if any(is_random(step.operator, step.arguments) for step in recorder.steps):
         return output, CaptureError("its code draws random numbers")
     try:
-        return output, recorder.recording(tensors_of(output), output)
+        found = recorder.recording(tensors_of(output), output)
+        found.made = recorder.made() if keeps else {}
+        return output, found
     except CaptureError as error:
         return output, error
     except RecursionError:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..rewriting.changes import AttributeSet
 from ..rewriting.memory import check_available
 from ..rewriting.refusals import check_data
 
@@ -208,18 +209,13 @@ def _run_block(
 @contextmanager
 def _answering(blocks: Sequence[nn.Module], output: Any) -> Iterator[None]:
     """Has the blocks return `output` at once."""
-    before = [block.__dict__.get("forward") for block in blocks]
     answer: Callable[..., Any] = lambda *arguments, **options: output  # noqa: E731
-    for block in blocks:
-        block.__dict__["forward"] = answer
+    changes = [AttributeSet(block, "forward", answer) for block in blocks]
     try:
         yield
     finally:
-        for block, forward in zip(blocks, before, strict=True):
-            if forward is None:
-                del block.__dict__["forward"]
-            else:
-                block.__dict__["forward"] = forward
+        for change in changes:
+            change.undo({})
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from ..graph.recognize import holds_its_parameters
 from ..graph.recommendation import is_plain_bag
 from ..graph.recurrent import with_weights
 from ..ops.lstm import why_not_packed
+from ..ops.quantized_linear import MOST_PRODUCTS
 from ..optimize.passes import lstm
 from ..optimize.passes.kernels import EmbeddingBagForward
 from ..rewriting.changes import ChangeLog, ParameterSet
@@ -28,8 +29,6 @@ from .configs import WeightConfig
 
 RECURRENT: dict[type[nn.Module], type[ByteWeight]] = {nn.LSTM: LstmWeight, nn.GRU: GruWeight}
 TABLES = (nn.EmbeddingBag, nn.Embedding)
-MOST_PRODUCTS = 65536
-"""Products of bytes that a sum of 32 bits holds."""
 USUAL_SEQUENCES = ((1, 1), (16, 1), (16, 8))
 """Steps and batch of the inputs that are timed."""
 USUAL_BAGS = 512, 10

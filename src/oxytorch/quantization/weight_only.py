@@ -40,7 +40,8 @@ def quantize_(
     """Quantize the weights of a model's linear layers in place and return a report.
 
     model: on the CPU and not optimized. nn.Linear and layers that compute the same (GPT-2's Conv1D)
-        are quantized, of any size. LSTMs, embeddings and attention of torch.nn stay unchanged.
+        are quantized, of any size. Recurrent layers and embeddings are quantized by some
+        configurations (docs/quantization.md); convolutions and attention stay unchanged.
     config: `Int8Weight`, `Int4Weight`, `NF4Weight`, `Float8Weight`,
         `Int8DynamicActivationInt8Weight` or `Int8DynamicActivationInt4Weight`.
     filter: the layers: one or several names from model.named_modules() (each includes all below it;
@@ -48,7 +49,7 @@ def quantize_(
         language model. An embedding that shares its weight with the head stays plain.
     calibration: batches of typical inputs, so that rounding preserves the layers' outputs on them
         (see `calibrated_codes`): token ids [batch, length] for a language model, or positional or
-        keyword arguments. 32,000 tokens help int4 much. None: round to nearest.
+        keyword arguments. About 32,000 tokens are enough. None: round to nearest.
     progress: True prints a line to standard error; a callable receives (done, all, path).
 
     Layers are quantized one after the other and their plain weights freed, so memory holds at most

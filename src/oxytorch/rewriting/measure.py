@@ -42,6 +42,8 @@ FEWEST_ROUNDS, CLEAR_GAIN, CLEAR_LOSS = 3, 0.8, 1.25
 CLEAR_ROUNDS, HOPELESS = 2, 1.25
 """Turns after which one of several calls is believed to be the fastest if it was so by as much each
 time; a call that takes so many times as long is timed no more."""
+OUTRIGHT = 2.0
+"""Or that took so many times as long in the first turn and in that before, which fills caches."""
 STEADY = 1.05
 """Or of which those that decide agree, the largest at most this many times the smallest: more turns
 would tell no more."""
@@ -250,14 +252,22 @@ def _quartiles(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
     hold_heap()
     between = torch.zeros(torch.get_num_threads() << 16)
     taken: list[list[float]] = [[] for _ in calls]
+    before = [0.0] * len(calls)
     timed = [*range(len(calls))]
     began = time.perf_counter()
     for turn in range(FEW_ROUNDS + 1):
         nothing = _seconds(_nothing, between, 1)
         for number in timed:
             found = max(_seconds(calls[number], between, 1) - nothing, 1e-7)
-            if turn:  # the first turn fills caches
+            if turn:
                 taken[number].append(found)
+            else:  # which fills caches
+                before[number] = found
+        if turn == 1:
+            both = [sorted((first, *own)) for first, own in zip(before, taken, strict=True)]
+            timed = [n for n in timed if both[n][0] <= OUTRIGHT * min(b[-1] for b in both)]
+            if len(timed) < 2 <= len(calls):
+                break
         if turn < CLEAR_ROUNDS:
             continue
         timed = [n for n in timed if min(taken[n]) <= HOPELESS * min(map(max, taken))]

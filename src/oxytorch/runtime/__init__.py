@@ -1,4 +1,4 @@
-"""Where models run: sets of cores, calls on cores of their own, one model in several streams.
+"""Choose where models run: pools of cores, tasks on cores of their own, one model in streams.
 
 Nothing here is used by `optimize` or by an op; nothing is pinned unless it is asked for. It needs
 Linux.

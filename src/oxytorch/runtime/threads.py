@@ -63,11 +63,11 @@ def _set_and_set_back(threads: int) -> None:
     Only such a thread can tell that number, so that new ones read it and set it back.
     """
     with _number:
-        for_new_threads = _in_new_thread(torch.get_num_threads)
+        for_new_threads = in_new_thread(torch.get_num_threads)
         try:
             torch.set_num_threads(threads)
         finally:
-            _in_new_thread(lambda: torch.set_num_threads(for_new_threads))
+            in_new_thread(lambda: torch.set_num_threads(for_new_threads))
 
 
 def team() -> list[int]:
@@ -122,7 +122,8 @@ def _parallel_for() -> Any:
     return function
 
 
-def _in_new_thread(function: Callable[[], _T]) -> _T:
+def in_new_thread(function: Callable[[], _T]) -> _T:
+    """What a function returns on a thread that ends with it."""
     results: list[_T] = []
     thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from .. import config
-from ..llm_command.options import PRECISIONS, add_count, positive, precision
+from ..llm_command.options import PRECISIONS, add_count, add_tokenizer, positive, precision
 
 NEEDS = ("fastapi", "uvicorn")
 
@@ -25,7 +25,7 @@ MODEL is a folder in Hugging Face's format, or a file that oxytorch.save wrote:
   cross-encoder       /v1/rerank: scores of documents for a query
 Also: /v1/models, /health, /ready, /metrics (Prometheus), /docs, and a status page at /.
 
-Sequences of different lengths are written together: each step reads the weights once for all of
+Sequences of different lengths are decoded together: each step reads the weights once for all of
 them, and a new request joins between two tokens. Greedy answers are those of oxytorch.llm.generate
 (with --exact on every processor).
 
@@ -65,7 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _add_listening(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
     group.add_argument(
-        "--port", type=_port, default=8000, metavar="N", help="0: a free one (default: 8000)"
+        "--port", type=_port, default=8000, metavar="N", help="port; 0: a free one (default: 8000)"
     )
     group.add_argument(
         "--token", help="what clients have to give (default: that of OXYTORCH_SERVE_TOKEN)"
@@ -74,7 +74,7 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="of the log, JSON lines on standard error (default: info)",
+        help="level of the log, JSON lines on standard error (default: info)",
     )
 
 
@@ -92,20 +92,20 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_language(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: MODEL)"
-    )
+    add_tokenizer(group)
     group.add_argument(
         "--weights",
         type=precision,
         metavar="PRECISION",
         help=f"{', '.join(PRECISIONS)} (default: as the folder has them, bf16 where plain)",
     )
-    group.add_argument("--kv-cache", choices=("bf16", "int8"), help="cache (default: bf16)")
+    group.add_argument(
+        "--kv-cache", choices=("bf16", "int8"), help="format of keys and values (default: bf16)"
+    )
     group.add_argument(
         "--group-size", type=positive, metavar="N", help="weights that share a scale (default: 128)"
     )
-    add_count(group, "--slots", 8, "sequences that are written together")
+    add_count(group, "--slots", 8, "sequences that are decoded together")
     group.add_argument(
         "--context",
         type=positive,
@@ -115,7 +115,7 @@ def _add_language(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--exact",
         action="store_true",
-        help="step only as many sequences together as round on this machine as each does alone",
+        help="decode only as many sequences together as give each the tokens that it has alone",
     )
     add_count(group, "--prompt-part", 256, "tokens of a prompt read between two tokens of others")
     group.add_argument(
@@ -125,9 +125,13 @@ def _add_language(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_batches(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--dtype", choices=("fp32", "bf16"), help="computed in (default: fp32)")
     group.add_argument(
-        "--pooling", choices=("mean", "cls", "last"), help="(default: as the folder says)"
+        "--dtype", choices=("fp32", "bf16"), help="dtype of the computation (default: fp32)"
+    )
+    group.add_argument(
+        "--pooling",
+        choices=("mean", "cls", "last"),
+        help="of states of tokens (default: as the folder says)",
     )
     group.add_argument(
         "--max-batch",

@@ -37,6 +37,14 @@ class Limits:
     seconds: float
 
 
+@dataclass(frozen=True)
+class _Length:
+    """The most new tokens that a request asks for, or None, and the field that says so."""
+
+    most: int | None
+    name: str
+
+
 @dataclass(eq=False)
 class Job:
     """The answers of one request in the making.
@@ -69,32 +77,28 @@ class Job:
             sequence.cancelled = True
 
 
+@dataclass(eq=False)
 class Language:
-    """What requests for a language model go through."""
+    """What requests for a language model go through. vocabulary: tokens that the model knows."""
 
-    def __init__(
-        self,
-        model: nn.Module | LanguageModel,
-        vocabulary: int,
-        tokenizer: Tokenizer,
-        engine: Engine,
-        limits: Limits,
-    ) -> None:
-        self.model = model
-        self.vocabulary = vocabulary
-        self.tokenizer = tokenizer
-        self.engine = engine
-        self.limits = limits
-        self._ends = frozenset(end_tokens(model, None))
-        strings = setting(model, "stop_strings") or []
+    model: nn.Module | LanguageModel
+    vocabulary: int
+    tokenizer: Tokenizer
+    engine: Engine
+    limits: Limits
+    _ends: frozenset[int] = field(init=False)
+    _stops: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ends = frozenset(end_tokens(self.model, None))
+        strings = setting(self.model, "stop_strings") or []
         self._stops = [strings] if isinstance(strings, str) else list(strings)
 
     async def complete(self, request: Completion, client: str) -> Job:
         """Starts the answers of a completion; answer i belongs to prompt i // n."""
         prompts = await asyncio.to_thread(self._prompts, request.prompt)
-        return self._start(
-            request, prompts, request.max_tokens, request.logprobs, client, "cmpl", "max_tokens"
-        )
+        length = _Length(request.max_tokens, "max_tokens")
+        return self._start(request, prompts, length, request.logprobs, client, "cmpl")
 
     async def chat(self, request: Chat, client: str) -> Job:
         """Starts the answers of a chat."""
@@ -104,10 +108,11 @@ class Language:
         messages = [_plain(message) for message in request.messages]
         prompt = await asyncio.to_thread(self.tokenizer.chat, messages, tools)
         self._check_tokens(prompt, "messages")
-        most = request.max_completion_tokens or request.max_tokens
+        length = _Length(request.max_tokens, "max_tokens")
+        if request.max_completion_tokens:
+            length = _Length(request.max_completion_tokens, "max_completion_tokens")
         top = (request.top_logprobs or 0) if request.logprobs else None
-        name = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
-        return self._start(request, [prompt], most, top, client, "chatcmpl", name)
+        return self._start(request, [prompt], length, top, client, "chatcmpl")
 
     def _prompts(self, given: str | list[str] | list[int] | list[list[int]]) -> list[list[int]]:
         prompts = [
@@ -135,11 +140,10 @@ class Language:
         self,
         request: Sampling,
         prompts: list[list[int]],
-        most: int | None,
+        length: _Length,
         top: int | None,
         client: str,
         kind: str,
-        most_name: str,
     ) -> Job:
         answers = len(prompts) * request.n
         if answers > self.limits.choices:
@@ -156,23 +160,11 @@ class Language:
         job = Job(f"{kind}-{uuid.uuid4().hex}", int(time.time()), answers, request.n)
         for number in range(answers):
             prompt = prompts[number // request.n]
-            job.sequences.append(
-                Sequence(
-                    prompt=prompt,
-                    most=self._most(len(prompt), most, most_name),
-                    sampler=_sampler(request, number % request.n),
-                    ends=self._ends,
-                    text=GrowingText(self.tokenizer.inner, [*stops, *self._stops]),
-                    put=_Sender(loop, job.events, number),
-                    client=request.user or client,
-                    deadline=time.monotonic() + self.limits.seconds,
-                    late=timed_out(self.limits.seconds),
-                    presence_penalty=request.presence_penalty,
-                    frequency_penalty=request.frequency_penalty,
-                    top=top,
-                )
-            )
-        for sequence in job.sequences:
+            most = self._most(len(prompt), length)
+            text = GrowingText(self.tokenizer.inner, [*stops, *self._stops])
+            put = _Sender(loop, job.events, number)
+            job.sequences.append(self._sequence(request, prompt, most, text, put, client, top))
+        for sequence in job.sequences:  # once every prompt is known to fit
             sequence.processor = processor_of(
                 self.model,
                 torch.tensor([sequence.prompt]),
@@ -184,8 +176,34 @@ class Language:
         self.engine.submit(job.sequences)
         return job
 
-    def _most(self, length: int, most: int | None, name: str) -> int:
+    def _sequence(
+        self,
+        request: Sampling,
+        prompt: list[int],
+        most: int,
+        text: GrowingText,
+        put: _Sender,
+        client: str,
+        top: int | None,
+    ) -> Sequence:
+        return Sequence(
+            prompt=prompt,
+            most=most,
+            sampler=_sampler(request, put.number % request.n),
+            ends=self._ends,
+            text=text,
+            put=put,
+            client=request.user or client,
+            deadline=time.monotonic() + self.limits.seconds,
+            late=timed_out(self.limits.seconds),
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            top=top,
+        )
+
+    def _most(self, length: int, asked: _Length) -> int:
         """The most new tokens for a prompt of `length`. Raises ApiError where they have no room."""
+        most, name = asked.most, asked.name
         context = self.limits.context
         room = context - length
         if most is not None and most > self.limits.new:

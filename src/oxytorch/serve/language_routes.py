@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -13,24 +14,28 @@ from .metrics import Metrics
 from .requests import Chat, Completion, Sampling, schema
 from .web import body_of, check_name, client_of, unless_gone
 
+_Body = TypeVar("_Body", bound=Sampling)
+
 
 def language_router(language: Language, name: str, metrics: Metrics) -> APIRouter:
     """POST /v1/completions and /v1/chat/completions for the model called `name`."""
     router = APIRouter()
 
+    async def answer(
+        request: Request, kind: type[_Body], start: Callable[[_Body, str], Awaitable[Job]]
+    ) -> Response:
+        body = await body_of(request, kind)
+        check_name(body.model, name)
+        job = await start(body, client_of(request))
+        return await _respond(request, job, _form(body, name, language), body.stream, metrics)
+
     @router.post("/v1/completions", openapi_extra=schema(Completion))
     async def completions(request: Request) -> Response:
-        body = await body_of(request, Completion)
-        check_name(body.model, name)
-        job = await language.complete(body, client_of(request))
-        return await _respond(request, job, _form(body, name, language), body.stream, metrics)
+        return await answer(request, Completion, language.complete)
 
     @router.post("/v1/chat/completions", openapi_extra=schema(Chat))
     async def chat_completions(request: Request) -> Response:
-        body = await body_of(request, Chat)
-        check_name(body.model, name)
-        job = await language.chat(body, client_of(request))
-        return await _respond(request, job, _form(body, name, language), body.stream, metrics)
+        return await answer(request, Chat, language.chat)
 
     return router
 

@@ -119,25 +119,20 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True, eq=False)
 class Reader:
     """Calls a model on a batch of texts, padded to the longest.
 
-    finish: makes of the model's output and the mask [texts, tokens] a tensor [texts, ...].
+    padding: the token that fills shorter texts. longest: most tokens of a text. vocabulary: tokens
+    that the model knows. finish: makes of the model's output and the mask [texts, tokens] a tensor
+    [texts, ...].
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        padding: int,
-        longest: int,
-        vocabulary: int,
-        finish: Callable[[Any, Tensor], Tensor],
-    ) -> None:
-        self.model = model
-        self.padding = padding
-        self.longest = longest
-        self.vocabulary = vocabulary
-        self.finish = finish
+    model: nn.Module
+    padding: int
+    longest: int
+    vocabulary: int
+    finish: Callable[[Any, Tensor], Tensor]
 
     def __call__(self, texts: Sequence[Encoded]) -> list[Tensor]:
         """The results of texts, in their order."""

@@ -22,11 +22,11 @@ from oxytorch.llm_command.options import (
 DEFAULT_PRECISIONS = "bf16,int8,int4,int8-int8,int4-int8"
 
 DESCRIPTION = """\
-Time a prompt and the tokens after it, in every precision, next to peers and to the speed at which
-this machine reads memory.
+Time prefill and decoding in every precision, next to peers and to the speed at which this machine
+reads memory.
 
-Every contestant has a process of its own, keeps its weights in memory and first has to give torch's
-answer; those of one weight format then take turns. A peer that is not installed is named with the
+Every contestant has a process of its own, keeps its weights in memory and is first compared with
+torch; those of one weight format then take turns. A peer that is not installed is named with the
 command that installs it. Close other programs before you measure.
 """
 

@@ -40,8 +40,8 @@ CALIBRATION_TOKENS = 32_768
 DESCRIPTION = """\
 Measure how well a model predicts a text: its perplexity, in several formats of weights and cache.
 
-Every format reads the same tokens in the same windows. Changes are those from the first row; what
-stands behind the +- is their standard error, from the differences token by token.
+Every format reads the same tokens in the same windows. Changes are those from the first row; the
+number behind +- is their standard error, from the differences token by token.
 """
 
 EXAMPLES = """\

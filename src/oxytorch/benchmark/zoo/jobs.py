@@ -48,7 +48,7 @@ _BATCH = {
 
 SUBJECT = Subject(
     "zoo",
-    "models of many kinds beside stock PyTorch: who loses?",
+    "models of many kinds beside stock PyTorch: which are slower?",
     7,
     _jobs,
     (

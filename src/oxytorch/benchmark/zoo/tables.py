@@ -1,4 +1,4 @@
-"""Results of `oxytorch bench zoo` as tables: who loses?"""
+"""Results of `oxytorch bench zoo` as tables: which models are slower?"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "oxytorch/program_abi.h"
@@ -21,6 +22,21 @@
 namespace oxytorch {
 
 namespace detail {
+
+// The letter of a kind of argument that has no other kind within.
+inline char letter_of(c10::TypeKind kind) {
+  static constexpr std::pair<c10::TypeKind, char> letters[] = {
+      {c10::TypeKind::TensorType, 'T'},       {c10::TypeKind::IntType, 'i'},
+      {c10::TypeKind::SymIntType, 's'},       {c10::TypeKind::FloatType, 'f'},
+      {c10::TypeKind::BoolType, 'b'},         {c10::TypeKind::StringType, 't'},
+      {c10::TypeKind::ScalarTypeType, 'd'},   {c10::TypeKind::LayoutType, 'l'},
+      {c10::TypeKind::MemoryFormatType, 'm'}, {c10::TypeKind::DeviceObjType, 'c'},
+  };
+  for (const auto& [each, letter] : letters) {
+    if (each == kind) return letter;
+  }
+  return 'x';
+}
 
 // Kinds of arguments by letters; the library checks the steps of a file with them.
 inline void write_type(std::string& text, const c10::TypePtr& type) {
@@ -31,38 +47,8 @@ inline void write_type(std::string& text, const c10::TypePtr& type) {
     case c10::TypeKind::ListType:
       text += '[';
       return write_type(text, type->castRaw<c10::ListType>()->getElementType());
-    case c10::TypeKind::TensorType:
-      text += 'T';
-      return;
-    case c10::TypeKind::IntType:
-      text += 'i';
-      return;
-    case c10::TypeKind::SymIntType:
-      text += 's';
-      return;
-    case c10::TypeKind::FloatType:
-      text += 'f';
-      return;
-    case c10::TypeKind::BoolType:
-      text += 'b';
-      return;
-    case c10::TypeKind::StringType:
-      text += 't';
-      return;
-    case c10::TypeKind::ScalarTypeType:
-      text += 'd';
-      return;
-    case c10::TypeKind::LayoutType:
-      text += 'l';
-      return;
-    case c10::TypeKind::MemoryFormatType:
-      text += 'm';
-      return;
-    case c10::TypeKind::DeviceObjType:
-      text += 'c';
-      return;
     default:
-      text += 'x';
+      text += letter_of(type->kind());
   }
 }
 

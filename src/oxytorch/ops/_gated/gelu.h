@@ -1,7 +1,7 @@
 // GELU and its form with tanh. Included by files of a level only.
 #pragma once
 
-#include "core/vec.h"
+#include "core/functions.h"
 
 namespace oxytorch::OXY_LEVEL {
 

@@ -62,9 +62,7 @@ void convolve_channels_of_bytes(const ByteChannels& call, const ByteOperand& ope
       .parts = std::min(threads, lines * call.weight.panel_count),
       .by_lines = threads > 1 && lines >= kLinesOfPart * threads,
   };
-  Tensor memory = scratch(args.parts * args.scratch_bytes + 64);
-  const auto address = reinterpret_cast<std::uintptr_t>(memory.mutable_data());
-  args.scratch = reinterpret_cast<std::uint8_t*>((address + 63) & ~std::uintptr_t{63});
+  const Tensor memory = scratch_of_parts(args.parts, args.scratch_bytes, args.scratch);
   run_in_pieces(byte_depthwise_copies, args, args.parts, 1);
 }
 

@@ -58,10 +58,10 @@ template <int width, int pixels, class Load>
 OXY_INLINE void write_quads(ByteLine (&lines)[4], std::uint8_t flip, std::uint8_t* to,
                             std::int64_t column_bytes, Load load) {
   constexpr int kVectors = width / kLanes;  // of quads of a pixel
-  bytes_v bytes[4];
+  bytesv bytes[4];
   u32v quads[4];
   for (int i = 0; i < 4; ++i) {
-    bytes[i] = load(lines[i]) ^ (bytes_v{} + flip);
+    bytes[i] = load(lines[i]) ^ (bytesv{} + flip);
     lines[i].from += pixels * lines[i].step;
   }
   interleave_bytes(bytes, quads);

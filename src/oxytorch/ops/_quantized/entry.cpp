@@ -239,27 +239,15 @@ void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& opera
       .zero_point = operand.zero_point,
       .scratch = nullptr,
       .scratch_bytes = round_up(std::max(chunk_rows, kTileHeight) * row_bytes + 64, 64),
-      .product = {.x = {.values = nullptr,
-                        .row_bytes = row_bytes,
-                        .count = 0,
-                        .depth = round_up(call.in_features, in_tiles ? kTileBytes : 4),
-                        .scales = nullptr,
-                        .scale = operand.scale,
-                        .zero_point = zero_point_of(operand, bytes),
-                        .is_signed = operand.number == Number::int8,
-                        .in_tiles = in_tiles},
-                  .weight = call.weight,
-                  .result = call.result,
-                  .chunk_rows = 0},
+      .product = product_of_windows(call, operand, in_tiles, row_bytes,
+                                    round_up(call.in_features, in_tiles ? kTileBytes : 4)),
       .rows = call.rows,
       .groups = call.groups,
       .chunk_rows = chunk_rows,
       .ranges = ranges,
       .parts = std::min(threads, turns * ranges),
   };
-  Tensor memory = scratch(args.parts * args.scratch_bytes + 64);
-  const auto address = reinterpret_cast<std::uintptr_t>(memory.mutable_data());
-  args.scratch = reinterpret_cast<std::uint8_t*>((address + 63) & ~std::uintptr_t{63});
+  const Tensor memory = scratch_of_parts(args.parts, args.scratch_bytes, args.scratch);
   run_in_pieces(byte_windows_copies, args, args.parts, 1);
 }
 

@@ -94,6 +94,23 @@ struct ByteWindows {
   std::int64_t groups;
 };
 
+// The product of the rows that a part of a convolution writes, so many bytes from each other.
+inline ByteGemmArgs product_of_windows(const ByteWindows& call, const ByteOperand& operand,
+                                       bool in_tiles, std::int64_t row_bytes, std::int64_t depth) {
+  const ByteRows rows{
+      .values = nullptr,
+      .row_bytes = row_bytes,
+      .count = 0,
+      .depth = depth,
+      .scales = nullptr,
+      .scale = operand.scale,
+      .zero_point = zero_point_of(operand, bytes_of(in_tiles)),
+      .is_signed = operand.number == Number::int8,
+      .in_tiles = in_tiles,
+  };
+  return {.x = rows, .weight = call.weight, .result = call.result, .chunk_rows = 0};
+}
+
 // result = epilogue(windows weight^T + bias) on torch's threads, likewise; zeros around images are
 // the operand's zero point.
 void multiply_windows_of_bytes(const ByteWindows& call, const ByteOperand& operand);

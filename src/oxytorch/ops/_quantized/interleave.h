@@ -1,11 +1,9 @@
 // Four lines of bytes as quads: a quad has a byte of each line.
 #pragma once
 
-#include "core/vec.h"
+#include "core/bytes.h"
 
 namespace oxytorch::OXY_LEVEL {
-
-typedef std::uint8_t bytes_v __attribute__((vector_size(kVectorBytes)));
 
 // Where channels of a pixel lie, and those of the next one.
 struct ByteLine {
@@ -15,14 +13,14 @@ struct ByteLine {
 
 // `width` bytes of each of as many pixels as a vector holds, side by side.
 template <int width>
-OXY_INLINE bytes_v load_pixels(const ByteLine& line) {
-  bytes_v v;
+OXY_INLINE bytesv load_pixels(const ByteLine& line) {
+  bytesv v;
 #if defined(__AVX512F__)
   if constexpr (width == 32) {
     const auto* second = reinterpret_cast<const __m256i*>(line.from + line.step);
     const __m512i low =
         _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(line.from)));
-    return reinterpret_cast<bytes_v>(_mm512_inserti64x4(low, _mm256_loadu_si256(second), 1));
+    return reinterpret_cast<bytesv>(_mm512_inserti64x4(low, _mm256_loadu_si256(second), 1));
   } else if constexpr (width == 16) {
     const auto pixel = [&](std::int64_t i) {
       return _mm_loadu_si128(reinterpret_cast<const __m128i*>(line.from + i * line.step));
@@ -30,12 +28,12 @@ OXY_INLINE bytes_v load_pixels(const ByteLine& line) {
     __m512i four = _mm512_castsi128_si512(pixel(0));
     four = _mm512_inserti32x4(four, pixel(1), 1);
     four = _mm512_inserti32x4(four, pixel(2), 2);
-    return reinterpret_cast<bytes_v>(_mm512_inserti32x4(four, pixel(3), 3));
+    return reinterpret_cast<bytesv>(_mm512_inserti32x4(four, pixel(3), 3));
   }
 #elif defined(__AVX2__)
   if constexpr (width == 16) {
     const auto* second = reinterpret_cast<const __m128i*>(line.from + line.step);
-    return reinterpret_cast<bytes_v>(_mm256_setr_m128i(
+    return reinterpret_cast<bytesv>(_mm256_setr_m128i(
         _mm_loadu_si128(reinterpret_cast<const __m128i*>(line.from)), _mm_loadu_si128(second)));
   }
 #endif
@@ -44,53 +42,42 @@ OXY_INLINE bytes_v load_pixels(const ByteLine& line) {
 }
 
 // The first `count` bytes of a pixel, 0 < count <= width, as those of the first one above.
-OXY_INLINE bytes_v load_some_bytes(const std::uint8_t* from, std::int64_t count) {
+OXY_INLINE bytesv load_some_bytes(const std::uint8_t* from, std::int64_t count) {
 #if defined(__AVX512F__)
   const __mmask64 some = ~std::uint64_t{0} >> (64 - count);
-  return reinterpret_cast<bytes_v>(_mm512_maskz_loadu_epi8(some, from));
+  return reinterpret_cast<bytesv>(_mm512_maskz_loadu_epi8(some, from));
 #else
-  bytes_v v{};
+  bytesv v{};
   std::memcpy(&v, from, static_cast<std::size_t>(count));
   return v;
 #endif
 }
 
-// Four vectors of quads, in the order of the bytes.
-OXY_INLINE void interleave_bytes(const bytes_v (&lines)[4], u32v (&quads)[4]) {
+// What of a vector is interleaved with others, so that quads come in the order of the bytes: its
+// 128 bits of a result come from one lane of each vector.
+OXY_INLINE bytesv in_order_of_quads(bytesv v) {
 #if defined(__AVX512F__)
-  // What ends up in the lanes of 128 bits of a vector comes from a lane of each vector.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  __m512i v[4];
-  for (int i = 0; i < 4; ++i) {
-    v[i] = _mm512_permutexvar_epi32(order, reinterpret_cast<__m512i>(lines[i]));
-  }
-  const __m512i low[] = {_mm512_unpacklo_epi8(v[0], v[1]), _mm512_unpacklo_epi8(v[2], v[3])};
-  const __m512i high[] = {_mm512_unpackhi_epi8(v[0], v[1]), _mm512_unpackhi_epi8(v[2], v[3])};
-  quads[0] = reinterpret_cast<u32v>(_mm512_unpacklo_epi16(low[0], low[1]));
-  quads[1] = reinterpret_cast<u32v>(_mm512_unpackhi_epi16(low[0], low[1]));
-  quads[2] = reinterpret_cast<u32v>(_mm512_unpacklo_epi16(high[0], high[1]));
-  quads[3] = reinterpret_cast<u32v>(_mm512_unpackhi_epi16(high[0], high[1]));
+  return reinterpret_cast<bytesv>(_mm512_permutexvar_epi32(order, in_register(v)));
 #elif defined(__AVX2__)
   const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
-  __m256i v[4];
-  for (int i = 0; i < 4; ++i) {
-    v[i] = _mm256_permutevar8x32_epi32(reinterpret_cast<__m256i>(lines[i]), order);
-  }
-  const __m256i low[] = {_mm256_unpacklo_epi8(v[0], v[1]), _mm256_unpacklo_epi8(v[2], v[3])};
-  const __m256i high[] = {_mm256_unpackhi_epi8(v[0], v[1]), _mm256_unpackhi_epi8(v[2], v[3])};
-  quads[0] = reinterpret_cast<u32v>(_mm256_unpacklo_epi16(low[0], low[1]));
-  quads[1] = reinterpret_cast<u32v>(_mm256_unpackhi_epi16(low[0], low[1]));
-  quads[2] = reinterpret_cast<u32v>(_mm256_unpacklo_epi16(high[0], high[1]));
-  quads[3] = reinterpret_cast<u32v>(_mm256_unpackhi_epi16(high[0], high[1]));
-#elif defined(__SSE2__)
-  __m128i v[4];
-  for (int i = 0; i < 4; ++i) v[i] = reinterpret_cast<__m128i>(lines[i]);
-  const __m128i low[] = {_mm_unpacklo_epi8(v[0], v[1]), _mm_unpacklo_epi8(v[2], v[3])};
-  const __m128i high[] = {_mm_unpackhi_epi8(v[0], v[1]), _mm_unpackhi_epi8(v[2], v[3])};
-  quads[0] = reinterpret_cast<u32v>(_mm_unpacklo_epi16(low[0], low[1]));
-  quads[1] = reinterpret_cast<u32v>(_mm_unpackhi_epi16(low[0], low[1]));
-  quads[2] = reinterpret_cast<u32v>(_mm_unpacklo_epi16(high[0], high[1]));
-  quads[3] = reinterpret_cast<u32v>(_mm_unpackhi_epi16(high[0], high[1]));
+  return reinterpret_cast<bytesv>(_mm256_permutevar8x32_epi32(in_register(v), order));
+#else
+  return v;
+#endif
+}
+
+// Four vectors of quads, in the order of the bytes.
+OXY_INLINE void interleave_bytes(const bytesv (&lines)[4], u32v (&quads)[4]) {
+#if defined(__SSE2__)
+  bytesv v[4];
+  for (int i = 0; i < 4; ++i) v[i] = in_order_of_quads(lines[i]);
+  const u32v low[] = {interleave_low(v[0], v[1]), interleave_low(v[2], v[3])};
+  const u32v high[] = {interleave_high(v[0], v[1]), interleave_high(v[2], v[3])};
+  quads[0] = interleave_pairs_low(low[0], low[1]);
+  quads[1] = interleave_pairs_high(low[0], low[1]);
+  quads[2] = interleave_pairs_low(high[0], high[1]);
+  quads[3] = interleave_pairs_high(high[0], high[1]);
 #else
   for (int i = 0; i < kVectorBytes; ++i) {
     std::uint32_t quad = 0;

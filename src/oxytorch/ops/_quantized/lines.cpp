@@ -84,18 +84,7 @@ void multiply_lines_of_bytes(const ByteWindows& call, const ByteOperand& operand
       .scratch_bytes = memory.bytes,
       .line_bytes = memory.line_bytes,
       .plane_bytes = memory.plane_bytes,
-      .product = {.x = {.values = nullptr,
-                        .row_bytes = 0,
-                        .count = 0,
-                        .depth = call.in_features,
-                        .scales = nullptr,
-                        .scale = operand.scale,
-                        .zero_point = zero_point_of(operand, bytes),
-                        .is_signed = operand.number == Number::int8,
-                        .in_tiles = false},
-                  .weight = call.weight,
-                  .result = call.result,
-                  .chunk_rows = 0},
+      .product = product_of_windows(call, operand, false, 0, call.in_features),
       .lines = lines,
       .groups = call.groups,
       .chunk_lines = chunk_lines,
@@ -110,11 +99,7 @@ void multiply_lines_of_bytes(const ByteWindows& call, const ByteOperand& operand
   x.plane_step = lie_well ? outer.dilation * outer.x_stride : memory.plane_bytes;
   x.line_step = inner.dilation * (lie_well ? inner.x_stride : memory.line_bytes);
   Tensor owned;
-  if (!lie_well) {
-    owned = scratch(args.parts * args.scratch_bytes + 64);
-    const auto address = reinterpret_cast<std::uintptr_t>(owned.mutable_data());
-    args.scratch = reinterpret_cast<std::uint8_t*>((address + 63) & ~std::uintptr_t{63});
-  }
+  if (!lie_well) owned = scratch_of_parts(args.parts, args.scratch_bytes, args.scratch);
   run_in_pieces(byte_lines_copies, args, args.parts, 1);
 }
 

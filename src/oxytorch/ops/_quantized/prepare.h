@@ -16,17 +16,6 @@ OXY_INLINE void put_whole(std::uint8_t* row, std::int64_t i, i32v v, bool in_pai
   }
 }
 
-// The largest magnitude of a row; NaN if there is one.
-template <class T>
-OXY_INLINE float largest_of(const T* x, std::int64_t width) {
-  u32v bits{};
-  sweep(0, width, [&](std::int64_t i, auto count) {
-    const u32v magnitudes = bits_of(load(x + i, count)) & 0x7fffffff;
-    bits = magnitudes > bits ? magnitudes : bits;
-  });
-  return __builtin_bit_cast(float, maximum(bits));
-}
-
 template <class T>
 static void prepare_row_of_bytes(const PrepareBytesArgs& args, std::int64_t item) {
   const T* x = static_cast<const T*>(args.x) + item * args.x_stride;
@@ -43,7 +32,7 @@ static void prepare_row_of_bytes(const PrepareBytesArgs& args, std::int64_t item
   } else {
     // A row of smaller numbers is taken for zero.
     constexpr float kMost = 127.0f, kLeast = 0x1p-100f;
-    const float top = largest_of(x, width);
+    const float top = largest_magnitude(x, width);
     const float factor = kMost / (top < kLeast ? 1.0f : top);
     // A row with an infinity has no steps.
     args.scales[item] = (top - top) + top / kMost;

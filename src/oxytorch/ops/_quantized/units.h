@@ -20,17 +20,7 @@ struct ByteQuad : IntegerSums {
   OXY_INLINE i32v multiply(i32v sum, i32v a, std::uint32_t b) {
     return multiply(sum, a, repeated<i32v>(b));
   }
-  OXY_INLINE i32v multiply(i32v sum, i32v a, i32v b) {
-#if defined(__AVX512F__)
-    return reinterpret_cast<i32v>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum),
-                                                      reinterpret_cast<__m512i>(b),
-                                                      reinterpret_cast<__m512i>(a)));
-#else
-    return reinterpret_cast<i32v>(_mm256_dpbusd_avx_epi32(reinterpret_cast<__m256i>(sum),
-                                                          reinterpret_cast<__m256i>(b),
-                                                          reinterpret_cast<__m256i>(a)));
-#endif
-  }
+  OXY_INLINE i32v multiply(i32v sum, i32v a, i32v b) { return dot_bytes(sum, b, a); }
 };
 using ByteUnit = ByteQuad;
 #else

@@ -1,5 +1,6 @@
 #include "ops/_recurrent/kernel.h"
 
+#include "core/functions.h"
 #include "ops/_quantized/chunks.h"
 
 namespace oxytorch::OXY_LEVEL {

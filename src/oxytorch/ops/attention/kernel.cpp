@@ -1,5 +1,6 @@
 #include "ops/attention/kernel.h"
 
+#include "core/functions.h"
 #include "core/running_softmax.h"
 #include "ops/_attention/turn.h"
 #include "ops/attention/products.h"

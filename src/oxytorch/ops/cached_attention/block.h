@@ -1,6 +1,7 @@
 // One block of keys for a group of query rows: scores, their softmax, and the values they weigh.
 #pragma once
 
+#include "core/functions.h"
 #include "core/running_softmax.h"
 #include "core/sizes.h"
 #include "ops/cached_attention/operands.h"

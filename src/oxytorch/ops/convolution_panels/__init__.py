@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -12,9 +13,9 @@ from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
-from .._windows import channels_last, padded, positions
+from .._windows import channels_last, convolved, positions, result_count, sample_geometry
 from ..panels import layout
-from ..panels.epilogues import ACTIVATIONS, ADDED
+from ..panels.epilogues import ADDED
 from ..panels.formats import PLAIN, PLAIN_NAMES
 
 
@@ -64,32 +65,13 @@ def convolution_panels(
     Raises RuntimeError if a shape, dtype, device or name does not fit.
     """
     channels = x.shape[1] // groups
-    in_features = channels + _padding(channels, PLAIN[format])
-    for size in kernel_size:
-        in_features *= size
+    in_features = (channels + _padding(channels, PLAIN[format])) * prod(kernel_size)
     outputs = out_channels // groups
     rows = groups * (outputs + -outputs % layout.OUTPUTS)
     stored = layout.unpack(format, panels, rows, in_features)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    weight = stored.to(wide).reshape(groups, -1, in_features)[:, :outputs]
+    weight = stored.reshape(groups, -1, in_features)[:, :outputs]
     weight = weight.reshape(out_channels, *kernel_size, -1)[..., :channels].movedim(-1, 1)
-    none = [0] * len(stride)
-    result = torch.convolution(
-        padded(x.to(wide), padding),
-        weight,
-        None if bias is None else bias.to(wide),
-        stride,
-        none,
-        dilation,
-        False,
-        none,
-        groups,
-    )
-    result = ACTIVATIONS[epilogue](result)
-    if epilogue in ADDED:
-        assert other is not None
-        result = ADDED[epilogue](result + other.to(wide))
-    return channels_last(result.to(x.dtype))
+    return convolved(x, weight, bias, other, (stride, padding, dilation), groups, epilogue)
 
 
 # x, out_channels, kernel, stride, padding, dilation, groups, bias, epilogue
@@ -118,15 +100,13 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
     for shape, out, kernel, stride, padding, dilation, groups, has_bias, epilogue in calls:
         # Gradients of small results can be compared by their absolute error.
         scale = 1 / 64 if epilogue in ADDED else 1.0
-        dims = len(kernel)
         x = channels_last(values(*shape, dtype=dtype) * scale)
         plain = values(out, shape[1] // groups, *kernel, dtype=torch.float32)
         stored = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         matrix = matrix_of((plain / plain[0].numel() ** 0.5).to(stored), groups)
         format = PLAIN_NAMES[stored]
         bias = values(out, dtype=dtype) * scale if has_bias else None
-        pads = [padding, padding + (stride == 2)] * dims
-        geometry = [stride] * dims, pads, [dilation] * dims
+        geometry = sample_geometry(kernel, stride, padding, dilation)
         spatial = positions(shape, kernel, *geometry)
         other = None
         if epilogue in ADDED:
@@ -147,12 +127,8 @@ def cost(
     **rest: object,
 ) -> Cost:
     """Reads x, panels, bias and other, writes the result."""
-    outputs = x.shape[0] * out_channels
-    for length in positions(x.shape, kernel_size, stride, padding, dilation):
-        outputs *= length
-    in_features = x.shape[1] // groups
-    for length in kernel_size:
-        in_features *= length
+    outputs = result_count(x, out_channels, kernel_size, (stride, padding, dilation))
+    in_features = x.shape[1] // groups * prod(kernel_size)
     return Cost(x.nbytes + nbytes(rest) + outputs * x.dtype.itemsize, 2 * outputs * in_features)
 
 

@@ -48,14 +48,6 @@ inline const ChunkCosts& chunk_costs(RowType type) {
 // A level without bfloat16 takes float32.
 inline std::int64_t bytes_of_element(RowType type) { return has_tiles(type) ? 2 : 4; }
 
-// Memory for the scratch of each part; `first` becomes that of the first one.
-inline Tensor scratch_of_parts(std::int64_t parts, std::int64_t bytes, std::uint8_t*& first) {
-  Tensor memory = scratch(parts * bytes + 64);
-  const auto address = reinterpret_cast<std::uintptr_t>(memory.mutable_data());
-  first = reinterpret_cast<std::uint8_t*>((address + 63) & ~std::uintptr_t{63});
-  return memory;
-}
-
 // Bytes of a chunk's scratch, which is to stay in the second cache.
 inline constexpr std::int64_t kChunkBytes = 512 << 10;
 

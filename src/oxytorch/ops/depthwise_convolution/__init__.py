@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from .._autocast import Autocast
 from .._binding import with_kernel
 from .._op import Cost, Sample, nbytes, register
 from .._samples import shape_name, values
-from .._windows import channels_last, padded, positions
-from ..panels.epilogues import ACTIVATIONS, ADDED
+from .._windows import channels_last, convolved, positions, result_count, sample_geometry
+from ..panels.epilogues import ADDED
 
 
 @with_kernel
@@ -39,24 +40,9 @@ def depthwise_convolution(
     run plain PyTorch.
     Raises RuntimeError if a shape, dtype, device or name does not fit.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    none = [0] * len(stride)
-    result = torch.convolution(
-        padded(x.to(wide), padding),
-        weight.to(wide).movedim(-1, 0).unsqueeze(1),
-        None if bias is None else bias.to(wide),
-        stride,
-        none,
-        dilation,
-        False,
-        none,
-        x.shape[1],
-    )
-    result = ACTIVATIONS[epilogue](result)
-    if epilogue in ADDED:
-        assert other is not None
-        result = ADDED[epilogue](result + other.to(wide))
-    return channels_last(result.to(x.dtype))
+    kernels = weight.movedim(-1, 0).unsqueeze(1)
+    channels = x.shape[1]
+    return convolved(x, kernels, bias, other, (stride, padding, dilation), channels, epilogue)
 
 
 # x, kernel, stride, padding, dilation, bias, epilogue
@@ -83,11 +69,10 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         calls = _CALLS  # type: ignore[assignment]
     for shape, kernel, stride, padding, dilation, has_bias, epilogue in calls:
         scale = 1 / 64 if epilogue in ADDED else 1.0
-        dims = len(kernel)
         x = channels_last(values(*shape, dtype=dtype) * scale)
-        weight = values(*kernel, shape[1], dtype=torch.float32) / weight_size(kernel) ** 0.5
+        weight = values(*kernel, shape[1], dtype=torch.float32) / prod(kernel) ** 0.5
         bias = values(shape[1], dtype=dtype) * scale if has_bias else None
-        geometry = [stride] * dims, [padding, padding + (stride == 2)] * dims, [dilation] * dims
+        geometry = sample_geometry(kernel, stride, padding, dilation)
         spatial = positions(shape, kernel, *geometry)
         other = None
         if epilogue in ADDED:
@@ -95,14 +80,6 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         yield Sample(
             f"{shape_name(shape)}-{epilogue}", (x, weight, bias, other, *geometry, epilogue)
         )
-
-
-def weight_size(kernel: Sequence[int]) -> int:
-    """The positions of a kernel."""
-    count = 1
-    for length in kernel:
-        count *= length
-    return count
 
 
 def cost(
@@ -114,11 +91,10 @@ def cost(
     **rest: object,
 ) -> Cost:
     """Reads x, weight, bias and other, writes the result."""
-    outputs = x.shape[0] * x.shape[1]
-    for length in positions(x.shape, weight.shape[:-1], stride, padding, dilation):
-        outputs *= length
+    kernel_size = weight.shape[:-1]
+    outputs = result_count(x, x.shape[1], kernel_size, (stride, padding, dilation))
     moved = x.nbytes + nbytes((weight, rest)) + outputs * x.dtype.itemsize
-    return Cost(moved, 2 * outputs * weight_size(weight.shape[:-1]))
+    return Cost(moved, 2 * outputs * prod(kernel_size))
 
 
 op = register(

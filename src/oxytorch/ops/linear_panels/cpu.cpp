@@ -46,12 +46,8 @@ static Tensor linear_panels(const Tensor& x, const std::string& format_name, con
     fail(kOp, "activation_dtype", "'none' with format '" + format_name + "'", "'int8'");
   }
   const DType dtype = check_dtype(kOp, "x", x);
-  check_minimum_dim(kOp, "x", x, 1);
+  const Shape shape = linear_shape(kOp, x, out_features);
   const std::int64_t in_features = x.size(-1);
-  if (in_features < 1) fail(kOp, "x", "with in_features", describe(x.sizes()));
-  if (out_features < 1) fail(kOp, "out_features", "of at least 1", std::to_string(out_features));
-  Shape shape(x.sizes().begin(), x.sizes().end());
-  shape.back() = out_features;
   const Extents sizes{shape.data(), static_cast<std::int64_t>(shape.size())};
   PanelCopies copies;
   Rows other_rows{};

@@ -1,7 +1,7 @@
 // What epilogues do to sums, in registers.
 #pragma once
 
-#include "core/vec.h"
+#include "core/functions.h"
 #include "ops/_gated/gelu.h"
 #include "ops/panels/args.h"
 

@@ -59,6 +59,15 @@ void check_features(const char* op, std::int64_t in_features, std::int64_t out_f
        std::to_string(in_features) + " and " + std::to_string(out_features));
 }
 
+Shape linear_shape(const char* op, const Tensor& x, std::int64_t out_features) {
+  check_minimum_dim(op, "x", x, 1);
+  if (x.size(-1) < 1) fail(op, "x", "with in_features", describe(x.sizes()));
+  if (out_features < 1) fail(op, "out_features", "of at least 1", std::to_string(out_features));
+  Shape shape(x.sizes().begin(), x.sizes().end());
+  shape.back() = out_features;
+  return shape;
+}
+
 PanelsArgs describe_weight(const char* op, const PanelFormat& format, const PanelTensors& tensors,
                            std::int64_t in_features, std::int64_t out_features, bool gated,
                            PanelCopies& copies) {

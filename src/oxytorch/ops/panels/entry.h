@@ -40,6 +40,9 @@ inline constexpr std::int64_t kMostFeatures = std::int64_t{1} << 29;
 // Numbers of features may come from a file.
 void check_features(const char* op, std::int64_t in_features, std::int64_t out_features);
 
+// The sizes of a linear layer's result for x of at least one dimension and feature.
+Shape linear_shape(const char* op, const Tensor& x, std::int64_t out_features);
+
 // Of one panel.
 std::int64_t panel_bytes(const PanelFormat& format, std::int64_t in_features);
 
@@ -107,6 +110,14 @@ std::int64_t available_threads();
 inline Tensor scratch(std::int64_t bytes) {
   static const std::int32_t byte = aoti_torch_dtype_uint8();
   return empty(Extents{&bytes, 1}, byte);
+}
+
+// Memory for the scratch of each part; `first` becomes that of the first one.
+inline Tensor scratch_of_parts(std::int64_t parts, std::int64_t bytes, std::uint8_t*& first) {
+  Tensor memory = scratch(parts * bytes + 64);
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.mutable_data());
+  first = reinterpret_cast<std::uint8_t*>((address + 63) & ~std::uintptr_t{63});
+  return memory;
 }
 
 }  // namespace oxytorch

@@ -3,11 +3,9 @@
 // which holds each of them exactly, subnormals and zeros of both signs too.
 #pragma once
 
-#include "core/vec.h"
+#include "core/bytes.h"
 
 namespace oxytorch::OXY_LEVEL {
-
-typedef std::uint8_t bytesv __attribute__((vector_size(kVectorBytes)));
 
 // Two vectors of pairs: of each 32 bits of codes the first two, and the last two.
 struct Float8Pairs {
@@ -16,73 +14,26 @@ struct Float8Pairs {
 
 #if defined(__SSSE3__)
 
-// Instructions for bytes within each 128 bits. `look_up` gives 0 for indexes from 128 on.
-#if defined(__AVX512F__)
-
 OXY_INLINE bytesv repeat_16(__m128i v) {
+#if defined(__AVX512F__)
   return reinterpret_cast<bytesv>(_mm512_broadcast_i32x4(v));
+#elif defined(__AVX2__)
+  return reinterpret_cast<bytesv>(_mm256_broadcastsi128_si256(v));
+#else
+  return reinterpret_cast<bytesv>(v);
+#endif
 }
-OXY_INLINE bytesv look_up(bytesv table, bytesv index) {
-  return reinterpret_cast<bytesv>(
-      _mm512_shuffle_epi8(reinterpret_cast<__m512i>(table), reinterpret_cast<__m512i>(index)));
-}
-OXY_INLINE u32v interleave_low(bytesv a, bytesv b) {
-  return reinterpret_cast<u32v>(
-      _mm512_unpacklo_epi8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-}
-OXY_INLINE u32v interleave_high(bytesv a, bytesv b) {
-  return reinterpret_cast<u32v>(
-      _mm512_unpackhi_epi8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-}
+
 // `v`, and all ones where a byte of `magnitude` is 127.
 OXY_INLINE bytesv ones_where_nan(bytesv v, bytesv magnitude) {
-  const __mmask64 are_nan =
-      _mm512_cmpeq_epi8_mask(reinterpret_cast<__m512i>(magnitude), _mm512_set1_epi8(0x7f));
+#if defined(__AVX512F__)
+  const __mmask64 are_nan = _mm512_cmpeq_epi8_mask(in_register(magnitude), _mm512_set1_epi8(0x7f));
   return reinterpret_cast<bytesv>(
-      _mm512_mask_blend_epi8(are_nan, reinterpret_cast<__m512i>(v), _mm512_set1_epi8(-1)));
-}
-
-#elif defined(__AVX2__)
-
-OXY_INLINE bytesv repeat_16(__m128i v) {
-  return reinterpret_cast<bytesv>(_mm256_broadcastsi128_si256(v));
-}
-OXY_INLINE bytesv look_up(bytesv table, bytesv index) {
-  return reinterpret_cast<bytesv>(
-      _mm256_shuffle_epi8(reinterpret_cast<__m256i>(table), reinterpret_cast<__m256i>(index)));
-}
-OXY_INLINE u32v interleave_low(bytesv a, bytesv b) {
-  return reinterpret_cast<u32v>(
-      _mm256_unpacklo_epi8(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-}
-OXY_INLINE u32v interleave_high(bytesv a, bytesv b) {
-  return reinterpret_cast<u32v>(
-      _mm256_unpackhi_epi8(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-}
-
+      _mm512_mask_blend_epi8(are_nan, in_register(v), _mm512_set1_epi8(-1)));
 #else
-
-OXY_INLINE bytesv repeat_16(__m128i v) { return reinterpret_cast<bytesv>(v); }
-OXY_INLINE bytesv look_up(bytesv table, bytesv index) {
-  return reinterpret_cast<bytesv>(
-      _mm_shuffle_epi8(reinterpret_cast<__m128i>(table), reinterpret_cast<__m128i>(index)));
-}
-OXY_INLINE u32v interleave_low(bytesv a, bytesv b) {
-  return reinterpret_cast<u32v>(
-      _mm_unpacklo_epi8(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
-}
-OXY_INLINE u32v interleave_high(bytesv a, bytesv b) {
-  return reinterpret_cast<u32v>(
-      _mm_unpackhi_epi8(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
-}
-
-#endif
-
-#if !defined(__AVX512F__)
-OXY_INLINE bytesv ones_where_nan(bytesv v, bytesv magnitude) {
   return v | reinterpret_cast<bytesv>(magnitude == 0x7f);
-}
 #endif
+}
 
 // The upper and the lower bytes of bfloat16 numbers, which half a code decides.
 struct Float8Tables {

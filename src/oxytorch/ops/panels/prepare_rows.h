@@ -29,17 +29,6 @@ OXY_INLINE void copy(T* to, const T* from, std::int64_t count) {
   put(to, load(from, count));
 }
 
-// The largest magnitude of a row; NaN if there is one.
-template <class T>
-OXY_INLINE float largest(const T* x, std::int64_t width) {
-  u32v bits{};
-  sweep(0, width, [&](std::int64_t i, auto count) {
-    const u32v magnitudes = bits_of(load(x + i, count)) & 0x7fffffff;
-    bits = magnitudes > bits ? magnitudes : bits;
-  });
-  return __builtin_bit_cast(float, maximum(bits));
-}
-
 template <class Dot, class T>
 static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
   using Element = typename Dot::Element;
@@ -51,7 +40,7 @@ static void prepare_row(const PrepareRowsArgs& args, std::int64_t item) {
   constexpr float kLeast = 0x1p-100f;
   float divisor = 1.0f;
   if constexpr (Dot::kIsInteger) {
-    const float top = largest(x, to.in_features);
+    const float top = largest_magnitude(x, to.in_features);
     to.scales[item] = top / kMost;
     divisor = top < kLeast ? 1.0f : top;
   }

@@ -34,7 +34,7 @@ struct Float32Path {
   template <class T>
   static void stage(const GemvArgs& args, std::int64_t row, const T* x) {
     float* to = row_of_floats(args, row);
-    const float top = args.rounds_to_int8 ? largest(x, args.in_features) : 0.0f;
+    const float top = args.rounds_to_int8 ? largest_magnitude(x, args.in_features) : 0.0f;
     sweep(0, args.in_features, [&](std::int64_t i, auto count) {
       f32v v = load(x + i, count);
       if (args.rounds_to_int8) v = nearest(v * 127.0f / (top > 0.0f ? top : 1.0f)) * (top / 127.0f);
@@ -106,11 +106,11 @@ struct Int8DotPath {
     float* scales = staged.scales + row * staged.blocks;
     auto* sums = staged.sums + row * staged.blocks;
     const std::int64_t length = block_length<Int8DotPath>(args);
-    float top = narrow_numbers ? largest(x, args.in_features) : 0.0f;
+    float top = narrow_numbers ? largest_magnitude(x, args.in_features) : 0.0f;
     for (std::int64_t begin = 0; begin < args.in_features; begin += length) {
       const std::int64_t left = args.in_features - begin;
       const std::int64_t width = left < length ? left : length;
-      if (!narrow_numbers) top = largest(x + begin, width);
+      if (!narrow_numbers) top = largest_magnitude(x + begin, width);
       const float divisor = top < kLeast ? 1.0f : top;
       const float factor = kMost / divisor;
       std::uint32_t* to = row_of_digits(args, row) + begin / 4 * kDigits;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from .._op import Cost, Sample, nbytes, register
 from .._quantized import NUMBERS, pack_weight, result_of, sample_numbers
 from .._quantized import padded as padded_outputs
 from .._samples import shape_name
-from .._windows import channels_last, padded, positions
+from .._windows import channels_last, padded, positions, result_count, sample_geometry
 from ..convolution_panels import matrix_of
 from ..panels import layout
 from ..panels.epilogues import ADDED
@@ -182,12 +183,11 @@ def samples(dtype: torch.dtype, size: str) -> Iterator[Sample]:
         large: _Kinds = ("uint8", None, "uint8")
         calls = (((images, 64, side, side), 64, (3, 3), 1, 1, 1, 1, large, True, "relu"),)
     for shape, out, kernel, stride, padding, dilation, groups, kinds, has_bias, epilogue in calls:
-        dims = len(kernel)
         x = sample_numbers(shape, NUMBERS[kinds[0]])
         weight = torch.randint(-128, 128, (out, shape[1] // groups, *kernel), dtype=torch.int8)
         scales = (torch.rand(out) + 0.1) / 64 / weight[0].numel() ** 0.5
         bias = torch.randn(out) if has_bias else None
-        geometry = [stride] * dims, [padding, padding + (stride == 2)] * dims, [dilation] * dims
+        geometry = sample_geometry(kernel, stride, padding, dilation)
         added: tuple[Tensor | None, float | None, int] = None, None, 0
         if epilogue in ADDED:
             sizes = (shape[0], out, *positions(shape, kernel, *geometry))
@@ -226,12 +226,8 @@ def cost(
     **rest: object,
 ) -> Cost:
     """Reads x and the weight's tensors, bias and other, writes the result."""
-    outputs = x.shape[0] * out_channels
-    for length in positions(x.shape, kernel_size, stride, padding, dilation):
-        outputs *= length
-    products = x.shape[1] // groups
-    for length in kernel_size:
-        products *= length
+    outputs = result_count(x, out_channels, kernel_size, (stride, padding, dilation))
+    products = x.shape[1] // groups * prod(kernel_size)
     moved = x.nbytes + nbytes(rest) + outputs * NUMBERS[out_dtype].itemsize
     return Cost(moved, 2 * outputs * products)
 

@@ -14,6 +14,9 @@ from .._quantized import steps_of_rows as steps_of_rows
 from ..panels import layout
 from ..panels.epilogues import ADDED
 
+MOST_PRODUCTS = 65536
+"""Products of bytes that a sum of 32 bits holds."""
+
 
 @with_kernel
 def quantized_linear(

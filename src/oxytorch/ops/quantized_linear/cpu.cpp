@@ -13,12 +13,8 @@ static Tensor quantized_linear(const Tensor& x, std::optional<double> x_scale,
                                const std::string& epilogue, const std::string& out_dtype,
                                std::optional<double> out_scale, std::int64_t out_zero_point) {
   const ByteOperand operand = check_operand(kOp, x, x_scale, x_zero_point);
-  check_minimum_dim(kOp, "x", x, 1);
+  const Shape shape = linear_shape(kOp, x, out_features);
   const std::int64_t in_features = x.size(-1);
-  if (in_features < 1) fail(kOp, "x", "with in_features", describe(x.sizes()));
-  if (out_features < 1) fail(kOp, "out_features", "of at least 1", std::to_string(out_features));
-  Shape shape(x.sizes().begin(), x.sizes().end());
-  shape.back() = out_features;
   const Extents sizes{shape.data(), static_cast<std::int64_t>(shape.size())};
   BytePanelCopies copies;
   const BytePanels weight = describe_byte_panels(kOp, panels, channel_scales, channel_sums,

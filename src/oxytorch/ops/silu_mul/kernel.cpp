@@ -1,5 +1,6 @@
 #include "ops/silu_mul/kernel.h"
 
+#include "core/functions.h"
 #include "ops/_gated/rows.h"
 
 namespace oxytorch::OXY_LEVEL {

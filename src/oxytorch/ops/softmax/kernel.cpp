@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "core/vec.h"
+#include "core/functions.h"
 
 namespace oxytorch::OXY_LEVEL {
 

@@ -67,7 +67,7 @@ def _captured(context: Context, sample: Sample) -> Replay:
         call = sample.call if core is None else core_call(model, core, sample)
         with sample.learning(model) as written:
             seconds = replay.prepare(*call, written)
-        context.own_seconds = seconds if core is None else None
+        context.program_seconds = seconds if core is None else None
         return replay
 
 

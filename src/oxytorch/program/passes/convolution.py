@@ -18,6 +18,7 @@ from .convolution_times import (
     PACKED,
     PACKED_TRANSPOSED,
     convolution_of,
+    size_of,
     winners,
 )
 from .editor import VIEWS, Editor, known, takes_any_order
@@ -217,7 +218,7 @@ def _packed(step: Step) -> list[Step]:
     is_transposed = step.arguments[6] != "false"
     make, run = (PACK_TRANSPOSED, PACKED_TRANSPOSED) if is_transposed else (PACK, PACKED)
     packed = Value()
-    size = [str(each) for each in x.meta.shape]
+    size = [str(each) for each in size_of(x.meta)]
     steps.append(Step(make, [weight, *words_, Some(size)], [packed]))
     steps.append(Step(run, [x, packed, bias, *words_, *words("none", "")], [own]))
     if own is not result:
@@ -247,7 +248,7 @@ def why_plain(editor: Editor, step: Step, any_size: bool = False, own: bool = Fa
         return "it is of a single image without a batch"
     if known(metas[1].shape) is None:
         return "the size of its weight is not known"
-    if not any_size and (known(metas[0].shape) is None or 0 in metas[0].shape):
+    if not any_size and (known(metas[0].shape[1:]) is None or 0 in size_of(metas[0])):
         return "the size of its input is not known, or it is empty"
     return "" if own else supports(metas[0].dtype) or ""
 

@@ -116,7 +116,7 @@ def convolution_of(step: Step, takes: bool = False, returns: bool = False) -> Co
     x, weight = step.arguments[0].meta, step.arguments[1].meta
     stride, padding, dilation, transposed, more, groups = step.arguments[3:]
     return Convolution(
-        tuple(x.shape),
+        size_of(x),
         tuple(weight.shape),
         weight.dtype,
         _numbers(stride),
@@ -127,6 +127,12 @@ def convolution_of(step: Step, takes: bool = False, returns: bool = False) -> Co
         takes,
         returns,
     )
+
+
+def size_of(x: Tensor) -> tuple[int, ...]:
+    """The size of what a convolution takes; of batches of any size, that of the captured run."""
+    batch, *rest = x.shape
+    return batch.node.hint if isinstance(batch, torch.SymInt) else batch, *rest
 
 
 def _numbers(words: Iterable[str]) -> tuple[int, ...]:
@@ -171,10 +177,12 @@ class Ways:
     def _weights(self, make: Callable[[], Tensor]) -> Iterator[Tensor]:
         """One weight after the other, so that no nearest cache holds the next: a model's others
         push it out from call to call."""
-        count = 1
-        if self._values.nbytes >= SMALL:
-            count = min(MOST_WEIGHTS, 1 + torch.get_num_threads() * CACHE // self._values.nbytes)
-        return cycle([make() for _ in range(count)])
+        return cycle([make() for _ in range(self._count())])
+
+    def _count(self) -> int:
+        if self._values.nbytes < SMALL:
+            return 1
+        return min(MOST_WEIGHTS, 1 + torch.get_num_threads() * CACHE // self._values.nbytes)
 
     @cached_property
     def _packed_weights(self) -> Iterator[Tensor]:
@@ -240,17 +248,23 @@ def is_faster(
 
 def times_of(layer: Convolution) -> dict[str, float]:
     """Seconds of all ways in which a convolution may be computed, by names of methods of `Ways`."""
-    names = ["plain"]
-    if supports(layer.dtype) is None:
-        names.append("packed")
-    if not layer.why_not_own():
-        names.append("own")
+    names = ways_of_layer(layer)
 
     def make() -> list[Callable[[], Tensor]]:
         ways = Ways(layer)
         return [getattr(ways, name) for name in names]
 
     return dict(zip(names, seconds_of(layer.key, make), strict=True))
+
+
+def ways_of_layer(layer: Convolution) -> list[str]:
+    """The names of methods of `Ways` by which a convolution may be computed."""
+    names = ["plain"]
+    if supports(layer.dtype) is None:
+        names.append("packed")
+    if not layer.why_not_own():
+        names.append("own")
+    return names
 
 
 def _seconds_of_activation(result: Tensor) -> float:

@@ -221,9 +221,9 @@ class Call:
     arguments: Sequence[Argument]
     constants: dict[Value, Tensor]
 
-    def of(self, x: Value) -> Step:
-        """The step with an input."""
-        return Step(self.target, [x, *self.arguments], [Value()])
+    def of(self, x: Value) -> list[Step]:
+        """The steps with an input, of which the last gives the product."""
+        return [Step(self.target, [x, *self.arguments], [Value()])]
 
 
 def plain_call(weight: Tensor) -> Call:
@@ -274,15 +274,12 @@ def within_program(
     """
     x, steps = Value(), Steps()
     steps.inputs.append(x)
-    turns, held = 0, 0
-    cached = min(torch.get_num_threads() * OF_ONE_CACHE, OF_CACHES)
-    while turns < 2 or (turns < MOST_TURNS and held < cached):
+    for _ in range(turns_of(nbytes)):
         calls = make()
-        turns, held = turns + 1, held + nbytes
         written = Value()
         for call in calls:
             steps.constants |= call.constants
-        products = [call.of(written) for call in calls]
+        products = [step for call in calls for step in call.of(written)]
         last = products[-1].results[0]
         assert last is not None
         kernel = Step("oxytorch::rms_norm", [x, "none", EPSILON], [written])
@@ -291,6 +288,13 @@ def within_program(
     steps.steps.append(Step("oxytorch::rms_norm", [x, "none", EPSILON], [Value()]))
     program = steps.program()
     return lambda given: program([given])[0][0]
+
+
+def turns_of(nbytes: int) -> int:
+    """How often products with weights of so many bytes are computed until no cache holds the
+    first."""
+    cached = min(torch.get_num_threads() * OF_ONE_CACHE, OF_CACHES)
+    return min(MOST_TURNS, max(2, -(-cached // max(nbytes, 1))))
 
 
 def fuse(editor: Editor) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...ops.quantized_linear import MOST_PRODUCTS
 from ..program import Argument, Some, Step, Value, values_of
 from . import panels
 from .convolution import changeable, follow_order, padded_input
@@ -22,8 +23,10 @@ from .editor import VIEWS, Editor, is_contiguous, known
 from .linear import LINEAR
 from .pooling import largest
 from .post_ops import is_activation
+from .quantized_times import CONVOLUTION_OF_BYTES, LINEAR_OF_BYTES, PANELS, slower, timed
+from .quantized_times import QUANTIZE as QUANTIZE
+from .quantized_times import RESULT as _RESULT
 from .quantized_weights import (
-    MOST_PRODUCTS,
     Making,
     Rounded,
     bytes_of_convolution,
@@ -32,17 +35,13 @@ from .quantized_weights import (
     wide_bias,
 )
 
-QUANTIZE, DEQUANTIZE = "oxytorch::quantize_per_tensor", "oxytorch::dequantize_per_tensor"
-LINEAR_OF_BYTES = "oxytorch::quantized_linear"
-CONVOLUTION_OF_BYTES = "oxytorch::quantized_convolution"
+DEQUANTIZE = "oxytorch::dequantize_per_tensor"
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 """Of what layers take and give where that is no bytes."""
 _OTHER = {LINEAR_OF_BYTES: 8, CONVOLUTION_OF_BYTES: 9}
 """The place of what a step adds."""
 ADDS = {LINEAR_OF_BYTES: 9, CONVOLUTION_OF_BYTES: 14}
 """The place of the scale of what a step adds, before its zero point."""
-_RESULT = {LINEAR_OF_BYTES: 12, CONVOLUTION_OF_BYTES: 17}
-"""The place of the result's dtype, before its scale and zero point."""
 SAME_BYTES = (
     *VIEWS, "aten::permute", "aten::transpose.int", "aten::t", "aten::squeeze.dim",
     "aten::unsqueeze", "aten::slice.Tensor", "aten::select.int", "aten::flatten.using_ints",
@@ -97,7 +96,7 @@ class Smoothing:
 @dataclass(frozen=True)
 class Layers:
     """by_name: how layers are computed. smoothing: what is divided before they are. only_faster:
-    whether recurrent layers are of bytes only where that is faster."""
+    whether layers are of bytes only where that is faster."""
 
     by_name: Mapping[str, Layer]
     smoothing: tuple[Smoothing, ...] = ()
@@ -106,34 +105,27 @@ class Layers:
 
 @dataclass(frozen=True)
 class Quantization:
-    """layers: those that multiply bytes. names: of the values that stand for parameters. decided:
-    whether layers that were timed are of bytes, by name, which holds for further programs."""
+    """layers: those that multiply bytes. names: of the values that stand for parameters. slower:
+    gets why layers that were timed had better be floating, empty for others, by name; recurrent
+    ones are so in this program already, and in further ones."""
 
     layers: Layers
     names: Mapping[Value, str]
-    decided: dict[str, bool] = field(default_factory=dict)
-
-    def takes(self, name: str, pays: Callable[[], bool]) -> bool:
-        """Whether a layer becomes one of bytes. pays: times it."""
-        if not self.layers.only_faster:
-            return True
-        if name not in self.decided:
-            self.decided[name] = pays()
-        return self.decided[name]
+    slower: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Quantized:
     """layers: those that multiply bytes. names: returns those of parameters, by their
-    identities. decided: see `Quantization`."""
+    identities. slower: see `Quantization`."""
 
     layers: Layers
     names: Callable[[], Mapping[int, str]]
-    decided: dict[str, bool] = field(default_factory=dict)
+    slower: dict[str, str] = field(default_factory=dict)
 
     def of(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> Quantization:
         """The same of a program. values: those that stand for tensors."""
-        return Quantization(self.layers, named(values, tensors, self.names()), self.decided)
+        return Quantization(self.layers, named(values, tensors, self.names()), self.slower)
 
 
 def named(
@@ -228,16 +220,30 @@ def _added(editor: Editor, step: Step) -> Value | None:
 
 
 def quantize(editor: Editor, quantization: Quantization) -> None:
-    """Have the layers that are named multiply bytes."""
+    """Have the layers that are named multiply bytes, and note which of them seem slower so."""
     layers, found = quantization.layers.by_name, layers_of(editor, quantization.names)
     chosen = {step: layers[name] for step, name in found.items() if name in layers}
+    new = {
+        step: layer.input is None
+        for step, layer in chosen.items()
+        if quantization.layers.only_faster and found[step] not in quantization.slower
+    }
+    times = timed(editor, new)
+    by_panels = _change(editor, chosen)
+    whys = slower(editor, times, by_panels)
+    quantization.slower.update({found[step]: whys.get(step, "") for step in new})
+
+
+def _change(editor: Editor, chosen: Mapping[Step, Layer]) -> dict[Value, Step]:
+    """Have layers multiply bytes; return them by the panels of their weights."""
     outputs: dict[Value, Numbers] = {}
     for step, layer in chosen.items():
         value = _added(editor, step)
         if value is not None and layer.output is not None:
             outputs[value] = layer.output
-    _replace(editor, chosen)
+    found = _replace(editor, chosen)
     join(editor, outputs)
+    return found
 
 
 def join(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
@@ -252,8 +258,10 @@ def join(editor: Editor, outputs: Mapping[Value, Numbers]) -> None:
     _give_bytes(editor, outputs)
 
 
-def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
-    """Put layers of bytes, with floating results, in the place of others."""
+def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> dict[Value, Step]:
+    """Put layers of bytes, with floating results, in the place of others, which are returned by
+    the panels of their weights."""
+    by_panels: dict[Value, Step] = {}
     convolutions = {*changeable(editor, lambda step: "" if step in chosen else "it is not chosen")}
     rounded: dict[tuple[Value, Numbers], Value] = {}
     for step, layer in chosen.items():
@@ -275,9 +283,11 @@ def _replace(editor: Editor, chosen: Mapping[Step, Layer]) -> None:
             assert numbers is not None
             made = convolution_of_bytes(step, x, pads, numbers, make)
         editor.replace(step, *make.steps, made)
+        by_panels[made.arguments[PANELS]] = step
     editor.apply()
     if convolutions:
         follow_order(editor)
+    return by_panels
 
 
 def linear_of_bytes(

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from ...ops.panels import layout
 from ...ops.quantized_convolution import MOST_LINES, is_depthwise
+from ...ops.quantized_linear import MOST_PRODUCTS
 from ..program import Argument, Some, Step, Value
 from .editor import known
-
-MOST_PRODUCTS = 65536
-"""Products of bytes that a sum of 32 bits holds."""
 
 LARGEST = 127
 SMALLEST = torch.finfo(torch.float32).tiny

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +16,13 @@ from torch import Tensor, nn
 from ...ops import recurrent as ops
 from ...ops.lstm import lstm, packed_module, why_not_packed
 from ...ops.quantized_gru import quantized_gru
+from ...ops.quantized_linear import MOST_PRODUCTS
 from ...ops.quantized_lstm import quantized_lstm
 from ...rewriting.measure import Calls, about, first_win, numbers
 from ..program import Argument, Some, Step, Value
 from .editor import Editor, known
 from .quantized import FLOATING, Quantization, name_of
-from .quantized_weights import MOST_PRODUCTS, Making, bytes_of_recurrent
+from .quantized_weights import Making, bytes_of_recurrent
 
 DIRECTION, LSTM, GRU = "aten::mkldnn_rnn_layer", "aten::lstm.input", "aten::gru.input"
 PACK = "mkldnn::_reorder_mkldnn_rnn_layer_weight"
@@ -131,19 +131,17 @@ def quantize(editor: Editor, quantization: Quantization) -> None:
             chosen.setdefault(name, []).append(layer)
     packed: dict[Value, list[Argument]] = {}
     for name, layers in chosen.items():
-        if not quantization.takes(name, partial(_all_pay, layers)):
+        if quantization.layers.only_faster and name not in quantization.slower:
+            quantization.slower[name] = "" if all(map(pays, layers)) else SLOWER
+        if quantization.layers.only_faster and quantization.slower[name]:
             for layer in layers:
-                editor.leave(layer.step, SLOWER)
+                editor.leave(layer.step, quantization.slower[name])
             continue
         for layer in layers:
             make = Making(editor.steps.constants)
             made = of_bytes(layer, layer.step.results, make, packed)
             editor.replace(layer.step, *make.steps, *made)
     editor.apply()
-
-
-def _all_pay(layers: Sequence[Recurrent]) -> bool:
-    return all(map(pays, layers))
 
 
 def of_bytes(

@@ -40,8 +40,8 @@ class Int8StaticActivationInt8Weight:
     observer: what decides the range of an activation: "minmax" (all values), "moving_average" (of
         each batch's least and largest value), "percentile" (99.99 % of the values), "mse" (least
         squared error) or "kl" (least Kullback-Leibler divergence of the histograms).
-    only_faster: LSTM layers become bytes where they are timed as faster so than floating. False
-        takes all of them.
+    only_faster: layers stay floating where they are timed as faster so, and the whole model is
+        faster with them. False takes all of them.
 
     Raises TypeError or ValueError for other values.
     """

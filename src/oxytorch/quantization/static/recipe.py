@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -43,8 +43,8 @@ class Recipe:
 
     model: the class of the model. layers: by the path of the module that holds the weight.
     smoothing: what is divided before layers take it; without one, layers take what they took.
-    only_faster: whether LSTM layers that are "dynamic" are timed by `convert`, and stay floating
-    where that is as fast.
+    only_faster: whether layers are timed by `convert`, and stay floating where the model is faster
+    so.
     """
 
     model: str
@@ -62,9 +62,13 @@ class Recipe:
         smoothing = tuple(each for each in self.smoothing if each.factors)
         return Layers(layers, smoothing, self.only_faster)
 
-    def with_slower(self, names: Iterable[str], note: str) -> Recipe:
-        """The recipe in which layers that were timed stay floating, and none is timed again."""
-        slower = {name: replace(self.layers[name], compute="float", note=note) for name in names}
+    def with_slower(self, notes: Mapping[str, str]) -> Recipe:
+        """The recipe in which layers stay floating for the reasons that times gave, by name, and
+        none is timed again."""
+        slower = {
+            name: replace(self.layers[name], compute="float", note=note)
+            for name, note in notes.items()
+        }
         return replace(self, layers={**self.layers, **slower}, only_faster=False)
 
     def set(self, names: str, compute: str) -> Recipe:

@@ -282,7 +282,8 @@ class Training(Observations):
             yield self._model
 
     def recipe(self) -> Recipe:
-        """How the layers are computed by the present ranges. Raises ValueError without any."""
+        """How the layers are computed by the present ranges: as they were trained, also where
+        floating numbers are faster. Raises ValueError without any range."""
         layers = {}
         for name, why in self.layers.items():
             fake = self._fakes.get(name.partition("#")[0])
@@ -297,7 +298,7 @@ class Training(Observations):
                 "convert: expected a model from prepare_qat that was called in training mode, got "
                 "one that saw no data; train it first"
             )
-        return Recipe(type(self.module).__name__, layers)
+        return Recipe(type(self.module).__name__, layers, only_faster=False)
 
 
 def _numbers(point: Range | None) -> Numbers | None:

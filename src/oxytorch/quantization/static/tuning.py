@@ -220,8 +220,9 @@ class _Tuner(Generic[_Model]):
         self._show(len(self._trials), len(self._trials), "")
         if self._last is None or self._last[0] != recipe:
             self._last = recipe, self._converted(recipe)
+        model = self._last[1]
         return Autotuned(
-            self._last[1], recipe, baseline, self._max_loss, self._absolute, self._trials,
+            model, recipe_of(model), baseline, self._max_loss, self._absolute, self._trials,
             errors, self._is_complete,
         )  # fmt: skip
 

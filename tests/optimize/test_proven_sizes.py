@@ -1,0 +1,209 @@
+"""Pass `program`: sizes for which a program is proven to be right are served at once."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from counting import counts_original
+from torch import Tensor, nn
+
+import oxytorch
+from oxytorch.program.replay import Replay
+
+
+class Layers(nn.Module):
+    """Layers with positions, and code that may ask about sizes. asks: of x, and what it adds."""
+
+    def __init__(self, asks: Callable[[Tensor], Any] = lambda x: 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.asks = asks
+        self.positions = nn.Parameter(torch.randn(300, 32))
+        self.wide, self.narrow, self.norm = nn.Linear(32, 96), nn.Linear(96, 32), nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        x = x + self.positions[:length] + self.asks(x)
+        y = self.narrow(torch.relu(self.wide(x)))
+        return self.norm(x + y).view(batch * length, width)
+
+
+def _family(model: nn.Module) -> Any:
+    replay = model.__dict__["forward"]
+    assert isinstance(replay, Replay)
+    found: list[Any] = [f for f in replay._builder._families if f.placed]  # type: ignore[attr-defined]
+    return found[0]
+
+
+def _x(*shape: int) -> Tensor:
+    return torch.randn(*shape, 32)
+
+
+def _shared(model: nn.Module) -> nn.Module:
+    """An optimized model whose program serves several sizes."""
+    optimized = oxytorch.optimize(model, sample_input=_x(2, 40), passes=["program"])
+    with torch.no_grad():
+        for shape in ((3, 50), (5, 57), (5, 57), (7, 61)):
+            optimized(_x(*shape))
+    return optimized
+
+
+def _check(optimized: nn.Module, model: nn.Module, x: Tensor) -> bool:
+    """Compare a call with the model's; whether no code of the model's ran."""
+    calls = counts_original(optimized)
+    with torch.no_grad():
+        found = optimized(x)
+        ran = bool(calls)
+        wanted = model(x)
+    assert found.shape == wanted.shape and found.stride() == wanted.stride()
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    return not ran
+
+
+def test_a_new_size_is_served_at_once() -> None:
+    model = Layers().eval()
+    optimized = _shared(model)
+    family = _family(optimized)
+    assert family.proof is not None, family.unproven
+    for shape in ((2, 41), (9, 30), (11, 300), (100, 2)):
+        assert _check(optimized, model, _x(*shape)), shape
+        assert _check(optimized, model, _x(*shape)), shape
+
+
+def test_sizes_that_break_a_condition_run_the_models_code() -> None:
+    model = Layers().eval()
+    optimized = _shared(model)
+    for shape in ((1, 40), (2, 1), (0, 40), (2, 0)):
+        assert not _check(optimized, model, _x(*shape)), shape
+    with torch.no_grad(), pytest.raises(RuntimeError, match="must match"):
+        optimized(_x(2, 301))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.transpose(0, 1),
+        lambda x: x[:, ::2],
+        lambda x: x[1:],
+        lambda x: x.expand(2, *x.shape)[1],
+        lambda x: x.double(),
+        lambda x: x[..., :16].repeat(1, 1, 2),
+    ],
+)
+def test_inputs_that_lie_otherwise(change: Callable[[Tensor], Tensor]) -> None:
+    model = Layers().eval()
+    optimized = _shared(model)
+    x = change(_x(6, 44))
+    if x.dtype == torch.float64:
+        with torch.no_grad(), pytest.raises(RuntimeError):
+            optimized(x)
+        return
+    _check(optimized, model, x)
+    _check(optimized, model, x)
+
+
+def _by_kind(x: Tensor) -> float:
+    return 1.0 if isinstance(x.shape[1], int) and x.shape[1] > 100 else 2.0
+
+
+@functools.lru_cache
+def _cached(length: int) -> float:
+    return 1.0 if length > 100 else 2.0
+
+
+_TABLE = {101: 5.0}
+ASKS: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
+    # what the code asks, and whether it has to be proven for lengths up to 100
+    "compares": (lambda x: 1.0 if x.shape[1] > 100 else 2.0, True),
+    "a minimum": (lambda x: x[:, : min(x.shape[1], 100)].sum(), False),
+    "asserts": (lambda x: 1.0 if x.size(1) % 2 in (0, 1) and x.size(0) < 90 else 2.0, False),
+    "by kind": (_by_kind, False),
+    "by type": (lambda x: 1.0 if type(x.shape[1]) is int and x.shape[1] > 100 else 2.0, False),
+    "a cache": (lambda x: _cached(x.shape[1]), False),
+    "a table": (lambda x: _TABLE.get(x.shape[1], 1.0), False),
+    "text": (lambda x: float(len(str(x.shape[1]))), False),
+    "a loop": (lambda x: sum(x[:, i : i + 1] for i in range(x.shape[1] // 40)), False),
+    "a number": (lambda x: x.shape[1] ** 0.5, False),
+    "a division": (lambda x: x.new_zeros(x.shape[1] // 3).sum(), False),
+    "strides": (lambda x: 1.0 if x.stride(0) > 3000 else 2.0, False),
+    "elements": (lambda x: 1.0 if x.numel() > 100 * 32 * 7 else 2.0, False),
+    "list of sizes": (lambda x: 1.0 if list(x.shape)[1] > 100 else 2.0, False),
+    "a try": (lambda x: _tries(x), False),
+    "a float": (lambda x: 2.0 if float(x.shape[1]) < 100.5 else 1.0, False),
+}
+
+
+def _tries(x: Tensor) -> float:
+    try:
+        return [2.0] * 100 + [3.0][x.shape[1] - 100 if x.shape[1] > 100 else 0] or 1.0
+    except (IndexError, TypeError):
+        return 1.0
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_code_that_asks_about_sizes_is_followed(name: str) -> None:
+    asks, is_proven = ASKS[name]
+    model = Layers(asks).eval()
+    optimized = _shared(model)
+    for shape in ((4, 60), (4, 101), (4, 99), (7, 140), (91, 61), (3, 80), (3, 39), (2, 120)):
+        _check(optimized, model, _x(*shape))
+        _check(optimized, model, _x(*shape))
+    if is_proven:
+        family = _family(optimized)
+        assert _check(optimized, model, _x(6, 77)), family.unproven
+
+
+def test_an_output_that_holds_sizes_is_the_models_own() -> None:
+    class Sized(Layers):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), x.shape[1]
+
+    model = Sized().eval()
+    optimized = _shared(model)
+    for length in (60, 61, 62, 61):
+        with torch.no_grad():
+            assert optimized(_x(4, length))[1] == length
+
+
+def test_threads_call_with_sizes_of_their_own() -> None:
+    model = Layers().eval()
+    optimized = _shared(model)
+
+    def call(number: int) -> bool:
+        x = torch.randn(2 + number % 7, 2 + number * 13 % 290, 32)
+        with torch.no_grad():
+            return torch.allclose(optimized(x), model(x), atol=1e-5)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(200)))
+
+
+def test_what_changes_ends_the_proof() -> None:
+    model = Layers().eval()
+    optimized = _shared(model)
+    assert _check(optimized, model, _x(4, 33))
+    for own in (model, optimized):
+        own.asks = lambda x: 7.0  # type: ignore[assignment]
+    assert not _check(optimized, model, _x(4, 34))
+    model, weights = Layers().eval(), _shared(Layers().eval())
+    with torch.no_grad():
+        model.wide.weight.mul_(2)
+        weights.wide.weight.mul_(2)  # type: ignore[union-attr,operator]
+    assert _check(weights, model, _x(4, 35))
+
+
+def test_nothing_is_proven_beside_a_debugger() -> None:
+    before = sys.gettrace()
+    sys.settrace(lambda *given: None)
+    try:
+        optimized = _shared(Layers().eval())
+    finally:
+        sys.settrace(before)
+    assert _family(optimized).proof is None
+    assert _check(optimized, Layers().eval(), _x(4, 33)) is False
