@@ -288,7 +288,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         if self._lends and func._schema.is_mutable:  # it might write to what others took
             raise CaptureError("two runs on one input differ")
         before = self._before
-        if before is None or func in _READS or func is _aten.lift_fresh.default:
+        if before is None or func in READS or func is _aten.lift_fresh.default:
             return None
         place = len(self.steps)
         step = before.steps[place] if place < len(before.steps) else None
