@@ -238,9 +238,9 @@ def _add_instance_options(group: Any) -> None:
 
 
 def _add_core_options(group: Any) -> None:
-    group.add_argument("--nodes-list", type=_numbers, metavar="LIST", help="NUMA nodes: 0,2-3")
+    group.add_argument("--nodes-list", type=numbers_of, metavar="LIST", help="NUMA nodes: 0,2-3")
     group.add_argument(
-        "--cores-list", type=_numbers, metavar="LIST", help="cores, by Linux's numbers: 0-7,16"
+        "--cores-list", type=numbers_of, metavar="LIST", help="cores, by Linux's numbers: 0-7,16"
     )
     _switch(group, "--use-logical-cores", help="all threads of a core, not one")
     _switch(group, "--use-e-cores", help="efficiency cores too")
