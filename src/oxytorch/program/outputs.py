@@ -87,7 +87,8 @@ def _taken_apart(value: Any, kind: type[Tensor] = Tensor) -> tuple[list[Any], An
         is_class = isinstance(leaf, type)
         if not (type(leaf) is kind or isinstance(leaf, CONSTANTS) or is_class):
             raise CaptureError(f"its output holds a {type(leaf).__name__}")
-        if getattr(leaf, "__dict__", None) and not (is_class or isinstance(leaf, enum.Enum)):
+        is_watched = type(leaf) is Tensor or isinstance(leaf, (int, float, str))
+        if is_watched and getattr(leaf, "__dict__", None) and not isinstance(leaf, enum.Enum):
             raise CaptureError(f"its output holds a {type(leaf).__name__} with attributes")
     return leaves, spec
 
