@@ -234,7 +234,9 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
         """The tensors of the results, if they are few enough to keep and nothing writes to them."""
         of = {id(tensor): tensor for tensor in self._alive}
         made = {v: of[key] for key, v in self._values.items() if v.kind == "result"}
-        memories = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in made.values()}
+        with torch._C.DisableTorchFunction():  # whoever watches would take it for the model's code
+            storages = [tensor.untyped_storage() for tensor in made.values()]
+        memories = {storage._cdata: storage.nbytes() for storage in storages}
         is_kept = sum(memories.values()) <= MOST_KEPT
         is_kept &= not any(step.operator._schema.is_mutable for step in self.steps)
         return made if is_kept else {}
