@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function
 from torch.utils import _pytree as pytree
 
 from .fields import Fields
@@ -265,6 +266,8 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
     def data(self) -> Any:
         """The plain values, which are the weight while somebody holds them; assigning replaces
         the weight."""
+        if torch._C._is_torch_function_mode_enabled():
+            return handle_torch_function(_data_of, (), self)
         return self.plain()
 
     @data.setter
@@ -385,6 +388,8 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
             _leave_alone()
         if func in _ALIASES and isinstance(args[0], PackedTensor):
             return args[0].share()
+        if func is _aten.clone.default and cls.copy is not PackedTensor.copy:
+            return args[0].copy()  # of codes, which are more than the values
         uses = uses_of(func)
         if uses.is_simple and not kwargs:
             given_plain = zip(args, uses.takes_out, strict=False)
@@ -415,6 +420,11 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
             )
         self.cell.plain = plain  # `set_` gives other memory
         self.cell.tick()
+
+
+def _data_of(weight: PackedTensor) -> Tensor:
+    """What function modes are told of where code asks for a weight's `data`."""
+    return weight.plain()
 
 
 def why_not_plain(weight: object) -> str | None:

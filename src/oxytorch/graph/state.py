@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..core.modes import FunctionsTo, OwnDispatchMode
 from ..core.operators import uses_of
+from ..core.packed import PackedTensor
 
 Path = tuple[Any, ...]
 """Where a tensor is held: attributes, keys and places, from a root on."""
@@ -31,7 +32,9 @@ _CONSTANT = frozenset(
     [type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size,
      torch.layout, torch.memory_format, range, slice]
 )  # fmt: skip
-_SHOWN = frozenset(["numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage"])
+_SHOWN = frozenset(
+    ["numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "_data_of"]
+)
 """What hands out the memory of a tensor, to which may then be written unseen."""
 _STATISTICS = ("running_mean", "running_var")
 """Arguments that torch's operators write to without saying so, in training."""
@@ -214,7 +217,7 @@ def random_unmoved() -> Iterator[None]:
 
 
 def _differs(source: Tensor, values: Tensor, version: int) -> bool:
-    if _is_plain(source):
+    if _is_plain(source) or isinstance(source, PackedTensor):
         return not torch.equal(source, values)
     return source.is_inference() or source._version != version
 
