@@ -97,6 +97,35 @@ def test_one_program_serves_all_batch_sizes_and_lengths() -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda m, x: (m.linear(x), x),
+        lambda m, x: {"h": m.linear(x), "in": x.float()},
+        lambda m, x: (m.linear(x), x.contiguous(), m.kept),
+    ],
+    ids=["input", "float", "contiguous"],
+)
+def test_inputs_and_weights_are_returned_at_any_size(returned: Callable[..., Any]) -> None:
+    """What a model returns of what it is given, or holds, is that at a new size too."""
+
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+            self.register_buffer("kept", torch.ones(3))
+
+        def forward(self, x: Tensor) -> Any:
+            return returned(self, x)
+
+    model = Returns().eval()
+    optimized = _optimized(model, torch.randn(4, 12, 64))
+    with torch.no_grad():
+        for batch, length in ((5, 14), (6, 16), (7, 20), (3, 22), (8, 26)) * 2:
+            x = torch.randn(batch, length, 64)
+            torch.testing.assert_close(optimized(x), model(x))
+
+
 def test_sizes_of_one_are_another_program() -> None:
     model = Encoder().eval()
     optimized = _optimized(model, *_ids(1, 12))

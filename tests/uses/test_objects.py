@@ -1,6 +1,8 @@
 """State that the code of a model reads through other objects, and what may change beside it."""
 
 import collections
+import operator
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -55,6 +57,12 @@ class Held:
     def __contains__(self, key: Any) -> bool:
         return self.value == key
 
+    def __neg__(its) -> float:
+        return -its.value
+
+    def __str__(its) -> str:
+        return str(its.value)
+
 
 class WithEps(Held):
     """Keeps what has a name that modules have too."""
@@ -67,7 +75,26 @@ class WithEps(Held):
         return self.eps
 
 
-outside = Held()
+class OfClass:
+    """Has no attributes of its own."""
+
+    value = 1.0
+
+    def get(self) -> float:
+        return self.value
+
+
+outside, by_name, by_method = (
+    Held(),
+    operator.attrgetter("held.value"),
+    operator.methodcaller("get"),
+)
+of_thread = threading.local()
+of_thread.value = 1.0
+
+
+def with_default(values: list[float] = [1.0]) -> float:  # noqa: B006
+    return values[0]
 
 
 class Model(nn.Module):
@@ -79,6 +106,7 @@ class Model(nn.Module):
         self.user_dict, self.user_list = collections.UserDict(k=1.0), collections.UserList([1.0])
         self.chain = collections.ChainMap({"k": 1.0})
         self.weak = weakref.ref(self.held)
+        self.of_class, self.by_key = OfClass(), {Held(): 1.0}
         self.bound, self.called = self.held.get, self.held.__call__
         self.table, self.items = {"k": 1.0}, [1.0]
         self.table_get, self.items_count = self.table.get, self.items.count
@@ -87,11 +115,15 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.scaled(self, self.second(F.gelu(self.first(x))))
 
+    def through(its, h: Tensor) -> Tensor:
+        return h * len(its.held) * float(its.held)
+
     def change(self) -> None:
         self.held.value = self.inner.held.eps = outside.value = 3.0
         self.user_dict["k"] = self.user_list[0] = self.chain["k"] = self.table["k"] = 3.0
         self.items.append(1.0)
-        Held.CLASS_LEVEL = 3.0
+        Held.CLASS_LEVEL = OfClass.value = of_thread.value = 3.0
+        next(iter(self.by_key)).value = with_default.__defaults__[0][0] = 3.0  # type: ignore[index]
         settings.TABLE["k"] = settings.LIST[0] = 3.0
 
 
@@ -118,13 +150,23 @@ READS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "table of an imported module": lambda own, h: h * settings.TABLE["k"],
     "list of an imported module": lambda own, h: h * settings.LIST[0],
     "object outside": lambda own, h: h * outside.get(),
+    "negation": lambda own, h: h * -own.held,
+    "text": lambda own, h: h * float(str(own.held)),
+    "method of a method": lambda own, h: own.through(h),
+    "class of an object": lambda own, h: h * own.of_class.get(),
+    "attrgetter": lambda own, h: h * by_name(own),
+    "methodcaller": lambda own, h: h * by_method(own.held),
+    "default of a function": lambda own, h: h * with_default(),
+    "local of a thread": lambda own, h: h * of_thread.value,
+    "key of a dictionary": lambda own, h: h * next(iter(own.by_key)).value,
 }
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Any:
     yield
-    outside.value = Held.CLASS_LEVEL = 1.0
+    outside.value = Held.CLASS_LEVEL = OfClass.value = of_thread.value = 1.0
+    with_default.__defaults__[0][0] = 1.0  # type: ignore[index]
     settings.TABLE["k"] = settings.LIST[0] = 1.0
 
 

@@ -12,6 +12,7 @@ import enum
 import functools
 import logging
 import math
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -55,6 +56,7 @@ _REFUSED = {
 """Instructions of which each has an effect, or depends on one, that a record does not show.
 Elements are written to in containers that the code has made; those given to it are compared."""
 
+_READERS = ("__getattribute__", "__getattr__")
 UNSEEN_OF_TENSORS = frozenset(["_version", "_cdata"])
 """What is read of tensors without torch's notice."""
 
@@ -92,6 +94,8 @@ def hidden_state(value: Any) -> str:
     is nothing."""
     if isinstance(value, _CACHED):
         return "results of earlier calls"
+    if isinstance(value, (operator.attrgetter, operator.itemgetter, operator.methodcaller)):
+        return "names of what it reads"
     if isinstance(value, _BOUND):
         is_known = isinstance(value.__self__, (types.ModuleType, type, nn.Module))
         kind = type(value.__self__).__name__
@@ -244,26 +248,33 @@ class CodeWatch:
         self._look_at_attributes(frame, global_names, attributes)
         self._look_at_arguments(frame, attributes)
 
+    def _held_arguments(self, frame: types.FrameType) -> list[Any]:
+        """The arguments of code that are attributes of the module: objects with state."""
+        held = self._module().__dict__.values()
+        given = filter(keeps_state, _arguments_of(frame))
+        return [value for value in given if any(value is own for own in held)]
+
     def _look_at_arguments(self, frame: types.FrameType, attributes: tuple[str, ...]) -> None:
         """Look at the objects of other classes that code is given, and what it reads of them."""
-        own = self._module().__dict__.values()
+        held = self._held_arguments(frame)
         for value in filter(keeps_state, _arguments_of(frame)):
-            if any(value is held for held in own):
-                if frame.f_code.co_name != "__getattribute__":  # of names that its callers have
-                    self._look_into_class(type(value), attributes)
-            elif any(hasattr(type(value), name) or _has(value, name) for name in attributes):
-                self._refuse(f"its code reads what a {type(value).__name__} keeps")
+            if not any(value is own for own in held):
+                if any(hasattr(type(value), name) or _has(value, name) for name in attributes):
+                    self._refuse(f"its code reads what a {type(value).__name__} keeps")
+            elif frame.f_code.co_name != "__getattribute__":  # of names that its callers have
+                self._look_into_class(value, attributes)
+        for default in _defaults_of(frame):
+            if not (is_constant(default) or callable(default)):
+                self._refuse(f"its code reads a default of {frame.f_code.co_name} that may change")
 
-    def _look_into_class(self, kind: type, attributes: tuple[str, ...]) -> None:
-        """Look at what the code of a configuration finds in its class."""
+    def _look_into_class(self, value: Any, attributes: tuple[str, ...]) -> None:
+        """Look at what the code of a configuration finds in its class alone."""
+        kind = type(value)
         for name in attributes:
             holder = next((one for one in kind.__mro__ if name in vars(one)), None)
-            if holder is None or holder is object:
+            if holder in (None, object) or _has(value, name):
                 continue
-            value = vars(holder)[name]
-            if is_constant(value):
-                self._looks_into(kind, name)
-            elif not isinstance(value, _OF_CLASSES):
+            if not isinstance(vars(holder)[name], _OF_CLASSES):
                 self._refuse(f"its code reads {name} of {kind.__name__}, which may change")
 
     def _look_at_globals(
@@ -306,10 +317,9 @@ class CodeWatch:
                 known.update(filter(vars(value).__contains__, attributes))
             elif isinstance(value, (types.ModuleType, logging.Logger)):
                 known.update(dir(value))
-        this = frame.f_locals.get("self")
-        if this is not own and any(this is value for value in own.__dict__.values()):
-            self._look_into(this, type(this).__name__, attributes)  # a configuration's own code
-            known.update(dir(this))
+        for value in self._held_arguments(frame):  # a configuration's own code
+            self._look_into(value, type(value).__name__, attributes)
+            known.update(dir(value))
         for name in attributes:
             if name in own.__dict__:
                 known |= self._look_into(own.__dict__[name], name, attributes)
@@ -370,6 +380,17 @@ def _arguments_of(frame: types.FrameType) -> list[Any]:
     return [frame.f_locals.get(name) for name in code.co_varnames[:count]]
 
 
+def _defaults_of(frame: types.FrameType) -> list[Any]:
+    """The defaults of the function that runs, where it is found by its name."""
+    code = frame.f_code
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    for found in (frame.f_globals.get(code.co_name), getattr(type(first), code.co_name, None)):
+        if getattr(found, "__code__", None) is code:
+            named = getattr(found, "__kwdefaults__", None) or {}
+            return [*(getattr(found, "__defaults__", None) or ()), *named.values()]
+    return []
+
+
 def _has(value: Any, name: str) -> bool:
     return name in getattr(value, "__dict__", ())
 
@@ -385,7 +406,9 @@ def _instructions(
     for instruction in dis.get_instructions(code):
         name = instruction.opname
         is_unseen = instruction.argval in UNSEEN_OF_TENSORS or instruction.argval == "__dict__"
-        if name == "LOAD_ATTR" and is_unseen and reason is None:
+        if instruction.argval in _READERS and code.co_name not in _READERS:
+            is_unseen = True
+        if name in ("LOAD_ATTR", "LOAD_METHOD") and is_unseen and reason is None:
             reason = f"reads {instruction.argval}"
         branches |= ("JUMP" in name and "IF" in name) or name == "FOR_ITER"
         if name in _REFUSED and reason is None:

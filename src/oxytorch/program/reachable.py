@@ -21,6 +21,7 @@ import functools
 import gc
 import logging
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Iterator
@@ -193,6 +194,7 @@ class Reachable:
             self._object(value)
         elif isinstance(value, set):
             self._places.sets.append((value, [*value]))
+            self._todo += value
             self._object(value)
         elif isinstance(value, types.FunctionType):
             self._function(value)
@@ -214,6 +216,8 @@ class Reachable:
         elif isinstance(value, _GeneratorContextManager):
             # A decorator makes a new generator at each call; one in a `with` serves once.
             self._todo += [value.func, value.args, value.kwds]
+        elif isinstance(value, threading.local):
+            raise CaptureError("its code can read what differs from thread to thread")
         elif isinstance(value, _MOVING):
             raise CaptureError(f"its code can read a {kind.__name__}, which cannot be compared")
         elif kind.__module__.split(".")[0] not in _LIBRARIES:
@@ -265,6 +269,7 @@ class Reachable:
     def _dictionary(self, found: Any) -> None:
         self._places.add_dictionary(found)
         self._todo += dict.values(found)
+        self._todo += [key for key in dict.keys(found) if type(key) is not str]
 
     def _function(self, function: types.FunctionType) -> None:
         if _is_of_torch(function):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import conditions
-from .tape import Form, Recording, Step, is_same
+from .tape import Form, Recording, Step, Value, is_same
 
 MOST_FACTORS = 2
 """Sizes that a formula multiplies, such as the batch size and the length."""
@@ -130,8 +130,13 @@ class SizedRun:
 
     def outputs(self, sizes: Sequence[int]) -> list[tuple[Any, ...]]:
         """The shapes, strides and dtypes of its outputs, where the sizes have these values."""
-        forms = [self.recording.forms[value] for value in self.recording.outputs]
+        forms = [self._form(value) for value in self.recording.outputs]
         return [(_of(form.shape, sizes), _of(form.stride, sizes), form.dtype) for form in forms]
+
+    def _form(self, value: Value) -> Form:
+        if value.kind == "result":
+            return self.recording.forms[value]
+        return self.inputs[value.number + (self._count if value.kind == "external" else 0)]
 
     def takes(self, inputs: Sequence[Form], sizes: Sequence[int]) -> bool:
         """Whether inputs have the forms of these, where the sizes have these values."""
