@@ -80,7 +80,7 @@ _CALLABLE = (
 )  # fmt: skip
 
 
-_OF_CLASSES = (types.FunctionType, property, classmethod, staticmethod, functools.cached_property)
+_OF_CLASSES = (types.FunctionType, property, classmethod, staticmethod)
 """What classes hold whose code is looked at when it runs."""
 _STATELESS = (*_CALLABLE, types.MethodType, torch.Tensor, nn.Module)
 """What is looked at by itself, and not as an object that code is given."""
@@ -120,7 +120,8 @@ def keeps_state(value: Any) -> bool:
     """Whether a value is an object of the user's, whose methods may read what changes."""
     if is_constant(value) or isinstance(value, _STATELESS):
         return False
-    return not type(value).__module__.startswith(("builtins", "torch."))
+    # Python's own describe functions and classes, but for those that hold values.
+    return not type(value).__module__.startswith(("builtins", "inspect", "torch."))
 
 
 def can_watch() -> bool:
@@ -245,6 +246,7 @@ class CodeWatch:
             value = frame.f_locals.get(name)
             if name != "__class__" and not callable(value) and not _is_of_caller(frame, name):
                 self._refuse(f"its code reads {name} of an enclosing function")
+            self._refuse_hidden(name, value)
         self._look_at_attributes(frame, global_names, attributes)
         self._look_at_arguments(frame, attributes)
 
