@@ -90,6 +90,8 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     cell: Cell
 
+    _is_handed_out = False  # to a user, by an operator, and not held by what runs the layer
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     _shared_fields: ClassVar[tuple[str, ...]] = ()
@@ -232,7 +234,7 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
     def _own_names(self) -> tuple[str, ...]:
         """The attributes that are the weight's, and not a user's."""
-        return ("cell", "_is_param", *self._shared_fields)
+        return ("cell", "_is_param", "_is_handed_out", *self._shared_fields)
 
     def fields(self) -> dict[str, Any]:
         """What another tensor over the same weight has too, besides the cell."""
@@ -367,7 +369,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         lives_on = self.cell.is_pinned or get_spawning_popen() is not None
         plain = self.plain() if lives_on else self.values()
         if not isinstance(self, nn.Parameter):
-            return Tensor.__reduce_ex__(plain, protocol)  # type: ignore[no-untyped-call]
+            if self._is_handed_out:
+                return Tensor.__reduce_ex__(plain, protocol)  # type: ignore[no-untyped-call]
+            return packed_around, (type(self), plain, self.fields())
         own = {name: value for name, value in vars(self).items() if name not in self._own_names()}
         hooks: OrderedDict[Any, Any] = OrderedDict()
         if own:
@@ -387,7 +391,9 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
         if DYNAMO in sys.modules:
             _leave_alone()
         if func in _ALIASES and isinstance(args[0], PackedTensor):
-            return args[0].share()
+            alias = args[0].share()
+            alias._is_handed_out = True
+            return alias
         if func is _aten.clone.default and cls.copy is not PackedTensor.copy:
             return args[0].copy()  # of codes, which are more than the values
         uses = uses_of(func)

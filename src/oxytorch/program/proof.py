@@ -32,6 +32,8 @@ from .tape import READS, Recorder, Recording, form_of, values_in
 _prim = torch.ops.prim
 
 
+_DEEPEST_OF_LOG = 12
+"""Calls of a log's handler that are followed."""
 _TEXTS = [kind.__repr__.__code__ for kind in (torch.SymInt, torch.SymFloat, torch.SymBool)]
 
 
@@ -60,7 +62,7 @@ class Way:
     def _enter(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         if frame.f_code in _TEXTS and frame.f_back is not None and is_models(frame.f_back):
             self.shows_sizes = True
-        if not is_models(frame):
+        if not is_models(frame) or _is_of_log(frame):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         self._taken.append(frame.f_code)
@@ -70,6 +72,18 @@ class Way:
         if event == "opcode":
             self._taken.append(frame.f_lasti)
         return self._step
+
+
+def _is_of_log(frame: types.FrameType) -> bool:
+    """Whether code runs to handle a line of a log, which torch writes of symbols."""
+    caller = frame.f_back
+    for _ in range(_DEEPEST_OF_LOG):
+        if caller is None:
+            break
+        if caller.f_globals.get("__name__") == "logging":
+            return True
+        caller = caller.f_back
+    return False
 
 
 class _Symbolic(Recorder):  # type: ignore[no-untyped-call]

@@ -180,6 +180,7 @@ def test_the_models_of_the_issue_are_there() -> None:
         "gpt2",
         "resnet50",
         "mobilenet_v2",
+        "efficientnet",
         "vit",
         "lstm",
         "dlrm",

@@ -18,6 +18,15 @@ MOST_PRODUCTS = 65536
 """Products of bytes that a sum of 32 bits holds."""
 
 
+def pack_linear(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Panels, channel_scales and channel_sums of a linear layer's weight, as the op takes them.
+
+    weight: int8 [out_features, in_features]. scales: float32 [out_features].
+    """
+    panels, sums = pack_weight(weight)
+    return panels, padded(scales), sums
+
+
 @with_kernel
 def quantized_linear(
     x: Tensor,
@@ -41,7 +50,7 @@ def quantized_linear(
     x: [..., in_features]; rows may be strided. int8 or uint8 with x_scale and x_zero_point, of
     which a number is x_scale * (byte - x_zero_point); or float32, bfloat16 or float16 with None and
     0, whose rows are rounded to 255 steps of their largest magnitudes: rint(x * (127 / largest)).
-    panels: uint8, channel_sums: int32 [16 panels], from `pack_weight` of an int8 weight
+    panels: uint8, channel_sums: int32 [16 panels], from `pack_linear` of an int8 weight
     [out_features, in_features] of at most 65536 in_features. channel_scales: float32 [16 panels].
     bias: float32 [out_features], or None.
     other: [..., out_features] for the epilogues that add it, of any of these dtypes; with

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops._quantized import pack_weight, padded
 from ...ops.quantized_convolution import pack_convolution
+from ...ops.quantized_linear import pack_linear
 from ...rewriting import measure
 from ...rewriting.measure import CLEAR_GAIN, about, numbers, seconds_of
 from ..program import Program, Some, Step, Steps, Value
@@ -154,8 +154,8 @@ def _call_of_bytes(weight: Tensor, taken: list[Any], result: list[Any]) -> Call:
     values = [Value() for _ in range(4)]
     outputs = weight.shape[0]
     scales = torch.full((outputs,), SCALE)
-    given = (*pack_weight(_bytes_of(weight)), padded(scales), torch.zeros(outputs))
-    panels, sums, factors, bias = values
+    given = (*pack_linear(_bytes_of(weight), scales), torch.zeros(outputs))
+    panels, factors, sums, bias = values
     arguments = [*taken, panels, factors, sums, str(outputs), Some(bias)]
     behind = ["none", "none", "0", '"none"', *result]
     return _CallOfBytes(
