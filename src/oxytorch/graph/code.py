@@ -247,27 +247,17 @@ class CodeWatch:
             if name != "__class__" and not callable(value) and not _is_of_caller(frame, name):
                 self._refuse(f"its code reads {name} of an enclosing function")
             self._refuse_hidden(name, value)
-        self._look_at_attributes(frame, global_names, attributes)
-        self._look_at_arguments(frame, attributes)
-
-    def _held_arguments(self, frame: types.FrameType) -> list[Any]:
-        """The arguments of code that are attributes of the module: objects with state."""
-        held = self._module().__dict__.values()
-        given = filter(keeps_state, _arguments_of(frame))
-        return [value for value in given if any(value is own for own in held)]
-
-    def _look_at_arguments(self, frame: types.FrameType, attributes: tuple[str, ...]) -> None:
-        """Look at the objects of other classes that code is given, and what it reads of them."""
-        held = self._held_arguments(frame)
+        own = self._module().__dict__.values()
+        held: list[Any] = []  # arguments that are attributes of the module
         for value in filter(keeps_state, _arguments_of(frame)):
-            if not any(value is own for own in held):
-                if any(hasattr(type(value), name) or _has(value, name) for name in attributes):
-                    self._refuse(f"its code reads what a {type(value).__name__} keeps")
-            elif frame.f_code.co_name != "__getattribute__":  # of names that its callers have
-                self._look_into_class(value, attributes)
+            if any(value is attribute for attribute in own):
+                held.append(value)
+            elif any(hasattr(type(value), name) or _has(value, name) for name in attributes):
+                self._refuse(f"its code reads what a {type(value).__name__} keeps")
+        self._look_at_attributes(frame, global_names, attributes, held)
         for default in _defaults_of(frame):
             if not (is_constant(default) or callable(default)):
-                self._refuse(f"its code reads a default of {frame.f_code.co_name} that may change")
+                self._refuse(f"its code reads a default of {code.co_name} that may change")
 
     def _look_into_class(self, value: Any, attributes: tuple[str, ...]) -> None:
         """Look at what the code of a configuration finds in its class alone."""
@@ -308,7 +298,11 @@ class CodeWatch:
                     self._look_at_global(value.__name__, inner, found, attributes, f"{name}.")
 
     def _look_at_attributes(
-        self, frame: types.FrameType, global_names: tuple[str, ...], attributes: tuple[str, ...]
+        self,
+        frame: types.FrameType,
+        global_names: tuple[str, ...],
+        attributes: tuple[str, ...],
+        held: list[Any],
     ) -> None:
         own = self._module()
         kind: Any = type(own)
@@ -319,8 +313,10 @@ class CodeWatch:
                 known.update(filter(vars(value).__contains__, attributes))
             elif isinstance(value, (types.ModuleType, logging.Logger)):
                 known.update(dir(value))
-        for value in self._held_arguments(frame):  # a configuration's own code
+        for value in held:  # a configuration's own code
             self._look_into(value, type(value).__name__, attributes)
+            if frame.f_code.co_name != "__getattribute__":  # of names that its callers have
+                self._look_into_class(value, attributes)
             known.update(dir(value))
         for name in attributes:
             if name in own.__dict__:
