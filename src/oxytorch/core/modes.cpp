@@ -3,6 +3,8 @@
 // Autocast, tracing, functional transforms and tensor modes all show in the thread's local sets of
 // dispatch keys. Torch's stable ABI has no way to those; where the names below are not found, or
 // torch is newer than those looked at (NEWEST_TORCH in _library.py), Python asks torch instead.
+#include "core/modes.h"
+
 #include <cstdint>
 
 #include "core/export.h"
@@ -21,9 +23,9 @@ struct KeySets {
 };
 
 // c10::impl::raw_local_dispatch_key_set, kept so that it is zero where nothing is active.
-const KeySets* local_keys() {
+KeySets* local_keys() {
   static thread_local const auto found =
-      named<const KeySets*>("_ZN3c104impl26raw_local_dispatch_key_setE");
+      named<KeySets*>("_ZN3c104impl26raw_local_dispatch_key_setE");
   return found;
 }
 
@@ -60,6 +62,9 @@ thread_local std::int64_t own_code = 0;
 
 KeySets inference_mode{0, 0};
 
+// The keys under which torch turns signs.
+std::uint64_t signs = 0;
+
 // What a dispatch mode, under which recordings run, adds.
 KeySets dispatch_mode{0, 0};
 
@@ -73,6 +78,16 @@ KeySets without(const KeySets& keys, const KeySets& known) {
 
 }  // namespace
 
+SignsAreRead::SignsAreRead() {
+  if (signs == 0) return;
+  skipped_ = local_keys()->excluded & signs;
+  local_keys()->excluded &= ~skipped_;
+}
+
+SignsAreRead::~SignsAreRead() {
+  if (skipped_ != 0) local_keys()->excluded |= skipped_;
+}
+
 }  // namespace oxytorch
 
 // Called once, in inference mode, to learn how that looks. Returns whether modes can be told.
@@ -81,6 +96,11 @@ OXY_EXPORT int oxytorch_learn_inference_mode() {
   if (!local_keys() || !gradients_enabled() || !function_modes()) return 0;
   inference_mode = *local_keys();
   return 1;
+}
+
+// Called with the keys under which torch turns signs.
+OXY_EXPORT void oxytorch_learn_signs(std::uint64_t keys) {
+  if (oxytorch::local_keys()) oxytorch::signs = keys;
 }
 
 // Called with 0, and with 1 once a dispatch mode is entered, to learn how that looks.

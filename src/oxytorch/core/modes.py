@@ -6,6 +6,7 @@ compiling, exporting, functional transforms and tensor modes, the module's own c
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -192,6 +193,9 @@ def _chosen() -> Callable[[], int]:
     library = functions_in_known_torch()
     if library is None:
         return _asked
+    keys = torch._C.DispatchKey
+    signs = torch._C.DispatchKeySet(keys.Conjugate) | torch._C.DispatchKeySet(keys.Negative)
+    library.oxytorch_learn_signs(ctypes.c_uint64(signs.raw_repr()))
     with torch.inference_mode():
         known = library.oxytorch_learn_inference_mode()
     return library.oxytorch_mode if known else _asked

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..core.interruption import pass_on_interruption
 from ..core.modes import OwnDispatchMode
 from .code import CodeWatch
 from .record import KIND_READS, name_of
@@ -93,7 +94,8 @@ def expression(
         found = reader.of(result) if isinstance(result, Tensor) else None
     except _Unknown:
         return None
-    except Exception:  # a user's module may refuse x in any way: then it is something else
+    except Exception as error:  # a user's module may refuse x in any way: then it is something else
+        pass_on_interruption(error)
         return None
     return None if refusals or (functions.reads_shapes and watch.branches) else found
 
@@ -103,7 +105,8 @@ def result_of(run: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> to
     try:
         with unchanged(module), torch.no_grad():
             result = run(x)
-    except Exception:  # any refusal by a user's module only means that it is something else
+    except Exception as error:  # by which a user's module only says that it is something else
+        pass_on_interruption(error)
         return None
     return result if isinstance(result, torch.Tensor) else None
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..core.interruption import pass_on_interruption
 from ..core.packed import PackedTensor
 from ..graph.agreement import FUSED_LAYER, difference
 from .cache import CacheLayer, rounded_capacity
@@ -186,6 +187,7 @@ def original(layer: nn.Module, plan: LayerPlan, runs: Runs) -> tuple[Tensor, ...
             with torch.no_grad():
                 result = layer(states, **changed)
         except Exception as error:  # any refusal by a user's layer only means that it is left
+            pass_on_interruption(error)
             line = (str(error).splitlines() or [""])[0]
             reason = f"it does not run on random values ({type(error).__name__}: {line})"
             raise Unmatched(reason) from error

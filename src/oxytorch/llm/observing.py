@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.interruption import pass_on_interruption
 from . import recipes
 from .matching import find
 from .record import Rotation
@@ -98,6 +99,7 @@ def observe(model: Any, layers: list[LayerCalls], config: Any) -> Observed:
             else:
                 problem = f"{kind} keeps nothing of earlier tokens"
     except Exception as error:  # such a model needs more than tokens: it is reported, and left
+        pass_on_interruption(error)
         line = (str(error).splitlines() or [""])[0]
         problem = f"{kind} does not run on tokens alone ({type(error).__name__}: {line})"
     return Observed(watch.rotations, problem)

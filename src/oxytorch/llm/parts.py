@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from ..core.interruption import pass_on_interruption
 from ..core.packed import PackedTensor
 from ..graph.agreement import FUSED_LAYER, difference
 from ..graph.recognize import linear_of_module
@@ -94,7 +95,8 @@ def _gated_mlp(layer: nn.Module, wide: nn.Module, packer: Packer) -> tuple[str, 
     try:
         with torch.no_grad():
             expected = copy(x)
-    except Exception:  # any refusal by a user's module only means that it is something else
+    except Exception as error:  # by which a user's module only says that it is something else
+        pass_on_interruption(error)
         return None
     with torch.no_grad():
         gap = difference(expected, trial(x, None))

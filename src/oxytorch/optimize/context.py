@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core.interruption import pass_on_interruption
 from ..graph.boundary import Boundary
 from ..graph.fused import Folded
 from ..graph.recognize import Recognizer
@@ -233,7 +234,7 @@ class Context:
         around = {**self.boundaries}
         try:
             yield
-        except Exception:
+        except BaseException:
             for module, parameters, buffers, forward in before:
                 module._parameters.update(parameters)
                 module._buffers.update(buffers)
@@ -307,6 +308,7 @@ def observe(context: Context, once: bool = False) -> None:
             if not are_alike(run, again):  # what is made at the first call counts for none
                 again = record()
     except Exception as error:
+        pass_on_interruption(error)
         sample.learn(context.model)
         # The model runs, but not under modes: then it keeps its own code.
         message = str(error).splitlines()[0] if str(error) else ""
@@ -331,7 +333,8 @@ def look_at_sizes(context: Context) -> None:
             if state is not None:
                 around.enter_context(state.watching())
             model(*sample.args, **sample.kwargs)
-    except Exception:  # it may not run under modes
+    except Exception as error:  # it may not run under modes
+        pass_on_interruption(error)
         sample.learn(model)
     found.settle(context.observed)
 

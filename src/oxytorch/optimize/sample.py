@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..core.interruption import pass_on_interruption
 from ..graph.state import Path, State
 
 
@@ -98,7 +99,8 @@ class Sample:
                 assert state is not None
                 with state.watching():
                     model(*self.args, **self.kwargs)
-        except Exception:  # it may not run under modes
+        except Exception as error:  # it may not run under modes
+            pass_on_interruption(error)
             self._is_known = self._keeps_all = True
             self._try(model)
 
@@ -108,6 +110,7 @@ class Sample:
                 with torch.no_grad():
                     model(*self.args, **self.kwargs)
             except Exception as error:
+                pass_on_interruption(error)
                 raise SampleError(
                     f"optimize: sample_input does not fit {type(model).__name__}.forward "
                     f"({type(error).__name__}: {error}); give a tensor, a tuple of positional "

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.interruption import pass_on_interruption
 from ..rewriting.changes import AttributeSet
 from .sample import Sample, SampleError
 
@@ -97,6 +98,7 @@ def features_sample(model: nn.Module, sample_input: Any) -> Any:
     try:
         features = tokenize([*values])
     except Exception as error:
+        pass_on_interruption(error)
         raise SampleError(
             f"optimize: the tokenizer of {type(model).__name__} does not take the texts of "
             f"sample_input ({type(error).__name__}: {error}); give what encode or predict takes"

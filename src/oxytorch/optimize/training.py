@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import Optimizer
 
 from .. import optim
+from ..core.interruption import pass_on_interruption
 from ..optim import pending_splits, split_parameter
 from ..optim.optimizer import FusedOptimizer
 from ..rewriting.changes import AttributeSet, Change, ChangeLog, log_of
@@ -193,6 +194,7 @@ def _copied(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimize
             lost = {k: v for k, v in vars(optimizer).items() if k not in vars(copied[1])}
             vars(copied[1]).update(copy.deepcopy(lost, memo))
     except Exception as error:
+        pass_on_interruption(error)
         raise ValueError(
             f"optimize: {type(model).__name__} and its optimizer cannot be copied "
             f"({type(error).__name__}: {error}); pass inplace=True to change them themselves"

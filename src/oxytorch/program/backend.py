@@ -19,6 +19,7 @@ from torch._C import DispatchKey
 from torch._guards import TracingContext
 
 from .. import _garbage
+from ..core.interruption import pass_on_interruption
 from ..graph.errors import CaptureError
 from .capture import Outputs, steps_of
 from .inference import can_trace, has_symbols, traced_steps
@@ -57,6 +58,7 @@ def _of_inference(
             traced = traced_steps(graph)
         call = Call(graph, traced.steps, traced.outputs, traced.lasting)
     except Exception as error:  # torch's tracing says in its own words what is wrong
+        pass_on_interruption(error)
         _log.info("a graph of %d nodes is traced by torch: %s", len(graph.graph.nodes), error)
         return None
     off: Any = torch._dynamo.disable
@@ -161,6 +163,7 @@ class Call:
         except UnsettledError:
             return self._graph(*args)
         except RuntimeError as error:
+            pass_on_interruption(error)
             if self._has_effect:  # which must not happen twice
                 raise
             found = self._graph(*args)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.interruption import pass_on_interruption
 from ..core.modes import own_code
 from ..graph.agreement import TOLERANCE, difference
 from ..graph.errors import CaptureError
@@ -283,6 +284,7 @@ class _Family:
         try:
             found = conditions_of(sized, forward, args, kwargs, inputs, output, way)
         except Exception as error:  # of torch too, where it knows no form of a result
+            pass_on_interruption(error)
             first = str(error).partition("\n")[0]
             self.unproven = f"{type(error).__name__}: {first}"
             _log.info("each new size runs the model's code once: %s", self.unproven)

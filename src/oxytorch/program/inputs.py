@@ -22,7 +22,8 @@ def form_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashabl
     aliases = tuple(
         (first, i) for i, t in enumerate(tensors) for first in range(i) if tensors[first] is t
     )
-    return (form, aliases), tensors
+    # Numbers become tensors of the default dtype, which nothing else shows.
+    return (form, aliases, torch.get_default_dtype()), tensors
 
 
 def without_sizes(form: Hashable) -> Hashable:

@@ -167,6 +167,9 @@ class Reachable:
     def _visit(self, value: Any) -> None:
         if id(value) in self._seen or _is_number(value):
             return
+        if isinstance(value, logging.Logger):
+            self._logger(value)
+            return
         is_opaque = isinstance(value, _OPAQUE)
         if is_opaque and (not isinstance(value, _NUMBERS) or not hasattr(value, "__dict__")):
             return
@@ -224,6 +227,15 @@ class Reachable:
             self._object(value)
             if not (hasattr(value, "__dict__") or hasattr(kind, "__slots__") or callable(value)):
                 raise CaptureError(f"its code can read a {kind.__name__}, which cannot be compared")
+
+    def _logger(self, logger: logging.Logger | None) -> None:
+        """What decides whether it takes a message, which code may ask it."""
+        while logger is not None:
+            manager, own = logger.manager.__dict__, logger.__dict__
+            self._places.entries.append((manager, "_disable", manager["_disable"]))
+            for name in ("level", "disabled", "parent"):
+                self._places.entries.append((own, name, own[name]))
+            logger = logger.parent
 
     def _python_module(self, module: types.ModuleType) -> None:
         # Every line of a notebook adds a name, and libraries of modules load them one by one.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.interruption import pass_on_interruption
 from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS, MISSING
 from ..graph.code import can_watch
@@ -115,6 +116,7 @@ class Replay(OwnSignature):
             except CaptureError:
                 raise
             except Exception as error:
+                pass_on_interruption(error)
                 first = str(error).strip().partition("\n")[0]
                 raise CaptureError(f"it fails, {type(error).__name__}: {first}") from error
 
@@ -177,7 +179,8 @@ class Replay(OwnSignature):
                 results = program(tensors)
             except UnsettledError:
                 return self.forward(*args, **kwargs)
-            except Exception as error:
+            except RuntimeError as error:
+                pass_on_interruption(error)
                 return self._run_own(form, program, error, args, kwargs)
             if results is not None:
                 self._served += 1
@@ -206,7 +209,7 @@ class Replay(OwnSignature):
         self,
         form: Hashable,
         failed: RecordedProgram,
-        error: Exception,
+        error: RuntimeError,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -360,6 +363,7 @@ class Replay(OwnSignature):
                 self._refused[form] = str(error)
                 return (value,)
             except Exception as error:
+                pass_on_interruption(error)
                 first = str(error).strip().partition("\n")[0]
                 self._refused[form] = f"a run of it fails, {type(error).__name__}: {first}"
             return (value,)

@@ -13,6 +13,7 @@
 
 #include "core/apart.h"
 #include "core/export.h"
+#include "core/modes.h"
 #include "core/parallel.h"
 #include "core/team.h"
 #include "program/steps.h"
@@ -379,6 +380,7 @@ void run_program(StableIValue* stack, uint64_t, uint64_t) {
            std::to_string(program->size_inputs) + " sizes, got " + std::to_string(tensors.size()) +
            " and " + std::to_string(sizes.size()));
   }
+  const SignsAreRead signs_are_read;
   Run run(*program, std::move(tensors), sizes, is_unseen);
   stack[0] = torch::stable::detail::from(run.holds());
   stack[1] = list_of(run.holds() ? run.outputs() : std::vector<TensorOwner>());

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..core.interruption import pass_on_interruption
 from ..core.modes import FunctionsTo, OwnDispatchMode, recording
 from ..graph.code import go_on_watching, stop_watching
 from ..graph.errors import CaptureError
@@ -202,6 +203,7 @@ class Recorder(OwnDispatchMode):  # type: ignore[no-untyped-call]
             if not self._goes_on:
                 raise refusal from None
         except Exception as error:  # of tensors of other kinds, whose sizes cannot be asked
+            pass_on_interruption(error)
             if not self._goes_on:
                 raise
             first = str(error).partition("\n")[0]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..core.gradients import give_gradient_of
+from ..core.interruption import pass_on_interruption
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr)
@@ -37,6 +38,7 @@ def copied(model: _Model, caller: str = "optimize") -> _Model:
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:
+        pass_on_interruption(error)
         raise ValueError(
             f"{caller}: model {type(model).__name__} cannot be copied "
             f"({type(error).__name__}: {error}); pass inplace=True to change it itself"

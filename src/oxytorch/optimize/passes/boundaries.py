@@ -19,6 +19,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ...core.interruption import pass_on_interruption
 from ...graph.boundary import Boundary, BoundaryForward, dtype_of
 from ...graph.record import name_of
 from ..context import Context
@@ -278,6 +279,7 @@ def _error(context: Context) -> Exception | None:
         with sample.running(context.model), torch.no_grad(), _as_converted(context):
             context.model(*sample.args, **sample.kwargs)
     except Exception as error:  # whatever the model's code says to tensors of another dtype
+        pass_on_interruption(error)
         return error
     return None
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from ...core.interruption import pass_on_interruption
 from ...graph.boundary import Boundary, BoundaryForward, taken
 from ...graph.forward import Forward
 from ...rewriting.measure import Calls, first_win, numbers
@@ -190,6 +191,7 @@ def _loss(module: nn.Module, dtype: torch.dtype, given: list[Given], packs: bool
         pairs = enumerate(_pairs(module, own, dtype, given, packs))
         wins = [first_win((key, number), [pair]) == 0 for number, pair in pairs]
     except Exception as error:  # whatever a layer says of the dtype, or a subclass of our input
+        pass_on_interruption(error)
         message = str(error).strip().partition("\n")[0]
         return f"cannot be timed in {cast.short_name(dtype)} ({type(error).__name__}: {message})"
     return None if 2 * sum(wins) >= len(wins) else f"{cast.short_name(own)} is as fast here"

@@ -46,7 +46,9 @@ def _of(editor: Editor, *targets: str) -> Iterator[tuple[Step, Value, Value]]:
 def _lie_alike(a: Value, b: Value) -> bool:
     if a.meta is None or b.meta is None:
         return False
-    return are_same(a.meta.shape, b.meta.shape) and are_same(a.meta.stride(), b.meta.stride())
+    has_same_bits = a.meta.is_conj() == b.meta.is_conj() and a.meta.is_neg() == b.meta.is_neg()
+    is_alike = are_same(a.meta.shape, b.meta.shape) and has_same_bits
+    return is_alike and are_same(a.meta.stride(), b.meta.stride())
 
 
 def _join_views(editor: Editor) -> None:
