@@ -76,6 +76,7 @@ _RESULTS = {
     "oxytorch_program_memory": None,
     "oxytorch_bump_versions": None,
     "oxytorch_unwatch": None,
+    "oxytorch_set_offsets": None,
     "oxytorch_round_products": None,
     "oxytorch_set_apart": None,
     "oxytorch_verbose_begin": None,

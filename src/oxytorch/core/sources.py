@@ -8,6 +8,7 @@ is not used where they have changed.
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import threading
 import types
@@ -24,6 +25,7 @@ from torch.nn import functional
 from .._library import functions_in_known_torch
 from .fused_steps import count_fused_steps
 from .packed import PackedTensor
+from .words import offsets
 
 SMALL = 64 << 10
 """Bytes up to which a plain tensor is compared by its values, which sees every write. A larger one
@@ -388,6 +390,7 @@ class _Native:
     """The comparison in C++. Objects are handed over by address; `Places` keeps them."""
 
     def __init__(self, library: ctypes.PyDLL, places: Places, counted: list[Tensor]) -> None:
+        _set_offsets(library)
         self._address = torch.ops.oxytorch.sources(counted, places.small, places.formed)
         weakref.finalize(self, library.oxytorch_forget_sources, ctypes.c_void_p(self._address))
         address = ctypes.c_void_p(self._address)
@@ -401,13 +404,14 @@ class _Native:
             *(None if value is MISSING else id(value) for *_, value in entries)
         )
         add("entries", entries, _column(entries, 0), _column(entries, 1), values)
-        present, attributes, functions = places.present, places.attributes, places.functions
-        none = ctypes.c_void_p(id(None))
-        add("present", present, _column(present, 0), _column(present, 1), none)
+        present, functions = places.present, places.functions
+        add("present", present, _column(present, 0), _column(present, 1))
         counts = (ctypes.c_int64 * len(sizes))(*(count for _, count in sizes))
         add("sizes", sizes, _column(sizes, 0), counts)
         add("types", types, _column(types, 0), _column(types, 1))
-        add("attributes", attributes, *(_column(attributes, i) for i in range(3)))
+        for of_classes in (False, True):
+            rows = [own for own in places.attributes if isinstance(own[0], type) is of_classes]
+            add("attributes", rows, *(_column(rows, i) for i in range(3)), of_classes)
         add("functions", functions, _column(functions, 0))
         for kind in ("lists", "sets", "orders"):
             for container, items in getattr(places, kind):
@@ -418,6 +422,12 @@ class _Native:
 
     def are_current(self) -> bool:
         return bool(self._ask(self._argument))
+
+
+@functools.cache
+def _set_offsets(library: ctypes.PyDLL) -> None:
+    found = offsets()
+    library.oxytorch_set_offsets((ctypes.c_int64 * len(found))(*found))
 
 
 def _column(rows: Sequence[tuple[Any, ...]], number: int) -> Any:
