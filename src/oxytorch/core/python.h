@@ -43,6 +43,7 @@ struct Python {
   const void* class_of_dicts = named<const void*>("PyDict_Type");
   const void* class_of_tuples = named<const void*>("PyTuple_Type");
   const void* class_of_cells = named<const void*>("PyCell_Type");
+  const void* class_of_static_methods = named<const void*>("PyStaticMethod_Type");
   // A quicker way, which not every Python has.
   Get in_class = named<Get>("_PyType_Lookup");
   PyObject* class_of_classes = named<PyObject*>("PyType_Type");
@@ -67,6 +68,7 @@ struct Offsets {
   std::int64_t order, table, name;  // of a class: __mro__, its dictionary, __name__
   std::int64_t code, defaults, keyword_defaults;  // of a function
   std::int64_t content;                           // of a cell
+  std::int64_t function;                          // of a static method
   std::int64_t dtype;  // of a tensor of torch: what is another number for each dtype
 };
 

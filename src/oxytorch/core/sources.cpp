@@ -27,6 +27,10 @@ struct Item {
   PyObject *key, *value;  // value null: no such entry
 };
 
+struct InClass {
+  PyObject *key, *value, *raw;  // raw: what lies in the class, `value` or a static method of it
+};
+
 // What is asked of a dictionary.
 struct Table {
   PyObject* dict;
@@ -40,7 +44,7 @@ struct Table {
 // dictionaries of the classes that both come from.
 struct Class {
   PyObject* kind;
-  std::vector<Item> attributes;
+  std::vector<InClass> attributes;
   PyObject *meta = nullptr, *order = nullptr, *meta_order = nullptr;  // as words tell of them
 };
 
@@ -270,6 +274,12 @@ class Sources {
     hold(own.meta);
     own.order = watched_order(api, own.kind);
     own.meta_order = watched_order(api, own.meta);
+    for (InClass& each : own.attributes) {
+      PyObject* raw = in.function ? api.in_class(own.kind, each.key) : nullptr;
+      if (!raw || raw == each.value || class_of(api, raw) != api.class_of_static_methods) continue;
+      hold(each.raw = raw);
+      words_.add(at(raw, in.function), groups_);
+    }
     words_.add(at(own.kind, in.kind), groups_);
     if (has_name(api, own.kind)) words_.add(at(own.kind, in.name), groups_);
     return own.order && own.meta_order;
@@ -351,9 +361,9 @@ class Sources {
     bool is_told = is_plain && own.order && own.meta_order && class_of(api, own.kind) == own.meta &&
                    pointer_at(own.kind, in.order) == own.order &&
                    pointer_at(own.meta, in.order) == own.meta_order;
-    for (const Item& each : own.attributes) {
+    for (const InClass& each : own.attributes) {
       if (is_plain && lies_in_class(api, own.kind, each)) continue;
-      if (!has_attribute(api, own.kind, each)) return Found::kOther;
+      if (!has_attribute(api, own.kind, {each.key, each.value})) return Found::kOther;
       is_told = is_told && lies_in_object(api, own.kind, each);
     }
     return is_told ? Found::kSame : Found::kSameUntold;
@@ -368,8 +378,8 @@ class Sources {
 
   // Whether `type` gives an attribute of a class as it lies in the class's dictionary, or in that
   // of one that it comes from.
-  static bool lies_in_class(const Python& api, PyObject* kind, const Item& each) {
-    if (api.in_class(kind, each.key) != each.value) return false;
+  static bool lies_in_class(const Python& api, PyObject* kind, const InClass& each) {
+    if (api.in_class(kind, each.key) != each.raw) return false;
     PyObject* of_meta = api.in_class(class_of(api, kind), each.key);
     if (of_meta) {
       PyObject* descriptor = class_of(api, of_meta);
@@ -378,12 +388,13 @@ class Sources {
                                 !is_immutable(api, descriptor);
       if (may_go_first) return false;
     }
+    if (each.raw != each.value) return pointer_at(each.raw, offsets().function) == each.value;
     PyObject* of_value = class_of(api, each.value);
     return is_immutable(api, of_value) || !api.in_class(of_value, names().get);
   }
 
   // Whether an attribute of a class that has it is in its object itself.
-  static bool lies_in_object(const Python& api, PyObject* kind, const Item& each) {
+  static bool lies_in_object(const Python& api, PyObject* kind, const InClass& each) {
     const bool is_order = each.key == names().order;
     if (!is_order && each.key != names().name) return false;
     if (!is_order && !has_name(api, kind)) return false;
@@ -549,11 +560,12 @@ OXY_EXPORT void oxytorch_add_attributes(void* made, void** objects, void** names
   auto* sources = static_cast<Sources*>(made);
   for (std::int64_t i = 0; i < count; ++i) {
     auto* object = static_cast<PyObject*>(objects[i]);
-    const Item item = {static_cast<PyObject*>(names[i]), static_cast<PyObject*>(values[i])};
+    auto* name = static_cast<PyObject*>(names[i]);
+    auto* value = static_cast<PyObject*>(values[i]);
     if (of_classes) {
-      sources->class_named(object).attributes.push_back(item);
+      sources->class_named(object).attributes.push_back({name, value, value});
     } else {
-      sources->attributes.push_back({object, item});
+      sources->attributes.push_back({object, {name, value}});
     }
   }
 }

@@ -38,6 +38,7 @@ class Offsets(NamedTuple):
     defaults: int = 0
     keyword_defaults: int = 0
     content: int = 0
+    function: int = 0
     dtype: int = 0
 
 
@@ -51,7 +52,9 @@ def offsets() -> Offsets:
     if kind != _SIZE:
         return Offsets()
     tag, values = _of_dictionaries()
-    return Offsets(kind, tag, values, *_of_classes(), *_of_functions(), _of_cells(), _of_tensors())
+    of_methods = _place_of(_of_cells, staticmethod(_of_cells), staticmethod.__basicsize__ // _SIZE)
+    of_others = _of_cells(), of_methods, _of_tensors()
+    return Offsets(kind, tag, values, *_of_classes(), *_of_functions(), *of_others)
 
 
 def _words(address: int, count: int) -> list[int]:
@@ -177,8 +180,8 @@ def _of_cells() -> int:
     return _place_of(content, types.CellType(content), types.CellType.__basicsize__ // _SIZE)
 
 
-_OF_TENSORS = 24
-"""Words of a tensor's object that are looked at; it has some more."""
+_OF_TENSORS = 192
+"""Bytes of a tensor's object that are looked at; it has some more."""
 _DTYPES = (
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex64, torch.bool, torch.float8_e4m3fn,
@@ -186,13 +189,14 @@ _DTYPES = (
 
 
 def _of_tensors() -> int:
-    """Where the dtype is in a tensor's object: the only word that tensors of each dtype have
-    another one of, and those of the same dtype the same."""
+    """Where the word with the dtype is in a tensor's object: the only number of two bytes that
+    tensors of each dtype have another one of, and those of the same dtype the same."""
     made = [torch.empty((2, 3), dtype=dtype) for dtype in _DTYPES for _ in range(2)]
-    words = [_words(tensor._cdata, _OF_TENSORS) for tensor in made]
+    numbers = ctypes.c_uint16 * (_OF_TENSORS // 2)
+    rows = [[*numbers.from_address(tensor._cdata)] for tensor in made]
     found = [
         number
-        for number, column in enumerate(zip(*words, strict=True))
+        for number, column in enumerate(zip(*rows, strict=True))
         if column[::2] == column[1::2] and len({*column}) == len(_DTYPES)
     ]
-    return found[0] * _SIZE if len(found) == 1 else 0
+    return found[0] * 2 // _SIZE * _SIZE if len(found) == 1 else 0
