@@ -77,6 +77,7 @@ _RESULTS = {
     "oxytorch_bump_versions": None,
     "oxytorch_unwatch": None,
     "oxytorch_set_offsets": None,
+    "oxytorch_sources_function": ctypes.py_object,
     "oxytorch_round_products": None,
     "oxytorch_set_apart": None,
     "oxytorch_verbose_begin": None,

@@ -7,6 +7,15 @@ namespace oxytorch {
 
 struct PyObject;
 
+// PyMethodDef, and the flag of one that takes no arguments.
+struct MethodDefinition {
+  const char* name;
+  PyObject* (*function)(PyObject*, PyObject*);
+  int flags;
+  const char* text;
+};
+constexpr int kNoArguments = 4;
+
 // Python's stable ABI, found in the process: the library itself is of no Python.
 struct Python {
   using Count = std::intptr_t (*)(PyObject*);
@@ -30,7 +39,15 @@ struct Python {
   Get get_attribute = named<Get>("PyObject_GetAttr");
   PyObject* (*interned)(const char*) =
       named<PyObject* (*)(const char*)>("PyUnicode_InternFromString");
+  PyObject* (*error)() = named<PyObject* (*)()>("PyErr_Occurred");
   void (*clear_error)() = named<void (*)()>("PyErr_Clear");
+  PyObject* (*boolean)(long) = named<PyObject* (*)(long)>("PyBool_FromLong");
+  PyObject* (*capsule)(void*, const char*, Do) =
+      named<PyObject* (*)(void*, const char*, Do)>("PyCapsule_New");
+  void* (*held_by)(PyObject*, const char*) =
+      named<void* (*)(PyObject*, const char*)>("PyCapsule_GetPointer");
+  PyObject* (*function)(MethodDefinition*, PyObject*, PyObject*) =
+      named<PyObject* (*)(MethodDefinition*, PyObject*, PyObject*)>("PyCFunction_NewEx");
   Do hold = named<Do>("Py_IncRef");
   Do release = named<Do>("Py_DecRef");
 
@@ -51,7 +68,7 @@ struct Python {
   bool is_whole() const {
     return dict_get && dict_size && list_size && list_get && tuple_size && tuple_get && dict_next &&
            listed && is_subclass && flags_of_class && class_of_dicts && none && type_of && get_attribute &&
-           interned && clear_error && hold && release && code_of && defaults_of &&
+           interned && error && clear_error && boolean && capsule && held_by && function && hold && release && code_of && defaults_of &&
            keyword_defaults_of;
   }
 };

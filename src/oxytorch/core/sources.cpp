@@ -162,6 +162,10 @@ const Names& names() {
 }
 
 class Sources {
+  // First, and close together: what most looks are content with.
+  Words words_;
+  bool has_more_ = true;
+
  public:
   using Found = Words::Found;
 
@@ -209,17 +213,27 @@ class Sources {
     for (const Form& own : forms) add_group(add_words(own));
     words_.close(groups_, [this](Words::Group group) { return compared(group); });
     for (const Version& own : versions) note_tensor(own.tensor);
+    const bool only_words = types.empty() && functions.empty() && attributes.empty() &&
+                            orders.empty() && lists.empty() && sets.empty() && versions.empty() &&
+                            values.empty() && untold_.empty();
+    has_more_ = !only_words;
   }
 
   bool are_current() {
-    for (const char* line : lines_) __builtin_prefetch(line);
+    if (has_more_) {
+      for (const char* line : lines_) __builtin_prefetch(line);
+    }
     return words_.are_same([this](Words::Group group) { return compared(group); }) &&
-           std::all_of(untold_.begin(), untold_.end(),
+           (!has_more_ || is_rest_same());
+  }
+
+ private:
+  bool is_rest_same() const {
+    return std::all_of(untold_.begin(), untold_.end(),
                        [this](Words::Group own) { return compared(own) != Found::kOther; }) &&
            are_objects_same(python()) && are_containers_same(python()) && are_tensors_same();
   }
 
- private:
   template <class Own, class Taken>
   static void take(std::vector<Own>& from, const Taken& is_taken) {
     from.erase(std::remove_if(from.begin(), from.end(), is_taken), from.end());
@@ -338,13 +352,23 @@ class Sources {
     return has_form(forms[group - classes_.size()]) ? Found::kSame : Found::kOther;
   }
 
+  static bool holds(const Python& api, PyObject* dict, const Item& each) {
+    PyObject* found = api.dict_get(dict, each.key);
+    if (!found && api.error()) {  // of a key's own comparison
+      api.clear_error();
+      return false;
+    }
+    return found == each.value;
+  }
+
   static Found compared(const Python& api, const Table& own) {
     if (own.count >= 0 && api.dict_size(own.dict) != own.count) return Found::kOther;
     for (const Item& each : own.entries) {
-      if (api.dict_get(own.dict, each.key) != each.value) return Found::kOther;
+      if (!holds(api, own.dict, each)) return Found::kOther;
     }
     for (PyObject* key : own.present) {
       PyObject* found = api.dict_get(own.dict, key);
+      if (!found) api.clear_error();
       if (!found || found == api.none) return Found::kOther;
     }
     std::intptr_t position = 0;
@@ -471,7 +495,6 @@ class Sources {
   std::vector<Table> tables_;
   std::vector<Class> classes_;
   std::unordered_map<PyObject*, std::size_t> table_numbers_, class_numbers_;
-  Words words_;
   Words::Group groups_ = 0;
   std::vector<Words::Group> untold_;
   std::vector<PyObject*> held_;      // what words lie in that the caller does not keep alive
@@ -611,15 +634,35 @@ OXY_EXPORT void oxytorch_close_sources(void* made) {
   static_cast<oxytorch::Sources*>(made)->close();
 }
 
-OXY_EXPORT int oxytorch_sources_are_current(void* made) {
+namespace {
+
+constexpr char kCapsule[] = "oxytorch.sources";
+
+// Whether they are current, as a method of Python without arguments.
+oxytorch::PyObject* are_current(oxytorch::PyObject* self, oxytorch::PyObject*) {
+  const oxytorch::Python& api = oxytorch::python();
+  bool found = false;
   try {
-    return static_cast<oxytorch::Sources*>(made)->are_current();
+    found = static_cast<oxytorch::Sources*>(api.held_by(self, kCapsule))->are_current();
   } catch (const std::exception&) {
     // A tensor that cannot be asked any more is not what it was.
-    return 0;
   }
+  return api.boolean(found);
 }
 
-OXY_EXPORT void oxytorch_forget_sources(void* made) {
-  delete static_cast<oxytorch::Sources*>(made);
+void forget(oxytorch::PyObject* capsule) {
+  delete static_cast<oxytorch::Sources*>(oxytorch::python().held_by(capsule, kCapsule));
+}
+
+}  // namespace
+
+// A function of Python that compares them, and keeps them as long as it lives.
+OXY_EXPORT oxytorch::PyObject* oxytorch_sources_function(void* made) {
+  using namespace oxytorch;
+  static MethodDefinition definition = {"are_current", &are_current, kNoArguments, nullptr};
+  const Python& api = python();
+  PyObject* capsule = api.capsule(made, kCapsule, &forget);
+  PyObject* function = capsule ? api.function(&definition, capsule, nullptr) : nullptr;
+  if (capsule) api.release(capsule);
+  return function;
 }
