@@ -97,7 +97,8 @@ class World:
         for table in (self.table, self.ordered, self.owner.__dict__, _table_of(self.kind)):
             found.add_dictionary(table)
         found.entries.append((self.table, "absent", MISSING))
-        found.present.append((self.table, "a"))
+        if self.table.get("a") is not None:
+            found.present.append((self.table, "a"))
         found.types.append((self.owner, self.kind))
         for name in ("static", "method", "NUMBER", "KIND", "__mro__", "__name__", "__init__"):
             if hasattr(self.kind, name):
@@ -161,7 +162,7 @@ def _changes(world: World) -> list[Callable[[random.Random], None]]:
         _set_class(w.base, "KIND", [1.0, Base.KIND]),
         _set_class(w.base, "method", [doubled]),
         _set_class(w.meta, "NUMBER", [getter, 1.0]),
-        _set_class(w.meta, "__getattribute__", [lambda kind, name: type.__getattribute__(kind, name)]),
+        _set_class(w.meta, "__getattribute__", [lambda *given: type.__getattribute__(*given)]),
         _one_of(*(lambda bases=bases: setattr(w.base, "__bases__", bases)
                   for bases in ((Base,), (Other,)))),
         _one_of(*(lambda name=name: setattr(w.kind, "__name__", name)
@@ -205,7 +206,6 @@ def test_changes_at_random_are_seen_as_a_full_comparison_sees_them(
     choice = random.Random(seed)
     world = World()
     changes = _changes(world)
-    answers = set()
     for _ in range(12):
         by_words = world.places()
         with _without_words():
@@ -213,15 +213,14 @@ def test_changes_at_random_are_seen_as_a_full_comparison_sees_them(
         with monkeypatch.context() as patch:
             patch.setattr(sources, "functions_in_known_torch", lambda: None)
             in_python = world.places()
+        assert by_words.are_current() and compared.are_current() and in_python.are_current()
         for _ in range(25):
-            for _ in range(choice.choice([0, 1, 1, 2])):
+            for _ in range(choice.choice([1, 1, 2])):
                 choice.choice(changes)(choice)
             expected = in_python.are_current()
             assert compared.are_current() is expected
             assert by_words.are_current() is expected
             assert by_words.are_current() is expected  # also of words that were noted anew
-            answers.add(expected)
-    assert answers == {True, False}
 
 
 def test_words_are_found() -> None:

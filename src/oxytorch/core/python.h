@@ -32,8 +32,8 @@ struct Python {
   int (*dict_next)(PyObject*, std::intptr_t*, PyObject**, PyObject**) =
       named<int (*)(PyObject*, std::intptr_t*, PyObject**, PyObject**)>("PyDict_Next");
   PyObject* (*type_of)(PyObject*) = named<PyObject* (*)(PyObject*)>("PyObject_Type");
-  int (*is_subclass)(const void*, const void*) =
-      named<int (*)(const void*, const void*)>("PyType_IsSubtype");
+  int (*is_subclass)(const void*,
+                     const void*) = named<int (*)(const void*, const void*)>("PyType_IsSubtype");
   unsigned long (*flags_of_class)(PyObject*) =
       named<unsigned long (*)(PyObject*)>("PyType_GetFlags");
   Get get_attribute = named<Get>("PyObject_GetAttr");
@@ -42,10 +42,10 @@ struct Python {
   PyObject* (*error)() = named<PyObject* (*)()>("PyErr_Occurred");
   void (*clear_error)() = named<void (*)()>("PyErr_Clear");
   PyObject* (*boolean)(long) = named<PyObject* (*)(long)>("PyBool_FromLong");
-  PyObject* (*capsule)(void*, const char*, Do) =
-      named<PyObject* (*)(void*, const char*, Do)>("PyCapsule_New");
-  void* (*held_by)(PyObject*, const char*) =
-      named<void* (*)(PyObject*, const char*)>("PyCapsule_GetPointer");
+  PyObject* (*capsule)(void*, const char*,
+                       Do) = named<PyObject* (*)(void*, const char*, Do)>("PyCapsule_New");
+  void* (*held_by)(PyObject*,
+                   const char*) = named<void* (*)(PyObject*, const char*)>("PyCapsule_GetPointer");
   PyObject* (*function)(MethodDefinition*, PyObject*, PyObject*) =
       named<PyObject* (*)(MethodDefinition*, PyObject*, PyObject*)>("PyCFunction_NewEx");
   Do hold = named<Do>("Py_IncRef");
@@ -67,22 +67,22 @@ struct Python {
 
   bool is_whole() const {
     return dict_get && dict_size && list_size && list_get && tuple_size && tuple_get && dict_next &&
-           listed && is_subclass && flags_of_class && class_of_dicts && none && type_of && get_attribute &&
-           interned && error && clear_error && boolean && capsule && held_by && function && hold && release && code_of && defaults_of &&
-           keyword_defaults_of;
+           listed && is_subclass && flags_of_class && class_of_dicts && none && type_of &&
+           get_attribute && interned && error && clear_error && boolean && capsule && held_by &&
+           function && hold && release && code_of && defaults_of && keyword_defaults_of;
   }
 };
 
 const Python& python();
 
-// Where objects keep what else is asked by functions, in bytes from their addresses, as core/words.py
-// has found out; 0 where that is not known.
+// Where objects keep what else is asked by functions, in bytes from their addresses, as
+// core/words.py has found out; 0 where that is not known.
 struct Offsets {
   std::int64_t kind;    // of any object: its class
   std::int64_t tag;     // of a dictionary: what is another number after each change
   std::int64_t values;  // of a dictionary: not null where a change of an object's attribute may
                         // leave the tag
-  std::int64_t order, table, name;  // of a class: __mro__, its dictionary, __name__
+  std::int64_t order, table, name;                // of a class: __mro__, its dictionary, __name__
   std::int64_t code, defaults, keyword_defaults;  // of a function
   std::int64_t content;                           // of a cell
   std::int64_t function;                          // of a static method

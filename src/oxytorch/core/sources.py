@@ -385,9 +385,7 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _in_library(
-    library: ctypes.PyDLL, places: Places, counted: list[Tensor]
-) -> Callable[[], bool]:
+def _in_library(library: ctypes.PyDLL, places: Places, counted: list[Tensor]) -> Callable[[], bool]:
     """The comparison in C++. Objects are handed over by address; `Places` keeps them."""
     _set_offsets(library)
     address = ctypes.c_void_p(torch.ops.oxytorch.sources(counted, places.small, places.formed))

@@ -123,8 +123,8 @@ def _changes_of_dictionaries() -> Iterator[_Change]:
         yield table, functools.partial(table.pop, "a")
         yield table, functools.partial(unite, table)
         yield table, table.popitem
-    for table in ({}, OrderedDict[Any, Any]()):
-        table["a"] = table["b"] = 1
+    for kind in (dict, OrderedDict):
+        table = kind(a=1, b=2)
         yield table, table.clear
     table = vars(types.ModuleType("made"))
     exec("def change():\n  global a\n  a = object()", table)
@@ -159,7 +159,8 @@ def _changes_of_attributes() -> Iterator[_Change]:
 def _of_classes() -> tuple[int, int, int]:
     made = type("Made", (), {"__qualname__": "".join(["other ", "name"])})
     made.__name__ = name = "".join(["given ", "name"])
-    count = type.__basicsize__ // _SIZE
+    kind: type = type(made)
+    count = kind.__basicsize__ // _SIZE
     order, table = made.__mro__, gc.get_referents(vars(made))[0]
     found = _place_of(order, made, count), _place_of(table, made, count)
     return (*found, _place_of(name, made, count)) if type(table) is dict else (0, 0, 0)
