@@ -96,7 +96,7 @@ class World:
                     found.add_dictionary(value)
         for table in (self.table, self.ordered, self.owner.__dict__, _table_of(self.kind)):
             found.add_dictionary(table)
-        found.entries.append((self.table, "absent", MISSING))
+        found.entries.append((self.table, "absent", self.table.get("absent", MISSING)))
         if self.table.get("a") is not None:
             found.present.append((self.table, "a"))
         found.types.append((self.owner, self.kind))
@@ -147,7 +147,7 @@ def _move(table: OrderedDict[str, int], key: str) -> None:
 
 def _changes(world: World) -> list[Callable[[random.Random], None]]:
     w: Any = world
-    getter = property(lambda kind: kind.__dict__.get("NUMBER"))
+    getter = property(lambda kind: kind.__dict__.get("NUMBER", 0))
     found = [
         _set_item(w.table, ["a", "b", 3, "absent"], [1, 2, None]),
         _set_item(w.ordered, ["a", "b"], [1, 2]),
