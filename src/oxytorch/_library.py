@@ -76,6 +76,8 @@ _RESULTS = {
     "oxytorch_program_memory": None,
     "oxytorch_bump_versions": None,
     "oxytorch_unwatch": None,
+    "oxytorch_set_offsets": None,
+    "oxytorch_sources_function": ctypes.py_object,
     "oxytorch_round_products": None,
     "oxytorch_set_apart": None,
     "oxytorch_verbose_begin": None,

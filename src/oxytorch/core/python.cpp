@@ -1,49 +1,24 @@
 #include "core/python.h"
 
-#include <algorithm>
-#include <vector>
+#include <cstring>
+
+#include "core/export.h"
 
 namespace oxytorch {
-
-namespace {
-
-// Whether a dictionary's fourth word is another one after each kind of change.
-bool dict_tags_work() {
-  const auto make = named<PyObject* (*)()>("PyDict_New");
-  const auto set = named<int (*)(PyObject*, PyObject*, PyObject*)>("PyDict_SetItem");
-  const auto remove = named<int (*)(PyObject*, PyObject*)>("PyDict_DelItem");
-  const auto clear = named<void (*)(PyObject*)>("PyDict_Clear");
-  const auto number = named<PyObject* (*)(long)>("PyLong_FromLong");
-  const auto release = named<void (*)(PyObject*)>("Py_DecRef");
-  if (!make || !set || !remove || !clear || !number || !release) return false;
-  PyObject *dict = make(), *first = number(1000001), *second = number(1000002);
-  bool works = dict && first && second;
-  if (works) {
-    std::vector<const void*> tags = {tag_of(dict)};
-    const auto note = [&](bool is_done) {
-      works = works && is_done && std::find(tags.begin(), tags.end(), tag_of(dict)) == tags.end();
-      tags.push_back(tag_of(dict));
-    };
-    note(set(dict, first, first) == 0);
-    note(set(dict, first, second) == 0);
-    note(set(dict, second, first) == 0);
-    note(remove(dict, first) == 0);
-    clear(dict);
-    note(true);
-  }
-  for (PyObject* made : {dict, first, second}) {
-    if (made) release(made);
-  }
-  return works;
-}
-
-}  // namespace
-
-Python::Python() : has_dict_tags(dict_tags_work()) {}
 
 const Python& python() {
   static const Python found;
   return found;
 }
 
+Offsets& offsets() {
+  static Offsets found{};
+  return found;
+}
+
 }  // namespace oxytorch
+
+// offsets: in the order of `Offsets`, as many as there are.
+OXY_EXPORT void oxytorch_set_offsets(const std::int64_t* offsets) {
+  std::memcpy(&oxytorch::offsets(), offsets, sizeof(oxytorch::Offsets));
+}

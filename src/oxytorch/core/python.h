@@ -7,62 +7,88 @@ namespace oxytorch {
 
 struct PyObject;
 
+// PyMethodDef, and the flag of one that takes no arguments.
+struct MethodDefinition {
+  const char* name;
+  PyObject* (*function)(PyObject*, PyObject*);
+  int flags;
+  const char* text;
+};
+constexpr int kNoArguments = 4;
+
 // Python's stable ABI, found in the process: the library itself is of no Python.
 struct Python {
   using Count = std::intptr_t (*)(PyObject*);
   using Get = PyObject* (*)(PyObject*, PyObject*);
+  using At = PyObject* (*)(PyObject*, std::intptr_t);
+  using Do = void (*)(PyObject*);
 
   Get dict_get = named<Get>("PyDict_GetItemWithError");
   Count dict_size = named<Count>("PyDict_Size");
   Count list_size = named<Count>("PyList_Size");
-  PyObject* (*list_get)(PyObject*, std::intptr_t) =
-      named<PyObject* (*)(PyObject*, std::intptr_t)>("PyList_GetItem");
+  At list_get = named<At>("PyList_GetItem");
+  Count tuple_size = named<Count>("PyTuple_Size");
+  At tuple_get = named<At>("PyTuple_GetItem");
   int (*dict_next)(PyObject*, std::intptr_t*, PyObject**, PyObject**) =
       named<int (*)(PyObject*, std::intptr_t*, PyObject**, PyObject**)>("PyDict_Next");
   PyObject* (*type_of)(PyObject*) = named<PyObject* (*)(PyObject*)>("PyObject_Type");
+  int (*is_subclass)(const void*,
+                     const void*) = named<int (*)(const void*, const void*)>("PyType_IsSubtype");
+  unsigned long (*flags_of_class)(PyObject*) =
+      named<unsigned long (*)(PyObject*)>("PyType_GetFlags");
   Get get_attribute = named<Get>("PyObject_GetAttr");
+  PyObject* (*interned)(const char*) =
+      named<PyObject* (*)(const char*)>("PyUnicode_InternFromString");
+  PyObject* (*error)() = named<PyObject* (*)()>("PyErr_Occurred");
   void (*clear_error)() = named<void (*)()>("PyErr_Clear");
-  void (*release)(PyObject*) = named<void (*)(PyObject*)>("Py_DecRef");
+  PyObject* (*boolean)(long) = named<PyObject* (*)(long)>("PyBool_FromLong");
+  PyObject* (*capsule)(void*, const char*,
+                       Do) = named<PyObject* (*)(void*, const char*, Do)>("PyCapsule_New");
+  void* (*held_by)(PyObject*,
+                   const char*) = named<void* (*)(PyObject*, const char*)>("PyCapsule_GetPointer");
+  PyObject* (*function)(MethodDefinition*, PyObject*, PyObject*) =
+      named<PyObject* (*)(MethodDefinition*, PyObject*, PyObject*)>("PyCFunction_NewEx");
+  Do hold = named<Do>("Py_IncRef");
+  Do release = named<Do>("Py_DecRef");
 
   using Of = PyObject* (*)(PyObject*);
   Of code_of = named<Of>("PyFunction_GetCode");
   Of defaults_of = named<Of>("PyFunction_GetDefaults");
   Of keyword_defaults_of = named<Of>("PyFunction_GetKwDefaults");
   Of listed = named<Of>("PySequence_List");
+  PyObject* none = named<PyObject*>("_Py_NoneStruct");
   const void* class_of_dicts = named<const void*>("PyDict_Type");
-  // Quicker ways, which not every Python has.
+  const void* class_of_tuples = named<const void*>("PyTuple_Type");
+  const void* class_of_cells = named<const void*>("PyCell_Type");
+  const void* class_of_static_methods = named<const void*>("PyStaticMethod_Type");
+  // A quicker way, which not every Python has.
   Get in_class = named<Get>("_PyType_Lookup");
-  const void* class_of_classes = named<const void*>("PyType_Type");
-  bool has_dict_tags = false;
-
-  Python();
+  PyObject* class_of_classes = named<PyObject*>("PyType_Type");
 
   bool is_whole() const {
-    return dict_get && dict_size && list_size && list_get && dict_next && listed &&
-           class_of_dicts && type_of && get_attribute && clear_error && release && code_of &&
-           defaults_of && keyword_defaults_of;
+    return dict_get && dict_size && list_size && list_get && tuple_size && tuple_get && dict_next &&
+           listed && is_subclass && flags_of_class && class_of_dicts && none && type_of &&
+           get_attribute && interned && error && clear_error && boolean && capsule && held_by &&
+           function && hold && release && code_of && defaults_of && keyword_defaults_of;
   }
 };
 
-// What lies at an object's address. The second word of any object is its class, which is a part of
-// the stable ABI. Of a dictionary of CPython on 64 bits, the fourth is another number after each
-// change up to Python 3.12 (`dict_tags_work` looks), and the last two point to its keys and values,
-// which are but hints for a look ahead.
-struct Words {
-  const char* word[6];
+const Python& python();
+
+// Where objects keep what else is asked by functions, in bytes from their addresses, as
+// core/words.py has found out; 0 where that is not known.
+struct Offsets {
+  std::int64_t kind;    // of any object: its class
+  std::int64_t tag;     // of a dictionary: what is another number after each change
+  std::int64_t values;  // of a dictionary: not null where a change of an object's attribute may
+                        // leave the tag
+  std::int64_t order, table, name;                // of a class: __mro__, its dictionary, __name__
+  std::int64_t code, defaults, keyword_defaults;  // of a function
+  std::int64_t content;                           // of a cell
+  std::int64_t function;                          // of a static method
+  std::int64_t dtype;  // of a tensor of torch: what is another number for each dtype
 };
 
-inline const Words& words_of(const PyObject* object) {
-  return *reinterpret_cast<const Words*>(object);
-}
-
-inline const void* class_of(const PyObject* object) { return words_of(object).word[1]; }
-
-// Read anew each time.
-inline const void* tag_of(const PyObject* dict) {
-  return *static_cast<const char* const volatile*>(&words_of(dict).word[3]);
-}
-
-const Python& python();
+Offsets& offsets();
 
 }  // namespace oxytorch

@@ -2,40 +2,26 @@
 //
 // A model has thousands of places to look at in each call: entries of the dictionaries that Python
 // keeps modules, parameters and hooks in, versions of tensors, and the values of small ones. They
-// are handed over once; afterwards one call compares them all.
+// are handed over once; afterwards one call compares them all. Most are in groups that words tell
+// of (core/words.h): what lies in a dictionary, what is found in a class, the form of a tensor.
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "core/export.h"
+#include "core/places.h"
 #include "core/process.h"
 #include "core/python.h"
 #include "core/torch_api.h"
+#include "core/words.h"
 
 namespace oxytorch {
 
 namespace {
 
-constexpr std::size_t kLine = 64;
-
-struct Entry {
-  PyObject *dict, *key, *value;  // value null: no such entry
-};
-
-struct Size {
-  PyObject* dict;
-  std::intptr_t count;
-};
-
-// What is asked of one dictionary: its size, unless -1, and entries from one number to another.
-struct Table {
-  PyObject* dict;
-  const void* tag;  // when all this held
-  std::intptr_t count;
-  std::size_t begin, end;
-  std::vector<PyObject*> keys;  // in order; none where the order does not matter
-};
+constexpr std::ptrdiff_t kLine = 64;
 
 struct Function {
   PyObject *function, *code, *defaults, *keyword_defaults;
@@ -62,6 +48,8 @@ struct Values {
   std::int64_t count;
   std::vector<char> bytes;
 };
+
+constexpr std::int64_t kInline = 5;  // dimensions, whose sizes and strides are in a tensor's object
 
 struct Form {
   Tensor tensor;
@@ -101,156 +89,200 @@ std::int64_t element_count(AtenTensorHandle handle) {
   return count;
 }
 
-struct Sources {
-  std::vector<Entry> entries;
-  mutable std::vector<Table> tables;  // which all entries are of; changed under Python's lock
-  std::vector<Entry> present;         // that are there, and are not `value`
-  std::vector<Size> sizes;            // of dictionaries without a table
-  std::vector<Type> types;
-  std::vector<Entry> attributes;  // of objects that keep no dictionary
-  std::vector<Entry> in_classes;  // attributes that lie in a class, or in one that it comes from
+class Sources {
+  // First, and close together: what most looks are content with.
+  Words words_;
+  bool has_more_ = true;
+
+ public:
+  using Found = Words::Found;
+
+  Sources() = default;
+  Sources(const Sources&) = delete;
+  Sources& operator=(const Sources&) = delete;
+  ~Sources() {
+    for (PyObject* object : held_) python().release(object);
+  }
+
+  std::vector<Attribute> attributes;  // of what is no class
   std::vector<Function> functions;
-  std::vector<Container> orders;  // of dictionaries: their keys; those with a table have them there
-  std::vector<Container> lists;
-  std::vector<Container> sets;
+  std::vector<Type> types;
+  std::vector<Container> orders, lists, sets;  // orders: of dictionaries, their keys
   std::vector<Form> forms;
   std::vector<Version> versions;
   std::vector<Values> values;
-  std::vector<const char*> lines;  // of memory that a look reads: a model's weights push them out
 
-  void note_object(const void* object) { lines.push_back(static_cast<const char*>(object)); }
+  Table& table_of(PyObject* dict) {
+    const auto [place, is_new] = table_numbers_.try_emplace(dict, tables_.size());
+    if (is_new) tables_.push_back({dict});
+    return tables_[place->second];
+  }
 
-  void note_dict(PyObject* dict) {
-    const Words& words = words_of(dict);
-    note_object(dict);
-    for (const char* part : {words.word[4], words.word[5]}) {
-      for (std::size_t offset = 0; part && offset < 3 * kLine; offset += kLine) {
-        note_object(part + offset);
-      }
-    }
+  Class& class_named(PyObject* kind) {
+    const auto [place, is_new] = class_numbers_.try_emplace(kind, classes_.size());
+    if (is_new) classes_.push_back({kind});
+    return classes_[place->second];
   }
 
   // Called once everything is added.
   void close() {
-    find_tables();
-    find_class_attributes(python());
-    note_lines(python().has_dict_tags);
+    const Python& api = python();
+    // Other dictionaries than those of the class itself may keep an order that no tag tells of.
+    take(orders, [&](Container& own) {
+      if (class_of(api, own.object) != api.class_of_dicts) return false;
+      table_of(own.object).keys = std::move(own.items);
+      return true;
+    });
+    take(types, [this](const Type& own) { return add_word(own); });
+    take(functions, [this](const Function& own) { return add_words(own); });
+    take(attributes, [&](const Attribute& own) { return add_word(api, own); });
+    for (const Table& own : tables_) add_group(add_word(api, own));
+    for (Class& own : classes_) add_group(add_words(api, own));
+    for (const Form& own : forms) add_group(add_words(own));
+    words_.close(groups_, [this](Words::Group group) { return compared(group); });
+    for (const Version& own : versions) note_tensor(own.tensor);
+    const bool only_words = types.empty() && functions.empty() && attributes.empty() &&
+                            orders.empty() && lists.empty() && sets.empty() && versions.empty() &&
+                            values.empty() && untold_.empty();
+    has_more_ = !only_words;
   }
 
-  bool are_current() const {
-    for (const char* line : lines) __builtin_prefetch(line);
-    return are_objects_same(python()) && are_containers_same(python()) && are_tensors_same();
+  bool are_current() {
+    if (has_more_) {
+      for (const char* line : lines_) __builtin_prefetch(line);
+    }
+    return words_.are_same([this](Words::Group group) { return compared(group); }) &&
+           (!has_more_ || is_rest_same());
   }
 
  private:
-  void find_tables() {
-    std::stable_sort(entries.begin(), entries.end(),
-                     [](const Entry& a, const Entry& b) { return a.dict < b.dict; });
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      if (tables.empty() || tables.back().dict != entries[i].dict) {
-        tables.push_back({entries[i].dict, nullptr, -1, i, i, {}});
-      }
-      tables.back().end = i + 1;
-    }
-    const auto rest = std::remove_if(sizes.begin(), sizes.end(), [this](const Size& own) {
-      Table* table = table_of(own.dict);
-      if (!table || table->count >= 0) return false;
-      table->count = own.count;
-      return true;
-    });
-    sizes.erase(rest, sizes.end());
-    // Other dictionaries than those of the class itself may keep an order that no tag tells of.
-    const auto others = std::remove_if(orders.begin(), orders.end(), [this](Container& own) {
-      Table* table = table_of(own.object);
-      if (!table || class_of(own.object) != python().class_of_dicts) return false;
-      table->keys = std::move(own.items);
-      return true;
-    });
-    orders.erase(others, orders.end());
+  bool is_rest_same() const {
+    return std::all_of(untold_.begin(), untold_.end(),
+                       [this](Words::Group own) { return compared(own) != Found::kOther; }) &&
+           are_objects_same(python()) && are_containers_same(python()) && are_tensors_same();
   }
 
-  Table* table_of(const PyObject* dict) {
-    const auto found = std::lower_bound(
-        tables.begin(), tables.end(), dict,
-        [](const Table& each, const PyObject* other) { return each.dict < other; });
-    return found == tables.end() || found->dict != dict ? nullptr : &*found;
+  template <class Own, class Taken>
+  static void take(std::vector<Own>& from, const Taken& is_taken) {
+    from.erase(std::remove_if(from.begin(), from.end(), is_taken), from.end());
   }
 
-  static bool has_order(const Python& api, PyObject* dict, const std::vector<PyObject*>& keys) {
-    std::intptr_t position = 0;
-    PyObject *key = nullptr, *value = nullptr;
-    for (PyObject* wanted : keys) {
-      if (!api.dict_next(dict, &position, &key, &value) || key != wanted) return false;
-    }
+  void hold(PyObject* object) {
+    python().hold(object);
+    held_.push_back(object);
+  }
+
+  // The groups are the tables, then the classes, then the forms.
+  void add_group(bool is_told) {
+    if (!is_told) untold_.push_back(groups_);
+    ++groups_;
+  }
+
+  bool add_word(const Type& own) {
+    const std::int64_t kind = offsets().kind;
+    if (kind) words_.require(at(own.object, kind), word(own.type));
+    return kind;
+  }
+
+  bool add_words(const Function& own) {
+    const Offsets& in = offsets();
+    if (!in.code || !in.defaults || !in.keyword_defaults) return false;
+    words_.require(at(own.function, in.code), word(own.code));
+    words_.require(at(own.function, in.defaults), word(own.defaults));
+    words_.require(at(own.function, in.keyword_defaults), word(own.keyword_defaults));
     return true;
   }
 
-  // Asking a class for an attribute looks into the class of the class first, which `type` is here.
-  void find_class_attributes(const Python& api) {
-    if (!api.in_class || !api.class_of_classes) return;
-    const auto lies_elsewhere = [&api](const Entry& own) {
-      return class_of(own.dict) != api.class_of_classes ||
-             api.in_class(own.dict, own.key) != own.value;
-    };
-    const auto rest = std::stable_partition(attributes.begin(), attributes.end(), lies_elsewhere);
-    in_classes.assign(rest, attributes.end());
-    attributes.erase(rest, attributes.end());
+  bool add_word(const Python& api, const Attribute& own) {
+    const std::int64_t content = offsets().content;
+    if (!content || class_of(api, own.object) != api.class_of_cells) return false;
+    if (own.item.key != names().content) return false;
+    words_.require(at(own.object, content), word(own.item.value));
+    return true;
   }
 
-  void note_lines(bool has_dict_tags) {
-    for (const Size& own : sizes) note_object(own.dict);
-    for (const Table& own : tables) note_object(own.dict);
-    for (const Entry& own : has_dict_tags ? std::vector<Entry>() : entries) {
-      note_dict(own.dict);
-      note_object(own.key);
+  bool add_word(const Python& api, const Table& own) {
+    const Offsets& in = offsets();
+    if (!in.tag || !api.is_subclass(class_of(api, own.dict), api.class_of_dicts)) return false;
+    if (in.values && pointer_at(own.dict, in.values)) return false;
+    words_.add(at(own.dict, in.tag), groups_);
+    return true;
+  }
+
+  bool add_words(const Python& api, Class& own) {
+    const Offsets& in = offsets();
+    if (!in.kind || !in.tag || !in.order || !in.table || !in.name || !api.in_class) return false;
+    own.meta = class_of(api, own.kind);
+    hold(own.meta);
+    own.order = watched_order(api, own.kind);
+    own.meta_order = watched_order(api, own.meta);
+    for (InClass& each : own.attributes) {
+      PyObject* raw = in.function ? api.in_class(own.kind, each.key) : nullptr;
+      if (!raw || raw == each.value || class_of(api, raw) != api.class_of_static_methods) continue;
+      hold(each.raw = raw);
+      words_.add(at(raw, in.function), groups_);
     }
-    for (const Entry& own : present) {
-      note_dict(own.dict);
-      note_object(own.key);
+    words_.add(at(own.kind, in.kind), groups_);
+    if (has_name(api, own.kind)) words_.add(at(own.kind, in.name), groups_);
+    return own.order && own.meta_order;
+  }
+
+  // The classes that a class comes from, whose dictionaries are watched; null where some cannot be.
+  PyObject* watched_order(const Python& api, PyObject* kind) {
+    const Offsets& in = offsets();
+    PyObject* order = pointer_at(kind, in.order);
+    if (!order || class_of(api, order) != api.class_of_tuples) return nullptr;
+    hold(order);
+    words_.add(at(kind, in.order), groups_);
+    for (std::intptr_t i = 0; i < api.tuple_size(order); ++i) {
+      PyObject* owner = api.tuple_get(order, i);
+      if (is_immutable(api, owner)) continue;
+      PyObject* table = pointer_at(owner, in.table);
+      if (!table || class_of(api, table) != api.class_of_dicts) return nullptr;
+      words_.add(at(table, in.tag), groups_);
     }
-    for (const Type& own : types) note_object(own.object);
-    for (const Function& own : functions) {
-      note_object(own.function);
-      note_object(reinterpret_cast<const char*>(own.function) + kLine);
+    return order;
+  }
+
+  void note_tensor(const Tensor& tensor) {
+    const void* object = *reinterpret_cast<const void* const*>(tensor.handle());
+    for (const void* each : {static_cast<const void*>(tensor.handle()), object}) {
+      lines_.push_back(static_cast<const char*>(each));
     }
-    for (const Entry& own : attributes) {
-      for (std::size_t offset = 0; offset < 8 * kLine; offset += kLine) {
-        note_object(reinterpret_cast<const char*>(own.dict) + offset);
-      }
-      note_object(own.key);
-      note_object(own.value);
+  }
+
+  // Sizes and strides lie in the tensor's own object where they are few; the number before them
+  // says how many.
+  bool add_words(const Form& own) {
+    const std::int64_t dtype = offsets().dtype;
+    AtenTensorHandle handle = own.tensor.handle();
+    const char* object = *reinterpret_cast<const char* const*>(handle);
+    std::int64_t *sizes = nullptr, *strides = nullptr;
+    check_call(aoti_torch_get_sizes(handle, &sizes), "get_sizes");
+    check_call(aoti_torch_get_strides(handle, &strides), "get_strides");
+    const auto count = static_cast<std::int64_t>(own.sizes.size());
+    const auto from = reinterpret_cast<const char*>(sizes) - object;
+    if (!dtype || from <= 0 || from >= 4 * kLine || strides - sizes != kInline) return false;
+    if (count > kInline || sizes[-1] != count) return false;
+    words_.require(sizes - 1, count);
+    for (std::int64_t i = 0; i < count; ++i) {
+      words_.require(sizes + i, own.sizes[i]);
+      words_.require(strides + i, own.strides[i]);
     }
-    for (const Version& own : versions) note_object(own.tensor.handle());
-    for (const Form& own : forms) note_object(own.tensor.handle());
-    for (const char*& line : lines) {
-      line = reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(line) / kLine * kLine);
-    }
-    std::sort(lines.begin(), lines.end());
-    lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+    words_.add(object + dtype, groups_);
+    return true;
+  }
+
+  Found compared(Words::Group group) const {
+    if (group < tables_.size()) return oxytorch::compared(python(), tables_[group]);
+    group -= tables_.size();
+    if (group < classes_.size()) return oxytorch::compared(python(), classes_[group]);
+    return has_form(forms[group - classes_.size()]) ? Found::kSame : Found::kOther;
   }
 
   bool are_objects_same(const Python& api) const {
-    for (const Size& own : sizes) {
-      if (api.dict_size(own.dict) != own.count) return false;
-    }
-    for (Table& own : tables) {
-      const void* tag = api.has_dict_tags ? tag_of(own.dict) : nullptr;
-      if (tag && tag == own.tag) continue;
-      if (own.count >= 0 && api.dict_size(own.dict) != own.count) return false;
-      for (std::size_t i = own.begin; i < own.end; ++i) {
-        if (api.dict_get(own.dict, entries[i].key) != entries[i].value) return false;
-      }
-      if (!has_order(api, own.dict, own.keys)) return false;
-      own.tag = tag;
-    }
-    for (const Entry& own : present) {
-      PyObject* found = api.dict_get(own.dict, own.key);
-      if (!found || found == own.value) return false;
-    }
     for (const Type& own : types) {
-      PyObject* found = api.type_of(own.object);
-      api.release(found);
-      if (found != own.type) return false;
+      if (class_of(api, own.object) != own.type) return false;
     }
     for (const Function& own : functions) {
       if (api.code_of(own.function) != own.code || api.defaults_of(own.function) != own.defaults ||
@@ -258,17 +290,8 @@ struct Sources {
         return false;
       }
     }
-    for (const Entry& own : in_classes) {
-      if (api.in_class(own.dict, own.key) != own.value) return false;
-    }
-    for (const Entry& own : attributes) {
-      PyObject* found = api.get_attribute(own.dict, own.key);
-      if (!found) {
-        api.clear_error();
-        return false;
-      }
-      api.release(found);
-      if (found != own.value) return false;
+    for (const Attribute& own : attributes) {
+      if (!has_attribute(api, own.object, own.item)) return false;
     }
     return true;
   }
@@ -302,7 +325,6 @@ struct Sources {
   }
 
   bool are_tensors_same() const {
-    if (!std::all_of(forms.begin(), forms.end(), has_form)) return false;
     for (const Version& own : versions) {
       if (version_function()(own.tensor.handle()) != own.number) return false;
       if (own.tensor.data() != own.address) return false;
@@ -313,6 +335,14 @@ struct Sources {
     }
     return true;
   }
+
+  std::vector<Table> tables_;
+  std::vector<Class> classes_;
+  std::unordered_map<PyObject*, std::size_t> table_numbers_, class_numbers_;
+  Words::Group groups_ = 0;
+  std::vector<Words::Group> untold_;
+  std::vector<PyObject*> held_;     // what words lie in that the caller does not keep alive
+  std::vector<const char*> lines_;  // of memory that a look at tensors reads
 };
 
 void sources(StableIValue* stack, uint64_t, uint64_t) {
@@ -354,37 +384,31 @@ OXY_EXPORT int oxytorch_can_compare_sources() {
   return python().is_whole() && version_function();
 }
 
-namespace {
-
-// values: one for each entry, or null for `value`.
-void add_entries(std::vector<oxytorch::Entry>& to, void** dicts, void** keys, void** values,
-                 void* value, std::int64_t count) {
-  using oxytorch::PyObject;
-  for (std::int64_t i = 0; i < count; ++i) {
-    to.push_back({static_cast<PyObject*>(dicts[i]), static_cast<PyObject*>(keys[i]),
-                  static_cast<PyObject*>(values ? values[i] : value)});
-  }
-}
-
-}  // namespace
-
 // Objects belong to the caller, who keeps them alive.
 OXY_EXPORT void oxytorch_add_entries(void* made, void** dicts, void** keys, void** values,
                                      std::int64_t count) {
-  add_entries(static_cast<oxytorch::Sources*>(made)->entries, dicts, keys, values, nullptr, count);
+  using namespace oxytorch;
+  for (std::int64_t i = 0; i < count; ++i) {
+    Table& table = static_cast<Sources*>(made)->table_of(static_cast<PyObject*>(dicts[i]));
+    table.entries.push_back({static_cast<PyObject*>(keys[i]), static_cast<PyObject*>(values[i])});
+  }
 }
 
-OXY_EXPORT void oxytorch_add_present(void* made, void** dicts, void** keys, void* none,
-                                     std::int64_t count) {
-  add_entries(static_cast<oxytorch::Sources*>(made)->present, dicts, keys, nullptr, none, count);
+OXY_EXPORT void oxytorch_add_present(void* made, void** dicts, void** keys, std::int64_t count) {
+  using namespace oxytorch;
+  for (std::int64_t i = 0; i < count; ++i) {
+    Table& table = static_cast<Sources*>(made)->table_of(static_cast<PyObject*>(dicts[i]));
+    table.present.push_back(static_cast<PyObject*>(keys[i]));
+  }
 }
 
 OXY_EXPORT void oxytorch_add_sizes(void* made, void** dicts, const std::int64_t* counts,
                                    std::int64_t count) {
   using namespace oxytorch;
   for (std::int64_t i = 0; i < count; ++i) {
-    static_cast<Sources*>(made)->sizes.push_back(
-        {static_cast<PyObject*>(dicts[i]), static_cast<std::intptr_t>(counts[i])});
+    Table& table = static_cast<Sources*>(made)->table_of(static_cast<PyObject*>(dicts[i]));
+    const auto size = static_cast<std::intptr_t>(counts[i]);
+    table.count = table.count < 0 || table.count == size ? size : kNever;
   }
 }
 
@@ -396,10 +420,21 @@ OXY_EXPORT void oxytorch_add_types(void* made, void** objects, void** types, std
   }
 }
 
+// of_classes: whether all objects are classes.
 OXY_EXPORT void oxytorch_add_attributes(void* made, void** objects, void** names, void** values,
-                                        std::int64_t count) {
-  add_entries(static_cast<oxytorch::Sources*>(made)->attributes, objects, names, values, nullptr,
-              count);
+                                        int of_classes, std::int64_t count) {
+  using namespace oxytorch;
+  auto* sources = static_cast<Sources*>(made);
+  for (std::int64_t i = 0; i < count; ++i) {
+    auto* object = static_cast<PyObject*>(objects[i]);
+    auto* name = static_cast<PyObject*>(names[i]);
+    auto* value = static_cast<PyObject*>(values[i]);
+    if (of_classes) {
+      sources->class_named(object).attributes.push_back({name, value, value});
+    } else {
+      sources->attributes.push_back({object, {name, value}});
+    }
+  }
 }
 
 // Of each function, its code and defaults are to stay what they are now.
@@ -443,15 +478,35 @@ OXY_EXPORT void oxytorch_close_sources(void* made) {
   static_cast<oxytorch::Sources*>(made)->close();
 }
 
-OXY_EXPORT int oxytorch_sources_are_current(const void* made) {
+namespace {
+
+constexpr char kCapsule[] = "oxytorch.sources";
+
+// Whether they are current, as a method of Python without arguments.
+oxytorch::PyObject* are_current(oxytorch::PyObject* self, oxytorch::PyObject*) {
+  const oxytorch::Python& api = oxytorch::python();
+  bool found = false;
   try {
-    return static_cast<const oxytorch::Sources*>(made)->are_current();
+    found = static_cast<oxytorch::Sources*>(api.held_by(self, kCapsule))->are_current();
   } catch (const std::exception&) {
     // A tensor that cannot be asked any more is not what it was.
-    return 0;
   }
+  return api.boolean(found);
 }
 
-OXY_EXPORT void oxytorch_forget_sources(void* made) {
-  delete static_cast<oxytorch::Sources*>(made);
+void forget(oxytorch::PyObject* capsule) {
+  delete static_cast<oxytorch::Sources*>(oxytorch::python().held_by(capsule, kCapsule));
+}
+
+}  // namespace
+
+// A function of Python that compares them, and keeps them as long as it lives.
+OXY_EXPORT oxytorch::PyObject* oxytorch_sources_function(void* made) {
+  using namespace oxytorch;
+  static MethodDefinition definition = {"are_current", &are_current, kNoArguments, nullptr};
+  const Python& api = python();
+  PyObject* capsule = api.capsule(made, kCapsule, &forget);
+  PyObject* function = capsule ? api.function(&definition, capsule, nullptr) : nullptr;
+  if (capsule) api.release(capsule);
+  return function;
 }

@@ -8,11 +8,11 @@ is not used where they have changed.
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import threading
 import types
-import weakref
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from operator import attrgetter, is_
 from typing import Any
@@ -24,6 +24,7 @@ from torch.nn import functional
 from .._library import functions_in_known_torch
 from .fused_steps import count_fused_steps
 from .packed import PackedTensor
+from .words import offsets
 
 SMALL = 64 << 10
 """Bytes up to which a plain tensor is compared by its values, which sees every write. A larger one
@@ -291,7 +292,7 @@ class Places:
         self.small: list[Tensor] = []
         self.formed: list[Tensor] = []
         self.clocks: list[Tensor] = []
-        self._native: _Native | None = None
+        self._compare: Callable[[], bool] | None = None
 
     def __len__(self) -> int:
         parts: tuple[Sized, ...] = (
@@ -340,7 +341,7 @@ class Places:
         counted = [*self.versioned, *self.clocks]
         watchable = all(map(_is_watchable, counted)) and all(map(_has_form, self.formed))
         if library is not None and watchable and library.oxytorch_can_compare_sources():
-            self._native = _Native(library, self, counted)
+            self._compare = _in_library(library, self, counted)
             return
         self._counted = counted
         self._is_watchable = watchable
@@ -349,8 +350,8 @@ class Places:
         self._forms = [_form(t) for t in self.formed if watchable]
 
     def are_current(self) -> bool:
-        if self._native is not None:
-            return self._native.are_current()
+        if self._compare is not None:
+            return self._compare()
         return (
             self._is_watchable
             and all(len(table) == count for table, count in self.sizes)
@@ -384,40 +385,41 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype
 
 
-class _Native:
+def _in_library(library: ctypes.PyDLL, places: Places, counted: list[Tensor]) -> Callable[[], bool]:
     """The comparison in C++. Objects are handed over by address; `Places` keeps them."""
+    _set_offsets(library)
+    address = ctypes.c_void_p(torch.ops.oxytorch.sources(counted, places.small, places.formed))
+    compare: Callable[[], bool] = library.oxytorch_sources_function(address)
 
-    def __init__(self, library: ctypes.PyDLL, places: Places, counted: list[Tensor]) -> None:
-        self._address = torch.ops.oxytorch.sources(counted, places.small, places.formed)
-        weakref.finalize(self, library.oxytorch_forget_sources, ctypes.c_void_p(self._address))
-        address = ctypes.c_void_p(self._address)
+    def add(kind: str, rows: Sequence[Any], *columns: Any) -> None:
+        to = getattr(library, f"oxytorch_add_{kind}")
+        to(address, *columns, ctypes.c_int64(len(rows)))
 
-        def add(kind: str, rows: Sequence[Any], *columns: Any) -> None:
-            to = getattr(library, f"oxytorch_add_{kind}")
-            to(address, *columns, ctypes.c_int64(len(rows)))
+    entries, sizes, types = places.entries, places.sizes, places.types
+    values = (ctypes.c_void_p * len(entries))(
+        *(None if value is MISSING else id(value) for *_, value in entries)
+    )
+    add("entries", entries, _column(entries, 0), _column(entries, 1), values)
+    present, functions = places.present, places.functions
+    add("present", present, _column(present, 0), _column(present, 1))
+    counts = (ctypes.c_int64 * len(sizes))(*(count for _, count in sizes))
+    add("sizes", sizes, _column(sizes, 0), counts)
+    add("types", types, _column(types, 0), _column(types, 1))
+    for of_classes in (False, True):
+        rows = [own for own in places.attributes if isinstance(own[0], type) is of_classes]
+        add("attributes", rows, *(_column(rows, i) for i in range(3)), of_classes)
+    add("functions", functions, _column(functions, 0))
+    for kind in ("lists", "sets", "orders"):
+        for container, items in getattr(places, kind):
+            add(kind, items, ctypes.c_void_p(id(container)), _addresses(items))
+    library.oxytorch_close_sources(address)
+    return compare
 
-        entries, sizes, types = places.entries, places.sizes, places.types
-        values = (ctypes.c_void_p * len(entries))(
-            *(None if value is MISSING else id(value) for *_, value in entries)
-        )
-        add("entries", entries, _column(entries, 0), _column(entries, 1), values)
-        present, attributes, functions = places.present, places.attributes, places.functions
-        none = ctypes.c_void_p(id(None))
-        add("present", present, _column(present, 0), _column(present, 1), none)
-        counts = (ctypes.c_int64 * len(sizes))(*(count for _, count in sizes))
-        add("sizes", sizes, _column(sizes, 0), counts)
-        add("types", types, _column(types, 0), _column(types, 1))
-        add("attributes", attributes, *(_column(attributes, i) for i in range(3)))
-        add("functions", functions, _column(functions, 0))
-        for kind in ("lists", "sets", "orders"):
-            for container, items in getattr(places, kind):
-                add(kind, items, ctypes.c_void_p(id(container)), _addresses(items))
-        library.oxytorch_close_sources(address)
-        self._ask = library.oxytorch_sources_are_current
-        self._argument = address
 
-    def are_current(self) -> bool:
-        return bool(self._ask(self._argument))
+@functools.cache
+def _set_offsets(library: ctypes.PyDLL) -> None:
+    found = offsets()
+    library.oxytorch_set_offsets((ctypes.c_int64 * len(found))(*found))
 
 
 def _column(rows: Sequence[tuple[Any, ...]], number: int) -> Any:

@@ -1,0 +1,203 @@
+"""Where CPython and torch keep what tells that an object has changed.
+
+Guards of a model look at thousands of objects in each call. Most of what can change of an object is
+told by one word of its memory (`core/words.h`). No public interface says where it lies, so it is
+looked for: in objects made here, whose words are known, and which are changed in all ways that
+there are. What is not found is 0, and compared by functions of Python and torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import sys
+import sysconfig
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+_SIZE = ctypes.sizeof(ctypes.c_void_p)
+_ROUNDS = 64
+"""Times that code makes each change: Python puts quicker instructions into code that runs often."""
+
+
+class Offsets(NamedTuple):
+    """In bytes, in the order of `Offsets` in core/python.h."""
+
+    kind: int = 0
+    tag: int = 0
+    values: int = 0
+    order: int = 0
+    table: int = 0
+    name: int = 0
+    code: int = 0
+    defaults: int = 0
+    keyword_defaults: int = 0
+    content: int = 0
+    function: int = 0
+    dtype: int = 0
+
+
+@functools.cache
+def offsets() -> Offsets:
+    """What this Python and this torch have."""
+    is_known = sys.implementation.name == "cpython" and _SIZE == 8
+    if not is_known or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return Offsets()
+    kind = _place_of(dict, {}, 6)
+    if kind != _SIZE:
+        return Offsets()
+    tag, values = _of_dictionaries()
+    of_methods = _place_of(_of_cells, staticmethod(_of_cells), staticmethod.__basicsize__ // _SIZE)
+    of_others = _of_cells(), of_methods, _of_tensors()
+    return Offsets(kind, tag, values, *_of_classes(), *_of_functions(), *of_others)
+
+
+def _words(address: int, count: int) -> list[int]:
+    return [*(ctypes.c_size_t * count).from_address(address)]
+
+
+def _place_of(value: Any, owner: Any, count: int) -> int:
+    """Where the only one of an object's first words lies that points to `value`; 0 if none does."""
+    found = [i for i, word in enumerate(_words(id(owner), count)) if word == id(value)]
+    return found[0] * _SIZE if len(found) == 1 else 0
+
+
+_TAG, _VALUES = 3 * _SIZE, 5 * _SIZE
+"""Behind an object's first two words and a dictionary's size; behind its keys."""
+
+
+class _Object:
+    def __init__(self) -> None:
+        self.first, self.second = object(), object()
+
+
+def _of_dictionaries() -> tuple[int, int]:
+    """Where the number is that each change replaces, and what is not null where changes of an
+    object's attributes do not."""
+    if not _is_told(_changes_of_dictionaries()):
+        return 0, 0
+    return _TAG, 0 if _is_told(_changes_of_attributes()) else _VALUES
+
+
+_Change = tuple[dict[Any, Any], Callable[[], object]]
+
+
+def _is_told(changes: Iterator[_Change]) -> bool:
+    """Whether each change gives a dictionary a number that none had before."""
+    seen = set()
+    for table, change in changes:
+        tag = ctypes.c_size_t.from_address(id(table) + _TAG)
+        seen.add(tag.value)
+        change()
+        now = tag.value
+        if now == 0 or now in seen:
+            return False
+    return True
+
+
+def _changes_of_dictionaries() -> Iterator[_Change]:
+    def assign(table: dict[Any, Any], key: Any) -> None:
+        table[key] = object()
+
+    def delete(table: dict[Any, Any], key: Any) -> None:
+        del table[key]
+
+    def unite(table: dict[Any, Any]) -> None:
+        table |= {"a": object()}
+
+    made = type("Made", (), {"first": None})
+    for table in ({}, OrderedDict[Any, Any](), gc.get_referents(vars(made))[0], {1: 2, "a": 3}):
+        for _ in range(_ROUNDS if type(table) is dict else 1):
+            for key in ("a", 2):
+                yield table, functools.partial(assign, table, key)
+                yield table, functools.partial(assign, table, key)
+                yield table, functools.partial(delete, table, key)
+        yield table, functools.partial(table.setdefault, "a", 1)
+        yield table, functools.partial(table.update, a=object())
+        yield table, functools.partial(table.update, {"a": object(), "b": 1})
+        yield table, functools.partial(table.pop, "a")
+        yield table, functools.partial(unite, table)
+        yield table, table.popitem
+    for kind in (dict, OrderedDict):
+        table = kind(a=1, b=2)
+        yield table, table.clear
+    table = vars(types.ModuleType("made"))
+    exec("def change():\n  global a\n  a = object()", table)
+    for _ in range(_ROUNDS):
+        yield table, table["change"]
+    yield gc.get_referents(vars(made))[0], functools.partial(setattr, made, "first", 1)
+
+
+def _changes_of_attributes() -> Iterator[_Change]:
+    def assign(owner: _Object) -> None:
+        owner.first = object()
+
+    def add(owner: Any) -> None:
+        owner.third = 1
+
+    def delete(owner: Any) -> None:
+        del owner.third
+
+    shared = _Object()
+    table = vars(shared)
+    for _ in range(_ROUNDS):
+        yield table, functools.partial(assign, shared)
+        yield table, functools.partial(setattr, shared, "second", object())
+        yield table, functools.partial(add, shared)
+        yield table, functools.partial(delete, shared)
+        yield table, functools.partial(object.__setattr__, shared, "first", object())
+        own = _Object()
+        assign(own)
+        yield vars(own), functools.partial(assign, own)
+
+
+def _of_classes() -> tuple[int, int, int]:
+    made = type("Made", (), {"__qualname__": "".join(["other ", "name"])})
+    made.__name__ = name = "".join(["given ", "name"])
+    kind: type = type(made)
+    count = kind.__basicsize__ // _SIZE
+    order, table = made.__mro__, gc.get_referents(vars(made))[0]
+    found = _place_of(order, made, count), _place_of(table, made, count)
+    return (*found, _place_of(name, made, count)) if type(table) is dict else (0, 0, 0)
+
+
+def _of_functions() -> tuple[int, int, int]:
+    def made() -> None: ...
+
+    parts = (made.__code__, (1,), {"a": 1})
+    _, made.__defaults__, made.__kwdefaults__ = parts
+    count = type(made).__basicsize__ // _SIZE
+    code, defaults, keywords = (_place_of(part, made, count) for part in parts)
+    return code, defaults, keywords
+
+
+def _of_cells() -> int:
+    content = object()
+    return _place_of(content, types.CellType(content), types.CellType.__basicsize__ // _SIZE)
+
+
+_OF_TENSORS = 192
+"""Bytes of a tensor's object that are looked at; it has some more."""
+_DTYPES = (
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.bool, torch.float8_e4m3fn,
+)  # fmt: skip
+
+
+def _of_tensors() -> int:
+    """Where the word with the dtype is in a tensor's object: the only number of two bytes that
+    tensors of each dtype have another one of, and those of the same dtype the same."""
+    made = [torch.empty((2, 3), dtype=dtype) for dtype in _DTYPES for _ in range(2)]
+    numbers = ctypes.c_uint16 * (_OF_TENSORS // 2)
+    rows = [[*numbers.from_address(tensor._cdata)] for tensor in made]
+    found = [
+        number
+        for number, column in enumerate(zip(*rows, strict=True))
+        if column[::2] == column[1::2] and len({*column}) == len(_DTYPES)
+    ]
+    return found[0] * 2 // _SIZE * _SIZE if len(found) == 1 else 0
