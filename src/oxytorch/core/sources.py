@@ -7,12 +7,13 @@ is not used where they have changed.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from operator import attrgetter, is_
 from typing import Any
@@ -128,6 +129,7 @@ class Sources:
                 tables.append((own, _KEYWORDS))
                 entries += [(own, _KEYWORDS, key, item) for key, item in own.keywords.items()]
         self._sizes = [(m, t, len(_table(m, t))) for m, t in tables]
+        self._dictionaries = [(m, t) for m, t in tables if isinstance(m, nn.Module)]
         self._hook_counts = [*map(len, GLOBAL_HOOKS)]
         self._is_lost = False
         self._compared: Places | None = None
@@ -138,7 +140,25 @@ class Sources:
         compared = self._compared
         if compared is None:
             compared = self._made()
-        return compared.are_current()
+        return compared.are_current() or self._were_replaced()
+
+    def _were_replaced(self) -> bool:
+        """Whether all that was changed is that dictionaries of modules are other objects with the
+        same content: then these are looked at from now on."""
+        with self._lock:
+            compared = self._compared
+            if compared is None or isinstance(compared, _Nothing) or self._values or self._tensors:
+                return False  # what is closed anew would take tensors as they are now
+            now = [m.__dict__.get(name) for m, name in self._dictionaries]
+            pairs = zip(self._looked_at, now, strict=True)
+            others = {id(then): table for then, table in pairs if then is not table}
+            if not others or not all(isinstance(table, dict) for table in others.values()):
+                return False
+            found = compared.with_dictionaries(others)
+            if not (compared.are_functions_same() and found.are_current()):
+                return False
+            self._compared, self._looked_at = found, now
+            return True
 
     def _made(self) -> Places:
         with self._lock:
@@ -171,6 +191,9 @@ class Sources:
                 found.entries.append((sys.modules[owner].__dict__, name, value))
                 for own in _partials(value):
                     found.add_dictionary(own.keywords)
+        self._looked_at = [m.__dict__[name] for m, name in self._dictionaries]
+        for (module, name), table in zip(self._dictionaries, self._looked_at, strict=True):
+            found.entries.append((module.__dict__, name, table))
         for module, name, count in self._sizes:
             found.sizes.append((_table(module, name), count))
             found.add_order(_table(module, name))
@@ -324,6 +347,26 @@ class Places:
         else:
             self.versioned.append(tensor)
 
+    def with_dictionaries(self, others: Mapping[int, Any]) -> Places:
+        """The same places, closed, with other dictionaries in place of those with these ids. There
+        must be no tensors among them."""
+
+        def other(value: Any) -> Any:
+            return others.get(id(value), value)
+
+        found = copy.copy(self)
+        found.entries = [(other(table), key, other(value)) for table, key, value in self.entries]
+        found.present = [(other(table), key) for table, key in self.present]
+        found.sizes = [(other(table), count) for table, count in self.sizes]
+        found.orders = []
+        for table, keys in self.orders:
+            table = other(table)
+            names = [*table]  # names of the same letters, which need not be the same objects
+            found.orders.append((table, names if names == keys else keys))
+        found._compare = None
+        found.close()
+        return found
+
     def without_values(self) -> Places:
         """The same places, closed, at which tensors may be written to."""
         found = Places()
@@ -349,6 +392,13 @@ class Places:
         self._copies = [t.detach().clone() for t in self.small]
         self._forms = [_form(t) for t in self.formed if watchable]
 
+    def are_functions_same(self) -> bool:
+        """Whether functions have the code and defaults that they had when they were added."""
+        return all(
+            _same_items([getattr(own, name) for name in _CODE], values)
+            for own, values in self.functions
+        )
+
     def are_current(self) -> bool:
         if self._compare is not None:
             return self._compare()
@@ -359,10 +409,7 @@ class Places:
             and all(table.get(key) is not None for table, key in self.present)
             and all(type(module) is kind for module, kind in self.types)
             and all(getattr(own, name, None) is value for own, name, value in self.attributes)
-            and all(
-                _same_items([getattr(own, name) for name in _CODE], values)
-                for own, values in self.functions
-            )
+            and self.are_functions_same()
             and all(_same_items(own, items) for own, items in self.lists)
             and all(_same_items([*own], items) for own, items in self.sets)
             and all(_same_items([*own], keys) for own, keys in self.orders)
