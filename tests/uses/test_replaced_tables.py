@@ -55,13 +55,17 @@ def _same_buffers(model: Any) -> None:
     model[1]._buffers = dict(model[1]._buffers)
 
 
+def _hook_before(model: Any) -> None:
+    model[1].register_forward_pre_hook(_added_first)
+
+
 Change = Callable[[Any], Any]
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Change, Change]] = {
     "appended": (_sequence, _append_and_pop, lambda model: model.append(nn.Tanh())),
     "replaced": (_sequence, _append_and_pop, lambda model: model.__setitem__(1, nn.ReLU())),
     "hook": (_sequence, _no_hooks, lambda model: model[1].register_forward_hook(_doubled)),
-    "pre-hook": (_sequence, _no_hooks, lambda model: model[1].register_forward_pre_hook(_added_first)),
+    "pre-hook": (_sequence, _no_hooks, _hook_before),
     "child": (_sequence, _same_children, lambda model: model.__setitem__(1, nn.ReLU())),
     "buffer": (
         _normalized,

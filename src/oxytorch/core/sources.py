@@ -133,6 +133,7 @@ class Sources:
         self._hook_counts = [*map(len, GLOBAL_HOOKS)]
         self._is_lost = False
         self._compared: Places | None = None
+        self._looked_at: list[Any] = []
         self._made()
 
     def are_current(self) -> bool:

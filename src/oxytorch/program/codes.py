@@ -89,8 +89,10 @@ class Codes:
                     self.reads_environment = True
                     return
                 is_logger = kind == "logging" and code.co_name == "getLogger"
-                is_impure = is_logger or kind not in _PURE_LIBRARY and _is_theirs(frame.f_back)
-                if (is_impure or kind in _IMPURE) and _is_theirs(_caller_of_library(frame)):
+                is_others = kind not in _PURE_LIBRARY and _is_theirs(frame.f_back)
+                if (is_logger or is_others or kind in _IMPURE) and _is_theirs(
+                    _caller_of_library(frame)
+                ):
                     self._refuse(f"{name}.{code.co_name}")
             elif is_stateful_code(code) and _is_theirs(caller_of(frame)):
                 self._refuse(f"{code.co_name} of torch")
