@@ -136,7 +136,39 @@ ASKS: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
     "list of sizes": (lambda x: 1.0 if list(x.shape)[1] > 100 else 2.0, False),
     "a try": (lambda x: _tries(x), False),
     "a float": (lambda x: 2.0 if float(x.shape[1]) < 100.5 else 1.0, False),
+    "a comprehension": (
+        lambda x: sum([1.0 if isinstance(n, int) and n > 100 else 2.0 for n in x.shape]),
+        False,
+    ),
+    "a generator": (
+        lambda x: 1.0 if any(type(n) is int and n > 100 for n in x.shape) else 2.0,
+        False,
+    ),
+    "a table of kinds": (
+        lambda x: {int: _of_numbers}.get(type(x.shape[1]), _of_symbols)(x.shape[1]),
+        False,
+    ),
+    "an error": (lambda x: _of_kind(x.shape[1]), False),
+    "a property": (
+        lambda x: 2.0 if hasattr(x.shape[1], "node") or x.shape[1] < 101 else 1.0,
+        False,
+    ),
 }
+
+
+def _of_numbers(number: int) -> float:
+    return 1.0 if number > 100 else 2.0
+
+
+def _of_symbols(number: Any) -> float:
+    return 2.0
+
+
+def _of_kind(number: Any) -> float:
+    try:
+        return [2.0, 1.0][number.bit_length() > 6]
+    except AttributeError:
+        return 2.0
 
 
 def _tries(x: Tensor) -> float:
