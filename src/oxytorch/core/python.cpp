@@ -1,14 +1,25 @@
 #include "core/python.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <vector>
 
 namespace oxytorch {
 
 namespace {
 
+// Whether this Python is older than 3.13, where an attribute that is set on an object may change
+// the object's dictionary and not the number in it.
+bool are_attributes_counted() {
+  const auto version = named<const char* (*)()>("Py_GetVersion");
+  int major = 0, minor = 0;
+  return version && std::sscanf(version(), "%d.%d", &major, &minor) == 2 && major == 3 &&
+         minor < 13;
+}
+
 // Whether a dictionary's fourth word is another one after each kind of change.
 bool dict_tags_work() {
+  if (!are_attributes_counted()) return false;
   const auto make = named<PyObject* (*)()>("PyDict_New");
   const auto set = named<int (*)(PyObject*, PyObject*, PyObject*)>("PyDict_SetItem");
   const auto remove = named<int (*)(PyObject*, PyObject*)>("PyDict_DelItem");
