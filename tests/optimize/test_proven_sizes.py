@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -228,6 +229,25 @@ def test_what_changes_ends_the_proof() -> None:
         model.wide.weight.mul_(2)
         weights.wide.weight.mul_(2)  # type: ignore[union-attr,operator]
     assert _check(weights, model, _x(4, 35))
+
+
+def test_a_proof_that_fails_writes_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch logs at level ERROR what an operator raises for symbols."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = [*logger.filters]
+
+    def asks(x: Tensor) -> float:
+        if not isinstance(x.shape[1], int):
+            torch.zeros(2, 3) @ torch.zeros(2, 3)
+        return 0.0
+
+    model = Layers(asks).eval()
+    optimized = _shared(model)
+    family = _family(optimized)
+    assert family.proof is None and "RuntimeError" in family.unproven
+    assert [line for line in caplog.records if line.levelno >= logging.ERROR] == []
+    assert logger.filters == before
+    assert not _check(optimized, model, _x(6, 77))
 
 
 def test_nothing_is_proven_beside_a_debugger() -> None:

@@ -11,7 +11,10 @@ becomes a condition. The runs so far are proven for all sizes that meet these co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -65,6 +68,28 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
         super()._literal(tensor, result)
 
 
+_FAILURES = logging.getLogger("torch._subclasses.fake_tensor")
+"""Where torch writes, at level ERROR, that an operator has raised one for symbols. Then there is no
+proof, which is no error."""
+
+
+@contextmanager
+def _without_lines_of_failures() -> Iterator[None]:
+    """Have torch write no such line of what this thread runs. What is logged elsewhere, and by
+    others meanwhile, is logged as it is."""
+    thread = threading.get_ident()
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        is_failure = record.levelno == logging.ERROR and record.exc_info is not None
+        return not is_failure or threading.get_ident() != thread
+
+    _FAILURES.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        _FAILURES.removeFilter(is_of_others)
+
+
 def conditions_of(
     sized: SizedRun,
     forward: Callable[..., Any],
@@ -94,7 +119,7 @@ def conditions_of(
         fakes = {id(tensor): fake for tensor, fake in zip(inputs, made, strict=True)}
         args, kwargs = pytree.tree_map(lambda x: fakes.get(id(x), x), (args, kwargs))
         recorder = _Symbolic(made, sized.recording, own)
-        with mode, recorder.watching(), own.watching():
+        with mode, recorder.watching(), own.watching(), _without_lines_of_failures():
             value = forward(*args, **kwargs)
         found = recorder.recording(output_tensors(value, FakeTensor))
     if own.unseen:
