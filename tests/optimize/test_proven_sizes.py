@@ -77,6 +77,31 @@ def test_a_new_size_is_served_at_once() -> None:
         assert _check(optimized, model, _x(*shape)), shape
 
 
+@pytest.mark.parametrize(
+    "takes",
+    [
+        lambda y: y[:, 0],
+        lambda y: y[:, :, None].sum(2),
+        lambda y: y[:].sum(1),
+        lambda y: y[:, 1:][:, 0],
+    ],
+    ids=["first", "dimension", "all", "rest"],
+)
+def test_parts_of_all_rows_are_proven(takes: Callable[[Tensor], Tensor]) -> None:
+    """Torch leaves out slices that take all, which it cannot tell of symbols."""
+
+    class Pooled(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            return takes(super().forward(x).view(x.shape))
+
+    model = Pooled().eval()
+    optimized = _shared(model)
+    family = _family(optimized)
+    assert family.proof is not None, family.unproven
+    for shape in ((2, 41), (9, 30), (11, 300)):
+        assert _check(optimized, model, _x(*shape)), shape
+
+
 def test_sizes_that_break_a_condition_run_the_models_code() -> None:
     model = Layers().eval()
     optimized = _shared(model)

@@ -12,6 +12,7 @@ becomes a condition. The runs so far are proven for all sizes that meet these co
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from .sizes import SizedRun, Symbols, differ_in_arguments, share_externals
 from .tape import READS, Recorder, Recording, form_of, values_in
 from .way import Way, new_way
 
-_prim = torch.ops.prim
+_aten, _prim = torch.ops.aten, torch.ops.prim
 
 
 class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
@@ -53,19 +54,50 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
                 read = self._next_read(func)
                 self._step(func, args, arguments, read)
                 return read
+            if _is_whole(func, args) and not self._takes_all():
+                return self._all_of(args[0], types)
             return super().__torch_dispatch__(func, types, args, kwargs)
 
+    def _all_of(self, tensor: Tensor, types: Any) -> Tensor:
+        """What torch makes of a slice that takes all, where sizes are numbers: an alias, or nothing
+        at all."""
+        if self._next_operator() is _aten.alias.default:
+            return super().__torch_dispatch__(_aten.alias.default, types, (tensor,))
+        same = tensor.detach()
+        self._name(same, self.value(tensor))
+        return same
+
     def _next_read(self, func: Any) -> Any:
-        place = len(self.steps)
-        expected = self._expected.steps
-        if place >= len(expected) or expected[place].operator is not func:
+        if self._next_operator() is not func:
             raise CaptureError("its code reads other values")
-        return expected[place].read
+        return self._expected.steps[len(self.steps)].read
+
+    def _takes_all(self) -> bool:
+        """Whether the step to which this run has come is such a slice in the other one, too."""
+        place, steps = len(self.steps), self._expected.steps
+        return place < len(steps) and _is_whole(steps[place].operator, steps[place].arguments)
+
+    def _next_operator(self) -> Any:
+        """That of the step to which this run has come, in the other one."""
+        place, steps = len(self.steps), self._expected.steps
+        return steps[place].operator if place < len(steps) else None
 
     def _literal(self, tensor: Tensor, result: Tensor) -> None:
         with _disable_current_modes():
             tensor = tensor.detach().clone()
         super()._literal(tensor, result)
+
+
+def _is_whole(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call takes all of a tensor, whatever its size, as `x[:, 0]` does first."""
+    if func is not _aten.slice.Tensor or len(args) < 4:
+        return False
+    (start, end), step = args[2:4], args[4] if len(args) > 4 else 1
+    return all(type(each) is int for each in (start, end, step)) and (start, end, step) == (
+        0,
+        sys.maxsize,
+        1,
+    )
 
 
 _FAILURES = logging.getLogger("torch._subclasses.fake_tensor")
