@@ -58,7 +58,7 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
                 return self._all_of(args[0], types)
             return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _all_of(self, tensor: Tensor, types: Any) -> Tensor:
+    def _all_of(self, tensor: Tensor, types: Any) -> Any:
         """What torch makes of a slice that takes all, where sizes are numbers: an alias, or nothing
         at all."""
         if self._next_operator() is _aten.alias.default:
