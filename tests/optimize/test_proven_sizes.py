@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -76,6 +77,31 @@ def test_a_new_size_is_served_at_once() -> None:
         assert _check(optimized, model, _x(*shape)), shape
 
 
+@pytest.mark.parametrize(
+    "takes",
+    [
+        lambda y: y[:, 0],
+        lambda y: y[:, :, None].sum(2),
+        lambda y: y[:].sum(1),
+        lambda y: y[:, 1:][:, 0],
+    ],
+    ids=["first", "dimension", "all", "rest"],
+)
+def test_parts_of_all_rows_are_proven(takes: Callable[[Tensor], Tensor]) -> None:
+    """Torch leaves out slices that take all, which it cannot tell of symbols."""
+
+    class Pooled(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            return takes(super().forward(x).view(x.shape))
+
+    model = Pooled().eval()
+    optimized = _shared(model)
+    family = _family(optimized)
+    assert family.proof is not None, family.unproven
+    for shape in ((2, 41), (9, 30), (11, 300)):
+        assert _check(optimized, model, _x(*shape)), shape
+
+
 def test_sizes_that_break_a_condition_run_the_models_code() -> None:
     model = Layers().eval()
     optimized = _shared(model)
@@ -136,7 +162,39 @@ ASKS: dict[str, tuple[Callable[[Tensor], Any], bool]] = {
     "list of sizes": (lambda x: 1.0 if list(x.shape)[1] > 100 else 2.0, False),
     "a try": (lambda x: _tries(x), False),
     "a float": (lambda x: 2.0 if float(x.shape[1]) < 100.5 else 1.0, False),
+    "a comprehension": (
+        lambda x: sum([1.0 if isinstance(n, int) and n > 100 else 2.0 for n in x.shape]),
+        False,
+    ),
+    "a generator": (
+        lambda x: 1.0 if any(type(n) is int and n > 100 for n in x.shape) else 2.0,
+        False,
+    ),
+    "a table of kinds": (
+        lambda x: {int: _of_numbers}.get(type(x.shape[1]), _of_symbols)(x.shape[1]),
+        False,
+    ),
+    "an error": (lambda x: _of_kind(x.shape[1]), False),
+    "a property": (
+        lambda x: 2.0 if hasattr(x.shape[1], "node") or x.shape[1] < 101 else 1.0,
+        False,
+    ),
 }
+
+
+def _of_numbers(number: int) -> float:
+    return 1.0 if number > 100 else 2.0
+
+
+def _of_symbols(number: Any) -> float:
+    return 2.0
+
+
+def _of_kind(number: Any) -> float:
+    try:
+        return [2.0, 1.0][number.bit_length() > 6]
+    except AttributeError:
+        return 2.0
 
 
 def _tries(x: Tensor) -> float:
@@ -196,6 +254,25 @@ def test_what_changes_ends_the_proof() -> None:
         model.wide.weight.mul_(2)
         weights.wide.weight.mul_(2)  # type: ignore[union-attr,operator]
     assert _check(weights, model, _x(4, 35))
+
+
+def test_a_proof_that_fails_writes_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch logs at level ERROR what an operator raises for symbols."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = [*logger.filters]
+
+    def asks(x: Tensor) -> float:
+        if not isinstance(x.shape[1], int):
+            torch.zeros(2, 3) @ torch.zeros(2, 3)
+        return 0.0
+
+    model = Layers(asks).eval()
+    optimized = _shared(model)
+    family = _family(optimized)
+    assert family.proof is None and "RuntimeError" in family.unproven
+    assert [line for line in caplog.records if line.levelno >= logging.ERROR] == []
+    assert logger.filters == before
+    assert not _check(optimized, model, _x(6, 77))
 
 
 def test_nothing_is_proven_beside_a_debugger() -> None:

@@ -75,6 +75,21 @@ def test_other_arguments_are_another_run(factor: Any) -> None:
         _both(lambda: (X * 2).exp(), lambda: (X * factor).exp())
 
 
+@pytest.mark.parametrize("pair", [(2, 2.0), (1, True), (0.0, -0.0)])
+def test_equal_numbers_of_other_kinds_are_another_run(pair: tuple[Any, Any]) -> None:
+    """Of which a result may have another dtype, or another sign."""
+    first, second = pair
+    whole = torch.arange(12).reshape(3, 4)
+    for x in (whole, X):
+        with pytest.raises(CaptureError, match="two runs on one input differ"):
+            _both(lambda x=x: x * first, lambda x=x: x * second)
+
+
+def test_numbers_that_are_none_are_equal() -> None:
+    _, _, again = _both(lambda: X * float("nan"), lambda: X * float("nan"))
+    assert again.steps
+
+
 def test_another_run_writes_to_nothing_of_the_first() -> None:
     with torch.no_grad():
         output, before = recorded_once(lambda: X * 2, lambda found: [found], [X], keeps=True)

@@ -19,7 +19,7 @@ from .inputs import form_of_call, input_tensors, without_sizes
 from .outputs import Output, output_tensors
 from .passes.quantized import Quantized
 from .placed import Placed
-from .proof import Way, can_see_way, conditions_of
+from .proof import conditions_of
 from .recorded import OutputForm, RecordedProgram, Run, forms_of
 from .sizes import DifferentError, SizedRun, Symbols, share_externals
 from .tape import (
@@ -29,6 +29,7 @@ from .tape import (
     recorded_again,
     recorded_once,
 )
+from .way import Way, new_way, what_hides_ways
 
 _log = logging.getLogger(__name__)
 
@@ -139,8 +140,8 @@ class Programs:
         ):
             return None
 
-        is_wanted = any(family.wants_proof for family in self._families) and can_see_way()
-        way = Way() if is_wanted else None
+        is_wanted = any(family.wants_proof for family in self._families) and not what_hides_ways()
+        way = new_way() if is_wanted else None
 
         def run_once() -> Any:
             with nullcontext() if way is None else way.watching():
@@ -177,6 +178,8 @@ class Programs:
         """Have the program that served a call serve others of such sizes without a run, if that it
         is right for them can be proven. forward: the module's own code; output: what it gave."""
         if served.family is None or served.way is None or not served.family.wants_proof:
+            return
+        if served.way.unseen:
             return
         form, inputs = form_of_call(args, kwargs)
         with own_code():

@@ -11,8 +11,9 @@ becomes a condition. The runs so far are proven for all sizes that meet these co
 
 from __future__ import annotations
 
+import logging
 import sys
-import types
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,85 +24,29 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
-from .codes import is_models
 from .in_place import without_writes
 from .outputs import Output, output_tensors
 from .sizes import SizedRun, Symbols, differ_in_arguments, share_externals
 from .tape import READS, Recorder, Recording, form_of, values_in
+from .way import Way, new_way
 
-_prim = torch.ops.prim
-
-
-_DEEPEST_OF_LOG = 12
-"""Calls of a log's handler that are followed."""
-_TEXTS = [kind.__repr__.__code__ for kind in (torch.SymInt, torch.SymFloat, torch.SymBool)]
-
-
-class Way:
-    """The instructions of the model's code that a run takes, in order, on this thread."""
-
-    def __init__(self) -> None:
-        self._taken: list[Any] = []
-        self.shows_sizes = False  # whether it makes text of a symbol, which asks nothing of it
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note what runs in it. Raises CaptureError where a debugger does already."""
-        if sys.gettrace() is not None:
-            raise CaptureError("a debugger watches its code")
-        sys.settrace(self._enter)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
-
-    def is_same(self, other: Way) -> bool:
-        """Whether another run took the same way."""
-        return self._taken == other._taken
-
-    def _enter(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code in _TEXTS and frame.f_back is not None and is_models(frame.f_back):
-            self.shows_sizes = True
-        if not is_models(frame) or _is_of_log(frame):
-            return None
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        self._taken.append(frame.f_code)
-        return self._step
-
-    def _step(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        if event == "opcode":
-            self._taken.append(frame.f_lasti)
-        return self._step
-
-
-def _is_of_log(frame: types.FrameType) -> bool:
-    """Whether code runs to handle a line of a log, which torch writes of symbols."""
-    caller = frame.f_back
-    for _ in range(_DEEPEST_OF_LOG):
-        if caller is None:
-            break
-        if caller.f_globals.get("__name__") == "logging":
-            return True
-        caller = caller.f_back
-    return False
+_aten, _prim = torch.ops.aten, torch.ops.prim
 
 
 class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
     """Notes the operator calls of a run without values.
 
-    expected: what a run with values did; what it read there is read here.
+    expected: what a run with values did; what it read there is read here. way: that of the run.
     """
 
-    def __init__(self, inputs: Sequence[Tensor], expected: Recording) -> None:
+    def __init__(self, inputs: Sequence[Tensor], expected: Recording, way: Way) -> None:
         super().__init__(inputs)
-        self._expected = expected
+        self._expected, self._way = expected, way
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        trace = sys.gettrace()
-        sys.settrace(None)  # torch's code is of no interest, and takes long to look at
-        try:
+        with self._way.paused():
             if func is _prim.device.default:
                 return func(*args, **(kwargs or {}))
             if func in READS:
@@ -109,16 +54,33 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
                 read = self._next_read(func)
                 self._step(func, args, arguments, read)
                 return read
+            if _is_whole(func, args) and not self._takes_all():
+                return self._all_of(args[0], types)
             return super().__torch_dispatch__(func, types, args, kwargs)
-        finally:
-            sys.settrace(trace)
+
+    def _all_of(self, tensor: Tensor, types: Any) -> Any:
+        """What torch makes of a slice that takes all, where sizes are numbers: an alias, or nothing
+        at all."""
+        if self._next_operator() is _aten.alias.default:
+            return super().__torch_dispatch__(_aten.alias.default, types, (tensor,))
+        same = tensor.detach()
+        self._name(same, self.value(tensor))
+        return same
 
     def _next_read(self, func: Any) -> Any:
-        place = len(self.steps)
-        expected = self._expected.steps
-        if place >= len(expected) or expected[place].operator is not func:
+        if self._next_operator() is not func:
             raise CaptureError("its code reads other values")
-        return expected[place].read
+        return self._expected.steps[len(self.steps)].read
+
+    def _takes_all(self) -> bool:
+        """Whether the step to which this run has come is such a slice in the other one, too."""
+        place, steps = len(self.steps), self._expected.steps
+        return place < len(steps) and _is_whole(steps[place].operator, steps[place].arguments)
+
+    def _next_operator(self) -> Any:
+        """That of the step to which this run has come, in the other one."""
+        place, steps = len(self.steps), self._expected.steps
+        return steps[place].operator if place < len(steps) else None
 
     def _literal(self, tensor: Tensor, result: Tensor) -> None:
         with _disable_current_modes():
@@ -126,10 +88,38 @@ class _Symbolic(Recorder):  # type: ignore[no-untyped-call]
         super()._literal(tensor, result)
 
 
-def can_see_way() -> bool:
-    """Whether this Python tells of every instruction (3.12 leaves some out), and no debugger
-    watches this thread."""
-    return sys.version_info < (3, 12) and sys.gettrace() is None
+def _is_whole(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call takes all of a tensor, whatever its size, as `x[:, 0]` does first."""
+    if func is not _aten.slice.Tensor or len(args) < 4:
+        return False
+    (start, end), step = args[2:4], args[4] if len(args) > 4 else 1
+    return all(type(each) is int for each in (start, end, step)) and (start, end, step) == (
+        0,
+        sys.maxsize,
+        1,
+    )
+
+
+_FAILURES = logging.getLogger("torch._subclasses.fake_tensor")
+"""Where torch writes, at level ERROR, that an operator has raised one for symbols. Then there is no
+proof, which is no error."""
+
+
+@contextmanager
+def _without_lines_of_failures() -> Iterator[None]:
+    """Have torch write no such line of what this thread runs. What is logged elsewhere, and by
+    others meanwhile, is logged as it is."""
+    thread = threading.get_ident()
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        is_failure = record.levelno == logging.ERROR and record.exc_info is not None
+        return not is_failure or threading.get_ident() != thread
+
+    _FAILURES.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        _FAILURES.removeFilter(is_of_others)
 
 
 def conditions_of(
@@ -153,17 +143,19 @@ def conditions_of(
 
     sizes = sized.sizes_of([*map(form_of, inputs)])
     assert sizes is not None
-    symbols, own = Symbols(sizes), Way()
+    symbols, own = Symbols(sizes), new_way()
     mode = symbols.mode()
     with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
         with mode:
             made = [symbols.tensor(form) for form in sized.inputs[: len(inputs)]]
         fakes = {id(tensor): fake for tensor, fake in zip(inputs, made, strict=True)}
         args, kwargs = pytree.tree_map(lambda x: fakes.get(id(x), x), (args, kwargs))
-        recorder = _Symbolic(made, sized.recording)
-        with mode, recorder.watching(), own.watching():
+        recorder = _Symbolic(made, sized.recording, own)
+        with mode, recorder.watching(), own.watching(), _without_lines_of_failures():
             value = forward(*args, **kwargs)
         found = recorder.recording(output_tensors(value, FakeTensor))
+    if own.unseen:
+        raise CaptureError(own.unseen)
     if own.shows_sizes:
         raise CaptureError("its code makes text of a size")
     if not way.is_same(own):

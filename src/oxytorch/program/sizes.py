@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import conditions
-from .tape import Form, Recording, Step, Value, is_same
+from .tape import Form, Recording, Step, Value, is_equal, is_same
 
 MOST_FACTORS = 2
 """Sizes that a formula multiplies, such as the batch size and the length."""
@@ -85,7 +85,7 @@ class SizedRun:
                 raise DifferentError
             parts = [self._one(each) for each in zip(*values, strict=True)]
             return type(first)(*parts) if isinstance(first, Form) else tuple(parts)
-        if all(_is_equal(value, first) for value in values):
+        if all(is_equal(value, first) for value in values):
             return first
         if type(first) is not int:
             raise DifferentError
@@ -210,10 +210,6 @@ def share_externals(first: Recording, second: Recording) -> bool:
     )
 
 
-def _is_equal(a: Any, b: Any) -> bool:
-    return bool(a == b) or (type(a) is float and repr(a) == repr(b))
-
-
 def _of(numbers: Sequence[Any], sizes: Sequence[int]) -> tuple[int, ...]:
     """Numbers, which may be formulas, where the sizes have these values."""
     return tuple([n.of(sizes) if isinstance(n, Formula) else n for n in numbers])
@@ -226,7 +222,7 @@ def _agrees(own: Any, value: Any, sizes: Sequence[int]) -> bool:
     if isinstance(own, tuple):
         pairs = type(value) is type(own) and len(value) == len(own)
         return pairs and all(_agrees(a, b, sizes) for a, b in zip(own, value, strict=True))
-    return type(own) is type(value) and _is_equal(own, value)
+    return is_equal(own, value)
 
 
 class Symbols:
@@ -283,7 +279,7 @@ class Symbols:
             is_number = isinstance(own, Formula | int) and type(value) in (int, torch.SymInt)
             difference = _expression(self.value(own)) - _expression(value) if is_number else None
             return difference is not None and difference.expand() == 0
-        return type(own) is type(value) and _is_equal(own, value)
+        return is_equal(own, value)
 
     def conditions(self) -> list[conditions.Condition]:
         """What has to hold for the sizes, numbered as inputs that are numbers, for what was found

@@ -378,7 +378,16 @@ def _are_alike(first: Any, second: Any) -> bool:
     """Whether arguments are equal and of the same types: 1 and True are not, for an operator."""
     if isinstance(first, tuple) and isinstance(second, tuple):
         return len(first) == len(second) and all(map(_are_alike, first, second))
-    return type(first) is type(second) and bool(first == second)
+    return is_equal(first, second)
+
+
+def is_equal(first: Any, second: Any) -> bool:
+    """Whether two values are of one type and equal. 0.0 and -0.0 are not, for an operator, and two
+    values that are no number are."""
+    if type(first) is not type(second):
+        return False
+    is_broken = isinstance(first, (float, complex))
+    return repr(first) == repr(second) if is_broken else bool(first == second)
 
 
 def _by_places(func: Any, args: tuple[Any, ...]) -> bool:
@@ -448,9 +457,19 @@ def recorded_again(
         a is b or (number in second.literals and is_same(a, b))
         for number, (a, b) in enumerate(zip(first.externals, second.externals, strict=True))
     )
-    if not same or first.steps != second.steps or first.outputs != second.outputs:
+    if not same or not _take_the_same(first, second) or first.outputs != second.outputs:
         raise CaptureError("two runs on one input differ")
     return second, is_plain
+
+
+def _take_the_same(first: Recording, second: Recording) -> bool:
+    """Whether two runs call the same operators, with arguments of the same types and values."""
+    return len(first.steps) == len(second.steps) and all(
+        (a.operator, a.results) == (b.operator, b.results)
+        and _are_alike(a.arguments, b.arguments)
+        and is_equal(a.read, b.read)
+        for a, b in zip(first.steps, second.steps, strict=True)
+    )
 
 
 def operators(recording: Recording) -> list[Any]:
