@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..rewriting.changes import AttributeSet
+from ..rewriting.changes import forwards_set
 from .sample import Sample, SampleError
 
 
@@ -115,12 +115,8 @@ def core_call(
         calls.append((args, kwargs))
         return run(*args, **kwargs)
 
-    change = AttributeSet(core, "forward", noting)
-    try:
-        with sample.running(model), torch.no_grad():
-            model(*sample.args, **sample.kwargs)
-    finally:
-        change.undo({})
+    with forwards_set({core: noting}), sample.running(model), torch.no_grad():
+        model(*sample.args, **sample.kwargs)
     if len(calls) != 1:
         raise SampleError(f"optimize: expected one call of {type(core).__name__}, got {len(calls)}")
     return calls[0]

@@ -17,7 +17,7 @@ from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS, MISSING
 from ..graph.code import can_watch
 from ..graph.errors import CaptureError
-from ..graph.forward import OwnSignature
+from ..graph.forward import AroundForward
 from ..graph.state import State
 from .before import Before
 from .codes import Codes
@@ -49,7 +49,7 @@ FREE_TRIES, CALLS_OF_A_TRY = 32, 16
 take several times as long as others, and sizes may never come again."""
 
 
-class Replay(OwnSignature):
+class Replay(AroundForward):
     """Stands in for `module.forward`: runs a program where its guards hold, else the forward.
 
     The guards: nothing that the module's Python can have read is another than it was (see
@@ -64,7 +64,6 @@ class Replay(OwnSignature):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        self.inner = module.__dict__.get("forward")
         self._start()
 
     def _start(self) -> None:
@@ -85,12 +84,6 @@ class Replay(OwnSignature):
 
     def _new_builder(self) -> Programs:
         return Programs()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward without programs."""
-        if self.inner is not None:
-            return self.inner(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], written: State | None = None
