@@ -19,7 +19,7 @@ from oxytorch.graph.errors import CaptureError
 from oxytorch.program import passes
 from oxytorch.program.outputs import output_tensors
 from oxytorch.program.passes import smoothing
-from oxytorch.program.passes.quantized import (
+from oxytorch.program.passes.quantized_layers import (
     Layer,
     Layers,
     Numbers,

@@ -20,15 +20,16 @@ from ..graph.errors import CaptureError
 from ..graph.forward import AroundForward
 from ..graph.state import State
 from .before import Before
+from .calls import Form, Recording, form_of
 from .codes import Codes
 from .families import Programs, Seen
 from .inputs import ForeignError, form_of_call, input_tensors
 from .outputs import Output, containers, output_tensors
-from .passes.quantized import Layers
+from .passes.quantized_layers import Layers
 from .placed import UnsettledError
 from .reachable import Reachable
 from .recorded import RecordedProgram
-from .tape import Form, Recording, form_of, recorded_once
+from .tape import recorded_once
 
 MOST_FORMS = 512
 """Forms of call that programs serve; calls of further forms run the module's own code."""

@@ -12,8 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from torch.utils import _pytree as pytree
 from ..core.modes import FunctionsTo, OwnDispatchMode, recording
 from ..graph.code import go_on_watching, stop_watching
 from ..graph.errors import CaptureError
+from .calls import Form, Recording, Step, Value, form_of, in_order, is_same, operators
 
 _aten = torch.ops.aten
 READS = (
@@ -51,51 +51,6 @@ _NOTED_AS = {_aten._unsafe_view.default: _aten.view.default}
 MOST_KEPT = 1 << 30
 """Bytes of results that are kept until a run is recorded again."""
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-@dataclass(frozen=True)
-class Value:
-    """Stands for a tensor of a record: kind is "input", "external" (kept) or "result"."""
-
-    kind: str
-    number: int
-
-
-class Form(NamedTuple):
-    """How a tensor lies in memory, and in which."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    memory: int
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether it lies in the usual order, without gaps."""
-        return self.meta().is_contiguous()
-
-    def meta(self) -> Tensor:
-        """A tensor of this form without values."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operator call: arguments in the order of the schema, tensors as Values.
-
-    results: a Value, a list of Values or None for each result. read: the value that Python saw.
-    """
-
-    operator: Any
-    arguments: tuple[Any, ...]
-    results: tuple[Any, ...]
-    read: Any = None
-
-
-def form_of(tensor: Tensor) -> Form:
-    """The form of a plain tensor."""
-    memory = tensor.untyped_storage()._cdata
-    return Form(tuple(tensor.shape), tensor.stride(), tensor.dtype, memory)
 
 
 _MADE_OF_DATA = frozenset(["tensor", "as_tensor", "asarray", "new_tensor", "new", "Tensor"])
@@ -395,31 +350,6 @@ def is_random(func: Any, arguments: Sequence[Any]) -> bool:
     return named.get("dropout_p") != 0.0 and is_training
 
 
-def in_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All arguments of a call in the order of the operator's schema, defaults filled in."""
-    rest = func._schema.arguments[len(args) :]
-    return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
-
-
-@dataclass
-class Recording:
-    """What one run of a module did: its steps, the tensors from outside, its outputs.
-
-    outputs: what stands for the tensors of the output; tensors: these; output: the output itself.
-    forms: the shape, strides and dtype of each result. literals: which of the tensors from outside
-    are made of Python values. made: the results themselves, while the run may be recorded again.
-    """
-
-    steps: list[Step]
-    externals: list[Tensor]
-    outputs: list[Value]
-    tensors: list[Tensor]
-    output: Any
-    forms: dict[Value, Form]
-    literals: set[int] = field(default_factory=set)
-    made: dict[Value, Tensor] = field(default_factory=dict)
-
-
 def recorded_again(
     first: Recording,
     run: Callable[[], tuple[Any, Iterable[Tensor]]],
@@ -449,11 +379,6 @@ def recorded_again(
     if not same or first.steps != second.steps or first.outputs != second.outputs:
         raise CaptureError("two runs on one input differ")
     return second, is_plain
-
-
-def operators(recording: Recording) -> list[Any]:
-    """The operators of a run, in order."""
-    return [step.operator for step in recording.steps]
 
 
 def _recorded(
@@ -519,19 +444,3 @@ def _place() -> str:
 
 _LIBRARIES = tuple(os.path.dirname(path) for path in (torch.__file__, os.path.dirname(__file__)))
 """The folders of torch and of this package."""
-
-
-def is_same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have one form and equal values."""
-    if (first.shape, first.dtype) != (second.shape, second.dtype):
-        return False
-    return torch.equal(first.nan_to_num(), second.nan_to_num())
-
-
-def values_in(nested: Any) -> Iterator[Value]:
-    """All Values among arguments or results, in order."""
-    for item in nested:
-        if isinstance(item, Value):
-            yield item
-        elif isinstance(item, (list, tuple)):
-            yield from values_in(item)

@@ -36,7 +36,7 @@ from .embeddings import embedding_bags, merged_bags
 from .formulas import activations
 from .places import Place, places_of
 from .post_ops import in_place
-from .quantized import Quantization
+from .quantized_layers import Quantization
 from .simplify import escaping, simplify
 from .spellings import spellings
 

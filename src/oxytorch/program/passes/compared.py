@@ -20,15 +20,13 @@ from .editor import Editor, known
 from .linear import LINEAR
 from .quantized import (
     DEQUANTIZE,
-    Layer,
-    Numbers,
-    Quantization,
     all_layers,
     convolution_of_bytes,
     linear_of_bytes,
     of_bytes,
     rounding,
 )
+from .quantized_layers import Layer, Numbers, Quantization
 from .quantized_weights import LARGEST, SMALLEST, Making
 
 

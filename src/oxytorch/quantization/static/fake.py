@@ -26,7 +26,7 @@ from ...graph.forward import AroundForward, OwnSignature
 from ...ops.quantized_linear import steps_of_rows
 from ...optim.compiler import never_compiled
 from ...program.passes.places import Place
-from ...program.passes.quantized import Numbers
+from ...program.passes.quantized_layers import Numbers
 from ...program.passes.quantized_weights import LARGEST, SMALLEST
 from .observers import Observer, numbers_of
 

@@ -14,7 +14,7 @@ from ...graph.forward import AroundForward
 from ...optimize.sample import Sample
 from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT, ObservedProgram
-from ...program.passes.quantized import Smoothing
+from ...program.passes.quantized_layers import Smoothing
 from ...rewriting.changes import AttributeSet
 from ...rewriting.copies import copied
 from ...rewriting.refusals import check_evaluation, check_finite, check_module, check_not_optimized

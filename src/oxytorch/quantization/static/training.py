@@ -15,7 +15,7 @@ from ...program import passes
 from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT
 from ...program.passes.places import Place
-from ...program.passes.quantized import Numbers, Smoothing, named
+from ...program.passes.quantized_layers import Numbers, Smoothing, named
 from ...rewriting.changes import AttributeSet
 from ...rewriting.copies import Separation, copied
 from ...rewriting.refusals import check_module
