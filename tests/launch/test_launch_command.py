@@ -77,7 +77,7 @@ def test_help_teaches_by_examples(capsys):
         (["no-such-command"], "there is no command no-such-command on PATH"),
         (["./notes.txt"], "./notes.txt is not executable"),
         (["machine"], "machine is a folder"),
-        (["--ninstances", "0", "x.py"], "--ninstances: expected a number from 1, got '0'"),
+        (["--ninstances", "0", "x.py"], "--ninstances: expected an integer above 0, got '0'"),
         (["--ninstances", "57", "x.py"], "--ninstances: expected at most 56"),
         (["--ninstances", "2", "--instance-idx", "2", "x.py"], "--instance-idx: expected"),
         (["--cores-list", "0,200", "x.py"], "--cores-list: expected cores of this machine (0-111)"),

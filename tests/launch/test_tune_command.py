@@ -255,7 +255,7 @@ def test_saved_program_of_open_sizes_needs_them(mistake):
         (["--maximise", "x.py"], "oxytorch tune: error: unrecognized arguments: --maximise"),
         (["--maximize=a", "--minimize=b", "x.py"], "not allowed with argument"),
         (["--at-most", "latency", "x.py"], "--at-most: expected NAME: NUMBER"),
-        (["--ninstances", "0", "x.py"], "--ninstances: expected a number from 1, got '0'"),
+        (["--ninstances", "0", "x.py"], "--ninstances: expected an integer above 0, got '0'"),
         (["--ninstances", "999999", "x.py"], "none of the combinations fit"),
         (["--cores-list", "99999", "x.py"], "--cores-list: expected cores of this machine"),
         (["--cores-list", "a", "x.py"], "expected numbers"),

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from .shared_options import add_core_options, add_model_options, positive, set_texts, switch
+from ..command_line import positive
+from .shared_options import add_core_options, add_model_options, set_texts, switch
 
 USAGE = """\
 oxytorch run [options] script.py [arguments]

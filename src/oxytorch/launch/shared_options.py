@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
+from ..command_line import checked
 from ..core.system_files import numbers
 
 
@@ -48,25 +48,6 @@ def add_model_options(group: Any) -> None:
         "--sample-first-call",
         help="with --optimize: run it again on the inputs of that call, to fuse operators",
     )
-
-
-def checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A reader whose ValueError argparse shows."""
-
-    def read_checked(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read_checked
-
-
-def positive(text: str) -> int:
-    """A number from 1."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
-    return int(text)
 
 
 def cpu_list(text: str) -> tuple[int, ...]:

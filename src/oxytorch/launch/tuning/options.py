@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...command_line import checked, positive
 from ...core.system_files import ranges
 from ..environment import ALLOCATORS
 from ..shared_options import (
     add_core_options,
     add_model_options,
-    checked,
-    positive,
     set_texts,
     switch,
 )
