@@ -99,15 +99,13 @@ def about(number: int) -> tuple[int, bool]:
     return number // step * step, number % 16 == 0
 
 
-def key_of_linear(weight: Tensor, transposed: bool, dims: int | None, way: str) -> tuple[Any, ...]:
+def key_of_linear(weight: Tensor, transposed: bool, dims: int | None) -> tuple[Any, ...]:
     """What the times of a linear layer depend on, besides rows.
 
-    dims: of its input; None where they are not known. way: how it is called, which matters for
-    small layers alone: those of about one size share the times otherwise.
+    dims: of its input; None where they are not known.
     """
     outputs, width = reversed(weight.shape) if transposed else weight.shape
-    called = way if weight.numel() < SMALL else ""
-    return ("linear", about(outputs), about(width), weight.dtype, transposed, dims, called)
+    return ("linear", about(outputs), about(width), weight.dtype, transposed, dims)
 
 
 def numbers(*size: int, dtype: torch.dtype | None = None) -> Tensor:
