@@ -387,14 +387,14 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
 
 def _data_of(weight: PackedTensor) -> Tensor:
-    """What function modes are told of where code asks for a weight's `data`."""
+    """The function that modes see where code asks for a weight's `data`."""
     return weight.plain()
 
 
 def why_not_plain(weight: object) -> str | None:
     """Return why a module's weight cannot be packed, whatever the format, or None if it can."""
     if weight is None:
-        return "its weight is made anew at each call (a parametrization)"
+        return "its weight is recomputed at each call (a parametrization)"
     if type(weight) is not torch.nn.Parameter:
         return f"its weight is a {type(weight).__name__}"
     if weight.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Models from texts to vectors or scores: those of sentence-transformers, told by their structure.
+"""Models from texts to vectors or scores: sentence-transformers, recognized by structure.
 
 Such a model is an `nn.Sequential` of a class of its own, with `preprocess` or `tokenize` for texts
 and `encode` or `predict` for users. Its modules hand on one dictionary of features and write to it;

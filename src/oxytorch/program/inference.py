@@ -77,7 +77,7 @@ def traced_steps(graph: fx.GraphModule) -> Traced:
         found = run.run(*inputs[: len(places)])
     tensors = [each for each in found if isinstance(each, Tensor)]
     if any(each is not None and not isinstance(each, Tensor | int) for each in found):
-        raise CaptureError("an output is neither a tensor nor a whole number")
+        raise CaptureError("an output is neither a tensor nor an integer")
     recording = without_writes(recorder.recording(tensors))
     if recording is None:
         raise CaptureError("it writes to tensors that it shows elsewhere")

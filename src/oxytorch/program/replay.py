@@ -311,7 +311,7 @@ class Replay(AroundForward):
     def _output(
         self, value: Any, state: Reachable, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Output:
-        """What a call returned, to be made anew. Raises CaptureError where it is others' too."""
+        """What a call returned, to be rebuilt. Raises CaptureError where it is others' too."""
         output = Output(value)
         known = {id(own) for own in containers((args, kwargs))}
         if any(id(own) in known or state.holds(own) for own in containers(value)):

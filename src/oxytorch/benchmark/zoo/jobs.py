@@ -1,4 +1,4 @@
-"""`oxytorch bench zoo`: every model in every dtype and batch size; what it loses is told."""
+"""`oxytorch bench zoo`: every model in every dtype and batch size; losses are listed."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ EPSILON = "1e-05"
 OF_ONE_CACHE, OF_CACHES = 4 << 20, 64 << 20
 """Bytes after which the second cache of a thread's processor, and those of all, hold others."""
 MOST_TURNS = 16
-"""Products of a call that is timed. Weights so small stay in the caches amid a model too."""
+"""Products of a call that is timed. Weights so small stay in the caches inside a model too."""
 
 
 def as_linear(editor: Editor) -> None:

@@ -226,7 +226,7 @@ def _rounding(value: Value) -> float:
 
 
 def _rounding_of(count: int, dtype: torch.dtype) -> float:
-    """Seconds in which so many numbers are rounded, amid a program."""
+    """Seconds in which so many numbers are rounded inside a program."""
     rows = max(1, count // _WIDTH)
 
     def make() -> list[Callable[[], Any]]:
