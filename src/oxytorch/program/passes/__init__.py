@@ -170,7 +170,7 @@ def compared_layers(
     steps: Steps, lasting: Iterable[Value], quantization: Quantization
 ) -> dict[str, Compared]:
     """Change steps so that layers are also computed as `quantization` says, each of them with what
-    the others give in floating numbers; return the errors and the work of all layers, by name."""
+    the others give in floating point; return the errors and the work of all layers, by name."""
     editor = as_calibrated(steps, lasting)
     return compared.compare(editor, smoothing.smooth(editor, quantization))
 

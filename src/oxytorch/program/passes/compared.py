@@ -1,4 +1,4 @@
-"""Pass that computes layers twice: in floating numbers, and with bytes beside, to tell the error.
+"""Pass that computes layers twice: in floating point, and with bytes beside, to tell the error.
 
 What is compared is what the layer itself gives, before an activation or a sum; what others take is
 the floating result, so that each error is that of one layer alone.

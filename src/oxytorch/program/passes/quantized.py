@@ -1,4 +1,4 @@
-"""Passes that have linear layers and convolutions multiply bytes in place of floating numbers.
+"""Passes that have linear layers and convolutions multiply bytes in place of floating point.
 
 Layers have names, those of the modules whose weights they take. A point is a value of a program
 whose range decides which bytes it becomes: what a layer takes, "name.input", and what a layer gives

@@ -29,7 +29,7 @@ class Layer:
     """How a layer is computed with bytes.
 
     input: which bytes it takes; None rounds each row by its own largest magnitude. output: those
-    that it gives where these are added to something else; None: floating numbers.
+    that it gives where these are added to something else; None: floating point.
     """
 
     input: Numbers | None

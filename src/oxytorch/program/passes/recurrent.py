@@ -32,7 +32,7 @@ _OF_LSTM = "2"
 """Torch's number of the kind of layer."""
 USUAL = 16, 1
 """Steps and batch of an input whose size is not known."""
-SLOWER = "floating numbers are as fast here"
+SLOWER = "floating point is as fast here"
 
 
 @dataclass(frozen=True)

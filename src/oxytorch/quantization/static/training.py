@@ -274,7 +274,7 @@ class Training(Observations):
 
     def recipe(self) -> Recipe:
         """How the layers are computed by the present ranges: as they were trained, also where
-        floating numbers are faster. Raises ValueError without any range."""
+        floating point is faster. Raises ValueError without any range."""
         layers = {}
         for name, why in self.layers.items():
             fake = self._fakes.get(name.partition("#")[0])
