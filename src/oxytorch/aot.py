@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import config
+from .command_line import positive, words
 from .gpu import build, compilers, devices, images, launch, pack
 from .gpu.devices import Device
 from .gpu.errors import DriverError, ImageError, NoKernelError
@@ -71,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="where the images go; without it the package's own folder, or the user's where that "
         "is read-only",
     )
-    builds.add_argument("--jobs", type=_positive, metavar="N", help="compilers at once (all cores)")
+    builds.add_argument("--jobs", type=positive, metavar="N", help="compilers at once (all cores)")
     builds.add_argument("--kernels", metavar="LIST", default="", help="only these kernels")
     builds.add_argument(
         "--allow-none", action="store_true", help="having no compiler at all is no error"
@@ -90,12 +91,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
         if verb != "check":
             reads.add_argument("--json", action="store_true", help="print the same facts as JSON")
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected an integer above 0, got {text!r}")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -154,7 +149,7 @@ def _build(arguments: argparse.Namespace) -> int:
             return 0
         install = "; ".join(sorted({f"{how} ({who})" for who, how in compilers.INSTALL.items()}))
         raise ValueError(f"no compiler for GPUs is installed here; {install}")
-    only = [name.strip() for name in arguments.kernels.split(",") if name.strip()]
+    only = words(arguments.kernels)
     names = ", ".join(device.name for device in wanted)
     with _progress(f"oxytorch aot: {names}") as progress:
         result = build.build(KERNELS, wanted, folder, arguments.jobs, only, progress)

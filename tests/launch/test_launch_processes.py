@@ -8,17 +8,14 @@ import signal
 import sys
 import time
 import traceback
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from instances import CORES, TWO, running
 
 from oxytorch.__main__ import main
 from oxytorch.launch.command import _opened
 from oxytorch.launch.processes import Job, run_jobs
-
-CORES = sorted(os.sched_getaffinity(0))
-TWO = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 
 SHOW = """
 import os, sys
@@ -81,18 +78,6 @@ def start(*words: str, **variables: str) -> Launcher:
 
 def run(*words: str, **variables: str) -> tuple[int, str, str]:
     return start(*words, **variables).finish()
-
-
-def running(mark: str) -> list[str]:
-    """Command lines of processes that have `mark` in them."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        found += [line] if mark in line else []
-    return found
 
 
 @pytest.fixture

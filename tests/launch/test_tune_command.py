@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_launch_processes import CORES, TWO, running
+from instances import CORES, TWO, running
 from torch import nn
 
 import oxytorch
@@ -39,9 +39,11 @@ def script(tmp_path, monkeypatch) -> Path:
     return path
 
 
+CORES_LIST = f"--cores-list={','.join(str(number) for number in CORES[:2])}"
+
+
 def tune(*words: str) -> int:
-    two = ",".join(str(number) for number in CORES[:2])
-    return main(["tune", f"--cores-list={two}", *words])
+    return main(["tune", CORES_LIST, *words])
 
 
 def results(folder: Path) -> list[dict]:
@@ -87,16 +89,14 @@ def test_search_goes_on_where_it_ended(tmp_path, capfd):
 
 
 @TWO
-def test_file_of_another_search_is_refused(tmp_path, capfd):
+def test_file_of_another_search_is_refused(tmp_path, mistake):
     assert tune("--repeats=1", "--results=my.jsonl", "x.py") == 0
     for words in (["--minimize=latency", "x.py"], ["x.py", "argument"]):
-        with pytest.raises(SystemExit):
-            tune("--results=my.jsonl", *words)
-        assert "--results: my.jsonl is of another search:" in capfd.readouterr().err
+        told = mistake(["tune", CORES_LIST, "--results=my.jsonl", *words])
+        assert "--results: my.jsonl is of another search:" in told
     (tmp_path / "notes.txt").write_text("my notes\n")
-    with pytest.raises(SystemExit):
-        tune("--results=notes.txt", "x.py")
-    assert "notes.txt holds no results to go on with" in capfd.readouterr().err
+    told = mistake(["tune", CORES_LIST, "--results=notes.txt", "x.py"])
+    assert "notes.txt holds no results to go on with" in told
     assert (tmp_path / "notes.txt").read_text() == "my notes\n"
 
 
@@ -234,7 +234,7 @@ def test_saved_program_is_measured(capfd):
     assert trial["trial"]["value"] > 0 and trial["trial"]["limits"][0] > 0
 
 
-def test_saved_program_of_open_sizes_needs_them(capfd):
+def test_saved_program_of_open_sizes_needs_them(mistake):
     save("open.oxy", is_open=True)
     for words, message in (
         ([], "--input 'input: N,8' with a number for each N"),
@@ -242,9 +242,7 @@ def test_saved_program_of_open_sizes_needs_them(capfd):
         (["--input=other: 4,8"], "expected an input of input, got 'other'"),
         (["--input=input 4"], "expected NAME: SIZES"),
     ):
-        with pytest.raises(SystemExit):
-            tune(*words, "open.oxy")
-        assert message in capfd.readouterr().err
+        assert message in mistake(["tune", *words, "open.oxy"])
     words = ("--ninstances=1", "--repeats=1", "--seconds=0.1", "--minimize=latency")
     assert tune(*words, "--input=input: 4,8", "open.oxy") == 0
 
@@ -257,7 +255,7 @@ def test_saved_program_of_open_sizes_needs_them(capfd):
         (["--maximise", "x.py"], "oxytorch tune: error: unrecognized arguments: --maximise"),
         (["--maximize=a", "--minimize=b", "x.py"], "not allowed with argument"),
         (["--at-most", "latency", "x.py"], "--at-most: expected NAME: NUMBER"),
-        (["--ninstances", "0", "x.py"], "--ninstances: expected a number from 1, got '0'"),
+        (["--ninstances", "0", "x.py"], "--ninstances: expected an integer above 0, got '0'"),
         (["--ninstances", "999999", "x.py"], "none of the combinations fit"),
         (["--cores-list", "99999", "x.py"], "--cores-list: expected cores of this machine"),
         (["--cores-list", "a", "x.py"], "expected numbers"),
@@ -272,18 +270,13 @@ def test_saved_program_of_open_sizes_needs_them(capfd):
         (["--seconds", "0", "x.py"], "--seconds: expected a number above 0"),
     ],
 )
-def test_mistakes_are_named_before_anything_starts(words, message, capfd):
-    with pytest.raises(SystemExit) as stopped:
-        main(["tune", *words])
-    assert stopped.value.code == 2
-    assert message in " ".join(capfd.readouterr().err.split())
+def test_mistakes_are_named_before_anything_starts(words, message, mistake):
+    assert message in mistake(["tune", *words])
 
 
-def test_plot_without_matplotlib_names_the_package(monkeypatch, capfd):
+def test_plot_without_matplotlib_names_the_package(monkeypatch, mistake):
     monkeypatch.setattr(drawing.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit):
-        main(["tune", "--plot", "a.svg", "x.py"])
-    assert "pip install 'oxytorch[tune]'" in capfd.readouterr().err
+    assert "pip install 'oxytorch[tune]'" in mistake(["tune", "--plot", "a.svg", "x.py"])
 
 
 def test_help_teaches_by_two_examples(capfd):

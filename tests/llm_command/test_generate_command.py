@@ -164,11 +164,8 @@ def test_folders_that_cannot_be_loaded_are_named(folder, tmp_path, capsys):
     assert "file not fully covered" in _refused([cut, *prompt], capsys)
 
 
-def test_unknown_precision_names_the_choices(folder, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["llm", "generate", str(folder), "--prompt", "a", "--weights", "int3"])
-    assert stopped.value.code == 2
-    shown = capsys.readouterr().err
+def test_unknown_precision_names_the_choices(folder, mistake):
+    shown = mistake(["llm", "generate", str(folder), "--prompt", "a", "--weights", "int3"])
     assert "int3" in shown and all(name in shown for name in PRECISIONS)
 
 
@@ -243,13 +240,10 @@ def test_quantized_folders_keep_their_weights(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("verb", ["generate", "perplexity", "bench"])
-def test_files_that_cannot_be_written_are_told_first(verb, folder, tmp_path, capsys):
+def test_files_that_cannot_be_written_are_told_first(verb, folder, tmp_path, mistake):
     given = {"generate": ["--prompt", "a"], "perplexity": ["--text", str(folder)], "bench": []}
     for path, text in ((tmp_path / "no" / "f.json", "does not exist"), (tmp_path, "is a folder")):
-        with pytest.raises(SystemExit) as stopped:
-            main(["llm", verb, str(folder), *given[verb], "--json", str(path)])
-        assert stopped.value.code == 2
-        assert text in capsys.readouterr().err
+        assert text in mistake(["llm", verb, str(folder), *given[verb], "--json", str(path)])
 
 
 def test_a_reader_that_leaves_ends_it_quietly(folder):

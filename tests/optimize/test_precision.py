@@ -1,4 +1,4 @@
-"""Which linear layers and convolutions get the dtype asked for, and what others do amid them."""
+"""Which linear layers and convolutions get the dtype asked for, and what others do among them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BF16 = torch.bfloat16
 
 
 def _times(monkeypatch: pytest.MonkeyPatch, times: Callable[[nn.Module], Any]) -> None:
-    """Have layers take so many seconds: as they are, so amid converted ones, and converted."""
+    """Have layers take so many seconds: as they are, so among converted ones, and converted."""
     monkeypatch.setattr(measure, "TIMED", True)
     monkeypatch.setattr(measure, "_ratio", lambda plain, ours: 0.5)
     monkeypatch.setattr(tune, "_turns", lambda runs, *_: [(1.0,) * len(runs)])

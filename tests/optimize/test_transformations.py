@@ -1,4 +1,4 @@
-"""Models whose layers are bfloat16 amid float32 norms, under torch.func and forward-mode AD."""
+"""Models whose layers are bfloat16 between float32 norms, under torch.func and forward-mode AD."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from oxytorch.graph.errors import CaptureError
 from oxytorch.program import tape
-from oxytorch.program.tape import Recording, recorded_again, recorded_once
+from oxytorch.program.calls import Recording
+from oxytorch.program.tape import recorded_again, recorded_once
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

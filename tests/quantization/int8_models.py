@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from oxytorch.quantization import Int8StaticActivationInt8Weight, prepare
 
 
 class Residual(nn.Module):
@@ -55,6 +59,18 @@ class Block(nn.Module):
         x = self.norm(x + self.out(mixed))
         result: Tensor = self.last(x + self.down(F.gelu(self.up(x))))
         return result
+
+
+def calibrated(
+    model: nn.Module,
+    calls: Sequence[Tensor],
+    config: Int8StaticActivationInt8Weight | None = None,
+) -> nn.Module:
+    """The model prepared by the first of the calls, and called with all of them."""
+    prepared = prepare(model, config or Int8StaticActivationInt8Weight(), calls[0])
+    for each in calls:
+        prepared(each)
+    return prepared
 
 
 def error(found: Tensor, wanted: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""autotune: which layers stay in floating numbers so that a score is kept."""
+"""autotune: which layers stay in floating point so that a score is kept."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_where_nothing_is_good_enough_all_layers_stay_in_floating_numbers() -> N
 
     result = autotune(model, ROWS, score, max_loss=0)
     assert computed(result, "float") == {f"layers.{n}" for n in range(8)}
-    assert result.chosen is None and "every layer stays in floating numbers" in str(result)
+    assert result.chosen is None and "every layer stays in floating point" in str(result)
     with torch.no_grad():
         assert error(result.model(ROWS[0]), model(ROWS[0])) < 1e-5
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from int8_models import Block, Chain, PreNorm, Residual, with_outliers
+from int8_models import Block, Chain, PreNorm, Residual, calibrated, with_outliers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +20,6 @@ from oxytorch.quantization import (
     Int8StaticActivationInt8Weight,
     LayerError,
     convert,
-    prepare,
     quantize,
     recipe_of,
     report,
@@ -86,9 +85,7 @@ def test_the_whole_model_is_compared_too() -> None:
 
 def test_layers_say_how_they_are_computed() -> None:
     model = Block().eval()
-    prepared = prepare(model, Int8StaticActivationInt8Weight(), TOKENS[0])
-    for each in TOKENS:
-        prepared(each)
+    prepared = calibrated(model, TOKENS)
     recipe = recipe_of(prepared).set("up", "float").set("down", "dynamic")
     found = report(model, convert(prepared, recipe), TOKENS)
     layers = by_name(found)

@@ -19,28 +19,13 @@ from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import (
     Float8Weight,
     Int4Weight,
-    Int8DynamicActivationInt4Weight,
-    Int8DynamicActivationInt8Weight,
     Int8Weight,
     NF4Weight,
     WeightConfig,
 )
 from oxytorch.rewriting import memory
 from tiny import TiedEmbedding, tiny_llama
-
-CONFIGS: list[tuple[WeightConfig, float]] = [
-    (Int8Weight(), 0.012),
-    (Int8Weight(group_size=64, symmetric=False), 0.008),
-    (Int8DynamicActivationInt8Weight(), 0.02),
-    (Int4Weight(), 0.11),
-    (Int4Weight(group_size=32, symmetric=False), 0.09),
-    (Int4Weight(group_size=None), 0.13),
-    (Int8DynamicActivationInt4Weight(group_size=64), 0.1),
-    (NF4Weight(), 0.1),
-    (Float8Weight(), 0.03),
-    (Float8Weight(group_size=32), 0.03),
-    (Float8Weight(block_size=(128, 128)), 0.03),
-]
+from weight_configs import MOST_ERROR
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -48,7 +33,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("config", "most"), CONFIGS, ids=lambda x: repr(x))
+@pytest.mark.parametrize(("config", "most"), MOST_ERROR.items(), ids=lambda x: repr(x))
 def test_layers_compute_with_the_rounded_weights(
     small: Any, config: WeightConfig, most: float, dtype: torch.dtype
 ) -> None:
@@ -394,7 +379,7 @@ def test_configurations_check_themselves(make: Any, text: str) -> None:
 
 
 def test_foreseen_sizes_are_the_real_ones() -> None:
-    for config, _ in CONFIGS:
+    for config in MOST_ERROR:
         model = nn.Sequential(nn.Linear(256, 40, bias=False))
         oxytorch.quantize_(model, config)
         assert model[0].weight.nbytes_packed() == config.nbytes(40, 256)

@@ -1,4 +1,4 @@
-"""Layers stay in floating numbers where these are timed as faster."""
+"""Layers stay in floating point where these are timed as faster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oxytorch.program.program import Step
 from oxytorch.quantization import Int8StaticActivationInt8Weight, convert, recipe_of
 from oxytorch.rewriting import measure
 
-FASTER = "floating numbers are faster here"
+FASTER = "floating point is faster here"
 Given = Callable[..., None]
 
 

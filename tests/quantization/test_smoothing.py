@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from int8_models import Block, Chain, Gated, PreNorm, Residual, error, with_outliers
+from int8_models import Block, Chain, Gated, PreNorm, Residual, calibrated, error, with_outliers
 from torch import Tensor, nn
 
 import oxytorch
@@ -19,7 +19,7 @@ from oxytorch.graph.errors import CaptureError
 from oxytorch.program import passes
 from oxytorch.program.outputs import output_tensors
 from oxytorch.program.passes import smoothing
-from oxytorch.program.passes.quantized import (
+from oxytorch.program.passes.quantized_layers import (
     Layer,
     Layers,
     Numbers,
@@ -134,9 +134,7 @@ def test_factors_change_no_result_of_floating_numbers(
 
 def test_a_layer_left_in_floating_numbers_takes_the_divided_value_with_its_own_weight() -> None:
     model = outliers()
-    prepared = prepare(model, SMOOTH, TOKENS[0])
-    for each in TOKENS:
-        prepared(each)
+    prepared = calibrated(model, TOKENS, SMOOTH)
     quantized = convert(prepared, recipe_of(prepared).set("query", "float"))
     assert error(run(quantized, TOKENS[0]), run(model, TOKENS[0])) < 0.01
 
@@ -183,9 +181,7 @@ def test_factors_are_written_read_and_used_again(tmp_path: Path) -> None:
 
 
 def test_copies_of_a_prepared_model_find_the_same_factors() -> None:
-    prepared = prepare(outliers(), SMOOTH, TOKENS[0])
-    for each in TOKENS:
-        prepared(each)
+    prepared = calibrated(outliers(), TOKENS, SMOOTH)
     wanted = recipe_of(prepared)
     assert recipe_of(copy.deepcopy(prepared)) == wanted
     assert recipe_of(pickle.loads(pickle.dumps(prepared))) == wanted

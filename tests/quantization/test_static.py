@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from int8_models import Block, Residual, error
+from int8_models import Block, Residual, calibrated, error
 from torch import Tensor, nn
 
 import oxytorch
@@ -189,9 +189,7 @@ def test_other_shapes_are_quantized_at_their_first_call() -> None:
 
 def test_layers_may_be_left_in_floating_numbers_or_rounded_row_by_row() -> None:
     model = Block().eval()
-    prepared = prepare(model, Int8StaticActivationInt8Weight(), TOKENS[0])
-    for each in TOKENS:
-        prepared(each)
+    prepared = calibrated(model, TOKENS)
     recipe = recipe_of(prepared).set("up", "float").set("down", "dynamic")
     quantized = convert(prepared, recipe)
     text = programs(quantized)

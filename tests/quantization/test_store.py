@@ -21,35 +21,26 @@ import oxytorch
 from oxytorch.ops.panels import PanelWeight
 from oxytorch.quantization import (
     CheckpointError,
-    Float8Weight,
     Int4Weight,
     Int8Weight,
-    NF4Weight,
+    WeightConfig,
     joining,
 )
 from tiny import tiny_llama
+from weight_configs import MOST_ERROR
 
 Make = Callable[[], nn.Module]
-
-CONFIGS = [
-    Int8Weight(),
-    Int4Weight(group_size=64, symmetric=False),
-    Int4Weight(),
-    NF4Weight(),
-    Float8Weight(),
-    Float8Weight(block_size=(128, 128)),
-    oxytorch.quantization.Int8DynamicActivationInt8Weight(),
-]
+FOUR_BITS = Int4Weight()
 
 
-def saved(directory: Path, make: Make, config: Any = CONFIGS[2]) -> Any:
+def saved(directory: Path, make: Make, config: WeightConfig = FOUR_BITS) -> Any:
     model = make()
     oxytorch.quantize_(model, config)
     oxytorch.save_quantized(model, directory)
     return model
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+@pytest.mark.parametrize("config", MOST_ERROR, ids=repr)
 def test_a_model_comes_back_bit_for_bit(
     tmp_path: Path, make_small: Make, ids: torch.Tensor, config: Any
 ) -> None:

@@ -13,13 +13,10 @@ from torch import nn
 import oxytorch
 from oxytorch.core.packed import PackedTensor
 from oxytorch.quantization import (
-    Float8Weight,
-    Int4Weight,
-    Int8DynamicActivationInt8Weight,
     Int8Weight,
-    NF4Weight,
     WeightConfig,
 )
+from weight_configs import ONE_OF_EACH
 
 from .compare import optimized
 from .layers import KINDS, Conv1D
@@ -105,18 +102,9 @@ def test_weights_of_optimize(name: str, form: str, way: str) -> None:
     _check(optimized(kind.build(), form, kind.sample()), kind.sample(), way)
 
 
-_CONFIGS = [
-    Int8Weight(),
-    Int4Weight(group_size=32, symmetric=False),
-    NF4Weight(),
-    Float8Weight(),
-    Int8DynamicActivationInt8Weight(),
-]
-
-
 @pytest.mark.parametrize("way", [*READS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("config", _CONFIGS, ids=repr)
+@pytest.mark.parametrize("config", ONE_OF_EACH, ids=repr)
 def test_quantized_weights(config: WeightConfig, dtype: torch.dtype, way: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).eval().to(dtype)

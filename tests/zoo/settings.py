@@ -22,7 +22,7 @@ _SETTINGS = (
     ("oxytorch.optimize.passes.pack", "SMALLEST_LINEAR", 0),
     # Whether that pays or not.
     ("oxytorch.rewriting.measure", "TIMED", False),
-    # Layers that keep their dtype amid converted ones, by chance and not by time.
+    # Layers that keep their dtype among converted ones, by chance and not by time.
     ("oxytorch.optimize.passes.precision", "choose", _leave_a_third),
     # Which pass wins is chance with models this small: one round decides as well as nine.
     ("oxytorch.optimize.tune", "ROUNDS", 1),

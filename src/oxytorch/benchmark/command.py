@@ -18,7 +18,6 @@ from oxytorch.benchmark import runs
 from oxytorch.benchmark.core.jobs import Settings
 from oxytorch.benchmark.core.kept import reopened
 from oxytorch.benchmark.core.results import Run, read_runs
-from oxytorch.benchmark.core.subject import positive
 from oxytorch.benchmark.kinds import KINDS
 from oxytorch.benchmark.machine.description import machine_name
 from oxytorch.benchmark.report.drawing import draw_if_possible
@@ -27,6 +26,7 @@ from oxytorch.benchmark.report.terminal import show_run
 from oxytorch.benchmark.serve.command import add_parser as add_serve_parser
 from oxytorch.benchmark.serve.command import run as run_serve
 from oxytorch.benchmark.subjects import SUBJECTS
+from oxytorch.command_line import positive
 
 DESCRIPTION = """\
 Measure oxytorch next to its peers, in the same run, and next to this machine's own limits.

@@ -38,7 +38,7 @@ def read(kind: str, key: str) -> bytes | None:
         return None
     digest, data = content[:_DIGEST], content[_DIGEST:]
     if hashlib.sha256(data).digest() != digest:
-        log.warning("the cache's file %s is damaged and is made anew", place / key)
+        log.warning("the cache's file %s is damaged; it is written again", place / key)
         return None
     return data
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from multiprocessing.context import get_spawning_popen
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function
 from torch.utils import _pytree as pytree
 
+from .cell import Cell
 from .fields import Fields
 from .no_modes import DYNAMO, no_modes
 from .operators import Uses, uses_of
@@ -23,48 +23,6 @@ _Self = TypeVar("_Self", bound="PackedTensor")
 _aten = torch.ops.aten
 
 _ALIASES = (_aten.detach.default, _aten.alias.default)
-
-
-class Cell:
-    """The state that all tensors over one packed weight share.
-
-    plain: the plain values, while they are the truth (`is_out`) or are kept beside the packed ones.
-    is_out: whether the plain values are the truth, since they were asked for or written to.
-    is_pinned: whether they stay it for good: what was handed out cannot be followed.
-    keeps_plain: whether the plain values stay in memory beside the packed ones.
-    clock: a tensor whose version counts the writes and the times that `is_out` changed.
-    relatives: weights that are out, of all whose packed forms share memory with this one; None
-        where there are no such weights.
-    """
-
-    __slots__ = (
-        "clock",
-        "is_out",
-        "is_pinned",
-        "keeps_plain",
-        "lock",
-        "plain",
-        "relatives",
-        "stored",
-    )
-
-    def __init__(self, plain: Tensor | None = None) -> None:
-        self.plain = plain
-        self.is_out = plain is not None
-        self.is_pinned = False
-        self.keeps_plain = False
-        self.stored: Any = None
-        self.relatives: list[PackedTensor] | None = None
-        self.lock = threading.RLock()
-        self.clock = _new_clock()
-
-    def tick(self) -> None:
-        torch.autograd.graph.increment_version(self.clock)
-
-
-def _new_clock() -> Tensor:
-    with torch.inference_mode(False):
-        return torch.zeros((), dtype=torch.uint8)
 
 
 class _PackedMeta(torch._C._TensorMeta):
@@ -429,14 +387,14 @@ class PackedTensor(Tensor, metaclass=_PackedMeta):
 
 
 def _data_of(weight: PackedTensor) -> Tensor:
-    """What function modes are told of where code asks for a weight's `data`."""
+    """The function that modes see where code asks for a weight's `data`."""
     return weight.plain()
 
 
 def why_not_plain(weight: object) -> str | None:
     """Return why a module's weight cannot be packed, whatever the format, or None if it can."""
     if weight is None:
-        return "its weight is made anew at each call (a parametrization)"
+        return "its weight is recomputed at each call (a parametrization)"
     if type(weight) is not torch.nn.Parameter:
         return f"its weight is a {type(weight).__name__}"
     if weight.device.type != "cpu":

@@ -46,7 +46,7 @@ class ReorderedTensor(PackedTensor):
         stored: _Stored | None = self.cell.stored
         if stored is not None and stored.packed is not None:
             with self.cell.lock:
-                if self.cell.is_out:  # it is packed anew when it is used next
+                if self.cell.is_out:  # it is packed again at its next use
                     self.cell.stored = _Stored(None, stored.scale)
         return plain
 

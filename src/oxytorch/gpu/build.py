@@ -62,8 +62,8 @@ def build(
 
     place: the kernels, as in `load_kernels`; other processes import them from there. only: names
     of kernels to build; all if empty, and then images of kernels that are no more are removed.
-    progress: told how many images are done, of how many, and the latest. Raises ValueError where a
-    compiler or a kernel is missing, before anything is compiled.
+    progress: called with the number of images done, of all, and the latest. Raises ValueError where
+    a compiler or a kernel is missing, before anything is compiled.
     """
     begin = time.perf_counter()
     absent = compilers.compilers_of(list(devices))

@@ -213,7 +213,7 @@ def _from_source(here: Driver, kernel: Kernel, signature: Signature) -> tuple[Fu
 def _find(
     device: str, kernel: Kernel, signature: Signature, reasons: list[str]
 ) -> Iterator[tuple[Collection, Image]]:
-    """Images of a device that are whole and current; what is not is told and left."""
+    """Images of a device that are whole and current; others are reported and skipped."""
     for folder in images.folders() if device else []:
         try:
             found = images.collection(folder, device)

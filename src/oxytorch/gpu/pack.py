@@ -1,4 +1,4 @@
-"""Writes packs and manifests (their form is told in `images`), safe against other writers.
+"""Writes packs and manifests (`images` describes their form), safe against other writers.
 
 A folder has one lock for all who write into it; who reads needs none. New contents become visible
 by the replacement of the manifest, so an interrupted writer leaves the former ones.
@@ -70,7 +70,7 @@ def _digests(sources: tuple[str, ...]) -> dict[str, str]:
 
 
 def entries(folder: Path, device: str) -> list[Entry]:
-    """What a folder holds for a device; images that are damaged are told and left out."""
+    """What a folder holds for a device; damaged images are reported and left out."""
     try:
         found = Collection(folder, device)
     except FileNotFoundError:

@@ -76,6 +76,23 @@ class OwnSignature:
         return "forward"
 
 
+class AroundForward(OwnSignature):
+    """Stands around the forward that a module has: its class's, or one in its instance dictionary.
+
+    inner: that one, None where it is its class's.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.inner = module.__dict__.get("forward")
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward without this."""
+        if self.inner is not None:
+            return self.inner(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
 class Forward(OwnSignature):
     """Stands in for a module's own forward where it may; else that runs, on plain values.
 

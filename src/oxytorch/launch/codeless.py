@@ -144,7 +144,7 @@ def _reason_to_leave(model: nn.Module) -> str:
 
 
 def _sample(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments as `optimize` takes them; None where they cannot be told so."""
+    """The arguments as `optimize` takes them; None where they cannot be given so."""
     if not kwargs or not args:
         return kwargs or args or None
     try:

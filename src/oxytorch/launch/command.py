@@ -250,7 +250,7 @@ def _training(arguments: argparse.Namespace, decided: Run, folder: str) -> Job:
 
 
 def _place(one: Instance, environment: Environment, parent: int | None = None) -> dict[str, object]:
-    """What `binding` is told of an instance."""
+    """What `binding` gets of an instance."""
     return {
         "cpus": one.cpus,
         "memory_nodes": one.memory_nodes,

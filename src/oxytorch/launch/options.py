@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.system_files import numbers
+from ..command_line import positive
+from .shared_options import add_core_options, add_model_options, set_texts, switch
 
 USAGE = """\
 oxytorch run [options] script.py [arguments]
@@ -103,19 +104,15 @@ class _Elsewhere(argparse.Action):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Gives the parser all options."""
-    parser.usage = USAGE
-    parser.description = DESCRIPTION
-    parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.allow_abbrev = False
-    parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-
+    set_texts(parser, USAGE, DESCRIPTION, EXAMPLES)
     _add_program_options(parser.add_argument_group("what runs"))
     _add_instance_options(parser.add_argument_group("instances"))
-    _add_core_options(parser.add_argument_group("cores"))
+    cores = parser.add_argument_group("cores")
+    add_core_options(cores)
+    switch(cores, "--use-logical-cores", help="all threads of a core, not one")
     _add_library_options(parser.add_argument_group("libraries"))
     _add_output_options(parser.add_argument_group("output"))
-    _add_model_options(parser.add_argument_group("models"))
+    add_model_options(parser.add_argument_group("models"))
     _add_rank_options(parser.add_argument_group("ranks of a training, by torchrun"))
     for name, remedy in ELSEWHERE.items():
         parser.add_argument(name, action=_Elsewhere, nargs=0, const=remedy, help=argparse.SUPPRESS)
@@ -188,15 +185,15 @@ def torchrun_options(given: argparse.Namespace, ranks: int) -> list[str]:
 
 
 def _add_program_options(group: Any) -> None:
-    _switch(group, "-m", "--module", help="run a module, as `python -m` does")
-    _switch(group, "--no-python", help="run a command, even if its name ends with .py")
-    _switch(group, "--dry-run", help="print the plan and start nothing")
+    switch(group, "-m", "--module", help="run a module, as `python -m` does")
+    switch(group, "--no-python", help="run a command, even if its name ends with .py")
+    switch(group, "--dry-run", help="print the plan and start nothing")
 
 
 def _add_instance_options(group: Any) -> None:
     group.add_argument(
         "--ninstances",
-        type=_positive,
+        type=positive,
         default=0,
         metavar="N",
         help="number of instances (default: 1)",
@@ -210,12 +207,12 @@ def _add_instance_options(group: Any) -> None:
     )
     group.add_argument(
         "--nthreads-per-instance",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="OpenMP threads of each (default: as many as it has cores)",
     )
-    _switch(group, "--throughput-mode", help="one instance for each NUMA node")
-    _switch(group, "--latency-mode", help="one instance for every four cores")
+    switch(group, "--throughput-mode", help="one instance for each NUMA node")
+    switch(group, "--latency-mode", help="one instance for every four cores")
     group.add_argument(
         "--instance-idx", type=int, metavar="I", help="run that instance alone, from 0"
     )
@@ -225,25 +222,16 @@ def _add_instance_options(group: Any) -> None:
         default="scatter",
         help="which cores, if not all: spread over NUMA nodes, or in turn (default: scatter)",
     )
-    _switch(
+    switch(
         group,
         "--skip-cross-node-cores",
         help="keep each instance within one NUMA node; cores left over are not used",
     )
-    _switch(
+    switch(
         group,
         "--bind-numa-node",
         help="the same, and take its memory from that node alone (not if there is none left)",
     )
-
-
-def _add_core_options(group: Any) -> None:
-    group.add_argument("--nodes-list", type=numbers_of, metavar="LIST", help="NUMA nodes: 0,2-3")
-    group.add_argument(
-        "--cores-list", type=numbers_of, metavar="LIST", help="cores, by Linux's numbers: 0-7,16"
-    )
-    _switch(group, "--use-logical-cores", help="all threads of a core, not one")
-    _switch(group, "--use-e-cores", help="efficiency cores too")
 
 
 def _add_library_options(group: Any) -> None:
@@ -259,9 +247,7 @@ def _add_library_options(group: Any) -> None:
         default="default",
         help="OpenMP: torch's own, or Intel's; auto: Intel's, where installed (default: default)",
     )
-    _switch(
-        group, "--benchmark", help="jemalloc keeps freed memory: faster, and memory may run out"
-    )
+    switch(group, "--benchmark", help="jemalloc keeps freed memory: faster, and memory may run out")
 
 
 def _add_output_options(group: Any) -> None:
@@ -274,24 +260,6 @@ def _add_output_options(group: Any) -> None:
     )
 
 
-def _add_model_options(group: Any) -> None:
-    _switch(
-        group,
-        "--optimize",
-        help="optimize each model in evaluation mode at its first call without gradients",
-    )
-    group.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="with --optimize: convert its weights (they keep their dtype)",
-    )
-    _switch(
-        group,
-        "--sample-first-call",
-        help="with --optimize: run it again on the inputs of that call, to fuse operators",
-    )
-
-
 def _add_rank_options(group: Any) -> None:
     group.add_argument(
         "--nproc-per-node",
@@ -299,29 +267,9 @@ def _add_rank_options(group: Any) -> None:
         metavar="N",
         help="ranks on this machine; auto: one for each NUMA node (default: auto)",
     )
-    _switch(group, "--standalone", help="a rendezvous of this machine alone")
+    switch(group, "--standalone", help="a rendezvous of this machine alone")
     for name, meaning in TORCHRUN.items():
         group.add_argument(name, metavar=name.rpartition("-")[2].upper(), help=meaning)
-
-
-def _switch(group: Any, *names: str, help: str) -> None:
-    group.add_argument(*names, action="store_true", help=help)
-
-
-def numbers_of(text: str) -> tuple[int, ...]:
-    try:
-        found = numbers(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if not found:
-        raise argparse.ArgumentTypeError("expected at least one number")
-    return tuple(found)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
-    return int(text)
 
 
 def _cores_per_instance(text: str) -> int:
@@ -331,4 +279,4 @@ def _cores_per_instance(text: str) -> int:
 
 
 def _ranks(text: str) -> int | str:
-    return text if text == "auto" else _positive(text)
+    return text if text == "auto" else positive(text)

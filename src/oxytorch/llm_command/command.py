@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
-from dataclasses import dataclass
+
+from ..command_line import Subcommand
 
 CLOSED_PIPE = 141
 """The status of a program whose reader went away, as shells give it: 128 and SIGPIPE."""
@@ -28,22 +28,18 @@ examples:
 """
 
 
-@dataclass(frozen=True)
-class Verb:
-    """One verb: `module` offers `add_parser(subparsers, name, summary)` and `run(arguments)`."""
-
-    name: str
-    module: str
-    summary: str
-
-
 VERBS = (
-    Verb("generate", "oxytorch.llm_command.generate", "continue a prompt, and report the speed"),
-    Verb("bench", "oxytorch.benchmark.llm.command", "time prefill and decoding next to peers"),
-    Verb(
+    Subcommand(
+        "generate", "oxytorch.llm_command.generate", "continue a prompt, and report the speed"
+    ),
+    Subcommand(
+        "bench", "oxytorch.benchmark.llm.command", "time prefill and decoding next to peers"
+    ),
+    Subcommand(
         "perplexity", "oxytorch.benchmark.llm.perplexity", "what formats cost in accuracy on a text"
     ),
 )
+"""Their modules offer `add_parser(subparsers, name, summary)` and `run(arguments) -> int`."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,14 +48,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS:
-        importlib.import_module(verb.module).add_parser(verbs, verb.name, verb.summary)
+        verb.load().add_parser(verbs, verb.name, verb.summary)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb; 1 where something failed, 2 for a mistake in the command or the folder."""
     verb = next(verb for verb in VERBS if verb.name == arguments.verb)
     try:
-        status: int = importlib.import_module(verb.module).run(arguments)
+        status: int = verb.load().run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # Who reads (`| head`) has enough. What is left in the buffer would fail again at exit.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..command_line import positive
 from ..files import save
 from ..llm.configured import checked_penalty
 from ..llm.generation import generate
@@ -30,7 +31,6 @@ from .options import (
     add_tokenizer,
     add_verb,
     output_file,
-    positive,
     precision,
     text_of,
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..command_line import positive, words
 from ..quantization.configs import CONFIGS
 
 
@@ -51,14 +52,7 @@ def precision(text: str, also: str | None = None) -> Precision:
 
 def precisions(text: str) -> tuple[Precision, ...]:
     """The precisions of words separated by commas."""
-    return tuple(precision(word.strip()) for word in text.split(",") if word.strip())
-
-
-def positive(text: str) -> int:
-    """An integer above 0; raises ArgumentTypeError for anything else."""
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected an integer above 0, got {text!r}")
-    return int(text)
+    return tuple(precision(word) for word in words(text))
 
 
 def text_of(path: Path, option: str) -> str:

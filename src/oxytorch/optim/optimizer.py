@@ -52,7 +52,7 @@ class FusedOptimizer(Optimizer):
     Sharded parameters (DTensor, as `torch.distributed.fsdp.fully_shard` makes them) have sharded
     states; each process updates its shards. Norms of a tensor (Lamb, Lars) are those of the whole
     one, for which the processes exchange one message in each step. Random rounding has a stream per
-    shard, and blocks of 8-bit codes begin anew in each, so that small states differ, within their
+    shard, and blocks of 8-bit codes start over in each, so that small states differ, within their
     rounding, from those of another number of processes.
 
     It is put together from a store of states and master weights (`StateStore`), a `Clipper` and an

@@ -139,7 +139,7 @@ class StateStore:
         Values that were written to the parameter since the last step count as exact, and so do
         those with which it begins.
         """
-        # Every parameter comes here in every step: what is as it was is told in few words.
+        # Every parameter comes here in every step: what has not changed takes few operations.
         if type(parameter) is SplitParameter:
             master: MasterWeight | None = parameter._master
         elif group.options["master_weights"] is None:

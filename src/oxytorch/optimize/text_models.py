@@ -1,4 +1,4 @@
-"""Models from texts to vectors or scores: those of sentence-transformers, told by their structure.
+"""Models from texts to vectors or scores: sentence-transformers, recognized by structure.
 
 Such a model is an `nn.Sequential` of a class of its own, with `preprocess` or `tokenize` for texts
 and `encode` or `predict` for users. Its modules hand on one dictionary of features and write to it;
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.interruption import pass_on_interruption
-from ..rewriting.changes import AttributeSet
+from ..rewriting.changes import forwards_set
 from .sample import Sample, SampleError
 
 
@@ -117,12 +117,8 @@ def core_call(
         calls.append((args, kwargs))
         return run(*args, **kwargs)
 
-    change = AttributeSet(core, "forward", noting)
-    try:
-        with sample.running(model), torch.no_grad():
-            model(*sample.args, **sample.kwargs)
-    finally:
-        change.undo({})
+    with forwards_set({core: noting}), sample.running(model), torch.no_grad():
+        model(*sample.args, **sample.kwargs)
     if len(calls) != 1:
         raise SampleError(f"optimize: expected one call of {type(core).__name__}, got {len(calls)}")
     return calls[0]

@@ -179,7 +179,7 @@ def _check(model: nn.Module, optimizer: Any, dtype: Any, inplace: bool) -> Train
         raise ValueError(
             "optimize: expected inplace=True and the same dtype or None for one more optimizer of "
             f"a model that is trained already, got inplace={inplace} and dtype={dtype}; "
-            "undo(model) begins anew"
+            "undo(model) starts over"
         )
     return log
 

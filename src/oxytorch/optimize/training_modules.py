@@ -93,7 +93,7 @@ class ParametrizationForward(Forward):
 
 
 class OwnDtypeForward(Forward):
-    """The forward of a layer of torch that keeps its dtype amid others, which it is given."""
+    """The forward of a layer of torch that keeps its dtype among others, which it is given."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         own = (p for p in self.module._parameters.values() if p is not None)

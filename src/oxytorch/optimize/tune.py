@@ -326,9 +326,7 @@ def _differs(model: nn.Module, name: str) -> bool:
     return any(entry.pass_name == name for entry in explain(model).done)
 
 
-def paired(
-    first: nn.Module, second: nn.Module, sample: Sample, rounds: int = ROUNDS
-) -> tuple[float, float, float]:
+def paired(first: nn.Module, second: nn.Module, sample: Sample) -> tuple[float, float, float]:
     """Median ratio second / first over paired rounds, and both median times in seconds."""
 
     runs = (_call(first, sample), _call(second, sample))
@@ -337,8 +335,7 @@ def paired(
         for run in runs:
             run()
         is_short = sum(map(_seconds, runs)) < SHORT
-        rounds = max(rounds, ROUNDS) if is_short else rounds
-        pairs = [(_turn(runs[0], is_short), _turn(runs[1], is_short)) for _ in range(rounds)]
+        pairs = [(_turn(runs[0], is_short), _turn(runs[1], is_short)) for _ in range(ROUNDS)]
     return _of_turns(pairs, 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""What a file's program may call: lists that check.py reads, and of which the build makes a header.
+"""What a file's program may call: lists for check.py, and for a header that the build writes.
 
 Imports nothing, so that the build can read it without torch.
 """

@@ -17,9 +17,10 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError, UnfitError
+from .calls import in_order
 from .other_operators import SPECIAL, meta_of
 from .program import Argument, Some, Step, Steps, Value
-from .tape import in_order, is_random
+from .tape import is_random
 from .words import DTYPES_OF, holds, word_of
 
 _aten = torch.ops.aten

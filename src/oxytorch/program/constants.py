@@ -12,7 +12,7 @@ from ..core.tensor_file import DTYPES
 from .model import Interface, ProgramModel
 from .passes import improve, split
 from .passes.editor import Note
-from .passes.quantized import Layers, Quantization
+from .passes.quantized_layers import Layers, Quantization
 from .program import Program, Steps, Value, values_of
 
 DERIVED = "derived"

@@ -35,7 +35,7 @@ from .model import (
     TensorInput,
     Write,
 )
-from .passes.quantized import Layers
+from .passes.quantized_layers import Layers
 from .program import Steps, Value
 from .smaller import with_smaller_ones
 from .structure import Structure

@@ -15,20 +15,15 @@ from ..core.interruption import pass_on_interruption
 from ..core.modes import own_code
 from ..graph.agreement import TOLERANCE, difference
 from ..graph.errors import CaptureError
+from .calls import Form, Recording, form_of
 from .inputs import form_of_call, input_tensors, without_sizes
 from .outputs import Output, output_tensors
-from .passes.quantized import Quantized
+from .passes.quantized_layers import Quantized
 from .placed import Placed
 from .proof import conditions_of
 from .recorded import OutputForm, RecordedProgram, Run, forms_of
 from .sizes import DifferentError, SizedRun, Symbols, share_externals
-from .tape import (
-    Form,
-    Recording,
-    form_of,
-    recorded_again,
-    recorded_once,
-)
+from .tape import recorded_again, recorded_once
 from .way import Way, new_way, what_hides_ways
 
 _log = logging.getLogger(__name__)

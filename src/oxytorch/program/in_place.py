@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .tape import Recording, Step, Value, values_in
+from .calls import Recording, Step, Value, values_in
 
 _aten = torch.ops.aten
 

@@ -15,13 +15,13 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
+from .calls import Value as Recorded
 from .capture import Given, Outputs, steps_of
 from .in_place import without_writes
 from .program import Steps, Value
 from .recorded import Graph, forms_of
 from .smaller import smaller_ones
 from .tape import Recorder
-from .tape import Value as Recorded
 
 _SWITCHES = (torch._C._set_grad_enabled, torch._C._functorch._vmap_increment_nesting)
 """Calls in a graph upon which its operators are others, or their results ask for gradients."""
@@ -77,7 +77,7 @@ def traced_steps(graph: fx.GraphModule) -> Traced:
         found = run.run(*inputs[: len(places)])
     tensors = [each for each in found if isinstance(each, Tensor)]
     if any(each is not None and not isinstance(each, Tensor | int) for each in found):
-        raise CaptureError("an output is neither a tensor nor a whole number")
+        raise CaptureError("an output is neither a tensor nor an integer")
     recording = without_writes(recorder.recording(tensors))
     if recording is None:
         raise CaptureError("it writes to tensors that it shows elsewhere")

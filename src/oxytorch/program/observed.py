@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import passes
 from .derived import Derived
-from .passes.quantized import Layers, Quantization, named
+from .passes.quantized_layers import Layers, Quantization, named
 from .passes.smoothing import Geometry, Group
 from .program import Program, Value
 from .recorded import Run

@@ -1,4 +1,4 @@
-"""What a module returns: containers and objects, which are made anew, around tensors."""
+"""What a module returns: containers and objects, which are rebuilt around tensors."""
 
 from __future__ import annotations
 

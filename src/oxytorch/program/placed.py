@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .capture import Given, Outputs
 from .derived import Derived
 from .passes import improve, split
-from .passes.quantized import Quantization
+from .passes.quantized_layers import Quantization
 from .program import Step, Steps, Value
 
 

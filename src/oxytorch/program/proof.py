@@ -24,10 +24,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.errors import CaptureError
+from .calls import Recording, form_of, values_in
 from .in_place import without_writes
 from .outputs import Output, output_tensors
 from .sizes import SizedRun, Symbols, differ_in_arguments, share_externals
-from .tape import READS, Recorder, Recording, form_of, values_in
+from .tape import READS, Recorder
 from .way import Way, new_way
 
 _aten, _prim = torch.ops.aten, torch.ops.prim

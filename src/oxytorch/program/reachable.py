@@ -349,7 +349,7 @@ class Reachable:
         is_library = _is_of_library(kind)
         for name in _CALLS if is_library else self._in_class(kind):
             found = getattr(kind, name, None)
-            if found is None or found is not getattr(kind, name):  # made anew at each look
+            if found is None or found is not getattr(kind, name):  # created at each access
                 continue
             if is_library:
                 self._places.attributes.append((kind, name, found))

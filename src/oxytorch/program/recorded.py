@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, fx
 
 from ..graph.errors import CaptureError, UnfitError
+from .calls import Form, Recording, Step, Value, form_of, values_in
 from .capture import Outputs, steps_of
 from .in_place import without_writes
-from .passes.quantized import Quantized
+from .passes.quantized_layers import Quantized
 from .placed import Placed
 from .program import Program, Steps, UnmetError
 from .sizes import Formula, SizedRun, Symbols
 from .smaller import with_smaller_ones
-from .tape import Form, Recorder, Recording, Step, Value, form_of, values_in
+from .tape import Recorder
 
 _aten = torch.ops.aten
 

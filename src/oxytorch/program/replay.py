@@ -18,18 +18,19 @@ from ..core.modes import is_plain_inference, own_code
 from ..core.sources import GLOBAL_HOOKS, MISSING
 from ..graph.code import can_watch
 from ..graph.errors import CaptureError
-from ..graph.forward import OwnSignature
+from ..graph.forward import AroundForward
 from ..graph.state import State
 from .before import Before
+from .calls import Form, Recording, form_of
 from .codes import Codes
 from .families import Programs, Seen
 from .inputs import ForeignError, form_of_call, input_tensors
 from .outputs import Output, containers, output_tensors
-from .passes.quantized import Layers
+from .passes.quantized_layers import Layers
 from .placed import UnsettledError
 from .reachable import Reachable
 from .recorded import RecordedProgram
-from .tape import Form, Recording, form_of, recorded_once
+from .tape import recorded_once
 
 MOST_FORMS = 512
 """Forms of call that programs serve; calls of further forms run the module's own code."""
@@ -50,7 +51,7 @@ FREE_TRIES, CALLS_OF_A_TRY = 32, 16
 take several times as long as others, and sizes may never come again."""
 
 
-class Replay(OwnSignature):
+class Replay(AroundForward):
     """Stands in for `module.forward`: runs a program where its guards hold, else the forward.
 
     The guards: nothing that the module's Python can have read is another than it was (see
@@ -65,7 +66,6 @@ class Replay(OwnSignature):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        self.inner = module.__dict__.get("forward")
         self._start()
 
     def _start(self) -> None:
@@ -86,12 +86,6 @@ class Replay(OwnSignature):
 
     def _new_builder(self) -> Programs:
         return Programs()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward without programs."""
-        if self.inner is not None:
-            return self.inner(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], written: State | None = None
@@ -320,7 +314,7 @@ class Replay(OwnSignature):
     def _output(
         self, value: Any, state: Reachable, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Output:
-        """What a call returned, to be made anew. Raises CaptureError where it is others' too."""
+        """What a call returned, to be rebuilt. Raises CaptureError where it is others' too."""
         output = Output(value)
         known = {id(own) for own in containers((args, kwargs))}
         if any(id(own) in known or state.holds(own) for own in containers(value)):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import conditions
-from .tape import Form, Recording, Step, Value, is_equal, is_same
+from .calls import Form, Recording, Step, Value, is_equal, is_same
 
 MOST_FACTORS = 2
 """Sizes that a formula multiplies, such as the batch size and the length."""

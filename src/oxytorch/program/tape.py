@@ -12,8 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,17 @@ from ..core.interruption import pass_on_interruption
 from ..core.modes import FunctionsTo, OwnDispatchMode, recording
 from ..graph.code import go_on_watching, stop_watching
 from ..graph.errors import CaptureError
+from .calls import (
+    Form,
+    Recording,
+    Step,
+    Value,
+    form_of,
+    in_order,
+    is_equal,
+    is_same,
+    operators,
+)
 
 _aten = torch.ops.aten
 READS = (
@@ -52,51 +62,6 @@ _NOTED_AS = {_aten._unsafe_view.default: _aten.view.default}
 MOST_KEPT = 1 << 30
 """Bytes of results that are kept until a run is recorded again."""
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-@dataclass(frozen=True)
-class Value:
-    """Stands for a tensor of a record: kind is "input", "external" (kept) or "result"."""
-
-    kind: str
-    number: int
-
-
-class Form(NamedTuple):
-    """How a tensor lies in memory, and in which."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    memory: int
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether it lies in the usual order, without gaps."""
-        return self.meta().is_contiguous()
-
-    def meta(self) -> Tensor:
-        """A tensor of this form without values."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operator call: arguments in the order of the schema, tensors as Values.
-
-    results: a Value, a list of Values or None for each result. read: the value that Python saw.
-    """
-
-    operator: Any
-    arguments: tuple[Any, ...]
-    results: tuple[Any, ...]
-    read: Any = None
-
-
-def form_of(tensor: Tensor) -> Form:
-    """The form of a plain tensor."""
-    memory = tensor.untyped_storage()._cdata
-    return Form(tuple(tensor.shape), tensor.stride(), tensor.dtype, memory)
 
 
 _MADE_OF_DATA = frozenset(["tensor", "as_tensor", "asarray", "new_tensor", "new", "Tensor"])
@@ -381,15 +346,6 @@ def _are_alike(first: Any, second: Any) -> bool:
     return is_equal(first, second)
 
 
-def is_equal(first: Any, second: Any) -> bool:
-    """Whether two values are of one type and equal. 0.0 and -0.0 are not, for an operator, and two
-    values that are no number are."""
-    if type(first) is not type(second):
-        return False
-    is_broken = isinstance(first, (float, complex))
-    return repr(first) == repr(second) if is_broken else bool(first == second)
-
-
 def _by_places(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operator takes values at given places, whose number it knows from a shape."""
     if func is not _aten.index.Tensor:
@@ -404,31 +360,6 @@ def is_random(func: Any, arguments: Sequence[Any]) -> bool:
     named = {a.name: value for a, value in zip(func._schema.arguments, arguments, strict=True)}
     is_training = all(named.get(name) is not False for name in ("train", "training"))
     return named.get("dropout_p") != 0.0 and is_training
-
-
-def in_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All arguments of a call in the order of the operator's schema, defaults filled in."""
-    rest = func._schema.arguments[len(args) :]
-    return (*args, *(kwargs.get(a.name, a.default_value) for a in rest))
-
-
-@dataclass
-class Recording:
-    """What one run of a module did: its steps, the tensors from outside, its outputs.
-
-    outputs: what stands for the tensors of the output; tensors: these; output: the output itself.
-    forms: the shape, strides and dtype of each result. literals: which of the tensors from outside
-    are made of Python values. made: the results themselves, while the run may be recorded again.
-    """
-
-    steps: list[Step]
-    externals: list[Tensor]
-    outputs: list[Value]
-    tensors: list[Tensor]
-    output: Any
-    forms: dict[Value, Form]
-    literals: set[int] = field(default_factory=set)
-    made: dict[Value, Tensor] = field(default_factory=dict)
 
 
 def recorded_again(
@@ -470,11 +401,6 @@ def _take_the_same(first: Recording, second: Recording) -> bool:
         and is_equal(a.read, b.read)
         for a, b in zip(first.steps, second.steps, strict=True)
     )
-
-
-def operators(recording: Recording) -> list[Any]:
-    """The operators of a run, in order."""
-    return [step.operator for step in recording.steps]
 
 
 def _recorded(
@@ -540,19 +466,3 @@ def _place() -> str:
 
 _LIBRARIES = tuple(os.path.dirname(path) for path in (torch.__file__, os.path.dirname(__file__)))
 """The folders of torch and of this package."""
-
-
-def is_same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have one form and equal values."""
-    if (first.shape, first.dtype) != (second.shape, second.dtype):
-        return False
-    return torch.equal(first.nan_to_num(), second.nan_to_num())
-
-
-def values_in(nested: Any) -> Iterator[Value]:
-    """All Values among arguments or results, in order."""
-    for item in nested:
-        if isinstance(item, Value):
-            yield item
-        elif isinstance(item, (list, tuple)):
-            yield from values_in(item)

@@ -20,7 +20,7 @@ _Self = TypeVar("_Self", bound="ByteWeight")
 class Rows(NamedTuple):
     """Rows of a weight: numbers are codes * scales + least.
 
-    codes: whole numbers in float32, [rows, columns]. scales, least: [rows, 1].
+    codes: integers in float32, [rows, columns]. scales, least: [rows, 1].
     """
 
     codes: Tensor

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..rewriting.changes import AttributeSet
+from ..rewriting.changes import forwards_set
 from ..rewriting.memory import check_available
 from ..rewriting.refusals import check_data
 
@@ -210,12 +210,8 @@ def _run_block(
 def _answering(blocks: Sequence[nn.Module], output: Any) -> Iterator[None]:
     """Has the blocks return `output` at once."""
     answer: Callable[..., Any] = lambda *arguments, **options: output  # noqa: E731
-    changes = [AttributeSet(block, "forward", answer) for block in blocks]
-    try:
+    with forwards_set(dict.fromkeys(blocks, answer)):
         yield
-    finally:
-        for change in changes:
-            change.undo({})
 
 
 @contextmanager

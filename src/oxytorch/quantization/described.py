@@ -32,7 +32,7 @@ def described(weight: PanelWeight) -> dict[str, Any]:
 def from_description(
     data: Mapping[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None
 ) -> PanelWeight:
-    """The weight that `described` told of, over the memory of `tensors`.
+    """The weight that `described` describes, over the memory of `tensors`.
 
     dtype: of its plain values, in place of the one that it had. Raises ValueError, KeyError or
     TypeError for what does not fit.
@@ -65,7 +65,7 @@ def described_bytes(weight: ByteWeight) -> dict[str, Any]:
 def bytes_from_description(
     data: Mapping[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None
 ) -> ByteWeight:
-    """The weight that `described_bytes` told of, over the memory of `tensors`.
+    """The weight that `described_bytes` describes, over the memory of `tensors`.
 
     dtype: as in `from_description`. Raises ValueError, KeyError or TypeError for what does not fit.
     """

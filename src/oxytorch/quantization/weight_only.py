@@ -128,7 +128,7 @@ def _replace_others(context: _Context) -> None:
         context.done += 1
         packed = layer.rounded()
         if getattr(context.config, "only_faster", False) and not _pays(layer, packed):
-            why = f"{type(layer.module).__name__}: floating numbers are as fast here"
+            why = f"{type(layer.module).__name__}: floating point is as fast here"
             context.log.skipped("-", layer.path, f"{why}; only_faster=False takes it, for memory")
             continue
         sizes = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -45,6 +47,17 @@ class AttributeSet(Change):
         del self.module.__dict__[self.name]
         if self.before is not None:
             self.module.__dict__[self.name] = self.before
+
+
+@contextmanager
+def forwards_set(forwards: Mapping[nn.Module, Any]) -> Iterator[None]:
+    """Within, modules have other forwards in their instance dictionaries."""
+    changes = [AttributeSet(module, "forward", each) for module, each in forwards.items()]
+    try:
+        yield
+    finally:
+        for change in changes:
+            change.undo({})
 
 
 class ParameterSet(Change):

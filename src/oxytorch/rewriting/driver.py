@@ -40,7 +40,7 @@ def run_passes(
     """
     began = time.perf_counter()
     model, log = context.model, context.log
-    report, begin, told = log.report, len(log.changes), len(log.report.entries)
+    report, begin, reported = log.report, len(log.changes), len(log.report.entries)
     is_new = model.__dict__.get(attribute) is not log
     report.bytes_before = report.bytes_before or nbytes(model)
     model.__dict__[attribute] = log
@@ -50,7 +50,7 @@ def run_passes(
     except BaseException:
         if not keeps_changes:
             log.undo(begin)
-            del report.entries[told:]
+            del report.entries[reported:]
         if is_new and not log.changes:
             del model.__dict__[attribute]
         raise

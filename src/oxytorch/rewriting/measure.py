@@ -33,8 +33,8 @@ USUAL_ROWS, MOST_ROWS = (1, 16, 64, 256), 512
 MOST_WORK = 1 << 30
 """Products of a call that is timed: layers too large for it are timed with fewer rows."""
 ROUNDS = 11
-"""Turns of both, whose median decides: threads that are made anew cost time in most turns, not in
-all."""
+"""Turns of both, whose median decides: threads that are created again cost time in most turns, not
+in all."""
 FEW_ROUNDS = 7
 """Turns whose lower quartiles are compared where differences are large."""
 FEWEST_ROUNDS, CLEAR_GAIN, CLEAR_LOSS = 3, 0.8, 1.25
@@ -46,7 +46,7 @@ OUTRIGHT = 2.0
 """Or that took so many times as long in the first turn and in that before, which fills caches."""
 STEADY = 1.05
 """Or of which those that decide agree, the largest at most this many times the smallest: more turns
-would tell no more."""
+would not change it."""
 CALLS, LONG = 3, 1e-3
 """Calls of a turn, for calls up to so many seconds; longer ones are their own mean."""
 GAIN = 0.95
@@ -60,7 +60,7 @@ SMALL = 256 << 10
 """Elements of a weight below which the way in which a linear layer is called takes a part of its
 time."""
 COLD = 2e-6
-"""Seconds that the Python around a packed layer takes longer amid a model than here, where it has
+"""Seconds that the Python around a packed layer takes longer inside a model than here, where it has
 just run."""
 ENOUGH, LONGEST = 0.05, 0.15
 """Seconds after which no further round begins: where there were the fewest rounds, and at all."""
@@ -99,15 +99,13 @@ def about(number: int) -> tuple[int, bool]:
     return number // step * step, number % 16 == 0
 
 
-def key_of_linear(weight: Tensor, transposed: bool, dims: int | None, way: str) -> tuple[Any, ...]:
+def key_of_linear(weight: Tensor, transposed: bool, dims: int | None) -> tuple[Any, ...]:
     """What the times of a linear layer depend on, besides rows.
 
-    dims: of its input; None where they are not known. way: how it is called, which matters for
-    small layers alone: those of about one size share the times otherwise.
+    dims: of its input; None where they are not known.
     """
     outputs, width = reversed(weight.shape) if transposed else weight.shape
-    called = way if weight.numel() < SMALL else ""
-    return ("linear", about(outputs), about(width), weight.dtype, transposed, dims, called)
+    return ("linear", about(outputs), about(width), weight.dtype, transposed, dims)
 
 
 def numbers(*size: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -194,7 +192,7 @@ def hold_heap() -> None:
 
 @contextmanager
 def learning() -> Iterator[None]:
-    """All times are taken anew in this context, and then kept for later processes."""
+    """All times are measured again in this context, and then kept for later processes."""
     global _learning
     with _lock:
         _learning += 1

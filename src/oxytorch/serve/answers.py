@@ -122,7 +122,7 @@ async def whole(job: Job, form: Form) -> dict[str, Any]:
 
 
 async def streamed(job: Job, form: Form) -> AsyncIterator[str]:
-    """The events of a streamed response. An answer that fails is told in the last event."""
+    """The events of a streamed response. A failure is reported in the last event."""
     envelope = form.envelope(job, True)
     if form.streams_usage:
         envelope["usage"] = None

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from .. import config
-from ..llm_command.options import PRECISIONS, add_count, add_tokenizer, positive, precision
+from ..command_line import positive
+from ..llm_command.options import PRECISIONS, add_count, add_tokenizer, precision
 
 NEEDS = ("fastapi", "uvicorn")
 

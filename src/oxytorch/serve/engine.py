@@ -93,7 +93,7 @@ class Engine(Worker):
                     self._read()
                     self._write()
                 except Exception as error:
-                    # Whose fault it is cannot be told: all that had a place get the error.
+                    # It cannot be known whose fault it is: all that had a place get the error.
                     log.exception("the model raised")
                     self._fail_all(failed(error))
                     self._lanes = self._make()

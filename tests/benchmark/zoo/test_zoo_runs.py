@@ -159,7 +159,7 @@ def test_unknown_models_and_batches_are_errors(capsys: pytest.CaptureFixture[str
     assert "--models: unknown name 'bort'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parse("zoo", "--batch", "0")
-    assert "expected an integer >= 1, got '0'" in capsys.readouterr().err
+    assert "expected an integer above 0, got '0'" in capsys.readouterr().err
 
 
 def test_losses_are_told_as_they_come(

@@ -94,7 +94,7 @@ class Process:
         except queue.Empty:
             raise JobError(f"gave no sign of life for {self.silence:.0f} s", peer) from None
         except BrokenPipeError:
-            pass  # it has died; why is told below
+            pass  # it has died; the reason is reported below
         raise JobError(cause_of_death(self._process.wait(), self._log), peer)
 
     def close(self) -> None:

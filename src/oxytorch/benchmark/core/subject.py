@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from oxytorch.benchmark.core.jobs import Job, Settings
+from oxytorch.command_line import words
 
 DTYPES = ("float32", "bfloat16")
 
@@ -60,22 +60,6 @@ class Subject:
     options: tuple[Option, ...] = ()
     kind: str = ""
     check: Callable[[Settings], None] = lambda settings: None
-
-
-def words(text: str) -> tuple[str, ...]:
-    """The words of a list with commas."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def positive(text: str) -> int:
-    """An integer from 1 on; raises ArgumentTypeError for anything else."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer >= 1, got {text!r}")
-    return value
 
 
 def names(

@@ -107,10 +107,10 @@ def _settings(arguments: argparse.Namespace) -> Any:
     """The options as settings; raises ValueError for a name that does not exist."""
     import torch
 
-    from oxytorch.benchmark.core.subject import words
     from oxytorch.benchmark.llm.contestants import PEERS
     from oxytorch.benchmark.llm.runs import OURS, LlmSettings
     from oxytorch.benchmark.llm.shapes import SHAPES
+    from oxytorch.command_line import words
 
     if (arguments.folder is None) == (arguments.shape is None):
         raise ValueError(f"expected either a model's folder or --shape, one of {', '.join(SHAPES)}")

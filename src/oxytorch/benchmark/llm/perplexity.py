@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oxytorch.command_line import positive, words
 from oxytorch.llm import LanguageModel
 from oxytorch.llm_command.folder import is_quantized, load_model, load_tokenizer, read_config
 from oxytorch.llm_command.options import (
@@ -23,7 +24,6 @@ from oxytorch.llm_command.options import (
     add_group_size,
     add_verb,
     output_file,
-    positive,
     precision,
     text_of,
 )
@@ -91,16 +91,15 @@ def add_parser(verbs: Any, name: str, summary: str) -> None:
 
 def _rows(text: str) -> tuple[Precision | None, ...]:
     """Precisions of words separated by commas; None is the stock model."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    return tuple(None if word == STOCK else precision(word, also=STOCK) for word in words)
+    return tuple(None if word == STOCK else precision(word, also=STOCK) for word in words(text))
 
 
 def _caches(text: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    for word in words:
+    caches = words(text)
+    for word in caches:
         if word not in ("bf16", "int8"):
             raise argparse.ArgumentTypeError(f"unknown cache {word!r}; choices: bf16, int8")
-    return words
+    return caches
 
 
 def run(arguments: argparse.Namespace) -> int:

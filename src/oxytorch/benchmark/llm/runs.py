@@ -24,7 +24,7 @@ from oxytorch.llm_command.options import Precision
 
 OURS = "oxytorch"
 _Turn = dict[str, Any]
-"""What the process told of one turn: `first`, `tokens`; of ours `limit` and `matrix_rate` too."""
+"""What a process reports of a turn: `first`, `tokens`; ours `limit` and `matrix_rate` too."""
 
 LEAST_COSINE = {"bf16": 0.98, "int8": 0.97, "int4": 0.6, "nf4": 0.6, "fp8": 0.95}
 """Cosine of a contestant's logits to those of torch in bf16 below which its answer is wrong.

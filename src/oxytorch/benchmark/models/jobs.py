@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from oxytorch.benchmark.core.jobs import Job, Settings, contest
-from oxytorch.benchmark.core.subject import Option, Subject, dtypes, names, peers, positive
+from oxytorch.benchmark.core.subject import Option, Subject, dtypes, names, peers
 from oxytorch.benchmark.models import runs
 from oxytorch.benchmark.models.cases import CASES
 from oxytorch.benchmark.models.contestants import PEERS
+from oxytorch.command_line import positive
 
 
 def _jobs(settings: Settings) -> list[Job]:

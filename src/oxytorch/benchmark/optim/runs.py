@@ -116,13 +116,13 @@ def kept_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
         if isinstance(value, Tensor) and key != "step"
     )
     weights = sum(parameter.nbytes for parameter in parameters)
-    return states + weights + low_half_bytes(optimizer, parameters)
+    return states + weights + bytes_of_low_bits(optimizer, parameters)
 
 
-def low_half_bytes(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
+def bytes_of_low_bits(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
     """Bytes of the lower halves of split weights, which oxytorch's optimizers keep."""
-    low_half = getattr(optimizer, "low_bits", None)
-    lows = [None if low_half is None else low_half(parameter) for parameter in parameters]
+    low_bits = getattr(optimizer, "low_bits", None)
+    lows = [None if low_bits is None else low_bits(parameter) for parameter in parameters]
     return sum(low.nbytes for low in lows if low is not None)
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from oxytorch.benchmark.core.subject import positive
 from oxytorch.benchmark.serve.load import Figures, Load, measured, models_of
+from oxytorch.command_line import positive
 
 SUMMARY = "tokens per second and waiting times of a server of OpenAI's format"
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from oxytorch.benchmark.core.jobs import Job, Settings, contest
-from oxytorch.benchmark.core.subject import Option, Subject, dtypes, names, positive
+from oxytorch.benchmark.core.subject import Option, Subject, dtypes, names
 from oxytorch.benchmark.models.cases import CASES
 from oxytorch.benchmark.streams import runs
+from oxytorch.command_line import positive
 
 
 def _jobs(settings: Settings) -> list[Job]:

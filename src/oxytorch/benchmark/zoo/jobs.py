@@ -1,4 +1,4 @@
-"""`oxytorch bench zoo`: every model in every dtype and batch size; what it loses is told."""
+"""`oxytorch bench zoo`: every model in every dtype and batch size; losses are listed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from functools import partial
 from oxytorch.benchmark.core.contest import Progress
 from oxytorch.benchmark.core.jobs import Job, OnResult, Settings, contest
 from oxytorch.benchmark.core.results import Result
-from oxytorch.benchmark.core.subject import Option, Subject, dtypes, names, positive, words
+from oxytorch.benchmark.core.subject import Option, Subject, dtypes, names
 from oxytorch.benchmark.zoo import runs
 from oxytorch.benchmark.zoo.cases import ZOO
 from oxytorch.benchmark.zoo.tables import lost
+from oxytorch.command_line import positive, words
 
 
 def _jobs(settings: Settings) -> list[Job]:
@@ -36,7 +37,7 @@ def _tell_losses(job: Job, progress: Progress, on_result: OnResult) -> None:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(positive(word) for word in words(text))
+    return tuple(map(positive, words(text)))
 
 
 _BATCH = {

@@ -14,7 +14,6 @@ import torch
 from ... import __version__, config
 from ...rewriting import kept
 from ..environment import ALLOCATORS, WATCHED, found_libraries
-from ..options import numbers_of
 from ..plan import PlanError, Request
 from ..text import machine
 from ..topology import Topology, read_topology
@@ -125,9 +124,11 @@ def _script(arguments: argparse.Namespace) -> Script:
 
 
 def _request(arguments: argparse.Namespace) -> Request:
-    lists = (arguments.nodes_list, arguments.cores_list)
-    nodes, cores = (None if text is None else numbers_of(text) for text in lists)
-    return Request(nodes=nodes, cores=cores, use_e_cores=arguments.use_e_cores)
+    return Request(
+        nodes=arguments.nodes_list,
+        cores=arguments.cores_list,
+        use_e_cores=arguments.use_e_cores,
+    )
 
 
 def _axes(arguments: argparse.Namespace) -> Axes:

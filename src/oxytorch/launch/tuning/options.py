@@ -7,7 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...command_line import checked, positive
+from ...core.system_files import ranges
 from ..environment import ALLOCATORS
+from ..shared_options import (
+    add_core_options,
+    add_model_options,
+    set_texts,
+    switch,
+)
 from .figures import COMBINE, read_limit
 from .measure import add_options as add_options_of_programs
 from .placements import ALL_THREADS, PER_CORE
@@ -38,124 +46,18 @@ Each trial is kept in a file. After Ctrl-C, the same command goes on from there.
 
 STRATEGIES = ("halving", "grid", "random")
 RUN_SWITCHES = ("use_e_cores", "bind_numa_node", "optimize", "sample_first_call")
-RUN_VALUES = ("nodes_list", "cores_list", "dtype")
+RUN_LISTS = ("nodes_list", "cores_list")
 """Options that `oxytorch run` gets in every trial."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Gives the parser all options."""
-    parser.usage, parser.description, parser.epilog = USAGE, DESCRIPTION, EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.allow_abbrev = False
-    parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-
-    what = parser.add_argument_group("what runs")
-    _switch(what, "-m", "--module", help="run a module, as `python -m` does")
-    _switch(what, "--dry-run", help="list what would be tried, and start nothing")
-    add_options_of_programs(what)
-    _switch(what, "--optimize", help="optimize models of the script, as `oxytorch run` does")
-    what.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), help="with --optimize: of weights"
-    )
-    _switch(what, "--sample-first-call", help="with --optimize: fuse operators too")
-
-    goal = parser.add_argument_group("the figure")
-    either = goal.add_mutually_exclusive_group()
-    either.add_argument(
-        "--maximize",
-        metavar="NAME",
-        help="of lines `NAME: NUMBER`, the last one of each instance; or a regular expression "
-        "with a group (throughput)",
-    )
-    either.add_argument("--minimize", metavar="NAME", help="the same, where less is better")
-    goal.add_argument(
-        "--combine",
-        choices=tuple(COMBINE),
-        help="one figure of those of several instances (sum, or max where less is better)",
-    )
-    goal.add_argument(
-        "--at-most",
-        action="append",
-        type=_checked(read_limit),
-        default=[],
-        metavar="'NAME: NUMBER'",
-        help="another figure must not be more, in any instance; repeatable",
-    )
-
-    tried = parser.add_argument_group("what is tried (lists: 1,2,4)")
-    tried.add_argument("--ninstances", type=_counts, default=(), metavar="LIST", help="instances")
-    tried.add_argument(
-        "--ncores-per-instance", type=_counts, default=(), metavar="LIST", help="cores of each"
-    )
-    tried.add_argument(
-        "--nthreads-per-instance",
-        type=_threads,
-        default=(),
-        metavar="LIST",
-        help="OpenMP threads of each: numbers, `cores` for as many as cores, `all` for all threads "
-        "of a core (cores,all)",
-    )
-    tried.add_argument(
-        "--memory-allocator",
-        type=_names(("default", *ALLOCATORS)),
-        metavar="LIST",
-        help="default,tcmalloc,jemalloc (those that are installed)",
-    )
-    tried.add_argument(
-        "--omp-runtime",
-        type=_names(("default", "intel")),
-        metavar="LIST",
-        help="default,intel (those that are installed)",
-    )
-    _switch(
-        tried,
-        "--full",
-        help="all combinations of threads, allocator and OpenMP, not one change at a time",
-    )
-    tried.add_argument("--nodes-list", metavar="LIST", help="on these NUMA nodes: 0,2-3")
-    tried.add_argument("--cores-list", metavar="LIST", help="on these cores: 0-7,16")
-    _switch(tried, "--use-e-cores", help="on efficiency cores too")
-    _switch(tried, "--bind-numa-node", help="memory of each instance from its own NUMA node alone")
-
-    search = parser.add_argument_group("the search")
-    search.add_argument(
-        "--search",
-        choices=STRATEGIES,
-        default="halving",
-        help="all once and the better half again, all equally often, or some by chance (halving)",
-    )
-    search.add_argument(
-        "--repeats",
-        type=_positive,
-        default=None,
-        metavar="N",
-        help="trials of a placement, with halving of the best ones (5; grid and random: 3)",
-    )
-    search.add_argument(
-        "--placements", type=_positive, metavar="N", help="random: how many are tried (10)"
-    )
-    search.add_argument("--seed", type=int, metavar="N", help="random: which ones (0)")
-    search.add_argument(
-        "--timeout", type=_positive, default=600, metavar="S", help="seconds of a trial (600)"
-    )
-    _switch(search, "--ignore-memory", help="try what seems not to fit into memory too")
-
-    results = parser.add_argument_group("results")
-    results.add_argument(
-        "--results",
-        type=Path,
-        metavar="FILE",
-        help="JSON lines, read first (tune-NAME-ID.jsonl, an ID for each search)",
-    )
-    _switch(results, "--restart", help="measure again what is in the file")
-    results.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the figures into a .svg or .png"
-    )
-    results.add_argument(
-        "--forget",
-        action="store_true",
-        help="without a script: remove all times that optimize(tune=True) has kept",
-    )
+    set_texts(parser, USAGE, DESCRIPTION, EXAMPLES)
+    _add_program_options(parser.add_argument_group("what runs"))
+    _add_figure_options(parser.add_argument_group("the figure"))
+    _add_tried_options(parser.add_argument_group("what is tried (lists: 1,2,4)"))
+    _add_search_options(parser.add_argument_group("the search"))
+    _add_results_options(parser.add_argument_group("results"))
 
 
 def conflict(given: argparse.Namespace) -> str:
@@ -174,31 +76,129 @@ def conflict(given: argparse.Namespace) -> str:
 def options_for_run(given: argparse.Namespace) -> list[str]:
     """Options of `oxytorch run` that are the same in every trial."""
     switches = [name for name in RUN_SWITCHES if getattr(given, name)]
-    values = [(name, getattr(given, name)) for name in RUN_VALUES if getattr(given, name)]
+    lists = [(name, ranges(getattr(given, name))) for name in RUN_LISTS if getattr(given, name)]
     return [
         *(f"--{name.replace('_', '-')}" for name in switches),
-        *(f"--{name.replace('_', '-')}={value}" for name, value in values),
+        *(f"--{name.replace('_', '-')}={value}" for name, value in lists),
+        *([f"--dtype={given.dtype}"] if given.dtype else []),
     ]
 
 
-def _switch(group: Any, *names: str, help: str) -> None:
-    group.add_argument(*names, action="store_true", help=help)
+def _add_program_options(group: Any) -> None:
+    switch(group, "-m", "--module", help="run a module, as `python -m` does")
+    switch(group, "--dry-run", help="list what would be tried, and start nothing")
+    add_options_of_programs(group)
+    add_model_options(group)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
-    return int(text)
+def _add_figure_options(group: Any) -> None:
+    either = group.add_mutually_exclusive_group()
+    either.add_argument(
+        "--maximize",
+        metavar="NAME",
+        help="of lines `NAME: NUMBER`, the last one of each instance; or a regular expression "
+        "with a group (throughput)",
+    )
+    either.add_argument("--minimize", metavar="NAME", help="the same, where less is better")
+    group.add_argument(
+        "--combine",
+        choices=tuple(COMBINE),
+        help="one figure of those of several instances (sum, or max where less is better)",
+    )
+    group.add_argument(
+        "--at-most",
+        action="append",
+        type=checked(read_limit),
+        default=[],
+        metavar="'NAME: NUMBER'",
+        help="another figure must not be more, in any instance; repeatable",
+    )
+
+
+def _add_tried_options(group: Any) -> None:
+    group.add_argument("--ninstances", type=_counts, default=(), metavar="LIST", help="instances")
+    group.add_argument(
+        "--ncores-per-instance", type=_counts, default=(), metavar="LIST", help="cores of each"
+    )
+    group.add_argument(
+        "--nthreads-per-instance",
+        type=_threads,
+        default=(),
+        metavar="LIST",
+        help="OpenMP threads of each: numbers, `cores` for as many as cores, `all` for all threads "
+        "of a core (cores,all)",
+    )
+    group.add_argument(
+        "--memory-allocator",
+        type=_names(("default", *ALLOCATORS)),
+        metavar="LIST",
+        help="default,tcmalloc,jemalloc (those that are installed)",
+    )
+    group.add_argument(
+        "--omp-runtime",
+        type=_names(("default", "intel")),
+        metavar="LIST",
+        help="default,intel (those that are installed)",
+    )
+    switch(
+        group,
+        "--full",
+        help="all combinations of threads, allocator and OpenMP, not one change at a time",
+    )
+    add_core_options(group)
+    switch(group, "--bind-numa-node", help="memory of each instance from its own NUMA node alone")
+
+
+def _add_search_options(group: Any) -> None:
+    group.add_argument(
+        "--search",
+        choices=STRATEGIES,
+        default="halving",
+        help="all once and the better half again, all equally often, or some by chance (halving)",
+    )
+    group.add_argument(
+        "--repeats",
+        type=positive,
+        default=None,
+        metavar="N",
+        help="trials of a placement, with halving of the best ones (5; grid and random: 3)",
+    )
+    group.add_argument(
+        "--placements", type=positive, metavar="N", help="random: how many are tried (10)"
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="random: which ones (0)")
+    group.add_argument(
+        "--timeout", type=positive, default=600, metavar="S", help="seconds of a trial (600)"
+    )
+    switch(group, "--ignore-memory", help="try what seems not to fit into memory too")
+
+
+def _add_results_options(group: Any) -> None:
+    group.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines, read first (tune-NAME-ID.jsonl, an ID for each search)",
+    )
+    switch(group, "--restart", help="measure again what is in the file")
+    group.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the figures into a .svg or .png"
+    )
+    group.add_argument(
+        "--forget",
+        action="store_true",
+        help="without a script: remove all times that optimize(tune=True) has kept",
+    )
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_positive(word.strip()) for word in text.split(",")))
+    return tuple(dict.fromkeys(positive(word.strip()) for word in text.split(",")))
 
 
 def _threads(text: str) -> tuple[int, ...]:
     words = {"cores": PER_CORE, "all": ALL_THREADS}
     found = (word.strip() for word in text.split(","))
-    return tuple(dict.fromkeys(words[w] if w in words else _positive(w) for w in found))
+    return tuple(dict.fromkeys(words[w] if w in words else positive(w) for w in found))
 
 
 def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
@@ -210,15 +210,3 @@ def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
         return found
 
     return read
-
-
-def _checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A reader whose ValueError argparse shows."""
-
-    def checked(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return checked

@@ -32,7 +32,7 @@ def from_bytes(x: Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> 
 
 
 def steps_of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row of x in 255 steps: whole numbers in x's dtype, and the size of a step [..., 1].
+    """Each row of x in 255 steps: integers in x's dtype, and the size of a step [..., 1].
 
     A row of no number as large as 2^-100 is taken for zero.
     """

@@ -12,6 +12,7 @@
 namespace oxytorch {
 
 // The numbers of tensors.
+// The first ones are those of DType.
 enum class Number : std::int32_t { float32, bfloat16, float16, int8, uint8 };
 
 constexpr bool is_byte(Number number) { return number == Number::int8 || number == Number::uint8; }

@@ -1,7 +1,7 @@
 // Some rows of bytes times some panels of a weight: what a thread does at a time.
 #pragma once
 
-#include "ops/_quantized/few_rows.h"
+#include "ops/_quantized/gemv.h"
 #include "ops/_quantized/tiles.h"
 
 namespace oxytorch::OXY_LEVEL {
@@ -54,8 +54,8 @@ OXY_INLINE void multiply_some_panels(const ByteGemm& gemm, const ByteChunk& chun
 static void multiply_bytes(const ByteGemm& gemm, const ByteChunk& item, const ByteOutputs& outputs,
                            std::int32_t* sums) {
   const ByteGemmArgs& args = gemm.args;
-  if (item.rows <= kFewRows && !args.x.starts) {
-    multiply_few_rows(args, item, outputs, sums);
+  if (item.rows <= kGemvRows && !args.x.starts) {
+    byte_gemv(args, item, outputs, sums);
     Finishing finishing = finishing_of(args, item, outputs, 0);
     if (finishing.row_scales) finishing.row_scales += item.row;
     finishing.sums = sums;

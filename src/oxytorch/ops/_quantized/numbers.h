@@ -9,18 +9,10 @@ namespace oxytorch::OXY_LEVEL {
 // Calls body(T{}) with T the element type.
 template <class Body>
 OXY_INLINE void with_number(Number number, Body body) {
-  switch (number) {
-    case Number::float32:
-      return body(float{});
-    case Number::bfloat16:
-      return body(bf16{});
-    case Number::float16:
-      return body(f16{});
-    case Number::int8:
-      return body(std::int8_t{});
-    case Number::uint8:
-      return body(std::uint8_t{});
-  }
+  static_assert(static_cast<int>(Number::float16) == static_cast<int>(DType::float16));
+  if (number == Number::int8) return body(std::int8_t{});
+  if (number == Number::uint8) return body(std::uint8_t{});
+  with_type(static_cast<DType>(number), body);
 }
 
 template <class T>

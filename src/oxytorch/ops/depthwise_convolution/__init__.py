@@ -1,4 +1,4 @@
-"""Convolution of each channel for itself."""
+"""Convolution of each channel separately."""
 
 from __future__ import annotations
 

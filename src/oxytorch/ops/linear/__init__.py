@@ -58,7 +58,7 @@ class PackedLinearWeight(ReorderedTensor):
         super().repack(values)
         self.cell.keeps_plain |= self.least_rows > 0
 
-    def leave_few_rows(self, least_rows: int, plain: torch.Tensor) -> None:
+    def keep_plain_below(self, least_rows: int, plain: torch.Tensor) -> None:
         """Have products with fewer rows take `plain`, the plain values, from now on."""
         self.least_rows = least_rows
         self.cell.keeps_plain, self.cell.plain = True, plain
@@ -133,7 +133,7 @@ def linear(
     result: torch.Tensor
     if weight.least_rows and x.numel() < weight.least_rows * x.shape[-1] and weight.scale is None:
         plain = weight.cell.plain
-        assert plain is not None  # see leave_few_rows
+        assert plain is not None  # see keep_plain_below
         result = F.linear(x, plain.t() if weight.transposed else plain, bias)
         return result if post_op is NO_POST_OP else post_op.after_(result, other)
     packed = weight.packed

@@ -1,6 +1,6 @@
 """The GPU kernels of a step: every rule of rules.py with every format, in Triton.
 
-layout.py tells what the tables hold; addresses are whole numbers. A kernel does nothing where
+layout.py says what the tables hold; addresses are integers. A kernel does nothing where
 `found_inf` is the address of a float32 that is not 0.
 """
 

@@ -181,7 +181,7 @@ def _encode(
 
 @triton.jit
 def _quotient(x, y):
-    """x // y of whole numbers that are not negative, faster where they have 32 bits."""
+    """x // y of integers that are not negative, faster where they have 32 bits."""
     if (x | y) < 4294967296:
         result = (x.to(tl.uint32) // y.to(tl.uint32)).to(tl.int64)
     else:

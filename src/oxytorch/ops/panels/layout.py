@@ -27,7 +27,7 @@ DEPTH = 64
 
 
 def panels_of(out_features: int, gated: bool = False) -> int:
-    """Number of panels; a gated weight's two halves are padded each for itself."""
+    """Number of panels; the two halves of a gated weight are padded separately."""
     halves = 2 if gated else 1
     return halves * -(-(out_features // halves) // OUTPUTS)
 

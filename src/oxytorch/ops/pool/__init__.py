@@ -26,7 +26,7 @@ def pool(
     dilation: Sequence[int],
     kind: str,
 ) -> Tensor:
-    """Returns the largest value or the mean of each window, of each channel for itself.
+    """Returns the largest value or the mean of each window, for each channel separately.
 
     x: [images, channels, *spatial] with 1 to 3 spatial sizes, float32, bfloat16 or float16, for
     "max" int8 or uint8 too; a copy is made where its channels do not lie side by side

@@ -39,7 +39,7 @@ def pack_convolution(
 
 
 def is_depthwise(out_channels: int, channels: int, groups: int) -> bool:
-    """Whether each channel is convolved for itself. channels: of a group."""
+    """Whether each channel is convolved separately. channels: of a group."""
     return groups > 1 and channels == 1 and out_channels == groups
 
 

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from ...core.interruption import pass_on_interruption
 from ...graph.boundary import Boundary, BoundaryForward, dtype_of
 from ...graph.record import name_of
+from ...rewriting.changes import forwards_set
 from ..context import Context
 from ..text_models import core_dtype, core_of
 from . import cast, precision, whole
@@ -313,16 +314,8 @@ def _within(context: Context) -> Iterator[None]:
     for module in _converted(context):
         if module not in boundaries and cast.takes_input(context, module):
             boundaries[module] = Boundary(context.dtype_of[module])
-    before = {module: module.__dict__.get("forward") for module in boundaries}
-    try:
-        for module, boundary in boundaries.items():
-            module.__dict__["forward"] = BoundaryForward(module, boundary)
+    with forwards_set({m: BoundaryForward(m, each) for m, each in boundaries.items()}):
         yield
-    finally:
-        for module, forward in before.items():
-            del module.__dict__["forward"]
-            if forward is not None:
-                module.__dict__["forward"] = forward
 
 
 class _AsConverted(TorchFunctionMode):

@@ -252,7 +252,7 @@ def buffers(context: Context, module: nn.Module) -> list[tuple[str, torch.dtype]
 
 
 def keeps_vectors(context: Context, module: nn.Module) -> bool:
-    """Whether a class of the model's own holds vectors that keep their dtype amid others."""
+    """Whether a class of the model's own holds vectors that keep their dtype among others."""
     if context.dtype is None or module in context.kept_parts or is_layer(context, module):
         return False
     converted = {name for name, _ in buffers(context, module)}

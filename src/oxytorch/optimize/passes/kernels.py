@@ -137,7 +137,7 @@ class FrozenNormForward(NormForward):
         return super()._takes(x) and x.dim() == 4 and x.dtype != torch.float16
 
     def _known(self) -> BatchNorm | None:
-        """What the module computes, recognized anew where something has changed."""
+        """What the module computes, recognized again after a change."""
         if not self.sources.are_current():
             self.sources = Sources([], owner=self.module, values=False)
             self._norm = batch_norm_of_module(self.module)

@@ -188,7 +188,7 @@ def _pays(
     width = weight.shape[0 if packed.transposed else 1]
     calls = calls_of(lambda: (partial(own, stock), forward), width, size, weight.dtype)
     dims = None if size is None else len(size)
-    key = (*key_of_linear(weight, packed.transposed, dims, "module"), packed.in_panels)
+    key = (*key_of_linear(weight, packed.transposed, dims), packed.in_panels)
     if size is not None and _is_as_in_program(weight, packed.transposed):
         way = products.panels_call if packed.in_panels else products.packed_call
         if not products.is_faster("layer", *_metas(size, weight), way, products.plain_call):
@@ -204,7 +204,7 @@ def _pays(
     if first and (first > 1 or weight.nbytes > MOST_BESIDE):
         return False
     if first:
-        packed.leave_few_rows(rows[first], weight)
+        packed.keep_plain_below(rows[first], weight)
         return may_stay_beside((*key, rows, first), calls(rows[0]))
     return True
 
@@ -239,7 +239,7 @@ def _leave_fewer_rows(
         return
     first = first_win((*key, "fewer", fewer), [calls(count) for count in fewer])
     if first != 0:
-        packed.leave_few_rows(rows if first is None else fewer[first], weight)
+        packed.keep_plain_below(rows if first is None else fewer[first], weight)
 
 
 def stand_in(module: nn.Module, weight: torch.Tensor) -> nn.Module:
@@ -320,7 +320,7 @@ def _is_faster_in_panels(
         return [LinearForward(stand_in(module, packed)) for packed in weights]
 
     calls = calls_of(both, weight.shape[0 if transposed else 1], size, dtype)
-    key = key_of_linear(weight, transposed, len(size), "module")
+    key = key_of_linear(weight, transposed, len(size))
     return first_win(("layouts", *key, dtype, rows), [calls(rows)]) is not None
 
 

@@ -3,7 +3,7 @@
 Processors differ: one without products of bfloat16 takes several times as long as in float32, one
 with AMX has no fast bfloat16 convolution of three channels or of a single position. So a layer of
 each size is timed in both dtypes, on what the sample shows or on a usual input. A layer that keeps
-its dtype amid converted ones converts its input and its output, so only what is much slower does.
+its dtype among converted ones converts its input and its output, so only what is much slower does.
 Where nothing is gained by all that, no layer is converted.
 """
 
@@ -41,15 +41,15 @@ USUAL_ROWS, MOST_ROWS, FEW_PRODUCTS = 128, 1024, 1 << 22
 have many, as the first ones of vision models."""
 
 CLEAR = 2.0
-"""How many times as long as a layer that keeps its dtype amid others a converted one has to take:
-changes of dtype cost more amid a model than here, and inputs may be of other sizes."""
+"""How many times as long as a layer that keeps its dtype among others a converted one has to take:
+changes of dtype cost more inside a model than here, and inputs may be of other sizes."""
 GAIN_OF_LINEAR, GAIN_OF_CONVOLUTIONS = 1.05, 1.0
 """How many times as fast the layers have to be together in their own dtype for all to keep it. What
 stands around linear layers (attention, activations) gains by a narrow dtype too, while what stands
 around convolutions does not."""
 
 Times = tuple[float, ...]
-"""Seconds in the own dtype, in it amid converted layers, and in the dtype asked for: as it is and,
+"""Seconds in the own dtype, in it among converted layers, and in the dtype asked for: as it is and,
 where a layer may be packed, packed."""
 
 
@@ -76,11 +76,11 @@ def slower(times: Sequence[Times], gains: Sequence[float]) -> set[int]:
 
     gains: how many times as fast each counts to have to be in its own dtype.
     """
-    # Times have noise: amid converted layers none is faster than alone.
-    amid = [max(own, between) for own, between, *_ in times]
+    # Times have noise: among converted layers none is faster than alone.
+    among = [max(own, between) for own, between, *_ in times]
     fastest = [min(converted) for _, _, *converted in times]
-    kept = {n for n, converted in enumerate(fastest) if converted > amid[n] * CLEAR}
-    mixed = sum(amid[n] if n in kept else converted for n, converted in enumerate(fastest))
+    kept = {n for n, converted in enumerate(fastest) if converted > among[n] * CLEAR}
+    mixed = sum(among[n] if n in kept else converted for n, converted in enumerate(fastest))
     unconverted = sum(own * gain for (own, *_), gain in zip(times, gains, strict=True))
     return {*range(len(times))} if unconverted <= mixed else kept
 
@@ -216,13 +216,17 @@ def _convolution_input(module: Any, weight: Tensor, size: tuple[int, ...] | None
 def _ways(
     context: Context, module: nn.Module, weight: Tensor, x: Tensor, is_packed: bool
 ) -> tuple[Callable[[], Any], ...]:
-    """Calls of a layer in its own dtype, in it amid converted layers, and in the one asked for: as
+    """Calls of a layer in its own dtype, in it among converted layers, and in the one asked for: as
     it is and, where it may be packed, packed."""
     dtype = context.dtype_of[module]
     stock, x, given = pack.stand_in(module, weight), x.to(weight.dtype), x.to(dtype)
-    amid = BoundaryForward(stock, Boundary(weight.dtype, returns=dtype))
+    among = BoundaryForward(stock, Boundary(weight.dtype, returns=dtype))
     converted = cast.cast_input(pack.stand_in(module, weight.to(dtype)))
-    calls = partial(type(module).forward, stock, x), partial(amid, given), partial(converted, given)
+    calls = (
+        partial(type(module).forward, stock, x),
+        partial(among, given),
+        partial(converted, given),
+    )
     if not is_packed:
         return calls
     packed = pack.packed_weight(context, module, weight, dtype)

@@ -174,7 +174,7 @@ def _sequence(batch_first: bool, batch: int, count: int, width: int) -> Tensor:
 
 
 def _loss(module: nn.Module, dtype: torch.dtype, given: list[Given], packs: bool) -> str | None:
-    """Why a module should not be converted; None where it is faster so amid others.
+    """Why a module should not be converted; None where it is faster so among others.
 
     packs: whether its weights are packed then.
     """

@@ -36,7 +36,7 @@ from .embeddings import embedding_bags, merged_bags
 from .formulas import activations
 from .places import Place, places_of
 from .post_ops import in_place
-from .quantized import Quantization
+from .quantized_layers import Quantization
 from .simplify import escaping, simplify
 from .spellings import spellings
 
@@ -170,7 +170,7 @@ def compared_layers(
     steps: Steps, lasting: Iterable[Value], quantization: Quantization
 ) -> dict[str, Compared]:
     """Change steps so that layers are also computed as `quantization` says, each of them with what
-    the others give in floating numbers; return the errors and the work of all layers, by name."""
+    the others give in floating point; return the errors and the work of all layers, by name."""
     editor = as_calibrated(steps, lasting)
     return compared.compare(editor, smoothing.smooth(editor, quantization))
 

@@ -1,4 +1,4 @@
-"""Pass that computes layers twice: in floating numbers, and with bytes beside, to tell the error.
+"""Pass that computes layers twice: in floating point, and with bytes beside, to tell the error.
 
 What is compared is what the layer itself gives, before an activation or a sum; what others take is
 the floating result, so that each error is that of one layer alone.
@@ -20,15 +20,13 @@ from .editor import Editor, known
 from .linear import LINEAR
 from .quantized import (
     DEQUANTIZE,
-    Layer,
-    Numbers,
-    Quantization,
     all_layers,
     convolution_of_bytes,
     linear_of_bytes,
     of_bytes,
     rounding,
 )
+from .quantized_layers import Layer, Numbers, Quantization
 from .quantized_weights import LARGEST, SMALLEST, Making
 
 

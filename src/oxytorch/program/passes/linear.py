@@ -41,7 +41,7 @@ MOST_LOSS = 1.1
 """And at most this part of it with many rows, where a product of inputs of any size is asked for:
 what is gained with few of them is little beside that."""
 MOST_TURNS = 16
-"""Products of a call that is timed. Weights so small stay in the caches amid a model too."""
+"""Products of a call that is timed. Weights so small stay in the caches inside a model too."""
 
 
 def as_linear(editor: Editor) -> None:

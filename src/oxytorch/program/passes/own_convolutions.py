@@ -1,5 +1,5 @@
 """Passes over convolutions that our own operators compute: over weights in panels, or of each
-channel for itself. Their weights are plain tensors, which files can hold."""
+channel separately. Their weights are plain tensors, which files can hold."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from . import convolution, quantized
 from .convolution_times import CONVOLUTION
 from .editor import Editor, Pass
 from .post_ops import is_activation
-from .quantized import ADDS, Layer, Numbers, Quantization
+from .quantized import ADDS
+from .quantized_layers import Layer, Layers, Numbers, Quantization
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _with_bytes(
     scales = {value: 1 + place / 1024 for place, value in enumerate(dict.fromkeys(points.values()))}
     marks = {name: Numbers(scales[value], 0, "uint8") for name, value in points.items()}
     layers = {name: Layer(marks[f"{name}.input"], marks.get(f"{name}.output")) for name in places}
-    quantized.quantize(editor, Quantization(quantized.Layers(layers), names))
+    quantized.quantize(editor, Quantization(Layers(layers), names))
     added = set()
     for step in editor.steps.steps:
         place = ADDS.get(step.target)

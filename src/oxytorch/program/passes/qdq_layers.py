@@ -23,13 +23,13 @@ from .quantized import (
     DEQUANTIZE,
     QUANTIZE,
     SAME_BYTES,
-    Numbers,
     convolution_of_bytes,
     join,
     linear_of_bytes,
     of_bytes,
     why_not,
 )
+from .quantized_layers import Numbers
 from .quantized_weights import Making, Rounded
 
 _TURNS = ("aten::t", "aten::transpose.int", "aten::permute")

@@ -1,4 +1,4 @@
-"""Passes that have linear layers and convolutions multiply bytes in place of floating numbers.
+"""Passes that have linear layers and convolutions multiply bytes in place of floating point.
 
 Layers have names, those of the modules whose weights they take. A point is a value of a program
 whose range decides which bytes it becomes: what a layer takes, "name.input", and what a layer gives
@@ -8,8 +8,8 @@ pass that times kernels, so that runs on other machines and of other dtypes have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from .editor import VIEWS, Editor, is_contiguous, known
 from .linear import LINEAR
 from .pooling import largest
 from .post_ops import is_activation
+from .quantized_layers import Layer, Numbers, Quantization
 from .quantized_times import CONVOLUTION_OF_BYTES, LINEAR_OF_BYTES, PANELS, slower, timed
 from .quantized_times import QUANTIZE as QUANTIZE
 from .quantized_times import RESULT as _RESULT
@@ -48,92 +49,6 @@ SAME_BYTES = (
     "aten::contiguous", "aten::channel_shuffle",
 )  # fmt: skip
 """Steps whose first result has elements of their first argument: they give bytes of bytes."""
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """Which numbers bytes stand for: scale * (byte - zero_point). dtype: "uint8" or "int8"."""
-
-    scale: float
-    zero_point: int
-    dtype: str
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype of the bytes."""
-        return torch.uint8 if self.dtype == "uint8" else torch.int8
-
-
-@dataclass(frozen=True)
-class Layer:
-    """How a layer is computed with bytes.
-
-    input: which bytes it takes; None rounds each row by its own largest magnitude. output: those
-    that it gives where these are added to something else; None: floating numbers.
-    """
-
-    input: Numbers | None
-    output: Numbers | None = None
-
-
-@dataclass(frozen=True)
-class Smoothing:
-    """Layers that take one value, each channel of which is divided by a factor, while their weights
-    are multiplied.
-
-    layers: all that take it, by name. alpha: how much of the range of activations moved into the
-    weights, 0 to 1. factors: one a channel; none: it is left as it is, for the reason `why`.
-    input: the bytes of the divided value.
-    """
-
-    layers: tuple[str, ...]
-    alpha: float = 0.0
-    factors: tuple[float, ...] = ()
-    input: Numbers | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Layers:
-    """by_name: how layers are computed. smoothing: what is divided before they are. only_faster:
-    whether layers are of bytes only where that is faster."""
-
-    by_name: Mapping[str, Layer]
-    smoothing: tuple[Smoothing, ...] = ()
-    only_faster: bool = True
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """layers: those that multiply bytes. names: of the values that stand for parameters. slower:
-    gets why layers that were timed had better be floating, empty for others, by name; recurrent
-    ones are so in this program already, and in further ones."""
-
-    layers: Layers
-    names: Mapping[Value, str]
-    slower: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """layers: those that multiply bytes. names: returns those of parameters, by their
-    identities. slower: see `Quantization`."""
-
-    layers: Layers
-    names: Callable[[], Mapping[int, str]]
-    slower: dict[str, str] = field(default_factory=dict)
-
-    def of(self, values: Sequence[Value], tensors: Sequence[torch.Tensor]) -> Quantization:
-        """The same of a program. values: those that stand for tensors."""
-        return Quantization(self.layers, named(values, tensors, self.names()), self.slower)
-
-
-def named(
-    values: Sequence[Value], tensors: Sequence[torch.Tensor], names: Mapping[int, str]
-) -> dict[Value, str]:
-    """The names of values that stand for tensors. names: of tensors, by their identities."""
-    pairs = zip(values, tensors, strict=True)
-    return {value: names[id(tensor)] for value, tensor in pairs if id(tensor) in names}
 
 
 def layers_of(editor: Editor, names: Mapping[Value, str]) -> dict[Step, str]:

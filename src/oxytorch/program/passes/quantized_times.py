@@ -63,7 +63,7 @@ def timed(editor: Editor, by_rows: Mapping[Step, bool]) -> dict[Step, Times]:
 def slower(
     editor: Editor, times: Mapping[Step, Times], by_panels: Mapping[Value, Step]
 ) -> dict[Step, str]:
-    """The layers that are clearly faster in floating numbers, with the times as a reason; none
+    """The layers that are clearly faster in floating point, with the times as a reason; none
     where all of them together would gain too little of the time of the layers to be seen.
 
     editor: of a program with layers of bytes. times: of the layers as they were. by_panels: those
@@ -85,7 +85,7 @@ def slower(
         if own.floating <= CLEAR_GAIN * seconds:
             gained += seconds - own.floating
             found[layer] = (
-                f"floating numbers are faster here: {own.floating * 1e6:.1f} us, "
+                f"floating point is faster here: {own.floating * 1e6:.1f} us, "
                 f"integers {seconds * 1e6:.1f} us"
             )
     return found if gained > LEAST_GAIN * total else {}
@@ -226,7 +226,7 @@ def _rounding(value: Value) -> float:
 
 
 def _rounding_of(count: int, dtype: torch.dtype) -> float:
-    """Seconds in which so many numbers are rounded, amid a program."""
+    """Seconds in which so many numbers are rounded inside a program."""
     rows = max(1, count // _WIDTH)
 
     def make() -> list[Callable[[], Any]]:

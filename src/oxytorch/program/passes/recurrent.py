@@ -21,7 +21,8 @@ from ...ops.quantized_lstm import quantized_lstm
 from ...rewriting.measure import Calls, about, first_win, numbers
 from ..program import Argument, Some, Step, Value
 from .editor import Editor, known
-from .quantized import FLOATING, Quantization, name_of
+from .quantized import FLOATING, name_of
+from .quantized_layers import Quantization
 from .quantized_weights import Making, bytes_of_recurrent
 
 DIRECTION, LSTM, GRU = "aten::mkldnn_rnn_layer", "aten::lstm.input", "aten::gru.input"
@@ -31,7 +32,7 @@ _OF_LSTM = "2"
 """Torch's number of the kind of layer."""
 USUAL = 16, 1
 """Steps and batch of an input whose size is not known."""
-SLOWER = "floating numbers are as fast here"
+SLOWER = "floating point is as fast here"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from .convolution import NORM
 from .convolution_times import CONVOLUTION
 from .editor import Editor
 from .linear import LINEAR
-from .quantized import Quantization, layers_of
+from .quantized import layers_of
+from .quantized_layers import Quantization
 from .quantized_weights import Making
 
 _ROW_NORMS = {

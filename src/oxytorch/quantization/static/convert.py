@@ -17,7 +17,7 @@ from ...optimize import explain, optimize_in_place, tune
 from ...optimize.context import Context
 from ...optimize.sample import Sample
 from ...program.families import Programs
-from ...program.passes.quantized import Layers, Quantized
+from ...program.passes.quantized_layers import Layers, Quantized
 from ...program.passes.recurrent import SLOWER
 from ...program.replay import Replay
 from ...rewriting import measure

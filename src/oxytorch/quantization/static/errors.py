@@ -166,7 +166,7 @@ class Comparison:
             self._squares[name] = [a + b for a, b in zip(before, squares, strict=True)]
 
     def errors(self) -> list[LayerError]:
-        """The layers, the worst first; those in floating numbers last."""
+        """The layers, the worst first; those in floating point last."""
         found = [self._error(name) for name in self._products]
         return sorted(found, key=lambda each: math.inf if each.sqnr is None else each.sqnr)
 

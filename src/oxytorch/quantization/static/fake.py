@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ...graph.forward import OwnSignature
+from ...graph.forward import AroundForward, OwnSignature
 from ...ops.quantized_linear import steps_of_rows
 from ...optim.compiler import never_compiled
 from ...program.passes.places import Place
-from ...program.passes.quantized import Numbers
+from ...program.passes.quantized_layers import Numbers
 from ...program.passes.quantized_weights import LARGEST, SMALLEST
 from .observers import Observer, numbers_of
 
@@ -271,16 +271,10 @@ def rounded_sums() -> Iterator[None]:
         stack.pop()
 
 
-class FakeModel(OwnSignature):
-    """Stands in for the forward of a model some of whose layers round what is added, too."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self.inner = module.__dict__.get("forward")
+class FakeModel(AroundForward):
+    """Stands around the forward of a model some of whose layers round what is added, too."""
 
     @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with rounded_sums():
-            if self.inner is not None:
-                return self.inner(*args, **kwargs)
-            return type(self.module).forward(self.module, *args, **kwargs)
+            return self.forward(*args, **kwargs)

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...program.passes.quantized import Numbers
+from ...program.passes.quantized_layers import Numbers
 
 BINS = 2048
 """Of a histogram."""

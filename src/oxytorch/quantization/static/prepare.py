@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from ...core.modes import own_code, with_normal_tensors
 from ...graph.errors import CaptureError
-from ...graph.forward import OwnSignature
+from ...graph.forward import AroundForward
 from ...optimize.sample import Sample
 from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT, ObservedProgram
-from ...program.passes.quantized import Smoothing
+from ...program.passes.quantized_layers import Smoothing
+from ...rewriting.changes import AttributeSet
 from ...rewriting.copies import copied
 from ...rewriting.refusals import check_evaluation, check_finite, check_module, check_not_optimized
 from .observers import OBSERVERS, Observer, numbers_of
@@ -97,7 +98,7 @@ def prepared(
             calibration.add_form(*sample.call)
     except (CaptureError, ForeignError) as error:
         raise uncapturable(caller, model, error) from error
-    result.__dict__["forward"] = calibration
+    calibration.stand_in()
     return result
 
 
@@ -150,8 +151,8 @@ class Observations:
         raise NotImplementedError
 
 
-class Calibration(OwnSignature, Observations):
-    """Stands in for the forward of a prepared model: its own code, and a look at what layers take.
+class Calibration(AroundForward, Observations):
+    """Stands around the forward of a prepared model, and looks at what layers take.
 
     calls: those that were seen. groups: why what layers take cannot be divided, empty if it can, by
     the names of all of them.
@@ -161,7 +162,6 @@ class Calibration(OwnSignature, Observations):
         self, module: nn.Module, config: Int8StaticActivationInt8Weight, example_inputs: Any
     ) -> None:
         super().__init__(module)
-        self.inner = module.__dict__.get("forward")
         self.config = config
         self.example_inputs = example_inputs
         self.calls = 0
@@ -173,13 +173,14 @@ class Calibration(OwnSignature, Observations):
         self.by_rows: dict[str, None] = {}
         self.groups: dict[tuple[str, ...], str] = {}
         self._channels: dict[tuple[str, ...], int] = {}
+        self._change: AttributeSet | None = None
 
     def _new_runs(self) -> Runs[ObservedProgram]:
-        return Runs(self._own, lambda run: ObservedProgram(run, names_of(self.module)))
+        return Runs(self.forward, lambda run: ObservedProgram(run, names_of(self.module)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad(), own_code():
-            value = self._own(*args, **kwargs)
+            value = self.forward(*args, **kwargs)
             try:
                 program, found = self._runs(args, kwargs)
                 self._note(program)
@@ -194,12 +195,13 @@ class Calibration(OwnSignature, Observations):
         self.calls += 1
         return value
 
+    def stand_in(self) -> None:
+        """Take the place of the module's forward."""
+        self._change = AttributeSet(self.module, "forward", self)
+
     def leave(self) -> None:
-        """Give the module its own forward back."""
-        if self.inner is None:
-            del self.module.__dict__["forward"]
-        else:
-            self.module.__dict__["forward"] = self.inner
+        if self._change is not None:
+            self._change.undo({})
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runs": None}  # programs are made again where they are needed
@@ -207,11 +209,6 @@ class Calibration(OwnSignature, Observations):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._runs = self._new_runs()
-
-    def _own(self, *args: Any, **kwargs: Any) -> Any:
-        if self.inner is not None:
-            return self.inner(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
 
     def add_form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObservedProgram:
         """Record a call of a further form. Raises CaptureError."""

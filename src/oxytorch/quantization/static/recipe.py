@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ...program.passes.quantized import Layer, Layers, Numbers, Smoothing
+from ...program.passes.quantized_layers import Layer, Layers, Numbers, Smoothing
 
 FORMAT, VERSION = "oxytorch.recipe", 1
 COMPUTE = {

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ...ops.dequantize_per_tensor import dequantize_per_tensor
 from ...ops.quantize_per_tensor import quantize_per_tensor
-from ...program.passes.quantized import Numbers, Smoothing
+from ...program.passes.quantized_layers import Numbers, Smoothing
 from ...program.passes.quantized_weights import LARGEST, SMALLEST
 from ...program.passes.smoothing import Geometry
 from .observers import OBSERVERS, Histogram, numbers_of

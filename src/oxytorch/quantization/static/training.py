@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +15,8 @@ from ...program import passes
 from ...program.inputs import ForeignError
 from ...program.observed import INPUT, OUTPUT
 from ...program.passes.places import Place
-from ...program.passes.quantized import Numbers, Smoothing, named
+from ...program.passes.quantized_layers import Numbers, Smoothing, named
+from ...rewriting.changes import AttributeSet
 from ...rewriting.copies import Separation, copied
 from ...rewriting.refusals import check_module
 from .fake import CLAMPS, FakeLayer, FakeModel, FakeNorm, Range, Shared
@@ -161,8 +161,8 @@ class Training(Observations):
         self.shared = Shared(config.symmetric)
         self.layers = {**left}
         self._fakes: dict[str, FakeLayer] = {}
-        self._norms: list[FakeNorm] = []
-        self._model: FakeModel | None = None
+        self._changes: dict[str, list[AttributeSet]] = {}
+        self._model_change: AttributeSet | None = None
         uses: dict[str, list[str]] = {}
         self._norm_uses = Counter(place.norm for place in places.values())
         for name in places:
@@ -174,8 +174,7 @@ class Training(Observations):
                 self._add(name, places[name])
         module.__dict__[TRAINING] = self
         if any(fake.place.is_added for fake in self._fakes.values()):
-            self._model = FakeModel(module)
-            module.__dict__["forward"] = self._model
+            self._model_change = AttributeSet(module, "forward", FakeModel(module))
 
     def why_not_smoothed(self, own: Smoothing) -> str:
         return "the layers were trained without factors"
@@ -213,12 +212,12 @@ class Training(Observations):
         fake.input = self._range(name + INPUT)
         if place.gives and place.activation in CLAMPS:
             fake.output = self._range(name + OUTPUT)
+        self._fakes[name] = fake
+        self._changes[name] = [AttributeSet(module, "forward", fake)]
         if place.norm:
             fake.norm = self.module.get_submodule(place.norm)
-            self._norms.append(FakeNorm(fake.norm, fake))
-            fake.norm.__dict__["forward"] = self._norms[-1]
-        module.__dict__["forward"] = fake
-        self._fakes[name] = fake
+            change = AttributeSet(fake.norm, "forward", FakeNorm(fake.norm, fake))
+            self._changes[name].append(change)
 
     def _range(self, name: str) -> Range:
         return Range(name, OBSERVERS[self.config.observer](), self.shared)
@@ -258,32 +257,24 @@ class Training(Observations):
             self._leave(name, "other code takes its weight, into which training cannot look")
 
     def _leave(self, name: str, why: str) -> None:
-        fake = self._fakes.pop(name)
-        del fake.module.__dict__["forward"]
-        if fake.norm is not None:
-            del fake.norm.__dict__["forward"]
-            self._norms = [norm for norm in self._norms if norm.layer is not fake]
+        del self._fakes[name]
+        for change in self._changes.pop(name):
+            change.undo({})
         for each in self.layers:
             if each.partition("#")[0] == name:
                 self.layers[each] = why
 
     def leave(self) -> None:
-        """Give the modules their own forwards back."""
-        for each in self._standing():
-            del each.module.__dict__["forward"]
-        if self._model is not None and self._model.inner is not None:
-            self.module.__dict__["forward"] = self._model.inner
+        if self._model_change is not None:
+            self._model_change.undo({})
+        for changes in self._changes.values():
+            for change in changes:
+                change.undo({})
         del self.module.__dict__[TRAINING]
-
-    def _standing(self) -> Iterator[FakeLayer | FakeNorm | FakeModel]:
-        yield from self._fakes.values()
-        yield from self._norms
-        if self._model is not None:
-            yield self._model
 
     def recipe(self) -> Recipe:
         """How the layers are computed by the present ranges: as they were trained, also where
-        floating numbers are faster. Raises ValueError without any range."""
+        floating point is faster. Raises ValueError without any range."""
         layers = {}
         for name, why in self.layers.items():
             fake = self._fakes.get(name.partition("#")[0])

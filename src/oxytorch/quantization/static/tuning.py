@@ -1,4 +1,4 @@
-"""`autotune`: which layers stay in floating numbers so that a model's score is kept."""
+"""`autotune`: which layers stay in floating point so that a model's score is kept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Trial:
     """One model that was evaluated.
 
     ranges: where the ranges of activations are from. floating, dynamic: the layers that were left
-    in floating numbers, and rounded row by row. int8_share: the part of the products that are of
+    in floating point, and rounded row by row. int8_share: the part of the products that are of
     integers. score: what `evaluate` gave, None where that was no number; loss: against the
     original. seconds: of making the model and evaluating it.
     """
@@ -62,7 +62,7 @@ class Autotuned(Generic[_Model]):
 
     model: the converted model. recipe: how its layers are computed. baseline: the score of the
     original. trials: in the order in which they were made. order: all layers with the errors that
-    decide in which order they are left in floating numbers, the most sensitive first.
+    decide in which order they are left in floating point, the most sensitive first.
     is_complete: whether the search ended before its trials did.
     """
 
@@ -77,7 +77,7 @@ class Autotuned(Generic[_Model]):
 
     @property
     def chosen(self) -> Trial | None:
-        """The trial whose recipe was chosen; None where every layer stays in floating numbers."""
+        """The trial whose recipe was chosen; None where every layer stays in floating point."""
         layers = {name: own.compute for name, own in self.recipe.layers.items() if not own.why}
         floating = {name for name, compute in layers.items() if compute == "float"}
         dynamic = {name for name, compute in layers.items() if compute == "dynamic"}
@@ -111,7 +111,7 @@ class Autotuned(Generic[_Model]):
         worst = ", ".join(f"{e.module} ({decibels(e.sqnr)})" for e in self.order[:5])
         lines.append(f"  most sensitive, by the SQNR of each layer alone: {worst}")
         if self.chosen is None:
-            lines.append("  no trial is good enough: every layer stays in floating numbers")
+            lines.append("  no trial is good enough: every layer stays in floating point")
         if not self.is_complete:
             lines.append("  the trials were used up: more of them may leave fewer layers")
         return "\n".join(lines)
@@ -131,7 +131,7 @@ def autotune(
     path: str | Path | None = None,
     progress: bool | Progress = False,
 ) -> Autotuned[_Model]:
-    """Find which layers stay in floating numbers so that a model loses little when it is quantized.
+    """Find which layers stay in floating point so that a model loses little when it is quantized.
 
     model, calibration_data, dtype: as in `quantize`. The data are read once and kept.
     evaluate: gives the score of a model that it is given: a number, higher is better. It is called
@@ -147,7 +147,7 @@ def autotune(
 
     The order of trials: (1) all layers in integers; (2) all with the ranges, of several observers
     and smoothed, that have the least error layer by layer; (3) with the 1, 2, 4 ... most sensitive
-    layers in floating numbers, then by bisection with the fewest that are enough; (4) those of them
+    layers in floating point, then by bisection with the fewest that are enough; (4) those of them
     that this helps rounded row by row, as many as are good enough. The sensitivity of a layer is
     the error of what it gives when it alone multiplies integers, of the first 32 inputs: see
     `report`. It costs a pass over these, not a trial for each layer.
@@ -293,7 +293,7 @@ class _Tuner(Generic[_Model]):
         return best, self._errors(_BEST, best)
 
     def _with_floating(self, recipe: Recipe, name: str, errors: list[LayerError]) -> Recipe:
-        """A recipe with as few of the most sensitive layers in floating numbers as are enough, and
+        """A recipe with as few of the most sensitive layers in floating point as are enough, and
         some of these rounded row by row if that is good enough."""
         order = [each.module for each in errors if each.compute != "float"]
 

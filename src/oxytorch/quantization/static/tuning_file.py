@@ -82,7 +82,7 @@ def opened(path: str | Path | None, identity: dict[str, str]) -> Known:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"autotune: expected a file that autotune wrote, got {path} ({error}); give another "
-            "path, or delete it to begin anew"
+            "path, or delete it to start over"
         ) from error
     return known
 
@@ -96,7 +96,7 @@ def _check_identity(path: Path, data: dict[str, Any], identity: dict[str, str]) 
         if data.get(name) != own:
             raise _OtherError(
                 f"autotune: expected a file of this {name}, got {path}, which was written for "
-                f"another; give another path, or delete it to begin anew"
+                f"another; give another path, or delete it to start over"
             )
 
 

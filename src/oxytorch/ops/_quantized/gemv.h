@@ -7,12 +7,12 @@
 namespace oxytorch::OXY_LEVEL {
 
 // Rows up to which that is faster than blocks, whose weights are read for more rows at once.
-inline constexpr std::int64_t kFewRows = 2;
+inline constexpr std::int64_t kGemvRows = 2;
 
 // Bytes of a weight that the second cache holds: nothing is asked for ahead there.
 inline constexpr std::int64_t kNearWeight = 1 << 20;
 
-struct FewRows {
+struct GemvCall {
   const std::uint8_t* rows;
   std::int64_t row_bytes;
   const std::uint8_t* panel;
@@ -29,7 +29,7 @@ template <int rows>
 inline constexpr int kChains = 8 / kParts / rows;
 
 template <int rows, int chains, bool asks>
-OXY_INLINE void add_units(const FewRows& call, std::int64_t unit,
+OXY_INLINE void add_units(const GemvCall& call, std::int64_t unit,
                           i32v (&sums)[rows][kChains<rows>][kParts]) {
 #pragma GCC unroll 8
   for (int c = 0; c < chains; ++c) {
@@ -50,10 +50,10 @@ OXY_INLINE void add_units(const FewRows& call, std::int64_t unit,
 }
 
 template <int rows, bool asks>
-static void multiply_panel(const FewRows& given) {
+static void multiply_panel(const GemvCall& given) {
   constexpr int kChain = kChains<rows>;
   // A copy, because what is stored below could otherwise be the call.
-  const FewRows call = given;
+  const GemvCall call = given;
   i32v sums[rows][kChain][kParts];
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r) {
@@ -104,9 +104,9 @@ OXY_INLINE i32v load_wide(const std::uint8_t* p) {
 
 // Vectors of a row of a panel: of the four products of an output, two lie in each of two lanes.
 template <int rows, bool asks>
-static void multiply_panel(const FewRows& given) {
+static void multiply_panel(const GemvCall& given) {
   constexpr int kVectors = 2 * kParts;
-  const FewRows call = given;
+  const GemvCall call = given;
   i32v sums[rows][kVectors] = {};
   const std::uint8_t* at = call.panel;
   for (std::int64_t k = 0; k < call.depth; k += 4, at += 64) {
@@ -137,16 +137,16 @@ static void multiply_panel(const FewRows& given) {
 #endif
 
 // `sums`: of the outputs of an item, for each row.
-template <int rows = kFewRows>
-static void multiply_few_rows(const ByteGemmArgs& args, const ByteChunk& item,
-                              const ByteOutputs& outputs, std::int32_t* sums) {
+template <int rows = kGemvRows>
+static void byte_gemv(const ByteGemmArgs& args, const ByteChunk& item, const ByteOutputs& outputs,
+                      std::int32_t* sums) {
   if constexpr (rows > 1) {
-    if (item.rows < rows) return multiply_few_rows<rows - 1>(args, item, outputs, sums);
+    if (item.rows < rows) return byte_gemv<rows - 1>(args, item, outputs, sums);
   }
   const BytePanels& weight = args.weight;
   const bool is_near = weight.panel_count * weight.panel_bytes <= kNearWeight;
   for (std::int64_t p = 0; p < item.panels; ++p) {
-    const FewRows call{
+    const GemvCall call{
         .rows = args.x.values + item.row * args.x.row_bytes,
         .row_bytes = args.x.row_bytes,
         .panel = weight.panels + (item.panel + p) * weight.panel_bytes,
