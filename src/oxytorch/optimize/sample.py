@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -125,6 +126,22 @@ class Sample:
             return ""
         names = ", ".join(str(dtype) for dtype in given - {own})
         return f"; its weights are {own}, so give floating inputs in that dtype, not {names}"
+
+
+def sample_of_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments of a call as a sample_input; None where they cannot be told as one."""
+    if not kwargs or not args:
+        return kwargs or args or None
+    try:
+        given = inspect.signature(model.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # the call itself will tell
+        return None
+    kinds = {kind.kind for name, kind in given.signature.parameters.items()}
+    positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL}
+    if kinds & positional:
+        return None
+    names = list(given.signature.parameters)[: len(args)]
+    return {**dict(zip(names, args, strict=True)), **kwargs}
 
 
 def _normal(leaf: Any) -> Any:

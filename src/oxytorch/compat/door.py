@@ -1,0 +1,134 @@
+"""`install`: programs that import the predecessor get oxytorch; `uninstall` takes that back."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .errors import OLD
+from .names import NAMES, NAMESPACES
+from .namespace import Namespace, names_below
+
+BACKEND, COMPILER = "ipex", "oxytorch.program.backend:compile_graph"
+_REGISTRY = "torch._dynamo.backends.registry"
+
+
+class _Loader(Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return Namespace(spec.name, spec.name.removeprefix(OLD).lstrip("."))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Names are looked up when they are asked for."""
+
+
+class _Entries(importlib.metadata.Distribution):
+    """Tells torch's compiler, which looks for backends once it is used, of one named "ipex"."""
+
+    def read_text(self, filename: str) -> str | None:
+        if filename == "METADATA":
+            return "Metadata-Version: 2.1\nName: oxytorch-compat\nVersion: 0\n"
+        if filename == "entry_points.txt":
+            return f"[torch_dynamo_backends]\n{BACKEND} = {COMPILER}\n"
+        return None
+
+    def locate_file(self, path: Any) -> Any:
+        raise FileNotFoundError(path)
+
+
+class Finder(MetaPathFinder):
+    """Finds the predecessor's package and its modules."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        root, _, below = name.partition(".")
+        if root != OLD or (below and below not in NAMESPACES):
+            return None
+        return ModuleSpec(name, _Loader(), is_package=True, origin="oxytorch.compat")
+
+    def find_distributions(
+        self, context: Any = None
+    ) -> Iterator[importlib.metadata.Distribution]:
+        if context is None or context.name in (None, "oxytorch-compat"):
+            yield _Entries()
+
+    def __str__(self) -> str:
+        return f"`import {OLD}` finds oxytorch.compat.ipex"
+
+
+installed: Finder | None = None
+"""What `install` put into `sys.meta_path`; None before and after."""
+_added: list[tuple[Any, str]] = []
+
+
+def install(force: bool = False) -> None:
+    """Have `import intel_extension_for_pytorch` find oxytorch, in this process.
+
+    It also adds `torch.ops.torch_ipex`, the functions that the predecessor had added to `torch.xpu`,
+    and a backend "ipex" of `torch.compile`. Nothing that was there is replaced. `uninstall` takes
+    it all back, and `oxytorch info` shows it.
+
+    force: also where the predecessor itself is installed, which is not imported then.
+
+    Raises RuntimeError where the predecessor is installed or was imported already.
+    """
+    global installed
+    if installed is not None:
+        return
+    if OLD in sys.modules:
+        raise RuntimeError(
+            f"install: {OLD} was imported in this process already; call "
+            "oxytorch.compat.install() before that"
+        )
+    if not force and importlib.util.find_spec(OLD) is not None:
+        raise RuntimeError(
+            f"install: {OLD} itself is installed here; uninstall it (pip uninstall {OLD}), or "
+            "pass force=True to use oxytorch in its place"
+        )
+    installed = Finder()
+    sys.meta_path.insert(0, installed)
+    ours: Any = importlib.import_module("oxytorch.compat.ipex")
+    _add(torch.ops, "torch_ipex", ours.torch_ipex)
+    for name in names_below("xpu"):
+        known = NAMES.get(f"xpu.{name}")
+        if not hasattr(torch.xpu, name) and not (known and known.is_value):
+            _add(torch.xpu, name, getattr(ours.xpu, name))
+    registry = sys.modules.get(_REGISTRY)
+    if registry is not None:  # it may have looked for backends already
+        place, _, attribute = COMPILER.partition(":")
+        function = getattr(importlib.import_module(place), attribute)
+        registry.register_backend(function, name=BACKEND)
+
+
+def uninstall() -> None:
+    """Take back what `install` did. Modules that a program imported meanwhile stay with it.
+
+    Raises RuntimeError where nothing is installed.
+    """
+    global installed
+    if installed is None:
+        raise RuntimeError("uninstall: expected an install() before it")
+    sys.meta_path.remove(installed)
+    installed = None
+    for name in [name for name in sys.modules if name.partition(".")[0] == OLD]:
+        del sys.modules[name]
+    while _added:
+        owner, name = _added.pop()
+        delattr(owner, name)
+    registry: Any = sys.modules.get(_REGISTRY)
+    if registry is not None:
+        for table in (registry._BACKENDS, registry._COMPILER_FNS):
+            table.pop(BACKEND, None)
+
+
+def _add(owner: Any, name: str, value: Any) -> None:
+    setattr(owner, name, value)
+    _added.append((owner, name))
