@@ -25,7 +25,7 @@ def compute_in_own_dtype(model: _Model, dtype: torch.dtype | None) -> _Model:
 
 
 def _pause(model: nn.Module, args: Any) -> None:
-    is_on = torch.is_autocast_enabled("cpu") and not torch.jit.is_tracing()
+    is_on = torch.is_autocast_enabled("cpu")
     vars(_calls).setdefault("paused", []).append(is_on)
     if is_on:
         torch.set_autocast_enabled("cpu", False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from . import torchscript
 from .errors import OLD
 from .names import NAMES, NAMESPACES
 from .namespace import Namespace, names_below
@@ -66,15 +67,18 @@ class Finder(MetaPathFinder):
 
 installed: Finder | None = None
 """What `install` put into `sys.meta_path`; None before and after."""
-_added: list[tuple[Any, str]] = []
+_NONE = object()
+_changed: list[tuple[Any, str, Any]] = []
+"""Objects, names of their attributes, and what these were."""
 
 
 def install(force: bool = False) -> None:
     """Have `import intel_extension_for_pytorch` find oxytorch, in this process.
 
     It also adds `torch.ops.torch_ipex`, the functions that the predecessor had added to `torch.xpu`,
-    and a backend "ipex" of `torch.compile`. Nothing that was there is replaced. `uninstall` takes
-    it all back, and `oxytorch info` shows it.
+    and a backend "ipex" of `torch.compile`. `torch.jit.trace` and `torch.jit.freeze` are replaced:
+    of models that `optimize` returned, modules of TorchScript are optimized when they are frozen.
+    `uninstall` takes it all back, and `oxytorch info` shows it.
 
     force: also where the predecessor itself is installed, which is not imported then.
 
@@ -96,11 +100,13 @@ def install(force: bool = False) -> None:
     installed = Finder()
     sys.meta_path.insert(0, installed)
     ours: Any = importlib.import_module("oxytorch.compat.ipex")
-    _add(torch.ops, "torch_ipex", ours.torch_ipex)
+    _set(torch.ops, "torch_ipex", ours.torch_ipex)
     for name in names_below("xpu"):
         known = NAMES.get(f"xpu.{name}")
         if not hasattr(torch.xpu, name) and not (known and known.is_value):
-            _add(torch.xpu, name, getattr(ours.xpu, name))
+            _set(torch.xpu, name, getattr(ours.xpu, name))
+    _set(torch.jit, "trace", torchscript.tracing(torch.jit.trace))
+    _set(torch.jit, "freeze", torchscript.freezing(torch.jit.freeze))
     registry = sys.modules.get(_REGISTRY)
     if registry is not None:  # it may have looked for backends already
         place, _, attribute = COMPILER.partition(":")
@@ -120,15 +126,18 @@ def uninstall() -> None:
     installed = None
     for name in [name for name in sys.modules if name.partition(".")[0] == OLD]:
         del sys.modules[name]
-    while _added:
-        owner, name = _added.pop()
-        delattr(owner, name)
+    while _changed:
+        owner, name, before = _changed.pop()
+        if before is _NONE:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
     registry: Any = sys.modules.get(_REGISTRY)
     if registry is not None:
         for table in (registry._BACKENDS, registry._COMPILER_FNS):
             table.pop(BACKEND, None)
 
 
-def _add(owner: Any, name: str, value: Any) -> None:
+def _set(owner: Any, name: str, value: Any) -> None:
+    _changed.append((owner, name, vars(owner).get(name, _NONE)))
     setattr(owner, name, value)
-    _added.append((owner, name))

@@ -15,6 +15,7 @@ from .. import __version__, math_mode
 from .. import optimize as _optimize
 from .. import verbose as _verbose
 from ..optimize.passes import DEFAULT
+from . import torchscript
 from .autocast import compute_in_own_dtype
 from .errors import not_served
 from .first_call import optimize_at_first_call
@@ -181,7 +182,8 @@ def disable_auto_channels_last() -> None:
 
 
 def enable_onednn_fusion(enabled: bool) -> None:
-    """Nothing to switch: there is no pass over all graphs of TorchScript."""
+    """Whether `torch.jit.freeze` optimizes what was traced of optimized models, after `install`."""
+    torchscript.is_enabled = enabled
 
 
 def set_logging_level(level: int | str) -> None:

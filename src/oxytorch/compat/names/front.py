@@ -21,7 +21,7 @@ NAMES = (
     ),
     *served(
         "", "enable_onednn_fusion", _FRONT,
-        "nothing to switch: only models given to `optimize` are fused",
+        "after `install()`: whether `torch.jit.freeze` optimizes what was traced of optimized models",
     ),
     *served("", "set_logging_level", _FRONT, "of the logger `oxytorch`"),
     *served("", "version", _FRONT, "prints the versions of torch and oxytorch"),

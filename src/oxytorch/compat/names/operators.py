@@ -20,7 +20,7 @@ NAMES = (
     *served(
         "torch_ipex",
         "split_float_bfloat16 cat_bfloat16_float packed_add interaction_forward rmsnorm "
-        "add_softmax_ frozen_batch_norm dequantize_nf4",
+        "add_softmax_ frozen_batch_norm",
         _OPERATORS,
     ),
     *elsewhere(
@@ -41,7 +41,7 @@ NAMES = (
     *elsewhere(
         "torch_ipex",
         "ipex_woq_linear woq_linear_gelu woq_linear_new_gelu woq_linear_relu woq_linear_silu "
-        "woq_linear_mul woq_linear_add woq_linear_add_add",
+        "woq_linear_mul woq_linear_add woq_linear_add_add dequantize_nf4",
         _WEIGHTS,
     ),
     *elsewhere(
