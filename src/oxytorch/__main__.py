@@ -30,6 +30,7 @@ COMMANDS = (
     Command("convert", "oxytorch.program.command", "exported programs (.pt2) as files of oxytorch"),
     Command("tune", "oxytorch.launch.tuning.command", "the best instances and cores for a script"),
     Command("run", "oxytorch.launch.command", "a script on cores of its own, or several instances"),
+    Command("ipexrun", "oxytorch.compat.ipexrun", "command lines of ipexrun, as `oxytorch run`"),
     Command("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
 )
 
