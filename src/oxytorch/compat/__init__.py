@@ -1,4 +1,4 @@
-"""The predecessor's names: programs written for Intel Extension for PyTorch (IPEX) run with oxytorch.
+"""The predecessor's names: programs for Intel Extension for PyTorch (IPEX) run with oxytorch.
 
 `import oxytorch.compat.ipex as ipex` answers to its public Python API. After `install()` programs
 that import `intel_extension_for_pytorch` run unmodified, as they do by

@@ -1,5 +1,5 @@
-"""Models that were converted to a narrow dtype compute in it, also where a program calls them within
-`torch.autocast`, as the predecessor's programs do."""
+"""Models that were converted to a narrow dtype compute in it, also within `torch.autocast`, where
+the predecessor's programs call them."""
 
 from __future__ import annotations
 

@@ -55,9 +55,7 @@ class Finder(MetaPathFinder):
             return None
         return ModuleSpec(name, _Loader(), is_package=True, origin="oxytorch.compat")
 
-    def find_distributions(
-        self, context: Any = None
-    ) -> Iterator[importlib.metadata.Distribution]:
+    def find_distributions(self, context: Any = None) -> Iterator[importlib.metadata.Distribution]:
         if context is None or context.name in (None, "oxytorch-compat"):
             yield _Entries()
 
@@ -75,7 +73,7 @@ _changed: list[tuple[Any, str, Any]] = []
 def install(force: bool = False) -> None:
     """Have `import intel_extension_for_pytorch` find oxytorch, in this process.
 
-    It also adds `torch.ops.torch_ipex`, the functions that the predecessor had added to `torch.xpu`,
+    It also adds `torch.ops.torch_ipex`, functions that the predecessor had added to `torch.xpu`,
     and a backend "ipex" of `torch.compile`. `torch.jit.trace` and `torch.jit.freeze` are replaced:
     of models that `optimize` returned, modules of TorchScript are optimized when they are frozen.
     `uninstall` takes it all back, and `oxytorch info` shows it.

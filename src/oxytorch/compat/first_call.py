@@ -45,5 +45,5 @@ def optimize_at_first_call(
     check_evaluation("optimize", model)
     result = model if inplace else copy.deepcopy(model)
     hook = _FirstCall(dtype, passes)
-    result.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)  # type: ignore[arg-type]
+    result.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
     return result

@@ -198,7 +198,7 @@ def version() -> None:
 
 
 @contextmanager
-def OnDevice(  # noqa: N802
+def OnDevice(
     dtype: torch.dtype, device: str | torch.device = "meta", enabled: bool = True
 ) -> Iterator[None]:
     """While modules are made on a device and with a dtype."""
@@ -214,7 +214,7 @@ def OnDevice(  # noqa: N802
         torch.set_default_dtype(before)
 
 
-def GradScaler(  # noqa: N802
+def GradScaler(
     init_scale: float = 2.0**16,
     growth_factor: float = 2.0,
     backoff_factor: float = 0.5,
@@ -222,7 +222,7 @@ def GradScaler(  # noqa: N802
     enabled: bool = True,
 ) -> torch.amp.GradScaler:
     """torch's gradient scaler for the CPU."""
-    return torch.amp.GradScaler(  # type: ignore[no-untyped-call]
+    return torch.amp.GradScaler(
         "cpu", init_scale, growth_factor, backoff_factor, growth_interval, enabled
     )
 
@@ -237,4 +237,3 @@ def autocast(
 def has_fp64_dtype(device: Any = None) -> bool:
     """Whether a GPU computes in float64."""
     return bool(torch.xpu.get_device_properties(device).has_fp64)
-

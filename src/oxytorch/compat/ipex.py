@@ -1,4 +1,4 @@
-"""The predecessor's package: `import oxytorch.compat.ipex as ipex`. Importing it changes nothing."""
+"""The predecessor's package: `import oxytorch.compat.ipex as ipex`, which changes nothing."""
 
 from __future__ import annotations
 

@@ -95,13 +95,41 @@ class Translation:
         return [*self.options, *self.program]
 
 
+def meanings() -> dict[str, str]:
+    """What becomes of each option."""
+    found = {name: "the same" for name in (*_PASSED, *_SWITCHES)}
+    found |= {name: " ".join(words) for name, words in RENAMED.items()}
+    found |= {name: f"left out: {reason}" for name, reason in DROPPED.items()}
+    found |= {name: f"an error: {way}" for name, way in REFUSED.items()}
+    return dict(sorted(found.items()))
+
+
+class _Words(argparse.Action):
+    """All words of the command line; of these, help is argparse's."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if values[:1] in (["-h"], ["--help"]):
+            parser.print_help()
+            parser.exit()
+        namespace.words = values
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Gives the parser its options."""
     parser.description = DESCRIPTION
     parser.usage = "oxytorch ipexrun [cpu | xpu] [options of ipexrun] script.py [arguments]"
-    parser.epilog = f"{PAGE} has the table of options; --dry-run prints the plan."
-    parser.prefix_chars = "\0"  # all words are ours to read
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "options of ipexrun, and what becomes of them:\n" + "\n".join(
+        f"  {name:<26}{meaning}" for name, meaning in meanings().items()
+    )
+    parser.prefix_chars = "\0"  # all words are read by `translate`
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS, action=_Words)
 
 
 def run(arguments: argparse.Namespace) -> int:

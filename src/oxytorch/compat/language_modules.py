@@ -187,7 +187,7 @@ def add_layer_norm(
     normed, total = ops.add_layer_norm(x, residual, weight, bias, eps)
     if add_back:
         residual.copy_(total)
-    return normed  # type: ignore[no-any-return]
+    return normed
 
 
 def rotary_embedding(
@@ -237,21 +237,21 @@ def silu_mul(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
     return _into(out, ops.silu_mul(x, y))
 
 
-def gelu_mul(
-    x: Tensor, y: Tensor, out: Tensor | None = None, approximate: str = "none"
-) -> Tensor:
+def gelu_mul(x: Tensor, y: Tensor, out: Tensor | None = None, approximate: str = "none") -> Tensor:
     """gelu(x) * y."""
     return _into(out, ops.gelu_mul(x, y, approximate))
 
 
 def silu_and_mul(x: Tensor, out: Tensor | None = None) -> Tensor:
     """silu of the first half of the last dimension, times the second."""
-    return _into(out, ops.silu_mul(*x.chunk(2, -1)))
+    gate, up = x.chunk(2, -1)
+    return _into(out, ops.silu_mul(gate, up))
 
 
 def gelu_and_mul(x: Tensor, out: Tensor | None = None, approximate: str = "none") -> Tensor:
     """gelu of the first half of the last dimension, times the second."""
-    return _into(out, ops.gelu_mul(*x.chunk(2, -1), approximate))
+    gate, up = x.chunk(2, -1)
+    return _into(out, ops.gelu_mul(gate, up, approximate))
 
 
 def gelu_quick(x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -302,9 +302,7 @@ def varlen_attention(
     for index in range(len(starts) - 1):
         own = slice(starts[index], starts[index + 1])
         keys = slice(key_starts[index], key_starts[index + 1])
-        q, k, v = (
-            x.transpose(0, 1).unsqueeze(0) for x in (query[own], key[keys], value[keys])
-        )
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query[own], key[keys], value[keys]))
         found = ops.attention(q, k, v, None, softmax_scale, is_causal)
         out[own] = found[0].transpose(0, 1)
     return out

@@ -1,4 +1,4 @@
-"""The predecessor's layers for training and recommendation models, and what makes its optimizers."""
+"""The predecessor's layers, and what makes its optimizers."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from .. import ops
 
 def split_float_bfloat16(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """The upper and the lower 16 bits of float32 values, both in tensors of bfloat16."""
-    halves = tensor.contiguous().view(torch.int16).unflatten(-1, (-1, 2))
+    halves = tensor.contiguous().view(torch.int16).reshape(*tensor.shape, 2)
     lower, upper = (half.contiguous().view(torch.bfloat16) for half in halves.unbind(-1))
     return upper, lower
 

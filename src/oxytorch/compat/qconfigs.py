@@ -177,7 +177,7 @@ def settings_of(
 
 def _static_qconfig() -> Any:
     quantization = torch.ao.quantization
-    return quantization.QConfig(
+    return quantization.QConfig(  # type: ignore[no-untyped-call]
         activation=quantization.HistogramObserver.with_args(reduce_range=False),
         weight=_weight_observer(),
     )
@@ -185,7 +185,7 @@ def _static_qconfig() -> Any:
 
 def _dynamic_qconfig() -> Any:
     quantization = torch.ao.quantization
-    return quantization.QConfig(
+    return quantization.QConfig(  # type: ignore[no-untyped-call]
         activation=quantization.PlaceholderObserver.with_args(dtype=torch.float, is_dynamic=True),
         weight=_weight_observer(),
     )

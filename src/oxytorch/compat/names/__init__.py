@@ -9,6 +9,8 @@ from __future__ import annotations
 from . import front, language, operators, processor, quantization, xpu
 from .name import Name
 
+__all__ = ["NAMES", "NAMESPACES", "Name"]
+
 _ALL: tuple[Name, ...] = (
     *front.NAMES,
     *language.NAMES,

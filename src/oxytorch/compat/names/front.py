@@ -21,7 +21,7 @@ NAMES = (
     ),
     *served(
         "", "enable_onednn_fusion", _FRONT,
-        "after `install()`: whether `torch.jit.freeze` optimizes what was traced of optimized models",
+        "after `install()`: whether `torch.jit.freeze` optimizes what was traced",
     ),
     *served("", "set_logging_level", _FRONT, "of the logger `oxytorch`"),
     *served("", "version", _FRONT, "prints the versions of torch and oxytorch"),
@@ -47,8 +47,8 @@ NAMES = (
     *served(
         "distributed",
         "init_process_group destroy_process_group get_rank get_world_size is_initialized barrier "
-        "all_reduce all_gather all_gather_into_tensor reduce_scatter_tensor broadcast reduce gather "
-        "scatter all_to_all_single",
+        "all_reduce all_gather all_gather_into_tensor reduce_scatter_tensor broadcast reduce "
+        "gather scatter all_to_all_single",
         "torch.distributed", "torch's own; take the backend gloo in place of ccl",
     ),
     *served("nn", "FrozenBatchNorm2d", _LAYERS),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from .name import elsewhere, served
 
 _INTEGERS, _CONFIGS = "oxytorch.compat.integers", "oxytorch.compat.qconfigs"
-_FLOAT8 = "use oxytorch.quantize_(model, Float8Weight()) for inference; training in fp8 there is none"
+_FLOAT8 = (
+    "use oxytorch.quantize_(model, Float8Weight()) for inference; there is no training in float8"
+)
 
 NAMES = (
     *served(
