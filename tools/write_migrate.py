@@ -36,12 +36,17 @@ def names() -> str:
     return "\n".join(lines).rstrip()
 
 
+_DOTTED = re.compile(
+    r"(?<![\w./])(?:oxytorch|torch|torchvision|torchaudio|llm|model)\.\w+(?:\.\w+)*"
+    r"(?:\((?:[^()]|\([^()]*\))*\))?"
+)
+
+
 def _code(note: str) -> str:
     """A note with its calls and dotted names as code."""
-    if "`" in note:
-        return note
-    dotted = r"(?<![\w.])(?:oxytorch|torch|torchvision|torchaudio|llm|model)\.[\w.]+(?:\([^()]*\))?"
-    return re.sub(dotted, lambda word: f"`{word[0]}`", note).replace(".`", "`.")
+    parts = note.split("`")
+    parts[::2] = [_DOTTED.sub(lambda found: f"`{found[0]}`", part) for part in parts[::2]]
+    return "".join(f"`{part}`" if index % 2 else part for index, part in enumerate(parts))
 
 
 def arguments(ways: dict[str, str]) -> Callable[[], str]:
@@ -63,7 +68,11 @@ def options() -> str:
 
 
 def _option(meaning: str) -> str:
-    return f"`{meaning}`" if meaning.startswith("--") else meaning.replace("--optimize", "`--optimize`")
+    return (
+        f"`{meaning}`"
+        if meaning.startswith("--")
+        else meaning.replace("--optimize", "`--optimize`")
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {

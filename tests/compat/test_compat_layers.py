@@ -39,9 +39,7 @@ def test_interaction_has_a_gradient() -> None:
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("last", [False, True])
 def test_merged_embedding_bags_are_those_of_the_tables(mode: str, last: bool) -> None:
-    tables = [
-        nn.EmbeddingBag(rows, 8, mode=mode, include_last_offset=last) for rows in (5, 9)
-    ]
+    tables = [nn.EmbeddingBag(rows, 8, mode=mode, include_last_offset=last) for rows in (5, 9)]
     indices = [torch.randint(5, (6,)), torch.randint(9, (6,))]
     offsets = [torch.tensor([0, 1, 4] + [6] * last)] * 2
     expected = [table(*args) for table, *args in zip(tables, indices, offsets, strict=True)]
@@ -88,7 +86,9 @@ def test_norms_add_and_write_back() -> None:
     weight, bias = torch.rand(16), torch.rand(16)
     own = ipex.llm.functional
     total = x + residual
-    close(ipex.llm.modules.RMSNorm(16, 1e-6, weight)(x), functional.rms_norm(x, (16,), weight, 1e-6))
+    close(
+        ipex.llm.modules.RMSNorm(16, 1e-6, weight)(x), functional.rms_norm(x, (16,), weight, 1e-6)
+    )
     close(own.rms_norm(x, weight, 1e-6), functional.rms_norm(x, (16,), weight, 1e-6))
     normed = functional.layer_norm(x, (16,), weight, bias, 1e-5)
     close(ipex.llm.modules.FastLayerNorm((16,), 1e-5, weight, bias)(x), normed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def test_unserved_names_refuse_every_use() -> None:
 
 
 def test_unknown_names_are_attribute_errors() -> None:
-    with pytest.raises(AttributeError, match="docs/migrate.md"):
+    with pytest.raises(AttributeError, match=r"docs/migrate\.md"):
         ipex.no_such_name  # noqa: B018
     with pytest.raises(ImportError):
         importlib.import_module("oxytorch.compat.ipex.no_such_module")
@@ -81,8 +82,6 @@ def test_importing_oxytorch_does_not_import_the_door_and_the_names_import_little
 
 
 def test_page_has_the_tables_of_the_code() -> None:
-    from pathlib import Path
-
     root = Path(__file__).parents[2]
     tool = module_of(root / "tools" / "write_migrate.py")
     page = (root / "docs" / "migrate.md").read_text()

@@ -51,9 +51,10 @@ def test_program_runs_unmodified_after_install(path: Path, installed: None) -> N
     check(path, run(path, path.read_text()))
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in PROGRAMS if path.stem != "compile_backend"], ids=lambda path: path.stem
-)
+WITHOUT_INSTALL = [path for path in PROGRAMS if path.stem != "compile_backend"]
+
+
+@pytest.mark.parametrize("path", WITHOUT_INSTALL, ids=lambda path: path.stem)
 def test_program_runs_with_its_import_replaced(path: Path) -> None:
     text = path.read_text()
     for old, new in IMPORTS.items():

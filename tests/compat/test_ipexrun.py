@@ -60,13 +60,15 @@ COMPAT = ["-m", "oxytorch.compat"]
 )  # fmt: skip
 def test_line_becomes_one_of_oxytorch_run(line: str, becomes: list[str]) -> None:
     found = translate(line.split())
-    assert sorted(found.options) + found.program == sorted(becomes[: len(found.options)]) + (
-        becomes[len(found.options) :]
+    assert (
+        sorted(found.options) + found.program
+        == sorted(becomes[: len(found.options)]) + (becomes[len(found.options) :])
     )
 
 
 def test_left_out_options_are_named() -> None:
-    notes = translate("--latency-mode --ninstances 4 --multi-task-manager none s.py".split()).notes
+    line = "--latency-mode --ninstances 4 --multi-task-manager none script.py"
+    notes = translate(line.split()).notes
     assert len(notes) == 2 and "numactl" in notes[0] and "--latency-mode decides" in notes[1]
 
 

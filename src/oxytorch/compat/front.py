@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch.optim.optimizer import Optimizer
 
-from .. import __version__, math_mode
+from .. import __version__, isa, math_mode
 from .. import optimize as _optimize
 from .. import verbose as _verbose
 from ..optimize.passes import DEFAULT
@@ -237,3 +237,22 @@ def autocast(
 def has_fp64_dtype(device: Any = None) -> bool:
     """Whether a GPU computes in float64."""
     return bool(torch.xpu.get_device_properties(device).has_fp64)
+
+
+def _get_current_isa_level() -> str:
+    """The level whose kernels run."""
+    return isa.active().upper()
+
+
+def _get_highest_cpu_support_isa_level() -> str:
+    """The highest level that this processor supports."""
+    return _highest(level.name for level in isa.levels() if level.supported)
+
+
+def _get_highest_binary_support_isa_level() -> str:
+    """The highest level that was built."""
+    return _highest(level.name for level in isa.levels() if level.built)
+
+
+def _highest(names: Iterator[str]) -> str:
+    return [isa.active(), *names][-1].upper()

@@ -97,7 +97,7 @@ class Translation:
 
 def meanings() -> dict[str, str]:
     """What becomes of each option."""
-    found = {name: "the same" for name in (*_PASSED, *_SWITCHES)}
+    found = dict.fromkeys((*_PASSED, *_SWITCHES), "the same")
     found |= {name: " ".join(words) for name, words in RENAMED.items()}
     found |= {name: f"left out: {reason}" for name, reason in DROPPED.items()}
     found |= {name: f"an error: {way}" for name, way in REFUSED.items()}

@@ -1,5 +1,5 @@
-import torch
 import intel_extension_for_pytorch as ipex
+import torch
 
 model = torch.nn.Sequential(
     torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64)

@@ -1,9 +1,13 @@
+import intel_extension_for_pytorch as ipex
 import torch
 from transformers import BertConfig, BertModel
-import intel_extension_for_pytorch as ipex
 
 config = BertConfig(
-    vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128
+    vocab_size=128,
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=128,
 )
 model = BertModel(config)
 model.eval()

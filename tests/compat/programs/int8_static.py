@@ -1,5 +1,5 @@
-import torch
 import intel_extension_for_pytorch as ipex
+import torch
 from intel_extension_for_pytorch.quantization import convert, prepare
 
 model = torch.nn.Sequential(

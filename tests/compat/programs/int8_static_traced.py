@@ -4,7 +4,6 @@ import tempfile
 import warnings
 
 import torch
-import intel_extension_for_pytorch as ipex
 from intel_extension_for_pytorch.quantization import convert, prepare
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, QConfig
 

@@ -1,6 +1,6 @@
+import intel_extension_for_pytorch as ipex
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-import intel_extension_for_pytorch as ipex
 
 config = LlamaConfig(
     vocab_size=128,

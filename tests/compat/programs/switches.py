@@ -1,5 +1,5 @@
-import torch
 import intel_extension_for_pytorch as ipex
+import torch
 
 linear = torch.nn.Linear(256, 256).eval()
 data = torch.rand(64, 256)

@@ -1,5 +1,5 @@
-import torch
 import intel_extension_for_pytorch as ipex
+import torch
 
 model = torch.nn.Sequential(
     torch.nn.Conv2d(3, 16, 3, padding=1),

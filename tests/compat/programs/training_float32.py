@@ -1,7 +1,7 @@
 import copy
 
-import torch
 import intel_extension_for_pytorch as ipex
+import torch
 
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
 stock = copy.deepcopy(model)

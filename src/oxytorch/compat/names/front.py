@@ -43,7 +43,7 @@ NAMES = (
         "fx", "concat_linear",
         "use oxytorch.optimize(model, sample_input=..., graph=True), which joins such layers",
     ),
-    *served("jit", "trace freeze script load save", "torch.jit"),
+    *served("jit", "trace", "torch.jit", "torch's own; see [TorchScript](#what-is-different)"),
     *served(
         "distributed",
         "init_process_group destroy_process_group get_rank get_world_size is_initialized barrier "

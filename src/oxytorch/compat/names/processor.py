@@ -36,10 +36,10 @@ NAMES = (
         "use the class of that name of oxytorch.optim (Lamb in place of DistLamb)",
     ),
     *served("cpu.tpp.optim", "clip_grad_norm_", "oxytorch.optim"),
-    *elsewhere(
+    *served(
         "_C",
         "_get_current_isa_level _get_highest_cpu_support_isa_level "
         "_get_highest_binary_support_isa_level",
-        "use oxytorch.isa.active() and oxytorch.isa.levels()",
+        "oxytorch.compat.front", "names of [oxytorch's levels](isa.md), in capitals",
     ),
 )  # fmt: skip
