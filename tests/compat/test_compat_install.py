@@ -21,6 +21,7 @@ def state() -> tuple[Any, ...]:
         {name for name in dir(torch.xpu) if not name.startswith("__")},
         torch.jit.trace,
         torch.jit.freeze,
+        torch.Tensor.numpy,
         "torch_ipex" in vars(torch.ops),
         {name for name in sys.modules if name.startswith(OLD)},
     )
@@ -36,6 +37,8 @@ def test_uninstall_takes_everything_back() -> None:
         assert callable(importlib.import_module(OLD).optimize)
         assert "ipex" in torch._dynamo.list_backends()
         assert callable(torch.ops.torch_ipex.split_float_bfloat16)
+        assert torch.ones(2).bfloat16().numpy().dtype == "float32"
+        assert torch.ones(2, dtype=torch.int16).numpy().dtype == "int16"
         assert torch.xpu.optimize is importlib.import_module(OLD).optimize  # type: ignore[attr-defined]
     finally:
         compat.uninstall()

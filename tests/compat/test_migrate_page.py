@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text()
 BLOCKS = re.findall(r"^```(py|python)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -23,7 +22,7 @@ def test_programs_come_in_pairs() -> None:
     assert all("import intel_extension_for_pytorch as ipex" in before for before, _ in PAIRS)
 
 
-@pytest.mark.parametrize(("pair", "name"), zip(PAIRS, NAMES, strict=True), ids=NAMES)
+@pytest.mark.parametrize(("pair", "name"), [*zip(PAIRS, NAMES, strict=True)], ids=NAMES)
 def test_program_gives_the_same_before_and_after(
     pair: tuple[str, str], name: str, installed: None
 ) -> None:
@@ -35,10 +34,10 @@ def test_program_gives_the_same_before_and_after(
 
 
 def test_first_program_runs_by_the_command_of_the_page(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(PAIRS[0][0] + "print(outputs.shape, outputs.dtype)\n")
+    (tmp_path / "script.py").write_text(PAIRS[0][0] + "print(tuple(outputs.shape))\n")
     done = subprocess.run(
         [sys.executable, "-m", "oxytorch.compat", "script.py", "--your", "arguments"],
         capture_output=True, text=True, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(torch.Size([1, 64, 256])) + " torch.bfloat16"
+    assert done.stdout.strip() == "(1, 64, 256)"

@@ -76,7 +76,8 @@ def install(force: bool = False) -> None:
     It also adds `torch.ops.torch_ipex`, functions that the predecessor had added to `torch.xpu`,
     and a backend "ipex" of `torch.compile`. `torch.jit.trace` and `torch.jit.freeze` are replaced:
     of models that `optimize` returned, modules of TorchScript are optimized when they are frozen.
-    `uninstall` takes it all back, and `oxytorch info` shows it.
+    `Tensor.numpy` gives float32 for bfloat16, which NumPy lacks. `uninstall` takes it all back,
+    and `oxytorch info` shows it.
 
     force: also where the predecessor itself is installed, which is not imported then.
 
@@ -103,6 +104,7 @@ def install(force: bool = False) -> None:
         known = NAMES.get(f"xpu.{name}")
         if not hasattr(torch.xpu, name) and not (known and known.is_value):
             _set(torch.xpu, name, getattr(ours.xpu, name))
+    _set(torch.Tensor, "numpy", numpy)
     _set(torch.jit, "trace", torchscript.tracing(torch.jit.trace))
     _set(torch.jit, "freeze", torchscript.freezing(torch.jit.freeze))
     registry = sys.modules.get(_REGISTRY)
@@ -134,6 +136,15 @@ def uninstall() -> None:
     if registry is not None:
         for table in (registry._BACKENDS, registry._COMPILER_FNS):
             table.pop(BACKEND, None)
+
+
+def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+    """`Tensor.numpy`; of bfloat16, which NumPy does not have, the values in float32."""
+    values = self.float() if self.dtype == torch.bfloat16 else self
+    return _to_numpy(values, force=force)
+
+
+_to_numpy = torch.Tensor.numpy
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
