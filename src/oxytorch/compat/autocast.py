@@ -10,7 +10,16 @@ import torch
 from torch import nn
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_calls = threading.local()
+
+
+class _Calls(threading.local):
+    """Of this thread: whether autocast was on, for each call in progress."""
+
+    def __init__(self) -> None:
+        self.paused: list[bool] = []
+
+
+_calls = _Calls()
 
 
 def compute_in_own_dtype(model: _Model, dtype: torch.dtype | None) -> _Model:
@@ -26,7 +35,7 @@ def compute_in_own_dtype(model: _Model, dtype: torch.dtype | None) -> _Model:
 
 def _pause(model: nn.Module, args: Any) -> None:
     is_on = torch.is_autocast_enabled("cpu")
-    vars(_calls).setdefault("paused", []).append(is_on)
+    _calls.paused.append(is_on)
     if is_on:
         torch.set_autocast_enabled("cpu", False)
 
