@@ -44,7 +44,7 @@ _DOTTED = re.compile(
 
 def _code(note: str) -> str:
     """A note with its calls and dotted names as code."""
-    parts = note.split("`")
+    parts = re.sub(r"\(docs/(\w+)\.md\)", r"([\1](\1.md))", note).split("`")
     parts[::2] = [_DOTTED.sub(lambda found: f"`{found[0]}`", part) for part in parts[::2]]
     return "".join(f"`{part}`" if index % 2 else part for index, part in enumerate(parts))
 

@@ -53,7 +53,7 @@ def test_sample_of_another_structure_suggests_the_right_one(
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (nn.Sequential(nn.Conv2d(3, 3, 1)), "oxytorch.quantize convolutions"),
+        (nn.Sequential(nn.Conv2d(3, 3, 1)), "oxytorch.quantize takes convolutions"),
         (nn.ReLU(), "no linear layer"),
     ],
 )

@@ -19,7 +19,7 @@ from ..rewriting.memory import Returned, check_available
 from ..rewriting.refusals import check_finite, check_module, check_not_optimized
 from ..rewriting.report import Entry, Report
 from .calibration import Batch, input_moments
-from .configs import WeightConfig
+from .configs import Int8DynamicActivationInt8Weight, WeightConfig
 from .layers import Filter, Layer, find, install
 from .other_layers import OtherLayer, Packed, install_other, pays, sizes_of
 from .quantization_report import QuantizationReport, QuantizedLayer
@@ -96,11 +96,11 @@ def _nothing(model: nn.Module, report: Report, config: WeightConfig) -> str:
     """Says that nothing was quantized, and why."""
     reasons = "; ".join([*dict.fromkeys(entry.detail for entry in report.entries)][:_SHOWN])
     found = reasons or "it has no linear layer"
-    if any(type(module) in (nn.LSTM, nn.GRU, nn.Conv2d) for module in model.modules()):
-        found += (
-            "; Int8DynamicActivationInt8Weight() takes recurrent layers, and oxytorch.quantize "
-            "convolutions"
-        )
+    kinds = {type(module) for module in model.modules()}
+    if kinds & {nn.LSTM, nn.GRU} and not isinstance(config, Int8DynamicActivationInt8Weight):
+        found += "; Int8DynamicActivationInt8Weight() takes recurrent layers"
+    if kinds & {nn.Conv1d, nn.Conv2d, nn.Conv3d}:
+        found += "; oxytorch.quantize takes convolutions"
     return (
         f"quantize_: nothing of {type(model).__name__} was quantized by "
         f"{type(config).__name__}: {found}"

@@ -18,7 +18,7 @@ NAMES = (
     *served("cpu.runtime", "is_runtime_ext_enabled get_default_num_streams", _CORES),
     *elsewhere(
         "cpu.runtime", "_MultiStreamBenchmarkModule",
-        "use `oxytorch run --ninstances N script.py` to measure throughput",
+        "use `oxytorch run --ninstances 4 script.py` to measure throughput",
     ),
     *served(
         "cpu.autocast._grad_scaler", "GradScaler", "oxytorch.compat.front",
