@@ -37,16 +37,19 @@ def names() -> str:
 
 
 _DOTTED = re.compile(
-    r"(?<![\w./])(?:oxytorch|torch|torchvision|torchaudio|llm|model)\.\w+(?:\.\w+)*"
+    r"(?<![\w./])(?:\w+ ?= ?)?"
+    r"(?:oxytorch|torch|torchvision|torchaudio|llm|model)\.\w+(?:\.\w+)*"
     r"(?:\((?:[^()]|\([^()]*\))*\))?"
+    r"|\b\w+=(?:True|\[\.\.\.\]|\.\.\.|'\w+')"
 )
 
 
 def _code(note: str) -> str:
-    """A note with its calls and dotted names as code."""
-    parts = re.sub(r"\(docs/(\w+)\.md\)", r"([\1](\1.md))", note).split("`")
+    """A note with its calls and dotted names as code, and pages as links."""
+    parts = note.split("`")
     parts[::2] = [_DOTTED.sub(lambda found: f"`{found[0]}`", part) for part in parts[::2]]
-    return "".join(f"`{part}`" if index % 2 else part for index, part in enumerate(parts))
+    text = "".join(f"`{part}`" if index % 2 else part for index, part in enumerate(parts))
+    return re.sub(r"\(docs/(\w+)\.md\)", r"([\1](\1.md))", text)
 
 
 def arguments(ways: dict[str, str]) -> Callable[[], str]:
