@@ -188,6 +188,7 @@ LAYERS = [
         "testing",
         "files",
         "runtime",
+        "compat",
         "info",
         "aot",
         "demo",

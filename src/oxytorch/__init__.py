@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from . import _lazy, _library, config, isa, ops
 
 if TYPE_CHECKING:
-    from . import graph, llm, optim, quantization, runtime
+    from . import compat, graph, llm, optim, quantization, runtime
     from .files import load, save
     from .math_mode import fp32_math_mode, get_fp32_math_mode, set_fp32_math_mode
     from .optimize import explain, optimize, undo
@@ -30,6 +30,7 @@ isa.apply_environment()
 __all__ = [
     "__version__",
     "cmake_prefix_path",
+    "compat",
     "config",
     "explain",
     "fp32_math_mode",
@@ -54,6 +55,7 @@ __all__ = [
 ]
 
 _LATER = {
+    "compat": "compat",
     "explain": "optimize",
     "fp32_math_mode": "math_mode",
     "get_fp32_math_mode": "math_mode",

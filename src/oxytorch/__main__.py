@@ -27,6 +27,7 @@ COMMANDS = (
     Subcommand(
         "run", "oxytorch.launch.command", "a script on cores of its own, or several instances"
     ),
+    Subcommand("ipexrun", "oxytorch.compat.ipexrun", "command lines of ipexrun, as `oxytorch run`"),
     Subcommand("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
 )
 """Their modules offer `configure(parser)` and `run(arguments) -> int`."""

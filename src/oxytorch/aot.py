@@ -14,15 +14,19 @@ from typing import Any
 
 import torch
 
-from . import config
-from .command_line import positive, words
+from . import config, optim
+from .command_line import positive
 from .gpu import build, compilers, devices, images, launch, pack
 from .gpu.devices import Device
 from .gpu.errors import DriverError, ImageError, NoKernelError
+from .ops.global_norm import gpu as global_norm
+from .ops.mean_squares import gpu as mean_squares
 
 # Faults that are listed one by one.
 _SHOWN = 20
 KERNELS = "oxytorch.ops.gpu_kernels:KERNELS"
+FUNCTIONS = {"clip_grad_norm_": tuple(kernel.name for kernel in global_norm.KERNELS)}
+"""Functions that users call, and the kernels that they need."""
 
 DESCRIPTION = """\
 Compile the GPU kernels of oxytorch ahead of time, for any list of devices, on any machine.
@@ -73,7 +77,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "is read-only",
     )
     builds.add_argument("--jobs", type=positive, metavar="N", help="compilers at once (all cores)")
-    builds.add_argument("--kernels", metavar="LIST", default="", help="only these kernels")
+    builds.add_argument(
+        "--kernels",
+        metavar="LIST",
+        default="",
+        help="only what these optimizers or functions need: adamw,clip_grad_norm_ (or kernels by "
+        "their own names)",
+    )
     builds.add_argument(
         "--allow-none", action="store_true", help="having no compiler at all is no error"
     )
@@ -127,6 +137,33 @@ def chosen_devices(given: str | None) -> list[Device]:
     return compilers.default_devices()
 
 
+def chosen_kernels(given: str) -> tuple[list[str], list[str]]:
+    """The kernels of --kernels, and the rules whose kernels are meant: those of optimizers.
+
+    Raises ValueError for a name that is neither an optimizer's, a function's nor a kernel's.
+    """
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    optimizers = {
+        name.lower(): kind.rule
+        for name, kind in ((name, getattr(optim, name)) for name in optim.__all__)
+        if isinstance(kind, type) and hasattr(kind, "rule")
+    }
+    kernels = [kernel.name for kernel in build.load_kernels(KERNELS)]
+    unknown = [n for n in names if n.lower() not in (*optimizers, *FUNCTIONS, *kernels)]
+    if unknown:
+        raise ValueError(
+            f"--kernels: expected optimizers ({', '.join(sorted(optimizers))}), "
+            f"{', '.join(FUNCTIONS)} or kernels ({', '.join(kernels)}), got {', '.join(unknown)}"
+        )
+    only: dict[str, None] = dict.fromkeys(name for name in names if name.lower() in kernels)
+    for name in names:
+        only.update(dict.fromkeys(FUNCTIONS.get(name.lower(), ())))
+    rules = [optimizers[name.lower()] for name in names if name.lower() in optimizers]
+    if "adafactor" in rules:
+        only.update(dict.fromkeys(kernel.name for kernel in mean_squares.KERNELS))
+    return [*only], rules
+
+
 def default_folder() -> Path:
     """Where a build puts its images: the package, or the user's folder where that is read-only."""
     user = images.user_folder()
@@ -149,10 +186,10 @@ def _build(arguments: argparse.Namespace) -> int:
             return 0
         install = "; ".join(sorted({f"{how} ({who})" for who, how in compilers.INSTALL.items()}))
         raise ValueError(f"no compiler for GPUs is installed here; {install}")
-    only = words(arguments.kernels)
+    only, rules = chosen_kernels(arguments.kernels)
     names = ", ".join(device.name for device in wanted)
     with _progress(f"oxytorch aot: {names}") as progress:
-        result = build.build(KERNELS, wanted, folder, arguments.jobs, only, progress)
+        result = build.build(KERNELS, wanted, folder, arguments.jobs, only, rules, progress)
     print(
         f"oxytorch aot: {result.compiled} images compiled, {result.unchanged} unchanged, "
         f"{result.seconds:.1f} s, in {folder}"

@@ -80,6 +80,7 @@ def collect() -> dict[str, Any]:
             "quota": read_quota(),
         },
         "models": models(),
+        "compat": compat(),
         "gpu": {"found": gpus(), "torch_built_for": gpu_build(), "images": dict(images.built())},
         "ops": {
             "kernels": compiled,
@@ -146,6 +147,13 @@ def models() -> str:
     return "" if settings is None else str(settings)
 
 
+def compat() -> str:
+    """What `oxytorch.compat.install` has done in this process; an empty string for nothing."""
+    door = sys.modules.get("oxytorch.compat.door")
+    installed = None if door is None else door.installed
+    return "" if installed is None else str(installed)
+
+
 def gpus() -> list[str]:
     """Names of the GPUs that the system lists. Nothing is asked of a GPU driver."""
     information = sorted(NVIDIA_DEVICES.glob("*/information"))
@@ -203,6 +211,7 @@ def text(facts: dict[str, Any]) -> str:
         *processor_text(facts),
         *level_text(facts),
         *([row("Models", f"oxytorch run: {facts['models']}")] if facts["models"] else []),
+        *([row("Compat", facts["compat"])] if facts["compat"] else []),
         *gpu_text(facts["gpu"]),
         *accelerated_text(facts),
         *environment_text(facts["environment"]),

@@ -56,12 +56,14 @@ def build(
     folder: Path,
     jobs: int | None = None,
     only: Collection[str] = (),
+    rules: Collection[str] = (),
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Result:
     """Brings the images of devices in a folder up to date.
 
-    place: the kernels, as in `load_kernels`; other processes import them from there. only: names
-    of kernels to build; all if empty, and then images of kernels that are no more are removed.
+    place: the kernels, as in `load_kernels`; other processes import them from there. only, rules:
+    names of kernels to build, and options "rule" of signatures to build of any kernel; all if both
+    are empty, and then images of kernels that are no more are removed.
     progress: called with the number of images done, of all, and the latest. Raises ValueError where
     a compiler or a kernel is missing, before anything is compiled.
     """
@@ -72,19 +74,25 @@ def build(
             "; ".join(f"cannot build for {device}: {reason}" for device, reason in absent.items())
         )
     pack.remember_sources()
-    kernels = [kernel for kernel in load_kernels(place) if not only or kernel.name in only]
+    kernels = load_kernels(place)
     unknown = set(only) - {kernel.name for kernel in kernels}
     if unknown:
-        known = ", ".join(kernel.name for kernel in load_kernels(place))
+        known = ", ".join(kernel.name for kernel in kernels)
         raise ValueError(f"unknown kernel {', '.join(sorted(unknown))}; known are {known}")
-    wanted = [(kernel, signature) for kernel in kernels for signature in kernel.signatures()]
+    is_whole = not only and not rules
+    wanted = [
+        (kernel, signature)
+        for kernel in kernels
+        for signature in kernel.signatures()
+        if is_whole or kernel.name in only or signature.options.get("rule") in rules
+    ]
     names = {(kernel.name, signature.name) for kernel, signature in wanted}
     result = Result()
     tasks, unchanged = _compare(wanted, devices, folder)
     result.unchanged = len(unchanged)
     total = sum(len(task.devices) for task in tasks) + result.unchanged
     progress(result.unchanged, total, "")
-    writer = _Writer(folder, devices, (lambda image: True) if only else _kept(names))
+    writer = _Writer(folder, devices, _kept(names) if is_whole else lambda image: True)
     for device, entry in unchanged:
         writer.refresh(device, entry)
     try:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import inspect
 import sys
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch import nn
 
 from ..core.modes import is_plain_inference
 from ..optimize import optimize
+from ..optimize.sample import sample_of_call
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, log_of
 
 WRAPPERS = ("torch._dynamo.", "torch.nn.parallel.", "torch.distributed.")
@@ -110,7 +109,7 @@ def _optimize(model: nn.Module, args: Any, kwargs: Any) -> None:
     if reason := _reason_to_leave(model):
         _say(f"{name} runs as it is: {reason}")
         return
-    sample = _sample(model, args, kwargs) if installed.sample else None
+    sample = sample_of_call(model, args, kwargs) if installed.sample else None
     try:
         optimize(model, dtype=installed.dtype, sample_input=sample, inplace=True)
     except Exception as error:
@@ -141,22 +140,6 @@ def _reason_to_leave(model: nn.Module) -> str:
             if any(id(parameter) in mine for group in groups for parameter in group["params"]):
                 return f"{type(found).__name__} trains it"
     return ""
-
-
-def _sample(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments as `optimize` takes them; None where they cannot be given so."""
-    if not kwargs or not args:
-        return kwargs or args or None
-    try:
-        given = inspect.signature(model.forward).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # the call itself will tell
-        return None
-    kinds = {kind.kind for name, kind in given.signature.parameters.items()}
-    positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL}
-    if kinds & positional:
-        return None
-    names = list(given.signature.parameters)[: len(args)]
-    return {**dict(zip(names, args, strict=True)), **kwargs}
 
 
 def _is_of_interest(module: nn.Module) -> bool:

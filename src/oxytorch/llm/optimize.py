@@ -16,6 +16,7 @@ from ..quantization.layers import output_head
 from ..rewriting.changes import ChangeLog
 from ..rewriting.copies import copied
 from ..rewriting.driver import run_passes
+from ..rewriting.predecessor import LLM_OPTIMIZE, leads_on
 from .arguments import (
     cache_dtype_of,
     check_head,
@@ -36,6 +37,7 @@ from .weights import stored_form
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
+@leads_on("llm.optimize", LLM_OPTIMIZE)
 @with_normal_tensors
 def optimize(
     model: _Model,

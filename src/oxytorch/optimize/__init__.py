@@ -17,11 +17,13 @@ from .. import _garbage
 from ..core.modes import with_normal_tensors
 from ..graph.state import random_unmoved
 from ..program.model import ProgramModel
+from ..rewriting import predecessor
 from ..rewriting.changes import ATTRIBUTE, QUANTIZED, ChangeLog, log_of
 from ..rewriting.copies import Separation, copied
 from ..rewriting.driver import run_passes
 from ..rewriting.measure import learning, steady_heap
 from ..rewriting.memory import nbytes
+from ..rewriting.predecessor import leads_on
 from ..rewriting.refusals import check_evaluation, check_module, check_not_optimized, names_in
 from ..rewriting.report import Entry, Report
 from .context import Context, observe
@@ -64,6 +66,7 @@ def optimize(
 ) -> tuple[_Model, Optimizer]: ...
 
 
+@leads_on("optimize", predecessor.OPTIMIZE)
 @with_normal_tensors
 def optimize(
     model: _Model | ExportedProgram,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -111,12 +112,48 @@ class Sample:
                     model(*self.args, **self.kwargs)
             except Exception as error:
                 pass_on_interruption(error)
+                found = self._other_structure(model)
+                way = found or (
+                    "give a tensor, a tuple of positional arguments or a mapping of keyword "
+                    "arguments that the model can be called with"
+                )
                 raise SampleError(
                     f"optimize: sample_input does not fit {type(model).__name__}.forward "
-                    f"({type(error).__name__}: {error}); give a tensor, a tuple of positional "
-                    "arguments or a mapping of keyword arguments that the model can be called with"
-                    f"{self._dtype_hint(self._own)}"
+                    f"({type(error).__name__}: {error}); {way}{self._dtype_hint(self._own)}"
                 ) from error
+
+    def _other_structure(self, model: nn.Module) -> str:
+        """What would fit in place of this sample, for an error; an empty string if nothing does."""
+        others: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        if self.kwargs:
+            others = [
+                ("(sample_input,), the mapping as its one argument", (self.kwargs,), {}),
+                ("tuple(sample_input.values()), without names", tuple(self.kwargs.values()), {}),
+            ]
+        elif len(self.args) == 1 and isinstance(self.args[0], Mapping):
+            others = [("the mapping alone, its members by name", (), {**self.args[0]})]
+        elif len(self.args) == 1 and isinstance(self.args[0], tuple | list):
+            others = [("the inner tuple alone", tuple(self.args[0]), {})]
+        elif self.args:
+            inner = self.args if len(self.args) > 1 else ()
+            others = [
+                ("(sample_input,), all of it as one argument", (self.args,), {}),
+                ("sample_input[0], its first member alone", inner[:1], {}),
+                ("tensors with a first dimension more, x.unsqueeze(0)", _batched(self.args), {}),
+            ]
+        for name, args, kwargs in others:
+            if (args or kwargs) and self._fits(model, args, kwargs):
+                return f"it can be called with {name}; give that"
+        return ""
+
+    def _fits(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        try:
+            with torch.no_grad():
+                model(*args, **kwargs)
+        except Exception as error:  # then that is not what was meant
+            pass_on_interruption(error)
+            return False
+        return True
 
     def _dtype_hint(self, own: torch.dtype | None) -> str:
         given = {
@@ -128,6 +165,26 @@ class Sample:
             return ""
         names = ", ".join(str(dtype) for dtype in given - {own})
         return f"; its weights are {own}, so give floating inputs in that dtype, not {names}"
+
+
+def sample_of_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments of a call as a sample_input; None where they cannot be told as one."""
+    if not kwargs or not args:
+        return kwargs or args or None
+    try:
+        given = inspect.signature(model.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # the call itself will tell
+        return None
+    kinds = {kind.kind for name, kind in given.signature.parameters.items()}
+    positional = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL}
+    if kinds & positional:
+        return None
+    names = list(given.signature.parameters)[: len(args)]
+    return {**dict(zip(names, args, strict=True)), **kwargs}
+
+
+def _batched(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(arg.unsqueeze(0) if isinstance(arg, Tensor) else arg for arg in args)
 
 
 def _normal(leaf: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -18,11 +19,14 @@ from ..rewriting.memory import Returned, check_available
 from ..rewriting.refusals import check_finite, check_module, check_not_optimized
 from ..rewriting.report import Entry, Report
 from .calibration import Batch, input_moments
-from .configs import WeightConfig
+from .configs import Int8DynamicActivationInt8Weight, WeightConfig
 from .layers import Filter, Layer, find, install
 from .other_layers import OtherLayer, Packed, install_other, pays, sizes_of
 from .quantization_report import QuantizationReport, QuantizedLayer
 from .weights import quantized
+
+_SHOWN = 3
+"""Reasons in the warning that nothing was quantized."""
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of finished layers, of all, and the next one's path ("" at the end)."""
@@ -83,7 +87,24 @@ def quantize_(
         run_passes(context, passes, QUANTIZED, keeps_changes=True)
     finally:
         log.report = _extended(earlier, report)
+    if not report.layers and not any(item.reason.endswith("already") for item in left):
+        warnings.warn(_nothing(model, report, config), UserWarning, stacklevel=3)
     return report
+
+
+def _nothing(model: nn.Module, report: Report, config: WeightConfig) -> str:
+    """Says that nothing was quantized, and why."""
+    reasons = "; ".join([*dict.fromkeys(entry.detail for entry in report.entries)][:_SHOWN])
+    found = reasons or "it has no linear layer"
+    kinds = {type(module) for module in model.modules()}
+    if kinds & {nn.LSTM, nn.GRU} and not isinstance(config, Int8DynamicActivationInt8Weight):
+        found += "; Int8DynamicActivationInt8Weight() takes recurrent layers"
+    if kinds & {nn.Conv1d, nn.Conv2d, nn.Conv3d}:
+        found += "; oxytorch.quantize takes convolutions"
+    return (
+        f"quantize_: nothing of {type(model).__name__} was quantized by "
+        f"{type(config).__name__}: {found}"
+    )
 
 
 @dataclass

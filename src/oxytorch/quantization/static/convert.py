@@ -24,6 +24,7 @@ from ...rewriting import measure
 from ...rewriting.copies import Separation, copied
 from ...rewriting.measure import steady_heap
 from ...rewriting.memory import nbytes
+from ...rewriting.predecessor import CONVERT, leads_on
 from ...rewriting.refusals import check_data, check_evaluation, check_module, check_not_optimized
 from ..weight_only import Progress, shown
 from .prepare import (
@@ -85,6 +86,7 @@ class QuantizedReplay(Replay):
         return {**super().__getstate__(), **own}
 
 
+@leads_on("convert", CONVERT)
 @with_normal_tensors
 def convert(
     model: _Model,

@@ -17,6 +17,7 @@ from ...program.observed import INPUT, OUTPUT, ObservedProgram
 from ...program.passes.quantized_layers import Smoothing
 from ...rewriting.changes import AttributeSet
 from ...rewriting.copies import copied
+from ...rewriting.predecessor import PREPARE, leads_on
 from ...rewriting.refusals import check_evaluation, check_finite, check_module, check_not_optimized
 from .observers import OBSERVERS, Observer, numbers_of
 from .recipe import LayerRecipe, Recipe
@@ -64,6 +65,7 @@ class Int8StaticActivationInt8Weight:
             )
 
 
+@leads_on("prepare", PREPARE)
 @with_normal_tensors
 def prepare(
     model: _Model, config: Int8StaticActivationInt8Weight | None, example_inputs: Any

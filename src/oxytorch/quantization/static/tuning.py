@@ -14,6 +14,7 @@ from torch import nn
 
 from ...core.modes import with_normal_tensors
 from ...optimize.sample import Sample
+from ...rewriting.predecessor import AUTOTUNE, leads_on
 from ...rewriting.refusals import check_data, check_evaluation, check_module, check_not_optimized
 from ..weight_only import Progress, shown
 from .convert import convert
@@ -117,6 +118,7 @@ class Autotuned(Generic[_Model]):
         return "\n".join(lines)
 
 
+@leads_on("autotune", AUTOTUNE)
 @with_normal_tensors
 def autotune(
     model: _Model,

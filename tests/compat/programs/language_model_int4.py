@@ -1,0 +1,28 @@
+import intel_extension_for_pytorch as ipex
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+config = LlamaConfig(
+    vocab_size=128,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+model = LlamaForCausalLM(config).eval()
+input_ids = torch.randint(128, size=[1, 12])
+with torch.no_grad():
+    expected = model(input_ids).logits
+
+qconfig = ipex.quantization.get_weight_only_quant_qconfig_mapping(
+    weight_dtype=ipex.quantization.WoqWeightDtype.INT4,
+    lowp_mode=ipex.quantization.WoqLowpMode.BF16,
+    group_size=32,
+)
+model = ipex.llm.optimize(
+    model, dtype=torch.bfloat16, quantization_config=qconfig, low_precision_checkpoint=None
+)
+with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+    outputs = model(input_ids).logits
+    assert model.generate(input_ids, max_new_tokens=4, num_beams=2).shape == (1, 16)
