@@ -233,7 +233,7 @@ Split split_of(std::span<const RowsProduct> products, std::int64_t in_features) 
     all += bytes_of_work(product.row_count * outputs * in_features, kUnitsPerByte,
                          product.row_count * (in_features + outputs) * 2);
   }
-  const std::int64_t threads = threads_for(all, tuning.bytes_per_thread, available_threads());
+  const std::int64_t threads = threads_for(all, least_of_thread(), available_threads());
   return split_product(kCoarseSplit, most_rows, panels, threads);
 }
 
@@ -289,7 +289,7 @@ Split split_float_product(std::int64_t rows, std::int64_t panels, std::int64_t i
   const std::int64_t numbers = panels * kPanelOutputs * in_features;
   const std::int64_t bytes = std::max(4 * numbers, rows * numbers / kFloatsPerByte);
   return split_product(float_split(is_gated), rows, panels,
-                       threads_for(bytes, tuning.bytes_per_thread, threads));
+                       threads_for(bytes, least_of_thread(), threads));
 }
 
 void run_float_gemm(const Rows& x, const RowsProduct& product) {
