@@ -4,6 +4,7 @@
 
 #include "ops/_windows/inside.h"
 #include "ops/depthwise_convolution/blocks.h"
+#include "ops/panels/clamped.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -188,14 +189,6 @@ static void find_block(const DepthwiseArgs& args, const Item& item, std::int64_t
   block.to = results_of<T>(args.result, item.row(args.windows.dims, line), channel, Whole{});
 }
 
-// The numbers that an activation leaves as they are, if it does nothing but clamp.
-static bool clamps(PanelEpilogue epilogue, float& least, float& most) {
-  least = epilogue == PanelEpilogue::none ? kMinusInfinity : 0.0f;
-  most = epilogue == PanelEpilogue::relu6 ? 6.0f : -kMinusInfinity;
-  return epilogue == PanelEpilogue::none || epilogue == PanelEpilogue::relu ||
-         epilogue == PanelEpilogue::relu6;
-}
-
 // The item's lines, of all whole vectors of channels that can be; returns the channels.
 template <template <int> class Sources, int kernel>
 static std::int64_t convolve_in_blocks(const DepthwiseArgs& args, const Item& item) {
@@ -208,7 +201,7 @@ static std::int64_t convolve_in_blocks(const DepthwiseArgs& args, const Item& it
   block.other_line_stride = dims[2].out_size * args.result.other_stride;
   block.padding = dims[2].padding;
   block.size = dims[2].size;
-  block.is_clamped = clamps(args.result.epilogue, block.least, block.most);
+  block.is_clamped = !args.result.other && clamps(args.result.epilogue, block.least, block.most);
   const std::int64_t channels = item.channels / kLanes * kLanes;
   alignas(64) u32v pairs[From::kPairs > 0 ? kBlockChannels / kLanes * From::kPairs : 1];
   if constexpr (From::kPairs > 0) {
