@@ -15,8 +15,8 @@ namespace oxytorch {
 // Kernels that this thread had others take pieces of.
 inline thread_local std::int64_t kernels_split = 0;
 
-// Bytes of work that a thread is worth. Threads of a team wait already: handing work over to them takes
-// a fraction of waking them.
+// Bytes of work that a thread is worth. Threads of a team wait already: handing work over to them
+// takes a fraction of waking them.
 inline std::int64_t least_of_thread() {
   constexpr std::int64_t kHandOver = 8;
   return Team::of_this_thread() ? tuning.bytes_per_thread / kHandOver : tuning.bytes_per_thread;
