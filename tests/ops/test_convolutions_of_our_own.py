@@ -52,6 +52,11 @@ DEPTHWISE: tuple[tuple[tuple[int, ...], Any, Any, Any, Any], ...] = (
     ((1, 33, 28, 29), (3, 3), (2, 2), (0, 1, 0, 1), (1, 1)),
     ((1, 16, 5, 2), (7, 7), (1, 1), (3, 3, 3, 3), (1, 1)),
     ((1, 65, 19, 18), (5, 5), (2, 2), (2, 2, 1, 2), (1, 1)),
+    ((2, 96, 7, 7), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    ((1, 80, 14, 14), (3, 3), (2, 2), (0, 1, 0, 1), (1, 1)),
+    ((1, 64, 15, 16), (5, 5), (1, 1), (2, 2, 2, 2), (1, 1)),
+    ((2, 48, 17, 17), (5, 5), (2, 2), (1, 2, 1, 2), (1, 1)),
+    ((1, 32, 9, 9), (3, 3), (1, 1), (0, 0, 0, 0), (1, 1)),
     ((1, 20, 14, 40), (4, 3), (1, 1), (0, 3, 5, 0), (2, 3)),
     ((1, 24, 300), (31,), (1,), (15, 15), (1,)),
     ((1, 17, 5, 6, 11), (3, 3, 3), (1, 2, 1), (1, 1, 1, 1, 1, 1), (1, 1, 1)),
@@ -128,6 +133,47 @@ def test_convolutions_of_channels_agree_with_torch_at_every_level(call: Any, dty
         with testing.settings(split=True), isa.use(level):
             result = _depthwise(call, x, weight, bias)
         testing.assert_close(result, exact, plain, f"{NAMES[id(call)]} at {level}")
+
+
+@pytest.mark.parametrize("call", DEPTHWISE, ids=lambda call: NAMES[id(call)])
+def test_convolutions_of_channels_by_weights_of_bfloat16_agree_with_torch(call: Any) -> None:
+    x, weight, bias = _depthwise_numbers(call, torch.bfloat16)
+    weight = weight.bfloat16().float()
+    kernels = weight.movedim(-1, 0).unsqueeze(1)
+    rest = *call[2:], x.shape[1]
+    exact = _plain(x.double(), kernels.double(), bias.double(), *rest)
+    plain = _plain(x.float(), kernels, bias, *rest).to(x.dtype)
+    for level in LEVELS:
+        with testing.settings(split=True), isa.use(level):
+            result = _depthwise(call, x, weight, bias)
+        testing.assert_close(result, exact, plain, f"{NAMES[id(call)]} at {level}")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("call", DEPTHWISE, ids=lambda call: NAMES[id(call)])
+def test_a_number_reaches_the_results_of_its_own_windows_alone(
+    call: Any, dtype: str, value: float
+) -> None:
+    x, weight, bias = _depthwise_numbers(call, DTYPES[dtype])
+    weight = weight.bfloat16().float()
+    x.flatten(2)[:, ::3, x[0, 0].numel() // 2] = value
+    kernels = weight.movedim(-1, 0).unsqueeze(1)
+    wanted = _plain(x.double(), kernels.double(), bias.double(), *call[2:], x.shape[1])
+    for level in LEVELS:
+        with isa.use(level):
+            result = _depthwise(call, x, weight, bias)
+        assert torch.equal(result.isfinite(), wanted.isfinite()), level
+
+
+def test_infinite_weights_of_channels_do_not_meet_what_is_outside_of_images() -> None:
+    weight = torch.ones(3, 3, 32)
+    weight[0, :, 3] = float("inf")
+    x = torch.ones(1, 32, 9, 9, dtype=torch.bfloat16)
+    for level in LEVELS:
+        with isa.use(level):
+            result = depthwise_convolution(x, weight, None, None, [1, 1], [1] * 4, [1, 1])
+        assert not result.isnan().any(), level
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

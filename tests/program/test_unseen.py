@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import oxytorch
 from oxytorch import isa
 from oxytorch.core.modes import is_unseen
 from oxytorch.program.program import Program
@@ -277,3 +278,15 @@ def test_threads_are_lent_arguments_of_their_own() -> None:
                 assert all(map(torch.equal, found, wanted[scale]))
 
     assert errors_in_threads(call, wanted) == []
+
+
+def test_programs_of_models_leave_signs_that_are_turned_when_read_to_torch() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.ReLU()).eval()
+    x = torch.randn(1, 8, 20, 20)
+    optimized = oxytorch.optimize(model, sample_input=(x,), graph=True)
+    with torch.no_grad():
+        assert _seen(lambda: optimized(x)), "a profiler sees the operators"
+        turned = torch._neg_view(x)
+        torch.testing.assert_close(optimized(turned), model(-x))
+        torch.testing.assert_close(optimized(x), model(x))

@@ -15,6 +15,13 @@ namespace oxytorch {
 // Kernels that this thread had others take pieces of.
 inline thread_local std::int64_t kernels_split = 0;
 
+// Bytes of work that a thread is worth. Threads of a team wait already: handing work over to them
+// takes a fraction of waking them.
+inline std::int64_t least_of_thread() {
+  constexpr std::int64_t kHandOver = 8;
+  return Team::of_this_thread() ? tuning.bytes_per_thread / kHandOver : tuning.bytes_per_thread;
+}
+
 // No thread gets fewer than `grain` items, unless there are fewer.
 template <class Args>
 void run_in_pieces(const Copies<Args>& copies, const Args& args, std::int64_t items,
@@ -47,7 +54,7 @@ void run_in_pieces(const Copies<Args>& copies, const Args& args, std::int64_t it
 template <class Args>
 void run(const Copies<Args>& copies, const Args& args, std::int64_t items,
          std::int64_t bytes_per_item) {
-  const std::int64_t least = tuning.bytes_per_thread / (bytes_per_item > 0 ? bytes_per_item : 1);
+  const std::int64_t least = least_of_thread() / (bytes_per_item > 0 ? bytes_per_item : 1);
   run_in_pieces(copies, args, items, least > 1 ? least : 1);
 }
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
+from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..core.modes import is_unseen
 from .capture import Given, Outputs
 from .derived import Derived
 from .passes import improve, split
@@ -49,6 +52,9 @@ class Placed:
             taken = [value for value in steps.inputs if value in places]
             self._tensors = [places[value] for value in taken if not value.is_size]
             self._sizes = [places[value] for value in taken if value.is_size]
+            kept = {*lasting}
+            self._lasting = [value in kept for value in taken if not value.is_size]
+            self._plain: list[Tensor] = []  # lasting inputs that were found to be plain
             self._derived: Derived | None = None
             if derived:
                 self._derived = Derived(before.program(), [places[v] for v in before.inputs])
@@ -62,6 +68,7 @@ class Placed:
         """The outputs. Raises UnsettledError, and UnmetError where a value is another one."""
         tensors = [arguments[place] for place in self._tensors]
         sizes = [int(arguments[place]) for place in self._sizes]
+        unseen = self._is_below and is_unseen() and self._are_plain(tensors)
         if self._derived is not None:
             made = self._derived(arguments)
             if made is None:
@@ -69,11 +76,20 @@ class Placed:
             tensors += made
         if self._is_below:  # operators skip what autograd does around them, which takes a third
             with torch._C._AutoDispatchBelowAutograd():
-                found, found_sizes = self.program(tensors, sizes)
+                found, found_sizes = self.program(tensors, sizes, unseen)
         else:
             with torch.no_grad():
                 found, found_sizes = self.program(tensors, sizes)
         return found if self._is_plain else self._ordered(found, found_sizes, arguments)
+
+    def _are_plain(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether torch's dispatcher has nothing to see to; lasting inputs are asked once."""
+        lasting = [*compress(tensors, self._lasting)]
+        if len(lasting) != len(self._plain) or not all(map(is_, lasting, self._plain)):
+            if not all(map(_is_plain, lasting)):
+                return False
+            self._plain = lasting
+        return all(lasts or _is_plain(t) for t, lasts in zip(tensors, self._lasting, strict=True))
 
     def _ordered(
         self, found: Sequence[Tensor], found_sizes: Sequence[int], arguments: Sequence[Any]
@@ -87,6 +103,16 @@ class Placed:
             else:
                 result.append(arguments[output.place] if isinstance(output, Given) else output)
         return result
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is one of a CPU that is in memory as it reads."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not (tensor.is_neg() or tensor.is_conj() or tensor.is_nested)
+    )
 
 
 def _shows_inputs(steps: Steps) -> bool:

@@ -23,6 +23,29 @@ static void check_weight(const Tensor& weight, const Tensor& x) {
   }
 }
 
+// Whether blocks of columns are made for such a kernel.
+static bool is_square(const WindowArgs& windows) {
+  const WindowDim &outer = windows.dims[0], &inner = windows.dims[1], &last = windows.dims[2];
+  const std::int64_t kernel = last.kernel, stride = last.stride;
+  // What the last column's kernel needs beyond the image.
+  const std::int64_t beyond = (last.out_size - 1) * stride - last.padding + kernel - last.size;
+  return outer.kernel == 1 && outer.padding == 0 && inner.kernel == kernel &&
+         inner.stride == stride && inner.dilation == 1 && last.dilation == 1 &&
+         (kernel == 3 || kernel == 5) && (stride == 1 || stride == 2) &&
+         last.padding <= kernel / 2 && beyond <= kernel / 2 && last.out_size >= kBlockColumns;
+}
+
+// Neighbouring lines share what they read, and weights are arranged once for an item; yet there
+// are to be a few items for each thread.
+static std::int64_t lines_of_item(std::int64_t lines, std::int64_t others) {
+  constexpr std::int64_t kMostLines = 16, kItemsOfThread = 4;
+  std::int64_t taken = std::min(round_up(lines, 2), kMostLines);
+  while (taken > 2 && divide_up(lines, taken) * others < kItemsOfThread * available_threads()) {
+    taken = round_up(taken / 2, 2);
+  }
+  return taken;
+}
+
 static Tensor depthwise_convolution(const Tensor& x, const Tensor& weight,
                                     const std::optional<Tensor>& bias,
                                     const std::optional<Tensor>& other, const Numbers& stride,
@@ -45,12 +68,15 @@ static Tensor depthwise_convolution(const Tensor& x, const Tensor& weight,
   set_data(args.windows, images.tensor());
   args.weight = static_cast<const float*>(contiguous_data(weight, weight_copy));
   args.result.out = out.mutable_data();
-  const std::int64_t width = args.windows.dims[kWindowDims - 1].out_size;
-  const std::int64_t lines = out.numel() / args.channels / width;
-  constexpr std::int64_t kBlock = 64;
-  args.block = kBlock;
-  const std::int64_t bytes = kBlock * width * 4 * weight.numel() / args.channels / 2;
-  run(depthwise_convolution_copies, args, lines * divide_up(args.channels, kBlock), bytes);
+  args.is_square = is_square(args.windows);
+  const WindowDim* dims = args.windows.dims;
+  const std::int64_t planes = out.size(0) * dims[0].out_size;
+  const std::int64_t blocks = divide_up(args.channels, kBlockChannels);
+  args.lines = lines_of_item(dims[1].out_size, planes * blocks);
+  const std::int64_t items = planes * divide_up(dims[1].out_size, args.lines) * blocks;
+  const std::int64_t positions = weight.numel() / args.channels;
+  const std::int64_t results = out.numel() / items;
+  run(depthwise_convolution_copies, args, items, results * 4 * positions / 2);
   return out;
 }
 

@@ -1,7 +1,10 @@
 #include "ops/depthwise_convolution/kernel.h"
 
+#include <type_traits>
+
 #include "ops/_windows/inside.h"
-#include "ops/panels/activation.h"
+#include "ops/depthwise_convolution/blocks.h"
+#include "ops/panels/clamped.h"
 
 namespace oxytorch::OXY_LEVEL {
 
@@ -12,24 +15,6 @@ struct Lines {
   const float* weights[kMostKernelLines];
   int count = 0;
 };
-
-// Where neighbouring results go, of a vector of channels.
-template <class T>
-struct Results {
-  T* out;
-  const T* other;  // or null
-  std::int64_t out_stride;
-  std::int64_t other_stride;
-  f32v bias;
-  PanelEpilogue epilogue;
-};
-
-template <class T, class Count>
-OXY_INLINE void finish(const Results<T>& to, std::int64_t at, f32v sum, Count count) {
-  f32v v = activate(to.epilogue, sum, T{});
-  if (to.other) v = total(to.epilogue, v, load(to.other + at * to.other_stride, count));
-  store(to.out + at * to.out_stride, v, count);
-}
 
 // One result from the kernel's columns within the image.
 template <class T, class Count>
@@ -143,37 +128,132 @@ static void find_lines(const DepthwiseArgs& args, const std::int64_t* place, std
   }
 }
 
+// Where the results of a line begin, of a vector of channels.
+template <class T, class Count>
+static Results<T> results_of(const PanelResultArgs& result, std::int64_t row, std::int64_t channel,
+                             Count count) {
+  Results<T> to{
+      .out = static_cast<T*>(result.out) + row * result.out_stride + channel,
+      .other = nullptr,
+      .out_stride = result.out_stride,
+      .other_stride = result.other_stride,
+      .bias = add_from(f32v{}, result.bias, result.bias_dtype, channel, count),
+      .epilogue = result.epilogue,
+  };
+  if (result.other) {
+    to.other = static_cast<const T*>(result.other) + row * result.other_stride + channel;
+  }
+  return to;
+}
+
+// Some channels of neighbouring lines of the result, all of one plane.
+struct Item {
+  std::int64_t image, plane, line, lines, channel, channels;
+
+  std::int64_t row(const WindowDim* dims, std::int64_t of_line) const {
+    return ((image * dims[0].out_size + plane) * dims[1].out_size + of_line) * dims[2].out_size;
+  }
+};
+
+// A line, channels from `first` of the item's on.
 template <class T>
-static void convolve_item(const DepthwiseArgs& args, std::int64_t item) {
-  const std::int64_t blocks = (args.channels + args.block - 1) / args.block;
-  const std::int64_t line = item / blocks, first = item % blocks * args.block;
-  const std::int64_t left = args.channels - first;
-  const WindowDim* dims = args.windows.dims;
-  const std::int64_t place[] = {line / dims[1].out_size / dims[0].out_size,
-                                line / dims[1].out_size % dims[0].out_size,
-                                line % dims[1].out_size};
-  const std::int64_t begin = line * dims[kWindowDims - 1].out_size;
-  const PanelResultArgs& result = args.result;
+static void convolve_plainly(const DepthwiseArgs& args, const Item& item, std::int64_t line,
+                             std::int64_t first) {
+  const std::int64_t place[] = {item.image, item.plane, line};
   Lines<T> lines;
-  find_lines(args, place, first, lines);
-  sweep(0, left < args.block ? left : args.block, [&](std::int64_t i, auto count) {
-    Results<T> to{
-        .out = static_cast<T*>(result.out) + begin * result.out_stride + first + i,
-        .other = nullptr,
-        .out_stride = result.out_stride,
-        .other_stride = result.other_stride,
-        .bias = add_from(f32v{}, result.bias, result.bias_dtype, first + i, count),
-        .epilogue = result.epilogue,
-    };
-    if (result.other) {
-      to.other = static_cast<const T*>(result.other) + begin * result.other_stride + first + i;
-    }
+  find_lines(args, place, item.channel + first, lines);
+  const std::int64_t row = item.row(args.windows.dims, line);
+  sweep(first, item.channels, [&](std::int64_t i, auto count) {
+    const auto to = results_of<T>(args.result, row, item.channel + i, count);
     convolve_channels(args, lines, to, count);
     for (int l = 0; l < lines.count; ++l) {
       lines.x[l] += kLanes;
       lines.weights[l] += kLanes;
     }
   });
+}
+
+template <class T>
+static void find_block(const DepthwiseArgs& args, const Item& item, std::int64_t line,
+                       std::int64_t channel, Block<T>& block) {
+  const WindowDim &outer = args.windows.dims[0], &inner = args.windows.dims[1],
+                  &last = args.windows.dims[2];
+  const std::int64_t row = line * inner.stride - inner.padding;
+  const T* plane = static_cast<const T*>(args.windows.x) + item.image * args.windows.image_stride +
+                   item.plane * outer.stride * outer.x_stride + channel;
+  for (std::int64_t l = 0; l < inner.kernel + kBlockLines - 1; ++l) {
+    const bool is_there = row + l >= 0 && row + l < inner.size;
+    block.lines[l] = {is_there ? plane + (row + l) * inner.x_stride : nullptr, last.x_stride};
+  }
+  block.weights = args.weight + channel;
+  block.to = results_of<T>(args.result, item.row(args.windows.dims, line), channel, Whole{});
+}
+
+// The item's lines, of all whole vectors of channels that can be; returns the channels.
+template <template <int> class Sources, int kernel>
+static std::int64_t convolve_in_blocks(const DepthwiseArgs& args, const Item& item) {
+  using From = Sources<kernel>;
+  using T = typename From::Element;
+  const WindowDim* dims = args.windows.dims;
+  Block<T> block{};
+  block.weight_stride = args.channels;
+  block.line_stride = dims[2].out_size * args.result.out_stride;
+  block.other_line_stride = dims[2].out_size * args.result.other_stride;
+  block.padding = dims[2].padding;
+  block.size = dims[2].size;
+  block.is_clamped = !args.result.other && clamps(args.result.epilogue, block.least, block.most);
+  const std::int64_t channels = item.channels / kLanes * kLanes;
+  alignas(64) u32v pairs[From::kPairs > 0 ? kBlockChannels / kLanes * From::kPairs : 1];
+  if constexpr (From::kPairs > 0) {
+    for (std::int64_t i = 0; i < channels; i += kLanes) {
+      const float* weights = args.weight + item.channel + i;
+      if (!write_pairs(weights, args.channels, kernel, pairs + i / kLanes * From::kPairs)) return 0;
+    }
+  }
+  const std::int64_t end = item.line + item.lines;
+  const std::int64_t step = dims[1].stride == 1 ? kBlockLines : 1;
+  for (std::int64_t line = item.line; line < end; line += step) {
+    for (std::int64_t i = 0; i < channels; i += kLanes) {
+      find_block(args, item, line, item.channel + i, block);
+      if constexpr (From::kPairs > 0) block.pairs = pairs + i / kLanes * From::kPairs;
+      convolve_square<Sources, kernel>(block, dims[1].stride, end - line >= kBlockLines,
+                                       dims[2].out_size);
+    }
+  }
+  return channels;
+}
+
+template <template <int> class Sources>
+static std::int64_t convolve_in_blocks(const DepthwiseArgs& args, const Item& item) {
+  return args.windows.dims[2].kernel == 3 ? convolve_in_blocks<Sources, 3>(args, item)
+                                          : convolve_in_blocks<Sources, 5>(args, item);
+}
+
+template <class T>
+static void convolve_item(const DepthwiseArgs& args, std::int64_t number) {
+  const WindowDim* dims = args.windows.dims;
+  const std::int64_t blocks = (args.channels + kBlockChannels - 1) / kBlockChannels;
+  const std::int64_t groups = (dims[1].out_size + args.lines - 1) / args.lines;
+  const std::int64_t first = number % blocks * kBlockChannels, group = number / blocks % groups;
+  const std::int64_t plane = number / blocks / groups, line = group * args.lines;
+  const std::int64_t left = dims[1].out_size - line, channels = args.channels - first;
+  const Item item{plane / dims[0].out_size,
+                  plane % dims[0].out_size,
+                  line,
+                  left < args.lines ? left : args.lines,
+                  first,
+                  channels < kBlockChannels ? channels : kBlockChannels};
+  std::int64_t done = 0;
+  if (args.is_square) {
+    if constexpr (std::is_same_v<T, float>) done = convolve_in_blocks<SingleLines>(args, item);
+#if OXY_HAS_FAST_BF16_DOT
+    if constexpr (std::is_same_v<T, bf16>) done = convolve_in_blocks<PairsOfLines>(args, item);
+#endif
+  }
+  if (done == item.channels) return;
+  for (std::int64_t l = 0; l < item.lines; ++l) {
+    convolve_plainly<T>(args, item, item.line + l, done);
+  }
 }
 
 static void depthwise_convolution(const DepthwiseArgs& args, std::int64_t begin, std::int64_t end) {

@@ -1,6 +1,7 @@
 // A block of some rows of x times a block of some panels, in vector registers.
 #pragma once
 
+#include "ops/panels/clamped.h"
 #include "ops/panels/units.h"
 
 namespace oxytorch::OXY_LEVEL {
@@ -29,6 +30,8 @@ struct Tile {
   // bfloat16 without scales.
   bool begins, ends;
   const std::uint8_t* ahead;  // panels that are multiplied next, or null
+  // Where results go that are finished as soon as their sums are complete, of bfloat16 alone.
+  ClampedResults clamped;
 };
 
 // What a row's products with the codes have too much, for outputs `first` and on, negated.
@@ -87,6 +90,11 @@ __attribute__((noinline)) static void multiply_tile(const Tile& given) {
       }
     }
   }
+  if constexpr (!Dot::kIsInteger && Dot::kDepth == 2) {
+    if (tile.ends && tile.clamped.out) {
+      return store_clamped<bf16, rows, kVectors>(given.clamped, sums);
+    }
+  }
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
     const f32v scale = tile.scales ? load(tile.scales + v * kLanes) : splat(1.0f);
@@ -139,7 +147,8 @@ static void multiply_rows(Tile tile, std::int64_t rows, const Finish& finish) {
     } else {
       multiply_rest<Dot, panels>(tile, taken);
     }
-    if (tile.ends) finish(first, taken, tile.sums);
+    if (tile.ends && !tile.clamped.out) finish(first, taken, tile.sums);
+    tile.clamped.skip_rows(taken);
     if (tile.starts) {
       tile.starts += taken;
     } else {
@@ -176,6 +185,7 @@ static void multiply_block(Tile tile, std::int64_t rows, std::int64_t panels,
       multiply_rows<Dot, 1>(tile, rows, finish_rows);
     }
     tile.panels += taken * tile.panel_bytes;
+    tile.clamped.skip_outputs(taken * kPanelOutputs, 2);
     if (tile.zero_points) tile.zero_points += taken * kPanelOutputs;
     if (tile.scales) tile.scales += taken * kPanelOutputs;
     tile.sums += taken * kPanelOutputs;

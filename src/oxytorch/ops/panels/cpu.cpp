@@ -224,17 +224,20 @@ PreparedRows unprepared(const Rows& x, bool in_tiles) {
   };
 }
 
-Split split_of(std::span<const RowsProduct> products, std::int64_t in_features) {
+Split split_of(std::span<const RowsProduct> products, std::int64_t in_features, RowType type) {
   std::int64_t panels = 0, most_rows = 0, all = 0;
   for (const RowsProduct& product : products) {
     most_rows = std::max(most_rows, product.row_count);
-    panels += round_up(product.weight.panel_count, kItemPanels);
+    const std::int64_t count = product.weight.panel_count;
+    panels += products.size() == 1 ? count : round_up(count, kItemPanels);
     const std::int64_t outputs = product.weight.panel_count * kPanelOutputs;
     all += bytes_of_work(product.row_count * outputs * in_features, kUnitsPerByte,
                          product.row_count * (in_features + outputs) * 2);
   }
-  const std::int64_t threads = threads_for(all, tuning.bytes_per_thread, available_threads());
-  return split_product(kCoarseSplit, most_rows, panels, threads);
+  const std::int64_t threads = threads_for(all, least_of_thread(), available_threads());
+  const bool reads_panels = products[0].weight.codec == PanelCodec::bf16 &&
+                            type == RowType::bfloat16 && !level_has(Capability::tiles);
+  return split_product(reads_panels ? kVectorSplit : kCoarseSplit, most_rows, panels, threads);
 }
 
 // `buffers`: what the result lies in, if it is not x.
@@ -262,7 +265,7 @@ void run_gemm(const Rows& x, const std::vector<std::int64_t>* order, DType x_dty
               std::span<const RowsProduct> products) {
   RowBuffers buffers;
   const PreparedRows prepared = prepare(x, order, x_dtype, type, products, buffers);
-  const Split split = split_of(products, x.width);
+  const Split split = split_of(products, x.width, type);
   std::vector<GemmProduct> parts;
   parts.reserve(products.size());
   std::int64_t items = 0;
@@ -289,7 +292,7 @@ Split split_float_product(std::int64_t rows, std::int64_t panels, std::int64_t i
   const std::int64_t numbers = panels * kPanelOutputs * in_features;
   const std::int64_t bytes = std::max(4 * numbers, rows * numbers / kFloatsPerByte);
   return split_product(float_split(is_gated), rows, panels,
-                       threads_for(bytes, tuning.bytes_per_thread, threads));
+                       threads_for(bytes, least_of_thread(), threads));
 }
 
 void run_float_gemm(const Rows& x, const RowsProduct& product) {

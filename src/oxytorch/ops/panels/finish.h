@@ -146,6 +146,18 @@ OXY_INLINE void with_epilogue(PanelEpilogue epilogue, Body body) {
   if constexpr (number + 1 < kCount) with_epilogue<number + 1>(epilogue, body);
 }
 
+// Results of bfloat16 that vectors finish with their sums, from a row and a panel on. numbers: of
+// an item that begins with that panel.
+template <class Dot>
+OXY_INLINE ClampedResults clamped_results_of(const GemmProduct& product, std::int64_t row,
+                                             std::int64_t panel, const OutputNumbers& numbers) {
+  const bool is_clamped = !Dot::kIsInteger && Dot::kDepth == 2 && !numbers.has_scales &&
+                          product.result.out_dtype == DType::bfloat16;
+  if (!is_clamped) return {};
+  return clamped_results(product.result, row, panel * kPanelOutputs, product.weight.out_features,
+                         numbers.biases);
+}
+
 static void finish_block(const GemmProduct& product, const SumsBlock& block,
                          const OutputNumbers& numbers, std::int64_t numbers_from) {
   with_type(product.result.out_dtype, [&](auto element) {

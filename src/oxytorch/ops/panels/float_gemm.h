@@ -67,6 +67,8 @@ struct FloatTile {
   std::int64_t asked;  // so many, each time after `block` in_features,
   std::int64_t block;  // a multiple of kStep
   const float* lines;  // of `ahead`, if it is steady
+  // Where results go that are finished with their sums, which begin and end with this piece.
+  ClampedResults clamped;
 };
 
 // Independent sums of a tile, where registers have room for them: additions need not wait for each
@@ -152,6 +154,7 @@ __attribute__((noinline)) static void multiply_float_tile(const FloatTile& tile)
       for (int chain = 1; chain < kSums; ++chain) sums[0][r][v] += sums[chain][r][v];
     }
   }
+  if (tile.clamped.out) return store_clamped<float, rows, kVectors>(tile.clamped, sums[0]);
   const auto add_to = [&](const auto& begin) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
@@ -197,6 +200,7 @@ static void multiply_float_panels(FloatTile tile, std::int64_t rows, std::int64_
     tile.panels += taken * tile.panel_stride;
     if (tile.bias) tile.bias += taken * kPanelOutputs;
     tile.sums += taken * kPanelOutputs;
+    tile.clamped.skip_outputs(taken * kPanelOutputs, 4);
   }
 }
 
@@ -274,11 +278,12 @@ static void multiply_float_part(const FloatGemmArgs& args, const FloatItem& part
     const std::int64_t left = part.panels - p, panels = left < kFloatPanels ? left : kFloatPanels;
     tile.asks_ahead = asks_ahead && left <= kFloatPanels;
     multiply_float_panels(tile, part.rows, panels);
-    if (is_last) {
+    if (is_last && !tile.clamped.out) {
       finish_float_rows(args, {part.row, part.rows, part.panel + p, panels}, tile.sums);
     }
     tile.panels += kFloatPanels * tile.panel_stride;
     if (tile.bias) tile.bias += kSumsStride;
+    tile.clamped.skip_outputs(kSumsStride, 4);
     tile.sums += next_sums;
   }
 }
@@ -317,12 +322,17 @@ static void multiply_float_piece(const FloatGemmArgs& args, const FloatItem& ite
       .asked = 0,
       .block = 0,
       .lines = nullptr,
+      .clamped = {},
   };
   set_pace(tile, ((item.rows + kTileRows - 1) / kTileRows) *
                      ((item.panels + kTilePanels - 1) / kTilePanels));
   const bool is_last = begin + piece.rows == args.in_features;
   // Sums of the only piece are finished at once, so that all take the same place.
   const bool keeps_sums = begin > 0 || !is_last;
+  if (!keeps_sums && bias && !is_gated(args.result.epilogue)) {
+    tile.clamped = clamped_results(args.result, item.row, item.panel * kPanelOutputs,
+                                   args.weight.out_features, bias);
+  }
   for (std::int64_t r = 0; r < item.rows; r += kTileRows) {
     const std::int64_t left = item.rows - r, rows = left < kTileRows ? left : kTileRows;
     tile.asks_ahead = left >= 2 * kTileRows;
@@ -330,6 +340,7 @@ static void multiply_float_piece(const FloatGemmArgs& args, const FloatItem& ite
                         keeps_sums ? item.rows * kSumsStride : 0);
     tile.x += kTileRows * args.x_stride;
     if (keeps_sums) tile.sums += kTileRows * kSumsStride;
+    tile.clamped.skip_rows(kTileRows);
   }
 }
 

@@ -99,6 +99,10 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
   // Rows for which there is no whole tile: the last ones of a tile that begins with rows before.
   const std::int64_t ragged = in_tiles && !x.is_padded ? rows % kTileHeight : 0;
   // Pieces of panels stay in the nearest cache for the tiles of all rows.
+  ClampedResults clamped{};
+  if (!uses_tiles && ends && x.blocks == 1 && !weight.group_scales) {
+    clamped = clamped_results_of<Dot>(product, first_row, first_panel, outputs);
+  }
   const bool is_short = in_tiles && rows > 2 * kTileHeight && kLength > kPanelBlock;
   const std::int64_t step = step_of<Dot, Codec>(x.block / Dot::kDepth);
   std::int64_t piece = is_short ? kPanelBlock : kLength;
@@ -149,6 +153,7 @@ static void multiply_chunk(Codec codec, const GemmProduct& product, const Output
           .begins = begins && begin == 0,
           .ends = ends && group + 1 == x.blocks && begin + length == end,
           .ahead = ahead,
+          .clamped = clamped,
       };
       if (rows > ragged) multiply_block_at_level<Dot>(tile, rows - ragged, panels, finish);
       if (!uses_tiles || ragged == 0) continue;

@@ -76,6 +76,7 @@ static void multiply_float_lines(const LineGemmArgs& args, const PanelsArgs& wei
       .asked = 0,
       .block = kLinePiece,
       .lines = nullptr,
+      .clamped = {},
   };
   // Adds products of `count` elements; `place(row, begin)` has the tile read these of some rows.
   std::int64_t k = 0;
@@ -249,6 +250,7 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
       .begins = false,
       .ends = false,
       .ahead = nullptr,
+      .clamped = {},
   };
   OutputNumbers numbers;
   read_numbers(weight, line_result(args, chunk, 0), panel, panels, numbers);
@@ -264,6 +266,12 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
     }
   }
 #endif
+  if (chunk.lines == 1 || chunk.columns == last.out_size) {  // rows follow each other
+    GemmProduct product{};
+    product.weight = weight;
+    product.result = line_result(args, chunk, 0);
+    tile.clamped = clamped_results_of<Dot>(product, 0, panel, numbers);
+  }
   const std::int64_t rows = chunk.lines * chunk.columns;
   std::int32_t starts[kItemRows];
   for (std::int64_t l = 0, row = 0; l < chunk.lines; ++l) {
@@ -297,6 +305,7 @@ static void multiply_lines(Codec codec, const LineGemmArgs& args, const PanelsAr
         return reinterpret_cast<const Element*>(chunk.memory + starts[first + row]);
       });
       multiply_block<Dot>(tile, some, panels, FinishFrom{finish, first});
+      tile.clamped.skip_rows(some);
     }
     return;
   }

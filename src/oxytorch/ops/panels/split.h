@@ -27,6 +27,15 @@ inline constexpr SplitRules kCoarseSplit{.row_step = kTileHeight,
                                          .most = kItemRows * kItemPanels,
                                          .most_turns = 8};
 
+// Panels of bfloat16 that vectors read as they are.
+inline constexpr SplitRules kVectorSplit{.row_step = 6,
+                                         .least_rows = 12,
+                                         .unpacking = 6,
+                                         .least_panels = kItemPanels,
+                                         .most_panels = kItemPanels,
+                                         .most = kItemRows * kItemPanels,
+                                         .most_turns = 8};
+
 // Panels of float32, which are read as they are. Those of a gated weight go in pairs.
 constexpr SplitRules float_split(bool is_gated) {
   return {.row_step = 6,
@@ -66,8 +75,11 @@ inline Split split_product(const SplitRules& rules, std::int64_t rows, std::int6
       const std::int64_t chunk = std::max(even, rules.least_rows);
       const std::int64_t items = groups * divide_up(rows, chunk);
       const std::int64_t grain = divide_up(items, threads);
+      // Of a thread's items so many take the last panels, which may be fewer.
+      const std::int64_t short_ones = grain / groups, some_rows = std::min(chunk, rows);
       const std::int64_t cost =
-          grain * item_cost(rules, std::min(chunk, rows), std::min(taken, panels));
+          (grain - short_ones) * item_cost(rules, some_rows, std::min(taken, panels)) +
+          short_ones * item_cost(rules, some_rows, panels - (groups - 1) * taken);
       if (best.items == 0 || cost < least) best = {chunk, taken, items, grain}, least = cost;
     }
   }
