@@ -30,6 +30,11 @@ COMMANDS = (
     Command("convert", "oxytorch.program.command", "exported programs (.pt2) as files of oxytorch"),
     Command("tune", "oxytorch.launch.tuning.command", "the best instances and cores for a script"),
     Command("run", "oxytorch.launch.command", "a script on cores of its own, or several instances"),
+    Command(
+        "memory",
+        "oxytorch.memory.command",
+        "what a program allocates on a GPU, replayed by allocators",
+    ),
     Command("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
 )
 
