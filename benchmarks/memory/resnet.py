@@ -1,4 +1,4 @@
-"""Trains ResNet-152: the last batch is smaller, evaluation larger, the next one loaded meanwhile."""
+"""Trains ResNet-152: a smaller last batch, larger ones in evaluation, loading meanwhile."""
 
 from __future__ import annotations
 

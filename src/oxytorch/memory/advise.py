@@ -73,8 +73,8 @@ def _reasons(
 ) -> list[str]:
     default = stock[0]
     lines = [
-        f"the program needs {size(default.peak_allocated)} at its peak; no allocator that hands out "
-        f"pages can do with less than {size(bound.peak_reserved)}"
+        f"the program needs {size(default.peak_allocated)} at its peak; no allocator that hands "
+        f"out pages can do with less than {size(bound.peak_reserved)}"
     ]
     if default.failed is not None and limit is not None:
         lines.append(f"torch's default runs out of {size(limit)}, at event {default.failed}")

@@ -19,6 +19,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +264,7 @@ def _columns(trace: Trace) -> Iterator[tuple[str, array[int]]]:
         back.append(made - number)
     yield "back", back
     times = trace.times
-    yield "times", array("q", (b - a for a, b in zip([0, *times[:-1]], times, strict=True)))
+    yield "times", array("q", (b - a for a, b in pairwise([0, *times])))
     yield "sizes", trace.sizes
     yield "queues", trace.queues
     yield "places", trace.places
