@@ -34,7 +34,8 @@ enum {
 // Where memory comes from. Functions return one of the results above, may be called from any
 // thread, one at a time for a device. Those that a policy does not need may be null.
 typedef struct oxytorch_memory_source {
-  void* context;       // the first argument of each
+  const char* name;    // of the kind of device, for messages: "CUDA"
+  void* context;       // the first argument of each function
   size_t granularity;  // bytes of the smallest physical page; 0: it cannot map
   int devices;         // are numbered from 0
 
