@@ -62,6 +62,8 @@ typedef struct oxytorch_memory_source {
   int (*is_capturing)(void* context, int device, void* stream);
 
   int (*memory_info)(void* context, int device, size_t* free_bytes, size_t* total_bytes);
+  // Waits for all work of the device. Null: as for record.
+  int (*synchronize)(void* context, int device);
 } oxytorch_memory_source;
 
 typedef struct oxytorch_memory oxytorch_memory;
