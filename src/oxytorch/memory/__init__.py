@@ -1,4 +1,4 @@
-"""Memory: traces of what a program allocates, replayed through allocators."""
+"""Memory of devices and of the host: an allocator, its statistics, traces and what they show."""
 
 from __future__ import annotations
 

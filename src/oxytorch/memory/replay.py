@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import statistics
@@ -11,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import offline, policies
+from . import _core, offline
+from .errors import OutOfMemoryError
 from .stock import OutOfMemory, Settings, StockAllocator
 from .trace import Kind, Trace, live_after, peak, rounded
 
@@ -19,7 +21,12 @@ STANDARD = ("native-policy", "expandable", "oxytorch", "offline-bound")
 NAMES = (*STANDARD, "offline-contiguous")
 POINTS = 1500
 """Points of a timeline."""
+POLICIES = {"native-policy": "native", "expandable": "expandable", "oxytorch": "mapped"}
 _NO_LIMIT = 1 << 44
+_ALLOCATE, _FREE, _EMPTY_CACHE = 0, 1, 3
+_DRIVER = (
+    "allocate", "release", "reserve", "unreserve", "create", "destroy", "map", "unmap", "grant",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ def replay(
 
 
 def _replay(trace: Trace, name: str, limit: int | None) -> Result:
-    if name in policies.POLICIES:
+    if name in POLICIES:
         return _by_policy(trace, name, limit)
     if name in NAMES:
         return _offline(trace, name, limit)
@@ -112,24 +119,65 @@ def _replay(trace: Trace, name: str, limit: int | None) -> Result:
 def _by_policy(trace: Trace, name: str, limit: int | None) -> Result:
     found = peak(trace)
     steps, before = _steps(trace)
-    times = (ctypes.c_uint64 * max(1, len(steps)))()
     result = Result(name, found.allocated, 0)
-    with policies.Policy(name, limit or _NO_LIMIT, len(trace.sizes)) as policy:
-        done, counts = 0, policy.counts()
+    with _Run(POLICIES[name], limit or _NO_LIMIT, steps, len(trace.sizes)) as run:
+        counts = run.fake.counts()
         for event, allocated in _points(trace):
-            made = policy.run(steps, done, before[event + 1] - done, times)
-            done += made
-            counts = policy.counts()
-            if done < before[event + 1]:
-                result.failed = bisect_right(before, done) - 1
-                result.reason = policy.report(trace.sizes[trace.which[result.failed]])
+            run.go_to(before[event + 1])
+            counts = run.fake.counts()
+            if run.done < before[event + 1]:
+                result.failed = bisect_right(before, run.done) - 1
+                size = trace.sizes[trace.which[result.failed]]
+                result.reason = run.allocator.report(0, size)
                 break
-            result.timeline.append(Point(event, allocated, counts.held))
+            result.timeline.append(Point(event, allocated, counts["held_bytes"]))
             if event == found.event:
-                result.ranges = _ranges(trace, event, policy)
-        result.calls, result.peak_reserved = counts.calls, counts.peak
-    result.nanoseconds = statistics.fmean(times[:done]) if done else None
+                result.ranges = _ranges(trace, event, run)
+        result.peak_reserved = counts["peak_bytes"]
+        result.calls = {name: counts[name] for name in _DRIVER}
+        result.nanoseconds = statistics.fmean(run.times[: run.done]) if run.done else None
+        if run.fake.mistake():
+            raise RuntimeError(f"{name} made a mistake, please report it: {run.fake.mistake()}")
     return result
+
+
+class _Run:
+    """One of our policies over numbers in place of memory, some of the steps at a time.
+
+    done: how many steps were made. times: of each, in ns. live: the addresses of live blocks.
+    """
+
+    def __init__(self, policy: str, total: int, steps: Any, blocks: int) -> None:
+        self.fake = _core.Fake(total)
+        self.allocator = _core.Allocator(self.fake.table, policy)
+        self.steps, self.done = steps, 0
+        self.live = (ctypes.c_void_p * max(1, blocks))()
+        self.times = (ctypes.c_uint64 * max(1, len(steps)))()
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.allocator.close()
+        self.fake.end()
+
+    def go_to(self, step: int) -> None:
+        """Make the steps before this one; fewer where memory runs out."""
+        done = ctypes.c_size_t()
+        start = ctypes.addressof(self.steps) + self.done * ctypes.sizeof(_core.Step)
+        result = _core.library().oxytorch_memory_run(
+            self.allocator.handle,
+            0,
+            ctypes.c_void_p(start),
+            ctypes.c_size_t(step - self.done),
+            self.live,
+            ctypes.c_size_t(len(self.live)),
+            ctypes.byref(done),
+            ctypes.c_void_p(ctypes.addressof(self.times) + 8 * self.done),
+        )
+        self.done += done.value
+        with contextlib.suppress(OutOfMemoryError):
+            _core.check(result)
 
 
 def _steps(trace: Trace) -> tuple[Any, list[int]]:
@@ -138,20 +186,20 @@ def _steps(trace: Trace) -> tuple[Any, list[int]]:
     A block that other streams use comes free when they have finished, as in the recording.
     """
     what = {
-        Kind.ALLOC: policies.ALLOCATE,
-        Kind.FREE: policies.FREE,
-        Kind.REUSE: policies.FREE,
-        Kind.RELEASE: policies.EMPTY_CACHE,
+        Kind.ALLOC: _ALLOCATE,
+        Kind.FREE: _FREE,
+        Kind.REUSE: _FREE,
+        Kind.RELEASE: _EMPTY_CACHE,
     }
     calls, before = [], [0]
     for kind, number in zip(trace.kinds, trace.which, strict=True):
         if kind == Kind.ALLOC:
             queue = trace.queues[number]
-            calls.append((policies.ALLOCATE, number, max(1, trace.sizes[number]), queue))
+            calls.append((_ALLOCATE, number, max(1, trace.sizes[number]), queue))
         elif kind != Kind.RETIRE:
             calls.append((what[Kind(kind)], max(0, number), 0, 0))
         before.append(len(calls))
-    return (policies.Step * len(calls))(*(policies.Step(*call) for call in calls)), before
+    return (_core.Step * len(calls))(*(_core.Step(*call) for call in calls)), before
 
 
 def _points(trace: Trace) -> list[tuple[int, int]]:
@@ -174,10 +222,10 @@ def _points(trace: Trace) -> list[tuple[int, int]]:
     return found
 
 
-def _ranges(trace: Trace, event: int, policy: policies.Policy) -> list[Range]:
-    numbers = {policy.address(number): number for number in live_after(trace, event)}
+def _ranges(trace: Trace, event: int, run: _Run) -> list[Range]:
+    numbers = {run.live[number]: number for number in live_after(trace, event)}
     found = []
-    for index, segment in enumerate(policy.segments()):
+    for index, segment in enumerate(run.allocator.snapshot(0)):
         for block in segment["blocks"]:
             offset = block["address"] - segment["address"]
             number = numbers.get(block["address"]) if block["state"] != "inactive" else None
