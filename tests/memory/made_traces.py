@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from oxytorch.memory.stock import Settings, StockAllocator
-from oxytorch.memory.trace import Kind, Trace
+from oxytorch.memory.trace import Kind, Queue, Trace
 
 KiB, MiB = 1 << 10, 1 << 20
 
@@ -59,12 +59,11 @@ def training(steps: int = 6, layers: int = 12, seed: int = 0) -> Trace:
 def serving(requests: int = 40, layers: int = 8, seed: int = 1) -> Trace:
     """Caches that grow by a copy in each step, of several batches at once, on two streams."""
     choose, trace = random.Random(seed), Trace()
-    from oxytorch.memory.trace import Queue
-
     trace.queue_list = [Queue(), Queue(7)]
     for _ in range(layers * 4):
         trace.alloc(5 * MiB + choose.randint(0, 3) * 512)
     active: list[tuple[list[int], int, int]] = []
+    retired: list[int] = []
     while requests or active:
         if requests and len(active) < 5:
             requests -= 1
@@ -74,12 +73,14 @@ def serving(requests: int = 40, layers: int = 8, seed: int = 1) -> Trace:
         at = choose.randrange(len(active))
         caches, rows, length = active[at]
         for index, number in enumerate(caches):
+            while retired and index:
+                trace.event(Kind.REUSE, retired.pop())
             temporary = trace.alloc(rows * 4096, queue=choose.randint(0, 1))
             caches[index] = trace.alloc(rows * (length + 1) * 512 * 2)
             trace.event(Kind.FREE, number)
             if choose.random() < 0.1:
                 trace.event(Kind.RETIRE, temporary)
-                trace.event(Kind.REUSE, temporary)
+                retired.append(temporary)
             else:
                 trace.event(Kind.FREE, temporary)
         active[at] = caches, rows, length + 1
@@ -91,7 +92,7 @@ def serving(requests: int = 40, layers: int = 8, seed: int = 1) -> Trace:
 
 
 def history(trace: Trace, settings: Settings | None = None) -> tuple[dict[str, Any], int]:
-    """What torch's history would hold of a trace, as `_snapshot` gives it, and the peak reserved."""
+    """What torch's history would hold of a trace, as in a snapshot, and the peak reserved."""
     allocator = StockAllocator(settings)
     entries: list[dict[str, Any]] = []
     held: dict[int, Any] = {}

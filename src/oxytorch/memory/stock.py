@@ -159,7 +159,7 @@ class StockAllocator:
         self.reserved = 0
         self.calls = Calls()
         self._pools: dict[tuple[int, bool], _Pool] = {}
-        self._next_address = LARGE_SEGMENT
+        self._lowest = 1 << 62
         limit = self.settings.limit or 1 << 44
         self._range = limit + limit // 8
 
@@ -266,9 +266,9 @@ class StockAllocator:
         return self.settings.limit is None or self.reserved + size <= self.settings.limit
 
     def _addresses(self, size: int) -> int:
-        address = self._next_address
-        self._next_address += -(-size // LARGE_SEGMENT) * LARGE_SEGMENT
-        return address
+        """Where a segment lies. CUDA's go downwards, which decides between blocks of one size."""
+        self._lowest -= -(-size // ROUND_LARGE) * ROUND_LARGE
+        return self._lowest
 
     def _release(self, block: Block) -> None:
         block.pool.remove(block)
