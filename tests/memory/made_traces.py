@@ -73,9 +73,9 @@ def serving(requests: int = 40, layers: int = 8, seed: int = 1) -> Trace:
         at = choose.randrange(len(active))
         caches, rows, length = active[at]
         for index, number in enumerate(caches):
-            while retired and index:
-                trace.event(Kind.REUSE, retired.pop())
             temporary = trace.alloc(rows * 4096, queue=choose.randint(0, 1))
+            while retired:
+                trace.event(Kind.REUSE, retired.pop())
             caches[index] = trace.alloc(rows * (length + 1) * 512 * 2)
             trace.event(Kind.FREE, number)
             if choose.random() < 0.1:

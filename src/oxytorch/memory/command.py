@@ -99,7 +99,7 @@ def _limit(parser: argparse.ArgumentParser) -> None:
         "--limit",
         type=_bytes,
         metavar="SIZE",
-        help="memory of the device, such as 24GiB (default: as much as is asked for)",
+        help="memory of the device, such as 24GiB (default: that of the device of the recording)",
     )
 
 
@@ -189,7 +189,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--plot: {reason}")
     trace = read(arguments.trace, arguments.device)
     names = [name.strip() for name in arguments.allocators.split(",") if name.strip()]
-    results = replay.replay(trace, names, arguments.limit)
+    results = replay.replay(trace, names, arguments.limit or trace.about.total_memory)
     print(f"{arguments.trace}: {_what(trace)}")
     print("\n".join(table(results)))
     print("\n".join(_recorded(trace, results)))
@@ -233,7 +233,7 @@ def _recorded(trace: Trace, results: Sequence[Result]) -> list[str]:
 
 def _advise(arguments: argparse.Namespace) -> int:
     trace = read(arguments.trace, arguments.device)
-    found = advise(trace, arguments.limit)
+    found = advise(trace, arguments.limit or trace.about.total_memory)
     print(f"{arguments.trace}: {_what(trace)}")
     print("\n".join(table(found.results)))
     print()

@@ -77,9 +77,9 @@ def _timeline(axes: Any, trace: Trace, result: Result, most: int) -> None:
     events = [point.event for point in result.timeline]
     allocated = [point.allocated / _GiB for point in result.timeline]
     reserved = [point.reserved / _GiB for point in result.timeline]
-    axes.fill_between(events, reserved, color=WASTED, step="post", linewidth=0)
-    axes.fill_between(events, allocated, color=ALLOCATED, step="post", linewidth=0)
-    axes.step(events, reserved, color=RESERVED, where="post", linewidth=1.2)
+    axes.fill_between(events, reserved, color=WASTED, linewidth=0)
+    axes.fill_between(events, allocated, color=ALLOCATED, linewidth=0)
+    axes.plot(events, reserved, color=RESERVED, linewidth=1.2)
     marks = [index for index, _ in trace.marks]
     for index in marks if len(marks) <= MOST_MARKS else []:
         axes.axvline(index, color=INK, linewidth=0.4, alpha=0.25)

@@ -19,7 +19,7 @@ from .trace import Kind, Trace, live_after, peak, rounded
 
 STANDARD = ("native-policy", "expandable", "oxytorch", "offline-bound")
 NAMES = (*STANDARD, "offline-contiguous")
-POINTS = 1500
+POINTS = 500
 """Points of a timeline."""
 POLICIES = {"native-policy": "native", "expandable": "expandable", "oxytorch": "mapped"}
 _NO_LIMIT = 1 << 44

@@ -197,7 +197,7 @@ def holders(trace: Trace, count: int = 10) -> list[tuple[int, int, str]]:
         held[1] += 1
     most = sorted(found.items(), key=lambda each: -each[1][0])[:count]
     return [
-        (held[0], held[1], trace.sites[place] if place >= 0 else "(not recorded)")
+        (held[0], held[1], trace.sites[place] if place >= 0 else "(no Python code, as in backward)")
         for place, held in most
     ]
 
