@@ -1,1 +1,75 @@
 """Memory of devices and of the host: an allocator, its statistics, traces and what they show."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from .. import _lazy
+
+if TYPE_CHECKING:
+    from .errors import MemoryLibraryError, OutOfMemoryError
+    from .statistics import (
+        empty_cache,
+        max_memory_allocated,
+        max_memory_reserved,
+        mem_get_info,
+        memory_allocated,
+        memory_report,
+        memory_reserved,
+        memory_snapshot,
+        memory_stats,
+        memory_summary,
+        reset_accumulated_memory_stats,
+        reset_peak_memory_stats,
+        set_memory_limit,
+        set_per_process_memory_fraction,
+    )
+    from .torch_allocator import pool, use
+
+_STATISTICS = (
+    "empty_cache",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_report",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "set_memory_limit",
+    "set_per_process_memory_fraction",
+)
+_LATER = {
+    "MemoryLibraryError": "errors",
+    "OutOfMemoryError": "errors",
+    "pool": "torch_allocator",
+    "use": "torch_allocator",
+    **dict.fromkeys(_STATISTICS, "statistics"),
+}
+
+__all__ = [
+    "MemoryLibraryError",
+    "OutOfMemoryError",
+    "empty_cache",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_report",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "pool",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "set_memory_limit",
+    "set_per_process_memory_fraction",
+    "use",
+]
+
+sys.modules[__name__].__class__ = _lazy.Package
