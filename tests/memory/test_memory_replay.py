@@ -10,6 +10,7 @@ import pytest
 
 from oxytorch.memory import offline, replay
 from oxytorch.memory import trace as traces
+from oxytorch.memory.replay import NAMES, write_json
 from oxytorch.memory.trace import Kind, Trace, rounded
 
 DATA = Path(__file__).parent / "data"
@@ -21,7 +22,7 @@ def test_our_allocator_wastes_almost_nothing_on_real_programs() -> None:
     wasted = []
     for name in PROGRAMS:
         trace = traces.load(DATA / f"{name}.trace")
-        expandable, ours, bound = replay.replay(trace, ["expandable", "oxytorch", "offline-bound"])
+        expandable, ours, bound = replay(trace, ["expandable", "oxytorch", "offline-bound"])
         assert ours.fragmentation < expandable.fragmentation, name
         assert ours.fragmentation < bound.fragmentation + 0.03, name
         wasted.append(ours.fragmentation)
@@ -31,7 +32,7 @@ def test_our_allocator_wastes_almost_nothing_on_real_programs() -> None:
 @pytest.mark.parametrize("make", [made_traces.training, made_traces.serving])
 def test_no_allocator_reserves_less_than_the_bound(make) -> None:
     trace = make()
-    results = replay.replay(trace, replay.NAMES)
+    results = replay(trace, NAMES)
     bound = next(each for each in results if each.allocator == "offline-bound")
     for result in results:
         assert result.peak_reserved >= bound.peak_reserved >= result.peak_allocated
@@ -64,7 +65,7 @@ def test_offline_placement_lets_nothing_overlap() -> None:
 def test_map_shows_all_that_is_live_at_the_peak() -> None:
     trace = made_traces.training()
     live = set(traces.live_after(trace, traces.peak(trace).event))
-    for result in replay.replay(trace, ["native-policy", "expandable", "oxytorch"]):
+    for result in replay(trace, ["native-policy", "expandable", "oxytorch"]):
         held = {each.number: each for each in result.ranges if each.number is not None}
         assert set(held) == live
         for number, each in held.items():
@@ -75,13 +76,13 @@ def test_memory_runs_out_at_the_event_that_asks_for_too_much() -> None:
     trace = made_traces.training()
     names = ["native-policy", "expandable_segments:False", "oxytorch", "offline-bound"]
     peak = traces.peak(trace).allocated
-    native, model, ours, bound = replay.replay(trace, names, limit=int(1.03 * peak))
+    native, model, ours, bound = replay(trace, names, limit=int(1.03 * peak))
     assert native.failed == model.failed is not None
     assert trace.kinds[native.failed] == Kind.ALLOC
     assert native.reason
     assert ours.failed is None
     assert bound.failed is None
-    for result in replay.replay(trace, names, limit=peak // 2):
+    for result in replay(trace, names, limit=peak // 2):
         assert result.failed is not None
         assert result.peak_reserved <= peak // 2 or result.allocator == "offline-bound"
 
@@ -92,7 +93,7 @@ def test_emptied_cache_is_given_back_by_every_policy() -> None:
     trace.event(Kind.FREE, number)
     trace.event(Kind.RELEASE, -1)
     trace.alloc(512)
-    for result in replay.replay(trace, ["native-policy", "expandable", "oxytorch"]):
+    for result in replay(trace, ["native-policy", "expandable", "oxytorch"]):
         assert result.timeline[-1].reserved <= 2 << 20
         assert result.peak_reserved >= GiB
 
@@ -104,30 +105,30 @@ def test_block_in_use_elsewhere_is_not_handed_out() -> None:
     trace.alloc(64 << 20)
     trace.event(Kind.REUSE, number)
     trace.alloc(64 << 20)
-    for result in replay.replay(trace, replay.NAMES):
+    for result in replay(trace, NAMES):
         assert result.peak_allocated == 128 << 20
         assert result.peak_reserved >= 128 << 20
         assert result.allocator == "expandable" or result.peak_reserved == 128 << 20
 
 
 def test_empty_trace_reserves_nothing() -> None:
-    for result in replay.replay(Trace(), replay.NAMES):
+    for result in replay(Trace(), NAMES):
         assert (result.peak_allocated, result.peak_reserved, result.fragmentation) == (0, 0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["jemalloc", "oxytorch ", ""])
 def test_unknown_allocator_names_the_choices(name: str) -> None:
     with pytest.raises(ValueError, match="expected allocators out of native-policy, expandable"):
-        replay.replay(Trace(), [name])
+        replay(Trace(), [name])
 
 
 def test_numbers_are_written_as_json(tmp_path: Path) -> None:
     trace = made_traces.training(steps=2)
-    results = replay.replay(trace, replay.NAMES)
-    replay.write_json(results, trace, tmp_path / "run.json")
+    results = replay(trace, NAMES)
+    write_json(results, trace, tmp_path / "run.json")
     found = json.loads((tmp_path / "run.json").read_text())
     assert found["events"] == len(trace)
-    assert [each["allocator"] for each in found["results"]] == [*replay.NAMES]
+    assert [each["allocator"] for each in found["results"]] == [*NAMES]
     for row, result in zip(found["results"], results, strict=True):
         assert row["peak_reserved"] == result.peak_reserved
         assert row["fragmentation"] == result.fragmentation

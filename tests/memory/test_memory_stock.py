@@ -9,6 +9,7 @@ import pytest
 
 from oxytorch.memory import replay
 from oxytorch.memory import trace as traces
+from oxytorch.memory.replay import by_stock
 from oxytorch.memory.stock import OutOfMemory, Settings, StockAllocator
 
 DATA = Path(__file__).parent / "data"
@@ -21,11 +22,11 @@ def test_replay_reserves_what_torch_reserved(path: Path) -> None:
     trace = traces.load(path)
     name = "expandable" if trace.about.is_expandable else "native-policy"
     settings = Settings(is_expandable=trace.about.is_expandable)
-    model = replay.by_stock(trace, settings, name)
+    model = by_stock(trace, settings, name)
     assert model.peak_reserved == trace.about.peak_reserved
     calls = model.calls["grant" if settings.is_expandable else "allocate"]
     assert settings.is_expandable or calls == trace.about.device_allocations
-    [core] = replay.replay(trace, [name])
+    [core] = replay(trace, [name])
     assert abs(core.peak_reserved / trace.about.peak_reserved - 1) < 0.01
 
 
@@ -34,8 +35,8 @@ def test_replay_reserves_what_torch_reserved(path: Path) -> None:
 def test_core_and_model_reserve_the_same(make, name: str) -> None:
     for seed in range(4):
         trace = make(seed=seed)
-        [core] = replay.replay(trace, [name])
-        model = replay.by_stock(trace, Settings(is_expandable=name == "expandable"), name)
+        [core] = replay(trace, [name])
+        model = by_stock(trace, Settings(is_expandable=name == "expandable"), name)
         assert core.peak_reserved == model.peak_reserved
         assert [point.reserved for point in core.timeline] == [
             point.reserved for point in model.timeline

@@ -99,6 +99,7 @@ def library() -> ctypes.CDLL:
     except OSError as error:
         raise MemoryLibraryError(f"{PATH} cannot be loaded: {error}") from error
     loaded.oxytorch_memory_create.restype = ctypes.c_void_p
+    loaded.oxytorch_memory_fake_page.restype = ctypes.c_uint64
     for name in ("error", "statistic_names", "fake_mistake"):
         getattr(loaded, f"oxytorch_memory_{name}").restype = ctypes.c_char_p
     return loaded
@@ -153,6 +154,13 @@ class Fake:
         """Makes each so many-th call fail that can; 0: none."""
         library().oxytorch_memory_fake_fail(ctypes.byref(self.table), ctypes.c_uint64(every))
 
+    def page(self, address: int, device: int = 0) -> int:
+        """The number of the page that is mapped there and may be used; 0: none."""
+        page: int = library().oxytorch_memory_fake_page(
+            ctypes.byref(self.table), device, ctypes.c_void_p(address)
+        )
+        return page
+
     def mistake(self) -> str:
         """The first call that a driver would refuse."""
         text: bytes = library().oxytorch_memory_fake_mistake(ctypes.byref(self.table))
@@ -205,6 +213,16 @@ class Allocator:
     def free(self, data: int) -> None:
         """The block may be used again, in the order of its streams."""
         check(self._library.oxytorch_memory_free(self.handle, ctypes.c_void_p(data)))
+
+    def find(self, inside: int) -> tuple[int, int]:
+        """Where the live block that an address lies in begins, and its bytes."""
+        data, size = ctypes.c_void_p(), ctypes.c_size_t()
+        check(
+            self._library.oxytorch_memory_find(
+                self.handle, ctypes.c_void_p(inside), ctypes.byref(data), ctypes.byref(size)
+            )
+        )
+        return data.value or 0, size.value
 
     def record_stream(self, data: int, stream: int) -> None:
         """`stream` uses the block too."""

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <new>
 
+#include "failure.h"
 #include "heap.h"
 
 using oxytorch::memory::Failure;
@@ -56,10 +57,7 @@ struct Living {
   }
 };
 
-int fail(int result, std::string text) {
-  error = std::move(text);
-  return result;
-}
+int fail(int result, std::string text) { return oxytorch_memory_fail(result, std::move(text)); }
 
 // No exception leaves a C function.
 template <typename Function>
@@ -108,6 +106,19 @@ bool is_forked(const oxytorch_memory* memory) {
 }
 
 }  // namespace
+
+int oxytorch_memory_fail(int result, std::string text) {
+  error = std::move(text);
+  return result;
+}
+
+int oxytorch_memory_begin(oxytorch_memory* memory, int device, std::uint64_t first,
+                          std::uint64_t second, std::function<bool(void*)> takes) {
+  return on_device(memory, device, [&](Heap& heap) {
+    heap.begin_pool(PoolId(first, second), std::move(takes));
+    return 0;
+  });
+}
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -197,10 +208,8 @@ int oxytorch_memory_info(oxytorch_memory* memory, int device, size_t* free_bytes
 
 int oxytorch_memory_begin_pool(oxytorch_memory* memory, int device, const uint64_t id[2],
                                int (*takes)(void* argument, void* stream), void* argument) {
-  return on_device(memory, device, [&](Heap& heap) {
-    heap.begin_pool(PoolId(id[0], id[1]), [=](void* stream) { return takes(argument, stream); });
-    return 0;
-  });
+  return oxytorch_memory_begin(memory, device, id[0], id[1],
+                               [=](void* stream) { return takes(argument, stream) != 0; });
 }
 
 int oxytorch_memory_end_pool(oxytorch_memory* memory, int device, const uint64_t id[2]) {

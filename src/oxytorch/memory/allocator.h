@@ -16,7 +16,8 @@ enum {
   OXYTORCH_MEMORY_PENDING = 2,   // query: the event has not happened yet
   OXYTORCH_MEMORY_INVALID = 3,   // a wrong argument: a pointer that is not live, an unknown device
   OXYTORCH_MEMORY_FAILED = 4,    // the source failed in another way
-  OXYTORCH_MEMORY_TOO_SMALL = 5  // the caller's buffer
+  OXYTORCH_MEMORY_TOO_SMALL = 5,  // the caller's buffer
+  OXYTORCH_MEMORY_DRIVER = 1000  // and the number of a driver's error; of sources alone
 };
 
 // The policies.
@@ -176,6 +177,9 @@ int oxytorch_memory_fake_count(const oxytorch_memory_source* source,
                                oxytorch_memory_fake_counts* counts);
 // From now on each `every`-th call that can fail does; 0: none.
 int oxytorch_memory_fake_fail(const oxytorch_memory_source* source, uint64_t every);
+// The page that is mapped at an address and may be used; 0: none.
+uint64_t oxytorch_memory_fake_page(const oxytorch_memory_source* source, int device,
+                                   const void* address);
 // The first mistake, or an empty text.
 const char* oxytorch_memory_fake_mistake(const oxytorch_memory_source* source);
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import plots, replay, snapshot
+from . import plots
 from . import trace as traces
 from .advise import Advice, advise
 from .record import MOST_EVENTS, record
-from .replay import Result
+from .replay import NAMES, STANDARD, Result, replay, write_json
 from .sizes import parse, size
 from .trace import Trace, TraceError
 
@@ -53,9 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     replays = _reader(verbs, "replay", "serve a trace by several allocators")
     replays.add_argument(
         "--allocators",
-        default=",".join(replay.STANDARD),
+        default=",".join(STANDARD),
         metavar="LIST",
-        help=f"of {', '.join(replay.NAMES)}, and settings of PYTORCH_ALLOC_CONF such as "
+        help=f"of {', '.join(NAMES)}, and settings of PYTORCH_ALLOC_CONF such as "
         "max_split_size_mb:128, separated by commas (default: %(default)s)",
     )
     _limit(replays)
@@ -120,11 +120,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
 
 
-def read(path: Path, device: int | None = None) -> Trace:
-    """Read a trace, or a snapshot of torch's."""
-    return traces.load(path) if traces.is_trace(path) else snapshot.load(path, device)
-
-
 def _record(arguments: argparse.Namespace) -> int:
     script = arguments.script
     if not Path(script).is_file():
@@ -152,7 +147,7 @@ def _what(trace: Trace) -> str:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    trace = read(arguments.trace, arguments.device)
+    trace = traces.load_trace(arguments.trace, arguments.device)
     about, found = trace.about, traces.peak(trace)
     print(f"{arguments.trace}: {_what(trace)}")
     rows = [
@@ -187,14 +182,14 @@ def _replay(arguments: argparse.Namespace) -> int:
     reason = plots.reason_against(arguments.plot) if arguments.plot else ""
     if reason:
         raise ValueError(f"--plot: {reason}")
-    trace = read(arguments.trace, arguments.device)
+    trace = traces.load_trace(arguments.trace, arguments.device)
     names = [name.strip() for name in arguments.allocators.split(",") if name.strip()]
-    results = replay.replay(trace, names, arguments.limit or trace.about.total_memory)
+    results = replay(trace, names, arguments.limit or trace.about.total_memory)
     print(f"{arguments.trace}: {_what(trace)}")
     print("\n".join(table(results)))
     print("\n".join(_recorded(trace, results)))
     if arguments.json:
-        replay.write_json(results, trace, arguments.json)
+        write_json(results, trace, arguments.json)
     if arguments.plot:
         title = f"{arguments.trace.name}: {_what(trace)}"
         plots.draw(trace, results, title, arguments.plot)
@@ -232,7 +227,7 @@ def _recorded(trace: Trace, results: Sequence[Result]) -> list[str]:
 
 
 def _advise(arguments: argparse.Namespace) -> int:
-    trace = read(arguments.trace, arguments.device)
+    trace = traces.load_trace(arguments.trace, arguments.device)
     found = advise(trace, arguments.limit or trace.about.total_memory)
     print(f"{arguments.trace}: {_what(trace)}")
     print("\n".join(table(found.results)))

@@ -268,6 +268,18 @@ int oxytorch_memory_fake_fail(const oxytorch_memory_source* source, uint64_t eve
   return OXYTORCH_MEMORY_OK;
 }
 
+uint64_t oxytorch_memory_fake_page(const oxytorch_memory_source* source, int device,
+                                   const void* address) {
+  Fake& fake = fake_of(source);
+  std::lock_guard lock(fake.mutex);
+  const auto& mappings = fake.devices[device].mappings;
+  auto found = mappings.upper_bound(number(address));
+  if (found == mappings.begin()) return 0;
+  --found;
+  const bool is_there = number(address) < found->first + found->second.bytes;
+  return is_there && found->second.is_granted ? found->second.page : 0;
+}
+
 const char* oxytorch_memory_fake_mistake(const oxytorch_memory_source* source) {
   return fake_of(source).mistake.c_str();
 }

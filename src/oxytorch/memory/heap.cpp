@@ -15,11 +15,15 @@ Heap::~Heap() {
 }
 
 bool Heap::check(const char* call, int result) {
-  if (result != OXYTORCH_MEMORY_OK && result != OXYTORCH_MEMORY_OUT)
-    failure_ = {OXYTORCH_MEMORY_FAILED, std::string(source_.name) + " device " +
-                                            std::to_string(device_) + ": " + call +
-                                            " failed with result " + std::to_string(result)};
-  return result == OXYTORCH_MEMORY_OK;
+  if (result == OXYTORCH_MEMORY_OK) return true;
+  if (result == OXYTORCH_MEMORY_OUT) return false;
+  const bool is_driver = result >= OXYTORCH_MEMORY_DRIVER;
+  const int number = is_driver ? result - OXYTORCH_MEMORY_DRIVER : result;
+  failure_ = {OXYTORCH_MEMORY_FAILED,
+              std::string(source_.name) + " device " + std::to_string(device_) + ": " + call +
+                  " failed with " + (is_driver ? "the driver's error " : "result ") +
+                  std::to_string(number)};
+  return false;
 }
 
 Stream& Heap::stream_of(void* handle) {

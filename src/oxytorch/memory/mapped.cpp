@@ -12,6 +12,8 @@ namespace {
 
 // What it costs to bring a page to a slot, in units of moving one that is mapped there.
 constexpr std::size_t kMove = 1, kMap = 16, kUnmap = 32;
+// From so many new pages on, the device is asked first whether it has them.
+constexpr std::size_t kManyPages = 64;
 constexpr std::size_t kNever = std::size_t{1} << 40;
 
 // Slots that would have pages, so that a request has its place.
@@ -241,7 +243,6 @@ class Mapped : public PagedHeap {
       const bool is_taken = taken.size() < count && may_use(pool, *page);
       (is_taken ? taken : loose).push_back(page);
     }
-    const std::size_t were_loose = taken.size();
     for (const Supply& supply : supply_) {
       for (std::size_t at = supply.last; at > supply.first && taken.size() < count; --at) {
         Page* page = supply.block->segment->slots[at - 1].page;
@@ -250,19 +251,33 @@ class Mapped : public PagedHeap {
         taken.push_back(page);
       }
     }
-    const std::size_t were_there = taken.size();
-    while (taken.size() < count) {
+    if (create_pages(pool, count - taken.size(), taken)) {
+      loose_.swap(loose);
+      return true;
+    }
+    return false;
+  }
+
+  // All or none: a request that cannot be met must not take what others need.
+  bool create_pages(const Pool& pool, std::size_t count, std::vector<Page*>& pages) {
+    const std::size_t before = pages.size();
+    if (!may_hold(count * page_size_) || (count > kManyPages && !has_room(count))) return false;
+    while (pages.size() < before + count) {
       Page* page = create_page(pool, page_size_);
       if (!page) {
-        taken.erase(taken.begin() + were_loose, taken.begin() + were_there);
-        loose.insert(loose.end(), taken.begin(), taken.end());
-        loose_.swap(loose);
+        for (; pages.size() > before; pages.pop_back()) destroy_page(pages.back());
         return false;
       }
-      taken.push_back(page);
+      pages.push_back(page);
     }
-    loose_.swap(loose);
     return true;
+  }
+
+  bool has_room(std::size_t count) {
+    std::size_t free_bytes = 0, total = 0;
+    return check("memory_info",
+                 source_.memory_info(source_.context, device_, &free_bytes, &total)) &&
+           count <= free_bytes / page_size_;
   }
 
   // Pages leave the free blocks that they are parts of.

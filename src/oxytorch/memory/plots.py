@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .offline import lifetimes
-from .replay import Result
+from .replay import Range, Result
 from .sizes import size
 from .trace import Trace
 
@@ -20,7 +20,7 @@ KINDS = (
     ("long-lived", "#6fa3c7"),
     ("short-lived", "#c4dcea"),
     ("small ones", "#9a8fb5"),
-    ("reserved, not used", "#e58e73"),
+    ("cached, not used", "#e58e73"),
 )
 KEPT, LONG, SHORT, SMALL, UNUSED = range(5)
 LONG_PART = 0.02
@@ -58,10 +58,9 @@ def draw(trace: Trace, results: Sequence[Result], title: str, path: Path) -> Non
             _timeline(left, trace, result, most)
             _map(right, result, most, kinds)
         grid[-1][0].set_xlabel("event (an allocation or a free)", color=INK)
-        grid[-1][1].set_xlabel("addresses, row by row", color=INK)
-        for axes, text in zip(grid[0], ("over time", "at the peak"), strict=True):
-            axes.text(1, 1.02, text, transform=axes.transAxes, ha="right", color=INK, alpha=0.7)
-        shown = [("allocated", ALLOCATED), ("reserved and not allocated", WASTED), *KINDS]
+        found = {_kind(each, kinds) for result in results for each in result.ranges}
+        shown = [("allocated", ALLOCATED), ("reserved, not allocated", WASTED)]
+        shown += [KINDS[kind] for kind in sorted(found)]
         picture.legend(
             handles=[Patch(color=colour, label=label) for label, colour in shown],
             loc="outside lower center",
@@ -94,6 +93,8 @@ def _timeline(axes: Any, trace: Trace, result: Result, most: int) -> None:
 
 
 def _headline(result: Result) -> str:
+    if result.failed is not None:
+        return f"{result.allocator}: out of memory at event {result.failed}"
     text = f"{result.allocator}: {size(result.peak_reserved)} reserved"
     text += f", {result.fragmentation:.1%} not used"
     return text + (f", {result.driver_calls} driver calls" if result.calls else "")
@@ -108,13 +109,19 @@ def _kinds(trace: Trace) -> list[int]:
     return found
 
 
+def _kind(each: Range, kinds: Sequence[int]) -> int:
+    if each.number is None:
+        return UNUSED
+    return SMALL if each.number < 0 else kinds[each.number]
+
+
 def _map(axes: Any, result: Result, most: int, kinds: Sequence[int]) -> None:
     """Addresses in rows, each place in the colour of what takes most of it."""
     from matplotlib.colors import ListedColormap
 
     axes.set_axis_off()
     if not result.ranges:
-        text = "no addresses: pages are mapped anywhere" if result.failed is None else "not reached"
+        text = "pages mapped anywhere: no addresses" if result.failed is None else "not reached"
         axes.text(0.5, 0.5, text, ha="center", va="center", color=INK, transform=axes.transAxes)
         return
     axes.set_axis_on()
@@ -122,8 +129,7 @@ def _map(axes: Any, result: Result, most: int, kinds: Sequence[int]) -> None:
     shares = [[0.0] * len(KINDS) for _ in range(ROWS * COLUMNS)]
     place = 0.0
     for each in result.ranges:
-        kind = UNUSED if each.number is None else SMALL if each.number < 0 else kinds[each.number]
-        _spread(shares, place / cell, (place + each.size) / cell, kind)
+        _spread(shares, place / cell, (place + each.size) / cell, _kind(each, kinds))
         place += each.size
     cells = [
         max(range(len(KINDS)), key=share.__getitem__) if any(share) else -1 for share in shares
@@ -143,7 +149,8 @@ def _map(axes: Any, result: Result, most: int, kinds: Sequence[int]) -> None:
     axes.grid(axis="y", color="white", linewidth=1.5)
     axes.tick_params(length=0)
     axes.spines[["top", "right", "bottom", "left"]].set_visible(False)
-    axes.set_title(f"{size(int(most / ROWS))} a row", loc="left", color=INK, fontsize=10)
+    title = f"addresses at the peak, {size(int(most / ROWS))} a row"
+    axes.set_title(title, loc="left", color=INK, fontsize=10)
 
 
 def _spread(shares: list[list[float]], first: float, last: float, kind: int) -> None:

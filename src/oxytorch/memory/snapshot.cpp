@@ -176,7 +176,9 @@ std::string Heap::report_locked(std::size_t asked) const {
           bytes_text(largest_free()) + ".";
   const std::size_t held_elsewhere =
       is_known && total > free_bytes + held ? total - free_bytes - held : 0;
-  if (limit_ && asked <= free_bytes && held + asked > limit_) {
+  if ((limit_ && asked > limit_) || (is_known && asked > total)) {
+    text += "\nNo allocator can serve this: it is more than there is in all.";
+  } else if (limit_ && asked <= free_bytes && held + asked > limit_) {
     text += "\nThe limit ends this, not the device: raise it with set_per_process_memory_fraction.";
   } else if (held_elsewhere > total / 4) {
     text += "\n" + bytes_text(held_elsewhere) +

@@ -243,10 +243,20 @@ def load(path: str | os.PathLike[str]) -> Trace:
         raise TraceError(f"{path}: {_what(error)}") from error
 
 
-def is_trace(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a trace does."""
+def load_trace(path: str | os.PathLike[str], device: int | None = None) -> Trace:
+    """Read a trace, or a pickle that `torch.cuda.memory._dump_snapshot` wrote (none of its code
+    runs).
+
+    device: the number of the device whose trace is wanted, where a pickle has several.
+
+    Raises:
+        TraceError: the file is neither, is damaged, or is of a later version.
+    """
+    from . import snapshot
+
     with open(path, "rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        is_trace = file.read(len(MAGIC)) == MAGIC
+    return load(path) if is_trace else snapshot.load(path, device)
 
 
 def _what(error: Exception) -> str:
