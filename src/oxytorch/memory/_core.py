@@ -155,7 +155,7 @@ class Fake:
         library().oxytorch_memory_fake_fail(ctypes.byref(self.table), ctypes.c_uint64(every))
 
     def page(self, address: int, device: int = 0) -> int:
-        """The number of the page that is mapped there and may be used; 0: none."""
+        """A number of the physical granule that is mapped there and may be used; 0: none."""
         page: int = library().oxytorch_memory_fake_page(
             ctypes.byref(self.table), device, ctypes.c_void_p(address)
         )

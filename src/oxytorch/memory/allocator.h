@@ -177,7 +177,7 @@ int oxytorch_memory_fake_count(const oxytorch_memory_source* source,
                                oxytorch_memory_fake_counts* counts);
 // From now on each `every`-th call that can fail does; 0: none.
 int oxytorch_memory_fake_fail(const oxytorch_memory_source* source, uint64_t every);
-// The page that is mapped at an address and may be used; 0: none.
+// A number of the physical granule that is mapped at an address and may be used; 0: none.
 uint64_t oxytorch_memory_fake_page(const oxytorch_memory_source* source, int device,
                                    const void* address);
 // The first mistake, or an empty text.

@@ -276,8 +276,9 @@ uint64_t oxytorch_memory_fake_page(const oxytorch_memory_source* source, int dev
   auto found = mappings.upper_bound(number(address));
   if (found == mappings.begin()) return 0;
   --found;
-  const bool is_there = number(address) < found->first + found->second.bytes;
-  return is_there && found->second.is_granted ? found->second.page : 0;
+  const std::size_t inside = number(address) - found->first;
+  if (inside >= found->second.bytes || !found->second.is_granted) return 0;
+  return (found->second.page << 20) + inside / fake.settings.granularity;
 }
 
 const char* oxytorch_memory_fake_mistake(const oxytorch_memory_source* source) {

@@ -43,6 +43,7 @@ class Mapped : public PagedHeap {
         return other;
     Block* block = window.segment ? assemble(pool, window) : nullptr;
     if (block || failure_) return block;
+    survey(pool);
     window = tail_window(pool, size);
     return window.segment ? assemble(pool, window) : nullptr;
   }
@@ -300,18 +301,23 @@ class Mapped : public PagedHeap {
     }
   }
 
+  // All or none.
   bool map_pages(Segment& segment, const std::vector<std::size_t>& slots,
                  const std::vector<Page*>& pages) {
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      if (segment.slots[slots[i]].page) unmap(segment, slots[i]);
-      if (!map(segment, slots[i], pages[i])) return false;
+    std::size_t mapped = 0;
+    bool is_made = true;
+    for (; mapped < slots.size() && is_made; mapped += is_made) {
+      if (segment.slots[slots[mapped]].page) unmap(segment, slots[mapped]);
+      is_made = map(segment, slots[mapped], pages[mapped]);
     }
-    for (std::size_t i = 0; i < slots.size();) {
+    for (std::size_t i = 0; i < slots.size() && is_made;) {
       const std::size_t begin = i;
       for (++i; i < slots.size() && slots[i] == slots[i - 1] + 1;) ++i;
-      if (!grant(segment, slots[begin], slots[i - 1] + 1)) return false;
+      is_made = grant(segment, slots[begin], slots[i - 1] + 1);
     }
-    return true;
+    if (!is_made)
+      while (mapped) unmap(segment, slots[--mapped]);
+    return is_made;
   }
 
   const std::size_t page_size_ = source_.granularity;
