@@ -1,6 +1,7 @@
 // torch's expandable segments: a range of addresses per stream and pool, which grows by pages of
 // 2 or 20 MiB from its lowest gap on, and gives back pages that are free as a whole.
 #include <algorithm>
+#include <iterator>
 
 #include "pages.h"
 
@@ -30,6 +31,18 @@ class Expandable : public PagedHeap {
     return block;
   }
 
+  // A block before addresses that have no memory yet counts as large as it can grow.
+  Blocks::iterator choose(const Pool& pool, Blocks::iterator smallest) const override {
+    const auto room = [](const Block* block) {
+      const Block* next = block->next;
+      return block->size + (next && next->state == State::kAbsent ? next->size : 0);
+    };
+    auto found = smallest;
+    for (auto next = std::next(found); next != pool.free.end() && room(*next) < room(*found);)
+      found = next++;
+    return found;
+  }
+
  private:
   static bool is_available(const Block* block) {
     return block && (block->state == State::kFree || block->state == State::kAbsent);
@@ -42,8 +55,7 @@ class Expandable : public PagedHeap {
         if (block->state != State::kAbsent) continue;
         Block* first = is_available(block->previous) ? block->previous : block;
         std::size_t found = 0;
-        for (Block* at = first; found < size && is_available(at); at = at->next)
-          found += at->size;
+        for (Block* at = first; found < size && is_available(at); at = at->next) found += at->size;
         if (found >= size) return first;
       }
     }

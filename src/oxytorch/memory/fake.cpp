@@ -33,7 +33,7 @@ struct Fake {
   oxytorch_memory_fake_counts counts = {};
   std::uint64_t every = 0, fallible = 0, calls = 0, events = 0, pages = 0;
   std::map<std::uint64_t, std::uint64_t> happens;  // event: the number of the call at which it does
-  std::uintptr_t next = std::uintptr_t{1} << 40;
+  std::uintptr_t next = std::uintptr_t{1} << 40, lowest = std::uintptr_t{1} << 46;
   std::string mistake;
 
   int wrong(const char* text) {
@@ -63,6 +63,12 @@ struct Fake {
     next += round_up(bytes, std::size_t{2} << 20) + (std::size_t{2} << 20);
     return reinterpret_cast<void*>(begin);
   }
+
+  // Downwards, as those of CUDA: it decides between free blocks of one size.
+  void* segment(std::size_t bytes) {
+    lowest -= round_up(bytes, std::size_t{2} << 20) + (std::size_t{2} << 20);
+    return reinterpret_cast<void*>(lowest);
+  }
 };
 
 std::uintptr_t number(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
@@ -81,7 +87,7 @@ struct Call {
 int allocate(void* context, int device, std::size_t bytes, void** data) {
   Call call(context, device, OXYTORCH_MEMORY_CALL_ALLOCATE);
   if (call.fake.fails() || !call.fake.has_room(call.device, bytes)) return OXYTORCH_MEMORY_OUT;
-  *data = call.fake.addresses(bytes);
+  *data = call.fake.segment(bytes);
   call.device.segments[number(*data)] = bytes;
   call.fake.hold(call.device, bytes);
   return OXYTORCH_MEMORY_OK;
@@ -155,8 +161,8 @@ int map(void* context, int device, void* address, std::uint64_t page, std::size_
   auto next = mappings.lower_bound(number(address));
   if (next != mappings.end() && next->first < number(address) + bytes)
     return call.fake.wrong("map: mapped already");
-  if (next != mappings.begin() && std::prev(next)->first + std::prev(next)->second.bytes >
-                                      number(address))
+  if (next != mappings.begin() &&
+      std::prev(next)->first + std::prev(next)->second.bytes > number(address))
     return call.fake.wrong("map: mapped already");
   mappings[number(address)] = {page, bytes, false};
   call.fake.counts.mapped_bytes += bytes;
@@ -241,9 +247,26 @@ int oxytorch_memory_fake_source(const oxytorch_memory_fake* settings,
   Fake* fake = new Fake();
   fake->settings = *settings;
   fake->devices.resize(settings->devices);
-  *source = {"fake",    fake,      settings->granularity, settings->devices, allocate, release,
-             reserve,   unreserve, create, destroy, map,  unmap,             grant,    record,
-             query,     wait,      forget, nullptr, memory_info,             nullptr};
+  *source = {"fake",
+             fake,
+             settings->granularity,
+             settings->devices,
+             allocate,
+             release,
+             reserve,
+             unreserve,
+             create,
+             destroy,
+             map,
+             unmap,
+             grant,
+             record,
+             query,
+             wait,
+             forget,
+             nullptr,
+             memory_info,
+             nullptr};
   return OXYTORCH_MEMORY_OK;
 }
 
