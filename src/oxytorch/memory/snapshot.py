@@ -37,13 +37,18 @@ def load(path: str | os.PathLike[str], device: int | None = None) -> Trace:
     try:
         _forbid_objects(data)
         found = _Plain(io.BytesIO(data)).load()
-        return _of_device(found, device)
-    except TraceError as error:
-        raise TraceError(f"{path}: {error}") from error
     except Exception as error:  # damaged pickles raise whatever comes first
         raise TraceError(
             f"{path}: expected a trace that oxytorch.memory.record wrote, or a pickle of "
             f"torch.cuda.memory._snapshot(): {type(error).__name__}: {error}"
+        ) from error
+    try:
+        return _of_device(found, device)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from error
+    except Exception as error:  # what is missing or of another type shows where it is used
+        raise TraceError(
+            f"{path}: the pickle is no snapshot of torch's: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -194,7 +199,8 @@ class _Reader:
             elif action in _FREED:
                 self._free(action, address, index)
             elif action == "oom":
-                text = f"out of memory: {entry['size']} bytes, {address or 0} free on the device"
+                free = entry.get("device_free", 0)
+                text = f"out of memory: {entry['size']} bytes, {free} free on the device"
                 self.trace.marks.append((len(self.trace), text))
             elif action in _UNMADE and self._is_asked_for(index):
                 self.trace.event(Kind.RELEASE, -1, self.now - self.start)
