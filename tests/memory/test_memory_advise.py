@@ -39,8 +39,16 @@ def test_defaults_stay_where_nothing_is_to_be_gained() -> None:
 def test_setting_that_does_not_fit_is_not_advised() -> None:
     trace = made_traces.training()
     found = advise(trace, limit=int(1.02 * traces.peak(trace).allocated))
-    assert found.ours
-    assert found.setting == ""
+    assert found.fits
+    assert found.results[0].failed is not None
+    assert found.setting == "expandable_segments:True"
+    assert any(reason.startswith("torch's default runs out of") for reason in found.reasons)
+
+
+def test_program_that_fits_nowhere_is_said_to() -> None:
+    trace = made_traces.training(steps=2)
+    found = advise(trace, limit=traces.peak(trace).allocated // 2)
+    assert (found.fits, found.setting, found.ours) == (False, "", False)
     assert "none of the settings of PYTORCH_ALLOC_CONF that were tried fits" in found.reasons
 
 

@@ -25,6 +25,7 @@ class Device:
         self.snapshot["allocator_settings"] = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
         self.statistics = {"allocation.all.allocated": 5, "reserved_bytes.all.peak": 100}
         self.lost, self.is_enabled, self.settings = lost, False, {}
+        self.fraction = 1.0
         properties = SimpleNamespace(name="stand-in", total_memory=1 << 34)
         for name, value in {
             "is_available": lambda: True,
@@ -32,6 +33,7 @@ class Device:
             "current_device": lambda: 0,
             "get_allocator_backend": lambda: "native",
             "get_device_properties": lambda index: properties,
+            "get_per_process_memory_fraction": lambda index: self.fraction,
             "memory_stats": lambda index: dict(self.statistics),
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
@@ -72,6 +74,14 @@ def test_record_writes_what_the_block_allocated(monkeypatch, tmp_path: Path) -> 
     assert about.settings == "max_split_size_mb:64"
     assert (about.peak_reserved, about.device_allocations, about.lost) == (device.most, 7, 0)
     assert device.settings["context"] == "alloc"
+
+
+def test_limit_of_the_process_is_noted(monkeypatch, tmp_path: Path) -> None:
+    device = Device(monkeypatch)
+    device.fraction = 0.25
+    with record(tmp_path / "run.trace"):
+        device.run()
+    assert traces.load(tmp_path / "run.trace").about.limit == 1 << 32
 
 
 def test_trace_is_written_also_where_the_block_raises(monkeypatch, tmp_path: Path) -> None:

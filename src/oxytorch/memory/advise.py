@@ -41,6 +41,11 @@ class Advice:
     reasons: list[str]
     results: list[Result]
 
+    @property
+    def fits(self) -> bool:
+        """Whether any of the candidates, or ours, serves the program within the limit."""
+        return any(result.failed is None for result in self.results[:-1])
+
 
 def advise(trace: Trace, limit: int | None = None) -> Advice:
     """Replay a trace under every candidate and choose.

@@ -184,16 +184,22 @@ def _replay(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--plot: {reason}")
     trace = traces.load_trace(arguments.trace, arguments.device)
     names = [name.strip() for name in arguments.allocators.split(",") if name.strip()]
-    results = replay(trace, names, arguments.limit or trace.about.total_memory)
+    results = replay(trace, names, _limit_of(arguments, trace))
     print(f"{arguments.trace}: {_what(trace)}")
     print("\n".join(table(results)))
-    print("\n".join(_recorded(trace, results)))
+    for line in _recorded(trace, results):
+        print(line)
     if arguments.json:
         write_json(results, trace, arguments.json)
     if arguments.plot:
         title = f"{arguments.trace.name}: {_what(trace)}"
         plots.draw(trace, results, title, arguments.plot)
     return 0
+
+
+def _limit_of(arguments: argparse.Namespace, trace: Trace) -> int | None:
+    limit: int | None = arguments.limit or trace.about.limit or trace.about.total_memory
+    return limit
 
 
 def table(results: Sequence[Result]) -> list[str]:
@@ -228,7 +234,7 @@ def _recorded(trace: Trace, results: Sequence[Result]) -> list[str]:
 
 def _advise(arguments: argparse.Namespace) -> int:
     trace = traces.load_trace(arguments.trace, arguments.device)
-    found = advise(trace, arguments.limit or trace.about.total_memory)
+    found = advise(trace, _limit_of(arguments, trace))
     print(f"{arguments.trace}: {_what(trace)}")
     print("\n".join(table(found.results)))
     print()
@@ -238,6 +244,8 @@ def _advise(arguments: argparse.Namespace) -> int:
 
 def _advice(found: Advice) -> list[str]:
     lines = [*found.reasons]
+    if not found.fits:
+        return [*lines, "advice: a smaller batch or shorter inputs; no allocator serves this here"]
     if found.ours:
         lines.append('advice: oxytorch.memory.use("cuda") before the first allocation')
     if found.setting:

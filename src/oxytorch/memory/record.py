@@ -47,7 +47,7 @@ def record(
     """Record all allocations of the block, on a CUDA device, and write them to a file.
 
     It uses the history of torch's own allocator (`torch.cuda.memory._record_memory_history`), so
-    the program runs as without it, a few microseconds slower per allocation. The file is also
+    the program runs as without it, a little slower. The file is also
     written where the block raises, as it does when memory runs out.
 
     path: the file to write. `oxytorch memory show`, `replay` and `advise` read it.
@@ -122,12 +122,14 @@ def _trace(
 ) -> Trace:
     """The trace of what happened between two statistics of torch."""
     properties = torch.cuda.get_device_properties(device)
+    fraction = torch.cuda.get_per_process_memory_fraction(device)
     history = found["device_traces"][device]
     recorded = sum(entry["action"] == "alloc" for entry in history)
     about = About(
         program=Path(sys.argv[0]).name,
         device=properties.name,
         total_memory=properties.total_memory,
+        limit=int(fraction * properties.total_memory) if fraction < 1 else None,
         torch=torch.__version__,
         **snapshot.described(found.get("allocator_settings", {})),
         lost=max(0, _grown("allocation.all.allocated", before, after) - recorded),

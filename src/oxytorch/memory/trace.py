@@ -75,6 +75,8 @@ class About:
     program: str = ""
     device: str = ""
     total_memory: int | None = None
+    limit: int | None = None
+    """What `torch.cuda.set_per_process_memory_fraction` allowed; None where it was not set."""
     torch: str = ""
     settings: str = ""
     is_expandable: bool = False
