@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         set_memory_limit,
         set_per_process_memory_fraction,
     )
-    from .torch_allocator import pool, use
+    from .torch_allocator import pool, restore, use
 
 _STATISTICS = (
     "empty_cache",
@@ -47,6 +47,7 @@ _LATER = {
     "MemoryLibraryError": "errors",
     "OutOfMemoryError": "errors",
     "pool": "torch_allocator",
+    "restore": "torch_allocator",
     "use": "torch_allocator",
     **dict.fromkeys(_STATISTICS, "statistics"),
 }
@@ -67,6 +68,7 @@ __all__ = [
     "pool",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
+    "restore",
     "set_memory_limit",
     "set_per_process_memory_fraction",
     "use",
