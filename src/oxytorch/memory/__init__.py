@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         set_memory_limit,
         set_per_process_memory_fraction,
     )
-    from .torch_allocator import pool, use
+    from .torch_allocator import pool, restore, use
     from .trace import load_trace
 
 _STATISTICS = (
@@ -55,6 +55,7 @@ _LATER = {
     "pool": "torch_allocator",
     "record": "record",
     "replay": "replay",
+    "restore": "torch_allocator",
     "use": "torch_allocator",
     **dict.fromkeys(_STATISTICS, "statistics"),
 }
@@ -79,6 +80,7 @@ __all__ = [
     "replay",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
+    "restore",
     "set_memory_limit",
     "set_per_process_memory_fraction",
     "use",

@@ -30,13 +30,23 @@ void raise_out_of_memory(const char* text) {
     std::uint32_t line;
   };
   constexpr std::size_t kMoreThanItsSize = 1024;
-  void* library = dlopen("libc10.so", RTLD_NOW | RTLD_NOLOAD);
-  if (!library) return;
-  void* constructor = dlsym(library,
-                            "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11"
-                            "char_traitsIcESaIcEEE");
-  void* type = dlsym(library, "_ZTIN3c1016OutOfMemoryErrorE");
-  void* table = dlsym(library, "_ZTVN3c1016OutOfMemoryErrorE");
+  // In which library the class is depends on the version.
+  void *constructor = nullptr, *type = nullptr, *table = nullptr;
+  for (const char* name : {"libc10.so", "libc10_cuda.so", "libc10_xpu.so", "libtorch_cpu.so"}) {
+    void* library = dlopen(name, RTLD_NOW | RTLD_NOLOAD);
+    if (!library) continue;
+    const auto look = [library](void*& found, const char* symbol) {
+      if (!found) found = dlsym(library, symbol);
+    };
+    look(constructor,
+         "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11"
+         "char_traitsIcESaIcEEE");
+    look(constructor,
+         "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11"
+         "char_traitsIcESaIcEEE");
+    look(type, "_ZTIN3c1016OutOfMemoryErrorE");
+    look(table, "_ZTVN3c1016OutOfMemoryErrorE");
+  }
   if (!constructor || !type || !table) return;
   // Behind the two words that describe the class are its virtual functions; destructors come first.
   void** const functions = static_cast<void**>(table) + 2;

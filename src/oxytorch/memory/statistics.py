@@ -18,8 +18,10 @@ def _resolve(device: Device) -> tuple[str, int]:
     if isinstance(device, int):
         return "cuda", device
     found = torch.device("cuda" if device is None else device)
+    if found.type == "cpu":
+        return "cpu", 0
     if found.type not in ("cuda", "xpu"):
-        raise ValueError(f"device: expected a cuda or xpu device, got {device!r}")
+        raise ValueError(f"device: expected a cuda, xpu or cpu device, got {device!r}")
     if found.index is not None:
         return found.type, found.index
     module = getattr(torch, found.type)
@@ -31,6 +33,10 @@ def _ours(kind: str, native: bool) -> Installed | None:
     if made is not None and made.whole_process and native:
         raise RuntimeError(
             f"native=True: torch's native allocator of {kind} is not in use; use() replaced it"
+        )
+    if kind == "cpu" and (made is None or native):
+        raise RuntimeError(
+            "device: CPU memory has statistics after oxytorch.memory.use('cpu') alone, and of it"
         )
     return None if native or made is None or not made.whole_process else made
 

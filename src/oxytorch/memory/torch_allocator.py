@@ -39,6 +39,9 @@ class Installed:
     whole_process: bool
 
 
+LEAST_HOST_BYTES = 1 << 20
+"""CPU tensors below this come from malloc: its small blocks stay mapped."""
+
 _installed: dict[str, Installed] = {}
 _lock = threading.Lock()
 
@@ -48,22 +51,31 @@ def installed(device: str) -> Installed | None:
     return _installed.get(device)
 
 
-def use(device: str = "cuda", *, policy: str = "mapped") -> None:
-    """Makes this allocator torch's allocator of a kind of device, until the process ends.
+def use(device: str = "cuda", *, policy: str | None = None) -> None:
+    """Makes this allocator torch's allocator of a kind of device.
 
-    It has to be called before anything is allocated there; a second call with the same arguments
-    does nothing. torch's own statistics (`torch.cuda.memory_allocated`) do not know pluggable
-    allocators: ask `oxytorch.memory.memory_allocated` and its like.
+    "cuda" and "xpu": until the process ends. It has to be called before anything is allocated
+    there; a second call with the same arguments does nothing. torch's own statistics
+    (`torch.cuda.memory_allocated`) do not know pluggable allocators: ask
+    `oxytorch.memory.memory_allocated` and its like.
+
+    "cpu": at any time, until `restore("cpu")`. Tensors of 1 MiB or more are then taken of huge
+    pages that stay mapped when the tensor is freed. For that two entries of the table through which
+    torch's library libc10.so calls the C library (`posix_memalign`, `free`) are replaced.
 
     Args:
-        device: "cuda" (or "xpu", with a torch that is built for it).
+        device: "cuda", "cpu", or "xpu" with a torch that is built for it.
         policy: "mapped", which puts large blocks together of free pages from anywhere; "native" or
-            "expandable", which do what torch does.
+            "expandable", which do what torch does. None: "mapped", and "expandable" on the CPU.
 
     Raises:
         RuntimeError: torch has allocated there already, has no such device, or cannot have it
             replaced.
     """
+    if device == "cpu":
+        _use_host(policy or "expandable")
+        return
+    policy = policy or "mapped"
     _check_device(device)
     with _lock:
         before = _installed.get(device)
@@ -83,6 +95,45 @@ def use(device: str = "cuda", *, policy: str = "mapped") -> None:
         made = _make(device, policy, whole_process=True)
         module.memory.change_current_allocator(made.torch_allocator)
         _installed[device] = made
+
+
+def _use_host(policy: str) -> None:
+    if policy == "mapped":
+        raise ValueError(
+            "policy: expected 'expandable' or 'native' on the CPU, got 'mapped'; the system has no "
+            "physical pages to map twice"
+        )
+    library = _core.library()
+    with _lock:
+        made = _installed.get("cpu")
+        if made is None:
+            table = _core.Source()
+            _core.check(library.oxytorch_memory_host_source(ctypes.byref(table)))
+            allocator = _core.Allocator(table, policy)
+            made = Installed("cpu", policy, allocator, None, True)
+        elif made.policy != policy:
+            raise RuntimeError(
+                f"use('cpu', policy={policy!r}): policy {made.policy!r} was in use in this process"
+            )
+        _core.check(
+            library.oxytorch_memory_host_begin(
+                made.allocator.handle, ctypes.c_size_t(LEAST_HOST_BYTES)
+            )
+        )
+        _installed["cpu"] = made
+
+
+def restore(device: str = "cpu") -> None:
+    """New CPU tensors come from malloc again; those that are there stay where they are.
+
+    For "cuda" and "xpu" torch has no way back.
+    """
+    if device != "cpu":
+        raise ValueError(
+            f"restore: expected device 'cpu', got {device!r}; torch takes another allocator for a "
+            "device once only"
+        )
+    _core.library().oxytorch_memory_host_end()
 
 
 @contextlib.contextmanager
@@ -119,7 +170,7 @@ def pool(device: str = "cuda", *, policy: str = "mapped") -> Iterator[Any]:
 
 def _check_device(device: str) -> None:
     if device not in ("cuda", "xpu"):
-        raise ValueError(f"device: expected 'cuda' or 'xpu', got {device!r}")
+        raise ValueError(f"device: expected 'cuda', 'xpu' or 'cpu', got {device!r}")
     built = torch.version.cuda is not None if device == "cuda" else torch.version.xpu is not None
     if not built:
         raise RuntimeError(
