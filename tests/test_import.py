@@ -189,6 +189,7 @@ LAYERS = [
         "files",
         "runtime",
         "compat",
+        "memory",
         "info",
         "aot",
         "demo",

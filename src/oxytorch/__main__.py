@@ -28,6 +28,11 @@ COMMANDS = (
         "run", "oxytorch.launch.command", "a script on cores of its own, or several instances"
     ),
     Subcommand("ipexrun", "oxytorch.compat.ipexrun", "command lines of ipexrun, as `oxytorch run`"),
+    Subcommand(
+        "memory",
+        "oxytorch.memory.command",
+        "what a program allocates on a GPU, replayed by allocators",
+    ),
     Subcommand("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
 )
 """Their modules offer `configure(parser)` and `run(arguments) -> int`."""

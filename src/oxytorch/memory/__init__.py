@@ -1,0 +1,89 @@
+"""Memory of devices and of the host: an allocator, its statistics, traces and what they show."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from .. import _lazy
+
+if TYPE_CHECKING:
+    from .advise import advise
+    from .errors import MemoryLibraryError, OutOfMemoryError
+    from .record import record
+    from .replay import replay
+    from .statistics import (
+        empty_cache,
+        max_memory_allocated,
+        max_memory_reserved,
+        mem_get_info,
+        memory_allocated,
+        memory_report,
+        memory_reserved,
+        memory_snapshot,
+        memory_stats,
+        memory_summary,
+        reset_accumulated_memory_stats,
+        reset_peak_memory_stats,
+        set_memory_limit,
+        set_per_process_memory_fraction,
+    )
+    from .torch_allocator import pool, restore, use
+    from .trace import load_trace
+
+_STATISTICS = (
+    "empty_cache",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_report",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "set_memory_limit",
+    "set_per_process_memory_fraction",
+)
+_LATER = {
+    "MemoryLibraryError": "errors",
+    "OutOfMemoryError": "errors",
+    "advise": "advise",
+    "load_trace": "trace",
+    "pool": "torch_allocator",
+    "record": "record",
+    "replay": "replay",
+    "restore": "torch_allocator",
+    "use": "torch_allocator",
+    **dict.fromkeys(_STATISTICS, "statistics"),
+}
+
+__all__ = [
+    "MemoryLibraryError",
+    "OutOfMemoryError",
+    "advise",
+    "empty_cache",
+    "load_trace",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_report",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "pool",
+    "record",
+    "replay",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "restore",
+    "set_memory_limit",
+    "set_per_process_memory_fraction",
+    "use",
+]
+
+sys.modules[__name__].__class__ = _lazy.Package

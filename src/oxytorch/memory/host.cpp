@@ -1,0 +1,97 @@
+// Memory of the host, in huge pages where the system has them. A range of addresses is reserved
+// once; a page of it takes memory from its first use until it is unmapped.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "allocator.h"
+#include "host.h"
+
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+std::atomic<std::uintptr_t> lowest{UINTPTR_MAX}, highest{0};
+
+std::size_t total_bytes() {
+  return std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGESIZE));
+}
+
+int reserve(void*, int, std::size_t bytes, void** address) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* found = mmap(nullptr, bytes + kHugePage, PROT_NONE, flags, -1, 0);
+  if (found == MAP_FAILED) return OXYTORCH_MEMORY_OUT;
+  // It begins at a huge page; what is before it and behind it goes back.
+  const auto whole = reinterpret_cast<std::uintptr_t>(found);
+  const std::uintptr_t begin = (whole + kHugePage - 1) / kHugePage * kHugePage;
+  const std::uintptr_t end = begin + bytes;
+  if (begin > whole) munmap(found, begin - whole);
+  munmap(reinterpret_cast<void*>(end), whole + kHugePage - begin);
+  *address = reinterpret_cast<void*>(begin);
+  // Where the system has no huge pages this fails, and pages are small.
+  madvise(*address, bytes, MADV_HUGEPAGE);
+  for (std::uintptr_t seen = lowest; begin < seen && !lowest.compare_exchange_weak(seen, begin);) {
+  }
+  for (std::uintptr_t seen = highest; end > seen && !highest.compare_exchange_weak(seen, end);) {
+  }
+  return OXYTORCH_MEMORY_OK;
+}
+
+int unreserve(void*, int, void* address, std::size_t bytes) {
+  return munmap(address, bytes) ? OXYTORCH_MEMORY_FAILED : OXYTORCH_MEMORY_OK;
+}
+
+// The system makes pages when they are written to; all that is counted here is their number.
+int create(void*, int, std::size_t, std::uint64_t* page) {
+  *page = 1;
+  return OXYTORCH_MEMORY_OK;
+}
+int destroy(void*, int, std::uint64_t, std::size_t) { return OXYTORCH_MEMORY_OK; }
+int map(void*, int, void*, std::uint64_t, std::size_t) { return OXYTORCH_MEMORY_OK; }
+
+int grant(void*, int, void* address, std::size_t bytes) {
+  return mprotect(address, bytes, PROT_READ | PROT_WRITE) ? OXYTORCH_MEMORY_OUT
+                                                          : OXYTORCH_MEMORY_OK;
+}
+
+int unmap(void*, int, void* address, std::size_t bytes) {
+  if (madvise(address, bytes, MADV_DONTNEED)) return OXYTORCH_MEMORY_FAILED;
+  return mprotect(address, bytes, PROT_NONE) ? OXYTORCH_MEMORY_FAILED : OXYTORCH_MEMORY_OK;
+}
+
+int allocate(void*, int, std::size_t bytes, void** data) {
+  const int result = reserve(nullptr, 0, (bytes + kHugePage - 1) / kHugePage * kHugePage, data);
+  return result ? result : grant(nullptr, 0, *data, bytes);
+}
+int release(void*, int, void* data, std::size_t bytes) {
+  return unreserve(nullptr, 0, data, (bytes + kHugePage - 1) / kHugePage * kHugePage);
+}
+
+int memory_info(void*, int, std::size_t* free_bytes, std::size_t* total) {
+  *total = total_bytes();
+  *free_bytes = std::size_t(sysconf(_SC_AVPHYS_PAGES)) * std::size_t(sysconf(_SC_PAGESIZE));
+  return OXYTORCH_MEMORY_OK;
+}
+
+}  // namespace
+
+namespace oxytorch::memory {
+
+bool may_be_host_memory(const void* data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  return address >= lowest.load(std::memory_order_relaxed) &&
+         address < highest.load(std::memory_order_relaxed);
+}
+
+}  // namespace oxytorch::memory
+
+#pragma GCC visibility push(default)
+extern "C" int oxytorch_memory_host_source(oxytorch_memory_source* source) {
+  *source = {"host",  nullptr, kHugePage, 1,       allocate,    release, reserve, unreserve,
+             create,  destroy, map,       unmap,   grant,       nullptr, nullptr, nullptr,
+             nullptr, nullptr, memory_info, nullptr};
+  return OXYTORCH_MEMORY_OK;
+}
+#pragma GCC visibility pop

@@ -1,0 +1,123 @@
+"""`oxytorch memory`: tables, pictures, and mistakes that say what to do."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from xml.etree import ElementTree
+
+import made_traces
+import pytest
+
+from oxytorch.__main__ import main
+from oxytorch.memory import sizes
+from oxytorch.memory import trace as traces
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "run.trace"
+    traces.save(made_traces.training(), path)
+    return path
+
+
+def test_show_tells_what_a_trace_holds(path: Path, capsys) -> None:
+    assert main(["memory", "show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "2832 events, 1440 allocations, 1.48 GiB at the peak" in shown
+    assert "6, the last 'step 5'" in shown
+    assert "held at the peak by" in shown
+
+
+def test_replay_prints_a_line_for_each_allocator(path: Path, capsys) -> None:
+    chosen = "native-policy,expandable,oxytorch,offline-bound,offline-contiguous"
+    chosen += ",max_split_size_mb:64"
+    written = path.with_suffix(".json")
+    command = ["memory", "replay", str(path), "--allocators", chosen, "--json", str(written)]
+    assert main(command) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown[2:]] == chosen.split(",")
+    assert shown[1].replace(" ", "") == "allocatorreservednotuseddrivercallsnsacall"
+    assert len(json.loads(written.read_text())["results"]) == 6
+
+
+def test_snapshot_of_torchs_is_taken_in_place_of_a_trace(tmp_path: Path, capsys) -> None:
+    found, most = made_traces.history(made_traces.training())
+    path = tmp_path / "torch.pickle"
+    path.write_bytes(pickle.dumps(found))
+    assert main(["memory", "replay", str(path), "--allocators", "expandable_segments:False"]) == 0
+    assert sizes.size(most) in capsys.readouterr().out
+
+
+def test_replay_with_a_limit_says_who_runs_out(path: Path, capsys) -> None:
+    command = ["memory", "replay", str(path), "--limit", "1.5GiB"]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "out of memory at event" in next(
+        line for line in shown.splitlines() if line.startswith("native-policy")
+    )
+
+
+def test_advise_ends_with_what_to_do(path: Path, capsys) -> None:
+    assert main(["memory", "advise", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("advice: ") for line in lines)
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_plot_is_drawn_the_same_again(path: Path, suffix: str, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = []
+    for name in ("a", "b"):
+        target = path.with_name(name + suffix)
+        assert main(["memory", "replay", str(path), "--limit", "1.6G", "--plot", str(target)]) == 0
+        drawn.append(target.read_bytes())
+    assert drawn[0] == drawn[1]
+    if suffix == ".svg":
+        ElementTree.fromstring(drawn[0])
+        for name in (b"native-policy", b"oxytorch", b"offline-bound"):
+            assert name in drawn[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["show", "absent.trace"], "absent.trace"),
+        (["replay", "{path}", "--allocators", "jemalloc"], "expected allocators out of"),
+        (["replay", "{path}", "--allocators", "max_split_size_mb:x"], "cannot be 'x'"),
+        (["replay", "{path}", "--plot", "x.jpeg"], "ends with .svg or .png"),
+        (["replay", "{path}", "--plot", "absent/x.svg"], "there is no folder absent"),
+        (["record", "out.trace", "absent.py"], "there is no script absent.py"),
+        (["show", "{other}"], "expected a trace that oxytorch.memory.record wrote"),
+    ],
+)
+def test_mistakes_are_named(path: Path, words: list[str], message: str, capsys) -> None:
+    other = path.with_name("other.txt")
+    other.write_text("something else")
+    given = [word.format(path=path, other=other) for word in words]
+    assert main(["memory", *given]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("oxytorch memory: ")
+    assert message in shown.err
+
+
+def test_limit_that_is_no_size_is_named(path: Path, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["memory", "replay", str(path), "--limit", "much"])
+    assert stopped.value.code == 2
+    assert "expected a size such as 80GiB, got 'much'" in capsys.readouterr().err
+
+
+def test_sizes_are_read_and_written() -> None:
+    read = {"80GiB": 80 << 30, "1.5g": 3 << 29, "512M": 512 << 20, "2 MB": 2 << 20, "7": 7}
+    for text, count in read.items():
+        assert sizes.parse(text) == count
+    for text in ("", "0", "-1G", "G", "1PB", "1e9", "nan"):
+        with pytest.raises(ValueError, match="expected a size"):
+            sizes.parse(text)
+    assert [sizes.size(count) for count in (3, 1536, 3 << 29)] == [
+        "3 bytes",
+        "1.50 KiB",
+        "1.50 GiB",
+    ]
