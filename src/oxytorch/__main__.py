@@ -31,7 +31,7 @@ COMMANDS = (
     Subcommand(
         "memory",
         "oxytorch.memory.command",
-        "what a program allocates on a GPU, replayed by allocators",
+        "what a program allocates on a GPU, replayed",
     ),
     Subcommand("bench", "oxytorch.benchmark.command", "measure ops and models next to their peers"),
 )
