@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from . import _lazy, _library, config, isa, ops
 
 if TYPE_CHECKING:
-    from . import graph, llm, optim, quantization, runtime
+    from . import graph, llm, memory, optim, quantization, runtime
     from .files import load, save
     from .math_mode import fp32_math_mode, get_fp32_math_mode, set_fp32_math_mode
     from .optimize import explain, optimize, undo
@@ -39,6 +39,7 @@ __all__ = [
     "llm",
     "load",
     "load_quantized",
+    "memory",
     "ops",
     "optim",
     "optimize",
@@ -61,6 +62,7 @@ _LATER = {
     "llm": "llm",
     "load": "files",
     "load_quantized": "quantization",
+    "memory": "memory",
     "optim": "optim",
     "optimize": "optimize",
     "quantization": "quantization",

@@ -21,6 +21,7 @@ from .core import processor as core_processor
 from .core.system_files import text_of
 from .gpu import images
 from .launch.topology import read_quota
+from .memory import _core as memory_core
 from .quantization.checkpoints import SCHEMES
 
 # cpuid features that decide between levels, as Linux spells them.
@@ -81,6 +82,7 @@ def collect() -> dict[str, Any]:
         },
         "models": models(),
         "gpu": {"found": gpus(), "torch_built_for": gpu_build(), "images": dict(images.built())},
+        "memory": allocators(),
         "ops": {
             "kernels": compiled,
             "plain_pytorch": [name for name in ops.registry() if name not in compiled],
@@ -159,6 +161,21 @@ def gpus() -> list[str]:
     return names
 
 
+def allocators() -> list[str]:
+    """Devices whose allocator `oxytorch.memory.use` can replace; none without its library."""
+    if not memory_core.PATH.exists() or sys.platform != "linux":
+        return []
+    return ["cuda", "cpu"] if torch.version.cuda else ["cpu"]
+
+
+def memory_text(devices: list[str]) -> str:
+    """Which of oxytorch's allocators may be asked for."""
+    if not devices:
+        return f"torch's own allocators: {memory_core.PATH.name} is missing"
+    calls = " and ".join(f'oxytorch.memory.use("{device}")' for device in devices)
+    return f"torch's own allocators; {calls} would replace them"
+
+
 def gpu_build() -> str:
     """What kind of GPU this torch is built for; an empty string for none."""
     for name in ("cuda", "hip", "xpu"):
@@ -204,6 +221,7 @@ def text(facts: dict[str, Any]) -> str:
         *level_text(facts),
         *([row("Models", f"oxytorch run: {facts['models']}")] if facts["models"] else []),
         *gpu_text(facts["gpu"]),
+        row("Memory", memory_text(facts["memory"])),
         *accelerated_text(facts),
         *environment_text(facts["environment"]),
         "",

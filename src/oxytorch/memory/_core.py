@@ -184,9 +184,7 @@ class Allocator:
             raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, got {policy!r}")
         self._library = library()
         self.devices = int(table.devices)
-        handle = self._library.oxytorch_memory_create(
-            ctypes.byref(table), POLICIES.index(policy)
-        )
+        handle = self._library.oxytorch_memory_create(ctypes.byref(table), POLICIES.index(policy))
         if not handle:
             raise MemoryLibraryError(self._library.oxytorch_memory_error().decode())
         self.handle = ctypes.c_void_p(handle)
