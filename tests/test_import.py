@@ -188,6 +188,7 @@ LAYERS = [
         "testing",
         "files",
         "runtime",
+        "memory",
         "info",
         "aot",
         "demo",

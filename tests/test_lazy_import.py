@@ -51,8 +51,8 @@ for package in (oxytorch, oxytorch.ops):
     for name in package.__all__:
         value = getattr(package, name)
         assert value is getattr(package, name), name
-        is_module = name in ("config", "graph", "isa", "llm", "ops", "optim", "quantization",
-                             "runtime")
+        is_module = name in ("config", "graph", "isa", "llm", "memory", "ops", "optim",
+                             "quantization", "runtime")
         assert isinstance(value, types.ModuleType) == is_module, name
     assert not hasattr(package, "nonsense")
 """

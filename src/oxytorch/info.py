@@ -21,7 +21,6 @@ from .core import processor as core_processor
 from .core.system_files import text_of
 from .gpu import images
 from .launch.topology import read_quota
-from .memory import _core as memory_core
 from .quantization.checkpoints import SCHEMES
 
 # cpuid features that decide between levels, as Linux spells them.
@@ -32,6 +31,7 @@ FEATURES = (
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
 )
 WIDTH = 100
+MEMORY_LIBRARY = _library.PATH.parent / "liboxytorch_memory.so"
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_DEVICES = Path("/proc/driver/nvidia/gpus")
 GPU_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
@@ -163,7 +163,7 @@ def gpus() -> list[str]:
 
 def allocators() -> list[str]:
     """Devices whose allocator `oxytorch.memory.use` can replace; none without its library."""
-    if not memory_core.PATH.exists() or sys.platform != "linux":
+    if not MEMORY_LIBRARY.exists() or sys.platform != "linux":
         return []
     return ["cuda", "cpu"] if torch.version.cuda else ["cpu"]
 
@@ -171,7 +171,7 @@ def allocators() -> list[str]:
 def memory_text(devices: list[str]) -> str:
     """Which of oxytorch's allocators may be asked for."""
     if not devices:
-        return f"torch's own allocators: {memory_core.PATH.name} is missing"
+        return f"torch's own allocators: {MEMORY_LIBRARY.name} is missing"
     calls = " and ".join(f'oxytorch.memory.use("{device}")' for device in devices)
     return f"torch's own allocators; {calls} would replace them"
 
