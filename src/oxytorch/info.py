@@ -31,6 +31,7 @@ FEATURES = (
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
 )
 WIDTH = 100
+MEMORY_LIBRARY = _library.PATH.parent / "liboxytorch_memory.so"
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_DEVICES = Path("/proc/driver/nvidia/gpus")
 GPU_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
@@ -82,6 +83,7 @@ def collect() -> dict[str, Any]:
         "models": models(),
         "compat": compat(),
         "gpu": {"found": gpus(), "torch_built_for": gpu_build(), "images": dict(images.built())},
+        "memory": allocators(),
         "ops": {
             "kernels": compiled,
             "plain_pytorch": [name for name in ops.registry() if name not in compiled],
@@ -167,6 +169,21 @@ def gpus() -> list[str]:
     return names
 
 
+def allocators() -> list[str]:
+    """Devices whose allocator `oxytorch.memory.use` can replace; none without its library."""
+    if not MEMORY_LIBRARY.exists() or sys.platform != "linux":
+        return []
+    return ["cuda", "cpu"] if torch.version.cuda else ["cpu"]
+
+
+def memory_text(devices: list[str]) -> str:
+    """Which of oxytorch's allocators may be asked for."""
+    if not devices:
+        return f"torch's own allocators: {MEMORY_LIBRARY.name} is missing"
+    calls = " and ".join(f'oxytorch.memory.use("{device}")' for device in devices)
+    return f"torch's own allocators; {calls} would replace them"
+
+
 def gpu_build() -> str:
     """What kind of GPU this torch is built for; an empty string for none."""
     for name in ("cuda", "hip", "xpu"):
@@ -213,6 +230,7 @@ def text(facts: dict[str, Any]) -> str:
         *([row("Models", f"oxytorch run: {facts['models']}")] if facts["models"] else []),
         *([row("Compat", facts["compat"])] if facts["compat"] else []),
         *gpu_text(facts["gpu"]),
+        row("Memory", memory_text(facts["memory"])),
         *accelerated_text(facts),
         *environment_text(facts["environment"]),
         "",

@@ -181,8 +181,7 @@ int oxytorch_memory_record_stream(oxytorch_memory* memory, void* data, void* str
                   [&](Heap& heap) { return heap.record_stream(data, stream); });
 }
 
-int oxytorch_memory_find(oxytorch_memory* memory, const void* inside, void** data,
-                         size_t* bytes) {
+int oxytorch_memory_find(oxytorch_memory* memory, const void* inside, void** data, size_t* bytes) {
   return on_block(memory, inside, "find",
                   [&](Heap& heap) { return heap.find(inside, data, bytes); });
 }
@@ -224,8 +223,7 @@ int oxytorch_memory_release_pool(oxytorch_memory* memory, int device, const uint
 
 int oxytorch_memory_statistics(oxytorch_memory* memory, int device, int64_t* values, int count) {
   int found = 0;
-  on_device(memory, device,
-            [&](Heap& heap) { return found = heap.statistics(values, count), 0; });
+  on_device(memory, device, [&](Heap& heap) { return found = heap.statistics(values, count), 0; });
   return found;
 }
 
@@ -282,8 +280,7 @@ int oxytorch_memory_run(oxytorch_memory* memory, int device, const oxytorch_memo
       default:
         fail(result, "a step of an unknown kind");
     }
-    if (nanoseconds)
-      nanoseconds[*done] = std::chrono::nanoseconds(Clock::now() - begin).count();
+    if (nanoseconds) nanoseconds[*done] = std::chrono::nanoseconds(Clock::now() - begin).count();
     if (result) return result;
   }
   return OXYTORCH_MEMORY_OK;

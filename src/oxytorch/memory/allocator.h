@@ -12,12 +12,12 @@ extern "C" {
 // What functions return. The text of the last failure in this thread: oxytorch_memory_error().
 enum {
   OXYTORCH_MEMORY_OK = 0,
-  OXYTORCH_MEMORY_OUT = 1,       // the source or the limit has no more
-  OXYTORCH_MEMORY_PENDING = 2,   // query: the event has not happened yet
-  OXYTORCH_MEMORY_INVALID = 3,   // a wrong argument: a pointer that is not live, an unknown device
-  OXYTORCH_MEMORY_FAILED = 4,    // the source failed in another way
+  OXYTORCH_MEMORY_OUT = 1,        // the source or the limit has no more
+  OXYTORCH_MEMORY_PENDING = 2,    // query: the event has not happened yet
+  OXYTORCH_MEMORY_INVALID = 3,    // a wrong argument: a pointer that is not live, an unknown device
+  OXYTORCH_MEMORY_FAILED = 4,     // the source failed in another way
   OXYTORCH_MEMORY_TOO_SMALL = 5,  // the caller's buffer
-  OXYTORCH_MEMORY_DRIVER = 1000  // and the number of a driver's error; of sources alone
+  OXYTORCH_MEMORY_DRIVER = 1000   // and the number of a driver's error; of sources alone
 };
 
 // The policies.
@@ -134,8 +134,12 @@ int oxytorch_memory_listen(oxytorch_memory* memory, oxytorch_memory_listener lis
                            void* context);
 
 // Many calls in one, for replaying traces: `blocks` is the caller's array of live blocks.
-enum { OXYTORCH_MEMORY_DO_ALLOCATE = 0, OXYTORCH_MEMORY_DO_FREE, OXYTORCH_MEMORY_DO_RECORD_STREAM,
-       OXYTORCH_MEMORY_DO_EMPTY_CACHE };
+enum {
+  OXYTORCH_MEMORY_DO_ALLOCATE = 0,
+  OXYTORCH_MEMORY_DO_FREE,
+  OXYTORCH_MEMORY_DO_RECORD_STREAM,
+  OXYTORCH_MEMORY_DO_EMPTY_CACHE
+};
 typedef struct oxytorch_memory_step {
   int32_t what;
   uint32_t block;   // index into `blocks`
@@ -158,10 +162,18 @@ typedef struct oxytorch_memory_fake {
   int64_t event_delay;
 } oxytorch_memory_fake;
 enum {
-  OXYTORCH_MEMORY_CALL_ALLOCATE = 0, OXYTORCH_MEMORY_CALL_RELEASE, OXYTORCH_MEMORY_CALL_RESERVE,
-  OXYTORCH_MEMORY_CALL_UNRESERVE, OXYTORCH_MEMORY_CALL_CREATE, OXYTORCH_MEMORY_CALL_DESTROY,
-  OXYTORCH_MEMORY_CALL_MAP, OXYTORCH_MEMORY_CALL_UNMAP, OXYTORCH_MEMORY_CALL_GRANT,
-  OXYTORCH_MEMORY_CALL_RECORD, OXYTORCH_MEMORY_CALL_QUERY, OXYTORCH_MEMORY_CALL_WAIT,
+  OXYTORCH_MEMORY_CALL_ALLOCATE = 0,
+  OXYTORCH_MEMORY_CALL_RELEASE,
+  OXYTORCH_MEMORY_CALL_RESERVE,
+  OXYTORCH_MEMORY_CALL_UNRESERVE,
+  OXYTORCH_MEMORY_CALL_CREATE,
+  OXYTORCH_MEMORY_CALL_DESTROY,
+  OXYTORCH_MEMORY_CALL_MAP,
+  OXYTORCH_MEMORY_CALL_UNMAP,
+  OXYTORCH_MEMORY_CALL_GRANT,
+  OXYTORCH_MEMORY_CALL_RECORD,
+  OXYTORCH_MEMORY_CALL_QUERY,
+  OXYTORCH_MEMORY_CALL_WAIT,
   OXYTORCH_MEMORY_CALLS
 };
 typedef struct oxytorch_memory_fake_counts {
@@ -186,6 +198,10 @@ const char* oxytorch_memory_fake_mistake(const oxytorch_memory_source* source);
 // The real sources. What the machine lacks is an error.
 int oxytorch_memory_cuda_source(oxytorch_memory_source* source);
 int oxytorch_memory_host_source(oxytorch_memory_source* source);
+// `library`: the path of dpctl's libDPCTLSyclInterface.so; a queue (DPCTLSyclQueueRef, which is a
+// sycl::queue*) of each device. Streams are queues of the same contexts. It cannot map.
+int oxytorch_memory_sycl_source(const char* library, void* const* queues, int devices,
+                                oxytorch_memory_source* source);
 
 #ifdef __cplusplus
 }

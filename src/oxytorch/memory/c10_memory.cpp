@@ -44,25 +44,38 @@ std::vector<void**> entries_of(const link_map* library, const char* name) {
   const char* strings = nullptr;
   const ElfW(Sym)* symbols = nullptr;
   struct {
-    const ElfW(Rela)* begin = nullptr;
+    const ElfW(Rela) * begin = nullptr;
     std::size_t bytes = 0;
   } tables[2];
   for (const ElfW(Dyn)* entry = library->l_ld; entry->d_tag != DT_NULL; ++entry) {
     const auto address = entry->d_un.d_ptr;
     switch (entry->d_tag) {
-      case DT_STRTAB: strings = reinterpret_cast<const char*>(address); break;
-      case DT_SYMTAB: symbols = reinterpret_cast<const ElfW(Sym)*>(address); break;
-      case DT_JMPREL: tables[0].begin = reinterpret_cast<const ElfW(Rela)*>(address); break;
-      case DT_PLTRELSZ: tables[0].bytes = entry->d_un.d_val; break;
-      case DT_RELA: tables[1].begin = reinterpret_cast<const ElfW(Rela)*>(address); break;
-      case DT_RELASZ: tables[1].bytes = entry->d_un.d_val; break;
-      default: break;
+      case DT_STRTAB:
+        strings = reinterpret_cast<const char*>(address);
+        break;
+      case DT_SYMTAB:
+        symbols = reinterpret_cast<const ElfW(Sym)*>(address);
+        break;
+      case DT_JMPREL:
+        tables[0].begin = reinterpret_cast<const ElfW(Rela)*>(address);
+        break;
+      case DT_PLTRELSZ:
+        tables[0].bytes = entry->d_un.d_val;
+        break;
+      case DT_RELA:
+        tables[1].begin = reinterpret_cast<const ElfW(Rela)*>(address);
+        break;
+      case DT_RELASZ:
+        tables[1].bytes = entry->d_un.d_val;
+        break;
+      default:
+        break;
     }
   }
   std::vector<void**> found;
   for (const auto& table : tables) {
     for (std::size_t i = 0; table.begin && i < table.bytes / sizeof *table.begin; ++i) {
-      const ElfW(Rela)& relocation = table.begin[i];
+      const ElfW(Rela) & relocation = table.begin[i];
       const auto symbol = ELF64_R_SYM(relocation.r_info);
       // Entries for addresses that data holds have an addend of their own.
       if (symbol && !relocation.r_addend &&

@@ -314,8 +314,8 @@ extern "C" int oxytorch_memory_cuda_source(oxytorch_memory_source* source) {
   Result result = driver.cuInit(0);
   if (!result) result = driver.cuDeviceGetCount(&count);
   if (result || !count)
-    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID, "no CUDA device: the driver says " +
-                                                             std::to_string(result));
+    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
+                                "no CUDA device: the driver says " + std::to_string(result));
   bool can_map = true;
   for (int device = 0; device < count; ++device) {
     int value = 0;
@@ -327,8 +327,8 @@ extern "C" int oxytorch_memory_cuda_source(oxytorch_memory_source* source) {
   std::size_t granularity = 0;
   if (can_map && driver.cuMemGetAllocationGranularity(&granularity, &properties, 0))
     granularity = 0;
-  *source = {"CUDA",    cuda.get(), granularity, count,  allocate,     release,     reserve,
-             unreserve, create,     destroy,     map,    unmap,        grant,       record,
+  *source = {"CUDA",    cuda.get(), granularity, count,        allocate,    release,    reserve,
+             unreserve, create,     destroy,     map,          unmap,       grant,      record,
              query,     wait,       forget,      is_capturing, memory_info, synchronize};
   // The driver is in use until the process ends.
   cuda.release();

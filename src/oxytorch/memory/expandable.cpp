@@ -55,8 +55,7 @@ class Expandable : public PagedHeap {
         if (block->state != State::kAbsent) continue;
         Block* first = is_available(block->previous) ? block->previous : block;
         std::size_t found = 0;
-        for (Block* at = first; found < size && is_available(at); at = at->next)
-          found += at->size;
+        for (Block* at = first; found < size && is_available(at); at = at->next) found += at->size;
         if (found >= size) return first;
       }
     }

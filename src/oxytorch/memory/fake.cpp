@@ -161,8 +161,8 @@ int map(void* context, int device, void* address, std::uint64_t page, std::size_
   auto next = mappings.lower_bound(number(address));
   if (next != mappings.end() && next->first < number(address) + bytes)
     return call.fake.wrong("map: mapped already");
-  if (next != mappings.begin() && std::prev(next)->first + std::prev(next)->second.bytes >
-                                      number(address))
+  if (next != mappings.begin() &&
+      std::prev(next)->first + std::prev(next)->second.bytes > number(address))
     return call.fake.wrong("map: mapped already");
   mappings[number(address)] = {page, bytes, false};
   call.fake.counts.mapped_bytes += bytes;
@@ -247,9 +247,26 @@ int oxytorch_memory_fake_source(const oxytorch_memory_fake* settings,
   Fake* fake = new Fake();
   fake->settings = *settings;
   fake->devices.resize(settings->devices);
-  *source = {"fake",    fake,      settings->granularity, settings->devices, allocate, release,
-             reserve,   unreserve, create, destroy, map,  unmap,             grant,    record,
-             query,     wait,      forget, nullptr, memory_info,             nullptr};
+  *source = {"fake",
+             fake,
+             settings->granularity,
+             settings->devices,
+             allocate,
+             release,
+             reserve,
+             unreserve,
+             create,
+             destroy,
+             map,
+             unmap,
+             grant,
+             record,
+             query,
+             wait,
+             forget,
+             nullptr,
+             memory_info,
+             nullptr};
   return OXYTORCH_MEMORY_OK;
 }
 

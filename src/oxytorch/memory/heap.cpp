@@ -19,10 +19,10 @@ bool Heap::check(const char* call, int result) {
   if (result == OXYTORCH_MEMORY_OUT) return false;
   const bool is_driver = result >= OXYTORCH_MEMORY_DRIVER;
   const int number = is_driver ? result - OXYTORCH_MEMORY_DRIVER : result;
-  failure_ = {OXYTORCH_MEMORY_FAILED,
-              std::string(source_.name) + " device " + std::to_string(device_) + ": " + call +
-                  " failed with " + (is_driver ? "the driver's error " : "result ") +
-                  std::to_string(number)};
+  failure_ = {OXYTORCH_MEMORY_FAILED, std::string(source_.name) + " device " +
+                                          std::to_string(device_) + ": " + call + " failed with " +
+                                          (is_driver ? "the driver's error " : "result ") +
+                                          std::to_string(number)};
   return false;
 }
 
@@ -145,8 +145,7 @@ Block* Heap::new_block(Segment* segment, std::byte* begin, std::size_t size, Sta
 }
 
 Block* Heap::cut(Block* block, std::size_t size) {
-  Block* rest =
-      new_block(block->segment, block->begin + size, block->size - size, block->state);
+  Block* rest = new_block(block->segment, block->begin + size, block->size - size, block->state);
   rest->epoch = block->epoch;
   rest->previous = block;
   rest->next = block->next;
@@ -299,8 +298,8 @@ void Heap::wait_for_all() {
   ++statistics_.synchronizations;
   for (auto& [handle, stream] : streams_) close(*stream);
   // While a graph is recorded a device must not be synchronized.
-  const bool can_synchronize = source_.synchronize && filters_.empty() &&
-                               source_.synchronize(source_.context, device_) == 0;
+  const bool can_synchronize =
+      source_.synchronize && filters_.empty() && source_.synchronize(source_.context, device_) == 0;
   for (auto& [handle, stream] : streams_) {
     if (stream->closing.empty()) continue;
     if (!can_synchronize) source_.wait(source_.context, device_, stream->closing.back().second);

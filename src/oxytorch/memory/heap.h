@@ -46,7 +46,7 @@ struct Block {
   Block *previous = nullptr, *next = nullptr;  // neighbours in the segment
   State state = State::kFree;
   int events = 0;
-  std::uint64_t epoch = 0;                       // of its stream, when it was freed last
+  std::uint64_t epoch = 0;                      // of its stream, when it was freed last
   std::unique_ptr<std::vector<Stream*>> users;  // other streams
 
   std::byte* end() const { return begin + size; }
@@ -191,7 +191,8 @@ class Heap {
   bool may_hold(std::size_t more) const;
   void note_held(bool is_small, std::int64_t bytes);
   void tell(int event, void* data, std::size_t bytes, const Stream* stream) {
-    if (listener_) listener_(listener_context_, event, device_, data, bytes, stream ? stream->handle : nullptr);
+    if (listener_)
+      listener_(listener_context_, event, device_, data, bytes, stream ? stream->handle : nullptr);
   }
   // Whether a call of the source succeeded. That it failed otherwise than for want of memory is
   // kept for the error.

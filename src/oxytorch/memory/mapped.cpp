@@ -117,8 +117,7 @@ class Mapped : public PagedHeap {
         for (; block && (block->state == State::kFree || block->state == State::kAbsent);
              block = block->next)
           end = block->end();
-        if (std::size_t(end - begin) >= size)
-          look_at_gap(*segment, before, begin, end, size, best);
+        if (std::size_t(end - begin) >= size) look_at_gap(*segment, before, begin, end, size, best);
       }
     }
     return best;

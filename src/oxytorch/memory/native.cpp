@@ -12,7 +12,7 @@ class Native : public Heap {
 
  protected:
   Block* grow(Pool& pool, std::size_t size) override {
-    const std::size_t bytes = size <= kSmall        ? kSmallSegment
+    const std::size_t bytes = size <= kSmall       ? kSmallSegment
                               : size < kLargeAlone ? kLargeSegment
                                                    : round_up(size, kLargeUnit);
     if (!may_hold(bytes)) return nullptr;

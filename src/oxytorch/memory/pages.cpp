@@ -23,8 +23,7 @@ Segment* PagedHeap::add_segment(Pool& pool, std::size_t page_size, std::size_t l
     return nullptr;
   const std::size_t size = round_up(std::max(total * kAddressesPerByte, least), page_size);
   void* address = nullptr;
-  if (!check("reserve", source_.reserve(source_.context, device_, size, &address)))
-    return nullptr;
+  if (!check("reserve", source_.reserve(source_.context, device_, size, &address))) return nullptr;
   auto segment = std::make_unique<Segment>();
   segment->pool = &pool;
   segment->begin = static_cast<std::byte*>(address);

@@ -25,6 +25,8 @@ constexpr std::size_t kAddressesPerByte = 4;
 constexpr std::size_t round_up(std::size_t value, std::size_t unit) {
   return (value + unit - 1) / unit * unit;
 }
-constexpr std::size_t round_down(std::size_t value, std::size_t unit) { return value / unit * unit; }
+constexpr std::size_t round_down(std::size_t value, std::size_t unit) {
+  return value / unit * unit;
+}
 
 }  // namespace oxytorch::memory

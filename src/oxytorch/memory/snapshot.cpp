@@ -9,7 +9,7 @@ namespace oxytorch::memory {
 namespace {
 
 constexpr const char* kKindNames[kKinds] = {
-    "allocation",     "segment",      "active",          "inactive_split",
+    "allocation",      "segment",        "active",       "inactive_split",
     "allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes",
     "requested_bytes"};
 constexpr const char* kPoolNames[] = {"all", "small_pool", "large_pool"};
@@ -169,11 +169,10 @@ std::string Heap::report_locked(std::size_t asked) const {
     text += " It has " + bytes_text(total) + ", of which " + bytes_text(free_bytes) + " is free.";
   if (limit_) text += " This process may hold " + bytes_text(limit_) + " (its limit).";
   text += "\nHeld " + bytes_text(held) + ": live " + bytes_text(live) + " (asked for " +
-          bytes_text(now(kRequestedBytes)) + "), waiting for other streams " +
-          bytes_text(waiting) + ", cached " + bytes_text(cached) + ". Of what is cached, " +
-          bytes_text(split) + " lies between live blocks and serves smaller requests alone, " +
-          bytes_text(in_graphs) + " belongs to CUDA graphs. The largest free block has " +
-          bytes_text(largest_free()) + ".";
+          bytes_text(now(kRequestedBytes)) + "), waiting for other streams " + bytes_text(waiting) +
+          ", cached " + bytes_text(cached) + ". Of what is cached, " + bytes_text(split) +
+          " lies between live blocks and serves smaller requests alone, " + bytes_text(in_graphs) +
+          " belongs to CUDA graphs. The largest free block has " + bytes_text(largest_free()) + ".";
   const std::size_t held_elsewhere =
       is_known && total > free_bytes + held ? total - free_bytes - held : 0;
   if ((limit_ && asked > limit_) || (is_known && asked > total)) {
@@ -181,13 +180,15 @@ std::string Heap::report_locked(std::size_t asked) const {
   } else if (limit_ && asked <= free_bytes && held + asked > limit_) {
     text += "\nThe limit ends this, not the device: raise it with set_per_process_memory_fraction.";
   } else if (held_elsewhere > total / 4) {
-    text += "\n" + bytes_text(held_elsewhere) +
+    text += '\n';
+    text += bytes_text(held_elsewhere) +
             " is held by other programs and by libraries, outside this allocator: see nvidia-smi.";
   } else if (split > held / 10) {
     text += "\nMuch is lost between live blocks: oxytorch.memory.record() shows which they are.";
   } else {
-    text += "\nAlmost all of it is in use: a smaller batch, shorter sequences, activation "
-            "checkpointing or a smaller dtype would help; another allocator would not.";
+    text +=
+        "\nAlmost all of it is in use: a smaller batch, shorter sequences, activation "
+        "checkpointing or a smaller dtype would help; another allocator would not.";
   }
   return text;
 }

@@ -13,7 +13,6 @@ import torch
 
 from .. import _library
 from . import _core
-from .errors import MemoryLibraryError
 
 # Setters of torch's pluggable allocator, and what we set.
 _SETTERS = {
@@ -47,14 +46,14 @@ _lock = threading.Lock()
 
 
 def installed(device: str) -> Installed | None:
-    """The allocator that `use` or `pool` has made for "cuda" or "xpu"; None: there is none."""
+    """The allocator that `use` or `pool` has made for "cuda" or "cpu"; None: there is none."""
     return _installed.get(device)
 
 
 def use(device: str = "cuda", *, policy: str | None = None) -> None:
     """Makes this allocator torch's allocator of a kind of device.
 
-    "cuda" and "xpu": until the process ends. It has to be called before anything is allocated
+    "cuda": until the process ends. It has to be called before anything is allocated
     there; a second call with the same arguments does nothing. torch's own statistics
     (`torch.cuda.memory_allocated`) do not know pluggable allocators: ask
     `oxytorch.memory.memory_allocated` and its like.
@@ -64,13 +63,13 @@ def use(device: str = "cuda", *, policy: str | None = None) -> None:
     torch's library libc10.so calls the C library (`posix_memalign`, `free`) are replaced.
 
     Args:
-        device: "cuda", "cpu", or "xpu" with a torch that is built for it.
+        device: "cuda" or "cpu".
         policy: "mapped", which puts large blocks together of free pages from anywhere; "native" or
             "expandable", which do what torch does. None: "mapped", and "expandable" on the CPU.
 
     Raises:
-        RuntimeError: torch has allocated there already, has no such device, or cannot have it
-            replaced.
+        RuntimeError: torch has allocated there already, or is not built for it.
+        MemoryLibraryError: there is no such device.
     """
     if device == "cpu":
         _use_host(policy or "expandable")
@@ -86,14 +85,13 @@ def use(device: str = "cuda", *, policy: str | None = None) -> None:
                     "torch changes its allocator once only; start a new process"
                 )
             return
-        module = getattr(torch, device)
-        if module.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             raise RuntimeError(
                 f"use({device!r}): torch has begun to use the device; call it before the first "
                 "tensor or model is made there"
             )
         made = _make(device, policy, whole_process=True)
-        module.memory.change_current_allocator(made.torch_allocator)
+        torch.cuda.memory.change_current_allocator(made.torch_allocator)
         _installed[device] = made
 
 
@@ -126,7 +124,7 @@ def _use_host(policy: str) -> None:
 def restore(device: str = "cpu") -> None:
     """New CPU tensors come from malloc again; those that are there stay where they are.
 
-    For "cuda" and "xpu" torch has no way back.
+    For "cuda" torch has no way back.
     """
     if device != "cpu":
         raise ValueError(
@@ -149,9 +147,7 @@ def pool(device: str = "cuda", *, policy: str = "mapped") -> Iterator[Any]:
         gone.
     """
     if device != "cuda":
-        raise ValueError(
-            f"pool: expected device 'cuda', got {device!r}; torch has pools for it alone"
-        )
+        raise ValueError(f"pool: expected device 'cuda', got {device!r}")
     _check_device(device)
     with _lock:
         made = _installed.get(device)
@@ -169,40 +165,31 @@ def pool(device: str = "cuda", *, policy: str = "mapped") -> Iterator[Any]:
 
 
 def _check_device(device: str) -> None:
-    if device not in ("cuda", "xpu"):
-        raise ValueError(f"device: expected 'cuda', 'xpu' or 'cpu', got {device!r}")
-    built = torch.version.cuda is not None if device == "cuda" else torch.version.xpu is not None
-    if not built:
-        raise RuntimeError(
-            f"{device}: torch {torch.__version__} is built without it; install a build of torch "
-            "that has it"
+    if device == "xpu":
+        raise NotImplementedError(
+            "xpu: this allocator serves SYCL through its C interface (oxytorch_memory_sycl_source) "
+            "alone; torch's allocator for XPU stays in use"
         )
-    if not hasattr(getattr(torch, device), "memory") or not hasattr(
-        getattr(torch, device).memory, "change_current_allocator"
-    ):
+    if device != "cuda":
+        raise ValueError(f"device: expected 'cuda' or 'cpu', got {device!r}")
+    if torch.version.cuda is None:
         raise RuntimeError(
-            f"{device}: torch {torch.__version__} cannot have its allocator replaced; upgrade torch"
+            f"cuda: torch {torch.__version__} is built without CUDA; install a build that has it"
         )
 
 
 def _make(device: str, policy: str, *, whole_process: bool) -> Installed:
     library = _core.library()
     table = _core.Source()
-    source = getattr(library, f"oxytorch_memory_{device}_source", None)
-    if source is None:
-        raise RuntimeError(f"{device}: this build of oxytorch has no source of memory for it")
-    if source(ctypes.byref(table)):
-        raise MemoryLibraryError(library.oxytorch_memory_error().decode())
+    _core.check(library.oxytorch_memory_cuda_source(ctypes.byref(table)))
     allocator = _core.Allocator(table, policy)
     knows_torch = _library.torch_version() <= _library.NEWEST_TORCH
     library.oxytorch_memory_install(allocator.handle, int(knows_torch))
-    module = getattr(torch, device).memory
-    kind = getattr(module, f"{device.upper()}PluggableAllocator")
-    torch_allocator = kind(
+    torch_allocator = torch.cuda.memory.CUDAPluggableAllocator(
         str(_core.PATH), "oxytorch_memory_torch_malloc", "oxytorch_memory_torch_free"
     )
     if whole_process:
-        _set_functions(library, torch_allocator.allocator())
+        _set_functions(library, torch_allocator.allocator())  # type: ignore[no-untyped-call]
     return Installed(device, policy, allocator, torch_allocator, whole_process)
 
 

@@ -1,0 +1,137 @@
+// Memory of SYCL's devices, by unified shared memory, through the C interface of dpctl
+// (libDPCTLSyclInterface.so). Names and numbers are those of its headers; a stream is a queue.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "allocator.h"
+#include "failure.h"
+
+namespace {
+
+constexpr int kComplete = 3;  // DPCTL_COMPLETE
+
+struct Sycl {
+  void* (*DPCTLmalloc_device)(std::size_t, void* queue);
+  void (*DPCTLfree_with_queue)(void*, void* queue);
+  void* (*DPCTLQueue_SubmitBarrier)(void* queue);
+  void* (*DPCTLQueue_GetDevice)(void* queue);
+  void (*DPCTLDevice_Delete)(void* device);
+  std::size_t (*DPCTLDevice_GetGlobalMemSize)(void* device);
+  int (*DPCTLEvent_GetCommandExecutionStatus)(void* event);
+  void (*DPCTLEvent_Wait)(void* event);
+  void (*DPCTLEvent_Delete)(void* event);
+
+  std::vector<void*> queues;             // one of each device, of the context of all its queues
+  std::vector<std::size_t> total, held;  // bytes
+};
+
+Sycl& sycl_of(void* context) { return *static_cast<Sycl*>(context); }
+void* pointer(std::uint64_t number) { return reinterpret_cast<void*>(number); }
+
+int allocate(void* context, int device, std::size_t bytes, void** data) {
+  Sycl& sycl = sycl_of(context);
+  *data = sycl.DPCTLmalloc_device(bytes, sycl.queues[device]);
+  if (*data) sycl.held[device] += bytes;
+  return *data ? OXYTORCH_MEMORY_OK : OXYTORCH_MEMORY_OUT;
+}
+
+int release(void* context, int device, void* data, std::size_t bytes) {
+  Sycl& sycl = sycl_of(context);
+  sycl.DPCTLfree_with_queue(data, sycl.queues[device]);
+  sycl.held[device] -= bytes;
+  return OXYTORCH_MEMORY_OK;
+}
+
+int record(void* context, int device, void* stream, std::uint64_t* event) {
+  Sycl& sycl = sycl_of(context);
+  void* queue = stream ? stream : sycl.queues[device];
+  *event = reinterpret_cast<std::uint64_t>(sycl.DPCTLQueue_SubmitBarrier(queue));
+  return *event ? OXYTORCH_MEMORY_OK : OXYTORCH_MEMORY_FAILED;
+}
+
+int query(void* context, int, std::uint64_t event) {
+  const int status = sycl_of(context).DPCTLEvent_GetCommandExecutionStatus(pointer(event));
+  return status == kComplete ? OXYTORCH_MEMORY_OK : OXYTORCH_MEMORY_PENDING;
+}
+
+int wait(void* context, int, std::uint64_t event) {
+  sycl_of(context).DPCTLEvent_Wait(pointer(event));
+  return OXYTORCH_MEMORY_OK;
+}
+
+void forget(void* context, int, std::uint64_t event) {
+  sycl_of(context).DPCTLEvent_Delete(pointer(event));
+}
+
+// SYCL does not say what other programs hold.
+int memory_info(void* context, int device, std::size_t* free_bytes, std::size_t* total_bytes) {
+  const Sycl& sycl = sycl_of(context);
+  *total_bytes = sycl.total[device];
+  *free_bytes = *total_bytes - std::min(*total_bytes, sycl.held[device]);
+  return OXYTORCH_MEMORY_OK;
+}
+
+// Returns the first name that is missing.
+std::string load(void* library, Sycl& sycl) {
+  std::string missing;
+  const auto get = [&](auto& function, const char* name) {
+    void* symbol = dlsym(library, name);
+    if (!symbol && missing.empty()) missing = name;
+    std::memcpy(&function, &symbol, sizeof symbol);
+  };
+#define OXYTORCH_GET(name) get(sycl.name, #name)
+  OXYTORCH_GET(DPCTLmalloc_device);
+  OXYTORCH_GET(DPCTLfree_with_queue);
+  OXYTORCH_GET(DPCTLQueue_SubmitBarrier);
+  OXYTORCH_GET(DPCTLQueue_GetDevice);
+  OXYTORCH_GET(DPCTLDevice_Delete);
+  OXYTORCH_GET(DPCTLDevice_GetGlobalMemSize);
+  OXYTORCH_GET(DPCTLEvent_GetCommandExecutionStatus);
+  OXYTORCH_GET(DPCTLEvent_Wait);
+  OXYTORCH_GET(DPCTLEvent_Delete);
+#undef OXYTORCH_GET
+  return missing;
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" int oxytorch_memory_sycl_source(const char* path, void* const* queues, int devices,
+                                           oxytorch_memory_source* source) {
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!library)
+    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
+                                std::string("dpctl's library cannot be loaded: ") + dlerror());
+  auto sycl = std::make_unique<Sycl>();
+  const std::string missing = load(library, *sycl);
+  if (!missing.empty())
+    return oxytorch_memory_fail(OXYTORCH_MEMORY_INVALID,
+                                "dpctl's library has no " + missing + "; upgrade dpctl");
+  for (int i = 0; i < devices; ++i) {
+    void* device = sycl->DPCTLQueue_GetDevice(queues[i]);
+    sycl->queues.push_back(queues[i]);
+    sycl->total.push_back(sycl->DPCTLDevice_GetGlobalMemSize(device));
+    sycl->held.push_back(0);
+    sycl->DPCTLDevice_Delete(device);
+  }
+  *source = {};
+  source->name = "SYCL";
+  source->devices = devices;
+  source->allocate = allocate;
+  source->release = release;
+  source->record = record;
+  source->query = query;
+  source->wait = wait;
+  source->forget = forget;
+  source->memory_info = memory_info;
+  // In use until the process ends.
+  source->context = sycl.release();
+  return OXYTORCH_MEMORY_OK;
+}
+#pragma GCC visibility pop

@@ -1,0 +1,187 @@
+"""use(), restore() and their errors; CPU tensors in our memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from oxytorch import memory
+from oxytorch.memory import _core
+
+MiB = 1 << 20
+
+
+def run(code: str) -> str:
+    """What a Python process of its own prints."""
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_cpu_tensors_live_in_our_memory_and_go_back() -> None:
+    out = run("""
+        import torch
+        from oxytorch import memory
+        before = torch.ones(1 << 20)
+        memory.use("cpu")
+        memory.use("cpu")
+        x = torch.arange(1 << 20, dtype=torch.float32)
+        assert memory.memory_allocated("cpu") == 4 << 20
+        small = torch.ones(1000)
+        assert memory.memory_allocated("cpu") == 4 << 20
+        assert (x + before)[7] == 8
+        view = torch.from_numpy(x.numpy())
+        del x
+        memory.restore("cpu")
+        later = torch.ones(1 << 20)
+        assert memory.memory_allocated("cpu") == 4 << 20
+        assert view[9] == 9
+        del view, before
+        assert memory.memory_allocated("cpu") == 0
+        memory.empty_cache("cpu")
+        assert memory.memory_reserved("cpu") == 0
+        assert memory.max_memory_reserved("cpu") == 20 << 20
+        assert later.sum() == 1 << 20
+        print("done")
+    """)
+    assert out == "done\n"
+
+
+def test_cpu_memory_survives_fork_and_threads() -> None:
+    out = run("""
+        import os, threading, torch
+        torch.set_num_threads(1)  # OpenMP has no threads after fork
+        from oxytorch import memory
+        memory.use("cpu")
+        x = torch.ones(1 << 20)
+        def work():
+            for i in range(200):
+                y = torch.full((300_000 + i,), float(i))
+                assert bool((y == i).all())
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads: thread.start()
+        child = os.fork()
+        if not child:
+            y = x + 1
+            os._exit(0 if float(y[5]) == 2 and float(x[5]) == 1 else 1)
+        for thread in threads: thread.join()
+        assert os.waitpid(child, 0)[1] == 0
+        assert float(x.sum()) == 1 << 20
+        print(memory.memory_allocated("cpu"))
+    """)
+    assert out == f"{4 * MiB}\n"
+
+
+def test_statistics_need_use() -> None:
+    with pytest.raises(RuntimeError, match=r"after oxytorch.memory.use\('cpu'\)"):
+        memory.memory_allocated("cpu")
+
+
+def test_use_names_what_it_takes() -> None:
+    with pytest.raises(ValueError, match="expected 'cuda' or 'cpu', got 'mps'"):
+        memory.use("mps")
+    with pytest.raises(NotImplementedError, match="xpu"):
+        memory.use("xpu")
+    with pytest.raises(ValueError, match="'expandable' or 'native' on the CPU"):
+        memory.use("cpu", policy="mapped")
+    with pytest.raises(ValueError, match="restore: expected device 'cpu'"):
+        memory.restore("cuda")
+    with pytest.raises(ValueError, match="pool: expected device 'cuda'"), memory.pool("cpu"):
+        pass
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_use_of_cuda_says_that_torch_has_none() -> None:
+    with pytest.raises(RuntimeError, match="built without CUDA"):
+        memory.use("cuda")
+
+
+def test_calls_with_wrong_pointers_and_sizes_are_errors() -> None:
+    fake = _core.Fake(64 * MiB)
+    allocator = _core.Allocator(fake.table, "mapped")
+    block = allocator.allocate(0, 1000)
+    with pytest.raises(memory.MemoryLibraryError, match="no live block"):
+        allocator.free(block + 512)
+    allocator.free(block)
+    with pytest.raises(memory.MemoryLibraryError, match="it was freed before"):
+        allocator.free(block)
+    with pytest.raises(memory.MemoryLibraryError, match="record_stream"):
+        allocator.record_stream(block, 8)
+    assert allocator.allocate(0, 0) == 0
+    allocator.free(0)
+    for size in (1 << 40, (1 << 64) - 1):
+        with pytest.raises(torch.OutOfMemoryError, match="more than there is in all"):
+            allocator.allocate(0, size)
+    with pytest.raises(memory.MemoryLibraryError, match="a device from 0 to 0, got 3"):
+        allocator.allocate(3, 1)
+    with pytest.raises(ValueError, match="policy: expected one of native"):
+        _core.Allocator(fake.table, "best")
+    allocator.close()
+    fake.end()
+
+
+def test_large_block_is_put_together_of_free_pages() -> None:
+    fake = _core.Fake(64 * MiB)
+    allocator = _core.Allocator(fake.table, "mapped")
+    blocks = [allocator.allocate(0, 4 * MiB) for _ in range(16)]
+    for block in blocks[::2]:
+        allocator.free(block)
+    large = allocator.allocate(0, 32 * MiB)
+    assert fake.counts()["held_bytes"] == 64 * MiB
+    created, mapped = fake.counts()["create"], fake.counts()["map"]
+    # The second time it is there.
+    allocator.free(large)
+    assert allocator.allocate(0, 32 * MiB) == large
+    assert (fake.counts()["create"], fake.counts()["map"]) == (created, mapped)
+    # Back where the pages came from, without a call of the driver.
+    allocator.free(large)
+    assert {allocator.allocate(0, 4 * MiB) for _ in range(8)}
+    assert fake.counts()["create"] == created
+    native = _core.Allocator(fake.table, "native")
+    native.close()
+    allocator.close()
+    assert fake.counts()["held_bytes"] == 0
+    assert fake.mistake() == ""
+    fake.end()
+
+
+def test_private_pool_keeps_its_memory_until_release() -> None:
+    fake = _core.Fake(64 * MiB)
+    allocator = _core.Allocator(fake.table, "mapped")
+    takes = _core.TAKES(lambda argument, stream: int(stream == 8))
+    allocator.begin_pool(0, (0, 1), takes)
+    inside = allocator.allocate(0, 8 * MiB, 8)
+    allocator.end_pool(0, (0, 1))
+    allocator.free(inside)
+    outside = allocator.allocate(0, 8 * MiB, 8)
+    assert fake.counts()["held_bytes"] == 16 * MiB, "a graph's memory was given to others"
+    allocator.empty_cache(0)
+    assert fake.counts()["held_bytes"] == 16 * MiB
+    allocator.release_pool(0, (0, 1))
+    allocator.empty_cache(0)
+    assert fake.counts()["held_bytes"] == 8 * MiB
+    allocator.free(outside)
+    with pytest.raises(memory.MemoryLibraryError, match="release_pool"):
+        allocator.release_pool(0, (5, 5))
+    allocator.close()
+    fake.end()
+
+
+def test_limit_is_kept_and_named() -> None:
+    fake = _core.Fake(1 << 30)
+    allocator = _core.Allocator(fake.table, "mapped")
+    allocator.set_limit(0, 32 * MiB)
+    keep = allocator.allocate(0, 20 * MiB)
+    with pytest.raises(memory.OutOfMemoryError, match="The limit ends this, not the device"):
+        allocator.allocate(0, 20 * MiB)
+    assert keep
+    assert allocator.statistics(0)["num_ooms"] == 1
+    allocator.set_limit(0, 0)
+    assert allocator.allocate(0, 20 * MiB)
+    allocator.close()
+    fake.end()
