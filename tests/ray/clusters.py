@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
+from ray import serve
 from ray.cluster_utils import Cluster
 from small_servers import TEXT, tokenizer
 from transformers import BertConfig, BertModel
-
-import ray
-from ray import serve
 
 STORE = 100 << 20
 """Bytes of a node's object store."""

@@ -12,12 +12,12 @@ import httpx
 import numpy
 import pyarrow.parquet
 import pytest
+import ray
 from clusters import STORE, cluster, texts, write_sentence_model
+from ray import serve
 from small_servers import wait_until
 
-import ray
 from oxytorch.ray import Rows, application, plan, write_results
-from ray import serve
 
 OPTIONS = {"pooling": "mean"}
 INVITES_RETRY = (429, 503)

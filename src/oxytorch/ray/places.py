@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-import ray
 
 from ..core.system_files import ranges
 from ..launch.plan import Instance, PlanError, Request, make_plan

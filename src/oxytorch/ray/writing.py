@@ -16,9 +16,8 @@ from typing import Any
 import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
-from ray.data import Dataset, TaskPoolStrategy
-
 import ray
+from ray.data import Dataset, TaskPoolStrategy
 
 from .options import parsed
 from .places import cpus_of_a_share, plan, take_place
