@@ -61,7 +61,7 @@ def on_cluster(given: Any, texts: list[str], folder: Path, kill_at: int | None) 
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         ray.data.DataContext.get_current().enable_progress_bars = False
         rows = [{"id": number, "text": text} for number, text in enumerate(texts)]
-        dataset = ray.data.from_items(rows, override_num_blocks=max(1, given.rows // 1000))
+        dataset = ray.data.from_items(rows, override_num_blocks=2 * given.nodes)
 
         def kill(count: int) -> None:
             if kill_at is not None and count >= kill_at and not killed:
