@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10000)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--batch", type=int, default=200)
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="bf16")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     given = parser.parse_args()
     texts = [f"{row} {TEXT[: 10 + 5 * (row % 16)]}" for row in range(given.rows)]
     with tempfile.TemporaryDirectory() as folder:

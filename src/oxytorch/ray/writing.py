@@ -191,7 +191,9 @@ def _write(table: pyarrow.Table, folder: Path, key: str) -> None:
     name = hashlib.sha256(keys.encode()).hexdigest()[:24]
     partial = folder / f".{name}-{uuid.uuid4().hex}"
     try:
-        pyarrow.parquet.write_table(table, partial)
+        # Vectors have few numbers twice: a dictionary of them takes longer than all the rest.
+        texts = [field.name for field in table.schema if pyarrow.types.is_string(field.type)]
+        pyarrow.parquet.write_table(table, partial, use_dictionary=texts)
         os.replace(partial, folder / f"{name}.parquet")
     finally:
         partial.unlink(missing_ok=True)

@@ -22,6 +22,10 @@ MOST_ROWS = MOST_GUESSES + 1
 """Sequences of one step: up to so many rows of a product have the sums that each has alone, but for
 plain weights of bfloat16 in AMX."""
 
+LEAST_LARGE = 20
+"""Sequences from which one larger group is faster than groups of `MOST_ROWS`: products of more rows
+than those take as long for 13 as for 32, where a processor has no AMX."""
+
 LEAST_READ = 32
 """Tokens of a prompt that are read in one piece at least, where it has as many: products of few
 rows may round in another way than those of many."""
@@ -133,7 +137,8 @@ class FusedLanes:
 
     def _in_groups(self, tokens: Tensor, caches: Sequence[KVCache]) -> Tensor:
         """Logits of groups that are as large as rounding allows, and of about the same size."""
-        groups = -(-len(caches) // self.rows)
+        most = self.rows if len(caches) >= LEAST_LARGE else min(self.rows, MOST_ROWS)
+        groups = -(-len(caches) // most)
         ends = [len(caches) * number // groups for number in range(groups + 1)]
         parts = [
             joint_step(self.model, tokens[start:end], caches[start:end])
