@@ -1,7 +1,7 @@
 """A step of several sequences of a language model together: how long it takes by their number.
 
-Weights are random, of a shape by name. "alike": whether each sequence has the very logits that it has
-in a step of at most 8 of them.
+Weights are random, of a shape by name. "alike": whether each sequence has the very logits that it
+has in a step of at most 8 of them.
 
     python benchmarks/joint_steps.py --weights int4 --rows 1,8,16,32
 """

@@ -137,9 +137,7 @@ class FusedLanes:
 
     def _in_groups(self, tokens: Tensor, caches: Sequence[KVCache]) -> Tensor:
         """Logits of groups that are as large as rounding allows, and of about the same size."""
-        most = self.rows if len(caches) >= LEAST_LARGE else min(self.rows, MOST_ROWS)
-        groups = -(-len(caches) // most)
-        ends = [len(caches) * number // groups for number in range(groups + 1)]
+        ends = group_ends(len(caches), self.rows)
         parts = [
             joint_step(self.model, tokens[start:end], caches[start:end])
             for start, end in pairwise(ends)
@@ -162,6 +160,16 @@ class FusedLanes:
         if lane.state is not None:
             lane.state.cache.crop(0)
         _copy_keys(source.state.cache, self._cache(lane, count), count)
+
+
+def group_ends(count: int, rows: int) -> list[int]:
+    """Where groups of `count` sequences begin and end: as few as hold at most `rows` each.
+
+    Few sequences step in groups of at most `MOST_ROWS`, whatever `rows` allows.
+    """
+    most = rows if count >= LEAST_LARGE else min(rows, MOST_ROWS)
+    groups = -(-count // most)
+    return [count * number // groups for number in range(groups + 1)]
 
 
 @dataclass(eq=False)
