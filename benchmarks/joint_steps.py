@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", default="tinyllama-1.1b")
     parser.add_argument("--weights", default="int4")
+    parser.add_argument("--activations", choices=("int8",), help="(default: bfloat16)")
     parser.add_argument("--rows", default="1,8,16,32")
     parser.add_argument("--length", type=int, default=200, help="tokens that each has read")
     parser.add_argument("--steps", type=int, default=12)
@@ -33,7 +34,11 @@ def main() -> None:
     counts = [int(each) for each in given.rows.split(",")]
     torch.manual_seed(0)
     model = oxytorch.llm.optimize(
-        random_model(given.shape), dtype=torch.bfloat16, weights=given.weights, inplace=True
+        random_model(given.shape),
+        dtype=torch.bfloat16,
+        weights=given.weights,
+        activation_dtype=given.activations,
+        inplace=True,
     )
     fused = fused_model(model)
     assert fused is not None
@@ -44,9 +49,7 @@ def main() -> None:
         prompts = torch.randint(vocabulary, (most, given.length))
         for row, cache in enumerate(caches):
             fused.step(prompts[row : row + 1], cache)
-        print(
-            f"| sequences ({given.weights}) | ms together | in groups of {EXACT} | tokens/s | alike |"
-        )
+        print(f"| {given.weights}: sequences | ms together | by {EXACT} | tokens/s | alike |")
         print("|---|---|---|---|---|")
         for rows in counts:
             tokens = torch.randint(vocabulary, (rows, 1))
