@@ -15,7 +15,7 @@ from torch import Tensor
 from oxytorch.llm.sampling import Sampler
 from oxytorch.serve.engine import Engine
 from oxytorch.serve.errors import ApiError, timed_out
-from oxytorch.serve.lanes import Lane, Lanes, group_ends
+from oxytorch.serve.lanes import Lane, Lanes
 from oxytorch.serve.metrics import Counter, Histogram, Metrics
 from oxytorch.serve.sequence import End, Event, Sequence
 from oxytorch.serve.text import GrowingText
@@ -30,16 +30,6 @@ def test_clients_take_turns() -> None:
     assert [queue.pop() for _ in range(6)] == ["a1", "b1", "c1", "a2", "b2", "a3"]
     with pytest.raises(IndexError):
         queue.pop()
-
-
-def test_steps_are_in_groups_that_round_alike_unless_larger_ones_are_allowed() -> None:
-    assert group_ends(8, 8) == [0, 8]
-    assert group_ends(9, 8) == [0, 4, 9]
-    assert group_ends(32, 8) == [0, 8, 16, 24, 32]
-    assert group_ends(16, 32) == [0, 8, 16]
-    assert group_ends(20, 32) == [0, 20]
-    assert group_ends(33, 32) == [0, 16, 33]
-    assert group_ends(3, 2) == [0, 1, 3]
 
 
 def test_removed_items_leave_the_queue() -> None:

@@ -120,13 +120,6 @@ def _add_language(group: argparse._ArgumentGroup) -> None:
         help="tokens of a prompt and its answer (default: the model's, at most 4096)",
     )
     group.add_argument(
-        "--together",
-        type=positive,
-        metavar="N",
-        help="sequences of one step at most (default: 8, which round as each does alone; "
-        "32 are faster where as many run)",
-    )
-    group.add_argument(
         "--exact",
         action="store_true",
         help="decode only as many sequences together as give each the tokens that it has alone",

@@ -22,10 +22,6 @@ MOST_ROWS = MOST_GUESSES + 1
 """Sequences of one step: up to so many rows of a product have the sums that each has alone, but for
 plain weights of bfloat16 in AMX."""
 
-LEAST_LARGE = 20
-"""Sequences from which one larger group is faster than groups of `MOST_ROWS`: products of more rows
-than those take as long for 13 as for 32, where a processor has no AMX."""
-
 LEAST_READ = 32
 """Tokens of a prompt that are read in one piece at least, where it has as many: products of few
 rows may round in another way than those of many."""
@@ -137,7 +133,8 @@ class FusedLanes:
 
     def _in_groups(self, tokens: Tensor, caches: Sequence[KVCache]) -> Tensor:
         """Logits of groups that are as large as rounding allows, and of about the same size."""
-        ends = group_ends(len(caches), self.rows)
+        groups = -(-len(caches) // self.rows)
+        ends = [len(caches) * number // groups for number in range(groups + 1)]
         parts = [
             joint_step(self.model, tokens[start:end], caches[start:end])
             for start, end in pairwise(ends)
@@ -160,16 +157,6 @@ class FusedLanes:
         if lane.state is not None:
             lane.state.cache.crop(0)
         _copy_keys(source.state.cache, self._cache(lane, count), count)
-
-
-def group_ends(count: int, rows: int) -> list[int]:
-    """Where groups of `count` sequences begin and end: as few as hold at most `rows` each.
-
-    Few sequences step in groups of at most `MOST_ROWS`, whatever `rows` allows.
-    """
-    most = rows if count >= LEAST_LARGE else min(rows, MOST_ROWS)
-    groups = -(-count // most)
-    return [count * number // groups for number in range(groups + 1)]
 
 
 @dataclass(eq=False)

@@ -62,7 +62,7 @@ def language_service(
             f"the keys and values of {arguments.slots} slots of {context} tokens (--slots, "
             "--context)",
         )
-    rows = arguments.together or MOST_ROWS
+    rows = MOST_ROWS
     lanes = lanes_of(model, arguments.slots, context, rows)
     if arguments.exact and isinstance(lanes, FusedLanes):
         with torch.inference_mode():

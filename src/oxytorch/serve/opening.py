@@ -17,7 +17,7 @@ from .open_program import program_service
 from .open_sentences import sentence_service
 from .options import refuse
 
-LANGUAGE = ("tokenizer", "weights", "kv_cache", "group_size", "together")
+LANGUAGE = ("tokenizer", "weights", "kv_cache", "group_size")
 SENTENCES = ("dtype", "pooling")
 BATCHES = ("max_batch", "max_wait")
 
