@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ..serve.command import configure
 
-LISTENING = ("host", "port", "log_level", "threads")
+LISTENING = ("host", "port", "log_level", "threads", "instances", "listener")
 """Options that Ray decides about, or the plan."""
 
 
