@@ -198,7 +198,7 @@ LAYERS = [
         "serve",
         "__init__",
     },
-    {"benchmark"},
+    {"ray", "benchmark"},
     {"__main__", "llm_command.command"},
 ]
 MODULE_NAME = re.compile(r"oxytorch(\.\w+)+")

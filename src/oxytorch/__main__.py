@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = next((word for word in words if not word.startswith("-")), None)
     try:
         parser = build_parser(chosen)
-        arguments = parser.parse_args(words)
+        arguments = parser.parse_args(words, argparse.Namespace(words=words))
         if arguments.command is None:
             parser.print_help()
             return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -22,6 +23,7 @@ import pytest
 from small_servers import Running, application, running, wait_until, write_language_model
 
 from oxytorch.__main__ import main
+from oxytorch.serve.server import bound_socket
 
 ASK = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
 
@@ -208,6 +210,27 @@ def test_mistakes_of_the_command_are_told(
     assert "is no model" in said(str(tmp_path), "--port", "0")
     assert "512 positions, got 1000" in said(str(folder), "--port", "0", "--context", "1000")
     assert "--pooling is an option" in said(str(folder), "--port", "0", "--pooling", "cls")
+
+
+def test_small_responses_are_sent_at_once() -> None:
+    seen: list[int] = []
+
+    class Watched(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            connection = transport.get_extra_info("socket")
+            seen.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    async def connect() -> None:
+        with bound_socket("127.0.0.1", 0) as listener:
+            server = await asyncio.get_running_loop().create_server(Watched, sock=listener)
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            while not seen:
+                await asyncio.sleep(0.01)
+            writer.close()
+            server.close()
+
+    asyncio.run(connect())
+    assert seen[0]
 
 
 class Process:

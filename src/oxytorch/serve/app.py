@@ -13,9 +13,12 @@ from starlette.exceptions import HTTPException
 from .. import __version__
 from .access import App, Gate
 from .errors import ApiError, failed
+from .language import Language
 from .logs import log
 from .metrics import Metrics
 from .page import PAGE, Figures
+from .programs import ProgramCalls
+from .sentence_routes import TextModel
 from .web import check_name, error_response
 from .worker import Worker
 
@@ -25,14 +28,15 @@ class Service:
     """A model behind routes.
 
     kind: "language", "embedding", "rerank" or "program". router: its routes. worker: runs the
-    model; it is started before the first request and closed after the last one. details: more of it
-    for /v1/models.
+    model; it is started before the first request and closed after the last one. model: what routes
+    call. details: more of it for /v1/models.
     """
 
     name: str
     kind: str
     router: APIRouter
     worker: Worker
+    model: TextModel | Language | ProgramCalls
     details: dict[str, Any] = field(default_factory=dict)
 
 

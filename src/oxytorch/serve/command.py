@@ -69,6 +69,13 @@ def _add_listening(group: argparse._ArgumentGroup) -> None:
         "--port", type=_port, default=8000, metavar="N", help="port; 0: a free one (default: 8000)"
     )
     group.add_argument(
+        "--instances",
+        type=positive,
+        metavar="N",
+        help="servers behind the port, each on its cores; one that ends is started again",
+    )
+    group.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # what instances are given
+    group.add_argument(
         "--token", help="what clients have to give (default: that of OXYTORCH_SERVE_TOKEN)"
     )
     group.add_argument(
@@ -164,9 +171,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
+    from .instances import serve_instances
     from .serving import serve
 
     try:
+        if arguments.instances is not None and arguments.listener is None:
+            return serve_instances(arguments)
         serve(arguments, token, is_local)
     except (ValueError, TypeError, OSError, MemoryError) as error:
         return _fail(str(error))

@@ -91,6 +91,7 @@ def language_service(
         "language",
         language_router(language, name, metrics),
         engine,
+        language,
         {"max_model_len": context},
     )
 

@@ -44,7 +44,7 @@ def program_service(
         metrics,
     )
     router = _router(calls, batcher, name, metrics)
-    return Service(name, "program", router, batcher)
+    return Service(name, "program", router, batcher, calls)
 
 
 def _each(calls: ProgramCalls, given: Sequence[Call]) -> list[list[Tensor] | ApiError]:

@@ -49,8 +49,8 @@ def sentence_service(
         metrics,
     )
     make = rerank_router if is_rerank else embedding_router
-    router = make(TextModel(name, reader, Tokenizer(inner), batcher, metrics))
-    return Service(name, kind, router, batcher, {"max_model_len": longest})
+    served = TextModel(name, reader, Tokenizer(inner), batcher, metrics)
+    return Service(name, kind, make(served), batcher, served, {"max_model_len": longest})
 
 
 def _opened(folder: Path, is_rerank: bool) -> Any:

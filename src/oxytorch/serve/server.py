@@ -16,7 +16,8 @@ from .logs import log
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket with this address. Raises OSError, with the option to change, where it cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # By the protocol's number asyncio knows to send what is small at once (TCP_NODELAY).
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 
 from .app import State, make_app
 from .logs import log, set_up
@@ -14,7 +15,10 @@ from .server import Server, address, bound_socket
 def serve(arguments: argparse.Namespace, token: str | None, is_local: bool) -> None:
     """Serves until a signal. Raises OSError for a port in use and ValueError for a wrong model."""
     set_up(arguments.log_level)
-    listener = bound_socket(arguments.host, arguments.port)  # before the model, which takes longer
+    if arguments.listener is not None:
+        listener = socket.socket(fileno=arguments.listener)
+    else:
+        listener = bound_socket(arguments.host, arguments.port)  # the model takes longer
     with listener:
         metrics, state = Metrics(), State()
         service = open_service(arguments, metrics)

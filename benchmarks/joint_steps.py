@@ -1,0 +1,86 @@
+"""A step of several sequences of a language model together: how long it takes by their number.
+
+Weights are random, of a shape by name. "alike": whether each sequence has the very logits that it
+has in a step of at most 8 of them.
+
+    python benchmarks/joint_steps.py --weights int4 --rows 1,8,16,32
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+import oxytorch
+from oxytorch.benchmark.llm.shapes import random_model
+from oxytorch.llm.joint_steps import joint_step
+from oxytorch.llm.record import fused_model
+
+EXACT = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="tinyllama-1.1b")
+    parser.add_argument("--weights", default="int4")
+    parser.add_argument("--activations", choices=("int8",), help="(default: bfloat16)")
+    parser.add_argument("--rows", default="1,8,16,32")
+    parser.add_argument("--length", type=int, default=200, help="tokens that each has read")
+    parser.add_argument("--steps", type=int, default=12)
+    given = parser.parse_args()
+    counts = [int(each) for each in given.rows.split(",")]
+    torch.manual_seed(0)
+    model = oxytorch.llm.optimize(
+        random_model(given.shape),
+        dtype=torch.bfloat16,
+        weights=given.weights,
+        activation_dtype=given.activations,
+        inplace=True,
+    )
+    fused = fused_model(model)
+    assert fused is not None
+    vocabulary = model.config.vocab_size
+    most = max(counts)
+    with torch.inference_mode():
+        caches = [fused.cache(1, given.length + 256) for _ in range(most)]
+        prompts = torch.randint(vocabulary, (most, given.length))
+        for row, cache in enumerate(caches):
+            fused.step(prompts[row : row + 1], cache)
+        print(f"| {given.weights}: sequences | ms together | by {EXACT} | tokens/s | alike |")
+        print("|---|---|---|---|---|")
+        for rows in counts:
+            tokens = torch.randint(vocabulary, (rows, 1))
+            together, in_groups = [], []
+            for _ in range(given.steps):
+                begin = time.perf_counter()
+                found = joint_step(fused, tokens, caches[:rows])
+                middle = time.perf_counter()
+                crop(caches, given.length)
+                between = time.perf_counter()
+                parts = [
+                    joint_step(
+                        fused,
+                        tokens[start : start + EXACT],
+                        caches[start : min(rows, start + EXACT)],
+                    )
+                    for start in range(0, rows, EXACT)
+                ]
+                in_groups.append(time.perf_counter() - between)
+                together.append(middle - begin)
+                crop(caches, given.length)
+            alike = torch.equal(found, torch.cat(parts))
+            one, other = (statistics.median(times[2:]) * 1e3 for times in (together, in_groups))
+            rate = rows / min(one, other) * 1e3
+            print(f"| {rows} | {one:.1f} | {other:.1f} | {rate:.0f} | {alike} |", flush=True)
+
+
+def crop(caches: list, length: int) -> None:
+    for cache in caches:
+        cache.crop(length)
+
+
+if __name__ == "__main__":
+    main()

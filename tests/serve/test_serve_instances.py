@@ -1,0 +1,90 @@
+"""Several instances behind one port: all answer, and one that is killed comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from small_servers import wait_until, write_language_model
+
+
+class Instances:
+    """`oxytorch serve --instances` as a process, and what it logs."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "oxytorch", "serve", *words, "--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.lines: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if line.startswith("{"):
+                self.lines.append(json.loads(line))
+
+    def of(self, event: str, name: str) -> list[Any]:
+        """A field of all events of this kind so far."""
+        return [line[name] for line in list(self.lines) if line["event"] == event]
+
+    def end(self) -> int:
+        status = self.process.wait(60)
+        self._thread.join()
+        return status
+
+
+def test_killed_instance_comes_back_and_the_others_answer(tmp_path: Path) -> None:
+    count = min(2, len(os.sched_getaffinity(0)))
+    folder = write_language_model(tmp_path / "tiny")
+    server = Instances(str(folder), "--instances", str(count), "--name", "tiny")
+    try:
+        wait_until(lambda: len(server.of("ready", "url")) == count, 120)
+        url = server.of("ready", "url")[0]
+        body = {"model": "tiny", "prompt": "Once upon", "max_tokens": 12, "temperature": 0}
+
+        def answer() -> str:
+            response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            assert response.status_code == 200
+            return str(response.json()["choices"][0]["text"])
+
+        first = answer()
+        started = server.of("instance started", "pid")
+        assert len(started) == count
+        cores = [os.sched_getaffinity(pid) for pid in started]
+        assert all(not cores[0] & other for other in cores[1:])
+        os.kill(started[0], signal.SIGKILL)
+        wait_until(lambda: len(server.of("ready", "url")) == count + 1, 120)
+        assert server.of("instance ended", "status") == [-signal.SIGKILL]
+        assert {answer() for _ in range(6)} == {first}
+        server.process.send_signal(signal.SIGTERM)
+    except BaseException:
+        server.process.kill()
+        raise
+    finally:
+        status = server.end()
+    assert status == 0
+    for pid in server.of("instance started", "pid"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_mistakes_end_all_instances(tmp_path: Path) -> None:
+    nothing = Instances(str(tmp_path), "--instances", "1")
+    assert nothing.end() == 2
+    assert len(nothing.of("instance started", "pid")) == 1
+    many = subprocess.run(
+        [sys.executable, "-m", "oxytorch", "serve", str(tmp_path), "--instances", "9999"],
+        capture_output=True,
+        text=True,
+    )
+    assert many.returncode == 2
+    assert "expected at most" in many.stderr
