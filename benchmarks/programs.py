@@ -22,10 +22,11 @@ import torch
 from oxytorch.benchmark.core.contest import Progress
 from oxytorch.benchmark.core.jobs import Job, OnResult, Settings, contest
 from oxytorch.benchmark.core.results import Result
-from oxytorch.benchmark.core.subject import DTYPES, Subject, positive
+from oxytorch.benchmark.core.subject import DTYPES, Subject
 from oxytorch.benchmark.models.cases import CASES
 from oxytorch.benchmark.programs import runs, tables
 from oxytorch.benchmark.runs import measure, start
+from oxytorch.command_line import positive
 
 DESCRIPTION = """\
 Time whole models: stock PyTorch, oxytorch.optimize(sample_input=x), and the same with graph=True,
