@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = [
-    path for folder in ("benchmarks", "examples", "tools") for path in sorted((ROOT / folder).rglob("*.py"))
-]  # fmt: skip
-EXTRAS = {"oxytorch.ray": "ray"}
+FOLDERS = ("benchmarks", "examples", "tools")
+SCRIPTS = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+EXTRAS = {"oxytorch.ray": "pyarrow"}
 """Packages of ours that import others, which need not be installed."""
 
 
