@@ -419,7 +419,8 @@ def _is_aliased(plain: Tensor) -> bool:
 @functools.cache
 def _leave_alone() -> None:
     """Tell the compiler not to compile these files: it would, of a layer not compiled whole."""
-    for name in (__name__, Fields.__module__, no_modes.__module__, f"{__package__}.reordered"):
+    files = (Cell.__module__, Fields.__module__, no_modes.__module__, f"{__package__}.reordered")
+    for name in (__name__, *files):
         sys.modules[DYNAMO].add(name)
 
 
