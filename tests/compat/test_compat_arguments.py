@@ -15,6 +15,7 @@ from torch import nn
 import oxytorch
 import oxytorch.compat.ipex as ipex
 from oxytorch.compat import NotServedError
+from oxytorch.compat.qconfigs import settings_of
 from oxytorch.quantization import (
     Int4Weight,
     Int8DynamicActivationInt4Weight,
@@ -279,3 +280,14 @@ def test_switches_have_no_other_effect() -> None:
         layer = nn.Linear(4, 4)
     assert layer.weight.is_meta and layer.weight.dtype == torch.bfloat16
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_the_older_spelling_of_a_dynamic_observer() -> None:
+    quantization = torch.ao.quantization
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        observer = quantization.PlaceholderObserver.with_args(
+            dtype=torch.float, compute_dtype=torch.quint8
+        )
+        found = settings_of(quantization.QConfig(activation=observer, weight=None))
+    assert isinstance(found, Int8DynamicActivationInt8Weight)

@@ -98,3 +98,14 @@ def test_script_runs_with_the_predecessors_import(tmp_path: Path) -> None:
 
 def test_every_option_has_a_meaning() -> None:
     assert len(meanings()) > 30 and all(meanings().values())
+
+
+def test_the_launchers_older_name_and_what_is_no_script(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("print('ran')")
+    base = [sys.executable, "-m", "oxytorch.compat"]
+    launch = ["-m", "intel_extension_for_pytorch.cpu.launch", "--ninstances", "1", str(script)]
+    done = subprocess.run([*base, *launch], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "ran" in done.stdout, done.stderr
+    done = subprocess.run([*base, "-c", "pass"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "takes a script or -m, got -c" in done.stderr

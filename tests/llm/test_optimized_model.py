@@ -355,7 +355,10 @@ def test_prompt_longer_than_the_cache_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"dtype": torch.float16}, "expected dtype bfloat16 or float32, got torch.float16"),
+        (
+            {"dtype": torch.float16},
+            "expected dtype torch.bfloat16 or torch.float32, got torch.float16",
+        ),
         ({"weights": "int3"}, "expected weights None, 'int8', 'int4', 'nf4', 'fp8', got 'int3'"),
         ({"kv_cache": "int4"}, "expected kv_cache None, 'bf16', 'fp32', 'int8', got 'int4'"),
         ({"weights": "int4"}, "divides in_features 64 of model.layers.0.self_attn.q_proj.weight"),

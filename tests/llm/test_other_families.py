@@ -97,6 +97,19 @@ def test_families_in_bfloat16_err_as_bfloat16_does(family: str) -> None:
     assert all(b.dtype == torch.float32 for b in eight.buffers() if b.is_floating_point())
 
 
+def test_groups_need_not_divide_what_is_no_layers_weight() -> None:
+    """`A_log` of Mamba has as many columns as the state has numbers."""
+    config = transformers.MambaConfig(
+        vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, state_size=16,
+        time_step_rank=64, eos_token_id=None,
+    )  # fmt: skip
+    model, given = transformers.MambaForCausalLM(config).eval(), prompt(2, 12)
+    four = llm.optimize(model, dtype=torch.float32, weights="int4", group_size=32)
+    assert usual_distance(logits(four, given), logits(model, given)) < 0.3
+    with pytest.raises(ValueError, match=r"in_features 64 of .*dt_proj.weight, got 128"):
+        llm.optimize(model, weights="int4", group_size=128)
+
+
 def test_what_reads_later_tokens_is_refused() -> None:
     config = transformers.XLNetConfig(
         d_model=64, n_layer=2, n_head=4, d_inner=128, vocab_size=VOCABULARY

@@ -109,6 +109,13 @@ def test_limit_that_is_no_size_is_named(path: Path, capsys) -> None:
     assert "expected a size such as 80GiB, got 'much'" in capsys.readouterr().err
 
 
+def test_limit_without_a_unit_is_named(path: Path, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["memory", "replay", str(path), "--limit", "24"])
+    assert stopped.value.code == 2
+    assert "24 is 24 bytes; give a unit, such as 24GiB" in capsys.readouterr().err
+
+
 def test_sizes_are_read_and_written() -> None:
     read = {"80GiB": 80 << 30, "1.5g": 3 << 29, "512M": 512 << 20, "2 MB": 2 << 20, "7": 7}
     for text, count in read.items():

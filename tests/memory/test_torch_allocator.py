@@ -52,6 +52,28 @@ def test_cpu_tensors_live_in_our_memory_and_go_back() -> None:
     assert out == "done\n"
 
 
+@pytest.mark.parametrize("policy", ["expandable", "native"])
+def test_cpu_memory_that_the_machine_lacks_is_refused_as_without_it(policy: str) -> None:
+    out = run(f"""
+        import os, torch
+        from oxytorch import memory
+        memory.use("cpu", policy={policy!r})
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+        for times in (2, 64):
+            try:
+                torch.empty(times * there, dtype=torch.uint8)
+            except RuntimeError as error:
+                assert "can't allocate memory" in str(error), error
+            else:
+                raise AssertionError(times)
+        assert memory.memory_reserved("cpu") < there
+        x = torch.ones(8 << 20, dtype=torch.uint8)
+        assert memory.memory_allocated("cpu") == 8 << 20
+        print("done")
+    """)
+    assert out == "done\n"
+
+
 def test_cpu_memory_survives_fork_and_threads() -> None:
     out = run("""
         import os, threading, torch

@@ -264,6 +264,21 @@ def test_convolutions_of_any_spelling_are_packed(
             )
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"sample_input": True}, {"sample_input": True, "graph": True}]
+)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_convolutions_in_float16(dims: int, options: dict[str, Any]) -> None:
+    """For which there may be no packed weights."""
+    kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[dims]
+    model = nn.Sequential(kind(3, 32, 3, padding=1), nn.ReLU(), kind(32, 32, 3)).eval()
+    x = torch.randn(2, 3, *[12] * dims)
+    given = {name: x if name == "sample_input" else value for name, value in options.items()}
+    made = oxytorch.optimize(model, dtype=torch.float16, **given)
+    with torch.no_grad():
+        torch.testing.assert_close(made(x).float(), model(x), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("bias", [False, True])

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from .door import install
+from .errors import OLD
 
 USAGE = "usage: python -m oxytorch.compat script.py [arguments]\n       ... -m module [arguments]"
 
@@ -16,11 +17,18 @@ def main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help") or words == ["-m"]:
         print(USAGE, file=sys.stdout if words and words != ["-m"] else sys.stderr)
         return 0 if words and words != ["-m"] else 2
+    if words[:2] == ["-m", f"{OLD}.cpu.launch"]:  # the launcher, under its older name
+        from ..__main__ import main as command
+
+        return command(["ipexrun", *words[2:]])
     install()
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         return 0
+    if words[0].startswith("-"):
+        print(f"oxytorch.compat: takes a script or -m, got {words[0]}\n{USAGE}", file=sys.stderr)
+        return 2
     if not Path(words[0]).exists():
         print(f"oxytorch.compat: no such file: {words[0]}", file=sys.stderr)
         return 2

@@ -164,12 +164,15 @@ def settings_of(
             f"got a {type(configure).__name__}"
         )
     observer = activation()
-    if getattr(observer, "is_dynamic", False):
+    # The older spelling of a dynamic observer, of which torch keeps nothing.
+    given = getattr(getattr(activation, "p", None), "keywords", {})
+    if getattr(observer, "is_dynamic", False) or "compute_dtype" in given:
         return Int8DynamicActivationInt8Weight(only_faster=False)
     kind = _OBSERVERS.get(type(observer).__name__)
     if kind is None:
         raise not_served(
-            f"the observer {type(observer).__name__}", f"use one of {', '.join(_OBSERVERS)}"
+            f"the observer {type(observer).__name__}",
+            f"use one of {', '.join(_OBSERVERS)}, or PlaceholderObserver with is_dynamic=True",
         )
     symmetric = observer.dtype == torch.qint8 or observer.qscheme == torch.per_tensor_symmetric
     return Int8StaticActivationInt8Weight(symmetric, kind, only_faster=False)

@@ -93,7 +93,9 @@ def check_model(model: Any, dtype: torch.dtype | None) -> torch.dtype:
     if dtype is None:
         dtype = next(model.parameters()).dtype
     if dtype not in (torch.bfloat16, torch.float32):
-        raise ValueError(f"llm.optimize: expected dtype bfloat16 or float32, got {dtype}")
+        raise ValueError(
+            f"llm.optimize: expected dtype torch.bfloat16 or torch.float32, got {dtype!r}"
+        )
     return dtype
 
 
@@ -120,7 +122,8 @@ def check_weights(layers: list[LayerCalls], config: WeightConfig | None) -> None
         if config is None or not config.group_size or place.split(".")[-2] in ROUTERS:
             continue
         transposed = stored_transposed(module) if name == "weight" else False
-        if transposed is not None:
+        is_packed = name == "weight" or parameter.dim() > 2  # else no layer's: Mamba's `A_log`
+        if is_packed and transposed is not None:
             in_features = parameter.shape[0 if transposed else -1]
             config.check_groups("llm.optimize", place, in_features, "group_size=None or int8")
 

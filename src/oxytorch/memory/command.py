@@ -105,9 +105,12 @@ def _limit(parser: argparse.ArgumentParser) -> None:
 
 def _bytes(text: str) -> int:
     try:
-        return parse(text)
+        found = parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+    if found < 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text} is {found} bytes; give a unit, such as 24GiB")
+    return found
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -43,12 +43,25 @@ int unreserve(void*, int, void* address, std::size_t bytes) {
   return munmap(address, bytes) ? OXYTORCH_MEMORY_FAILED : OXYTORCH_MEMORY_OK;
 }
 
-// The system makes pages when they are written to; all that is counted here is their number.
-int create(void*, int, std::size_t, std::uint64_t* page) {
+// The system makes pages when they are written to; here they are counted, since what is not written
+// to is not refused by it either. More than there is goes to the C library, which asks it.
+std::atomic<std::size_t> held{0};
+
+int take(std::size_t bytes) {
+  const std::size_t before = held.fetch_add(bytes);
+  if (bytes <= total_bytes() && before <= total_bytes() - bytes) return OXYTORCH_MEMORY_OK;
+  held.fetch_sub(bytes);
+  return OXYTORCH_MEMORY_OUT;
+}
+
+int create(void*, int, std::size_t bytes, std::uint64_t* page) {
   *page = 1;
+  return take(bytes);
+}
+int destroy(void*, int, std::uint64_t, std::size_t bytes) {
+  held.fetch_sub(bytes);
   return OXYTORCH_MEMORY_OK;
 }
-int destroy(void*, int, std::uint64_t, std::size_t) { return OXYTORCH_MEMORY_OK; }
 int map(void*, int, void*, std::uint64_t, std::size_t) { return OXYTORCH_MEMORY_OK; }
 
 int grant(void*, int, void* address, std::size_t bytes) {
@@ -62,11 +75,21 @@ int unmap(void*, int, void* address, std::size_t bytes) {
 }
 
 int allocate(void*, int, std::size_t bytes, void** data) {
-  const int result = reserve(nullptr, 0, (bytes + kHugePage - 1) / kHugePage * kHugePage, data);
-  return result ? result : grant(nullptr, 0, *data, bytes);
+  if (bytes > total_bytes()) return OXYTORCH_MEMORY_OUT;
+  const std::size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  if (const int result = take(whole)) return result;
+  int result = reserve(nullptr, 0, whole, data);
+  if (!result) {
+    result = grant(nullptr, 0, *data, bytes);
+    if (result) unreserve(nullptr, 0, *data, whole);
+  }
+  if (result) held.fetch_sub(whole);
+  return result;
 }
 int release(void*, int, void* data, std::size_t bytes) {
-  return unreserve(nullptr, 0, data, (bytes + kHugePage - 1) / kHugePage * kHugePage);
+  const std::size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  held.fetch_sub(whole);
+  return unreserve(nullptr, 0, data, whole);
 }
 
 int memory_info(void*, int, std::size_t* free_bytes, std::size_t* total) {

@@ -122,7 +122,11 @@ def set_per_process_memory_fraction(
 
 
 def set_memory_limit(size: int, device: Device = None) -> None:
-    """At most so many bytes are held; 0: no limit. For this allocator alone."""
+    """At most so many bytes are held; 0: no limit. For this allocator alone.
+
+    Beyond the limit "cuda" is out of memory; on the CPU tensors come from the C library then, which
+    has no limit.
+    """
     kind, index = _resolve(device)
     made = _ours(kind, False)
     if made is None:

@@ -71,6 +71,7 @@ def use(device: str = "cuda", *, policy: str | None = None) -> None:
         RuntimeError: torch has allocated there already, or is not built for it.
         MemoryLibraryError: there is no such device.
     """
+    device = str(device)
     if device == "cpu":
         _use_host(policy or "expandable")
         return
@@ -111,7 +112,8 @@ def _use_host(policy: str) -> None:
             made = Installed("cpu", policy, allocator, None, True)
         elif made.policy != policy:
             raise RuntimeError(
-                f"use('cpu', policy={policy!r}): policy {made.policy!r} was in use in this process"
+                f"use('cpu', policy={policy!r}): this process began with policy {made.policy!r} "
+                "there, which stays; start a new process for another"
             )
         _core.check(
             library.oxytorch_memory_host_begin(

@@ -186,7 +186,9 @@ def _convolution_times(
     between = _seconds_of_cast(count, other.dtype, own.dtype)
     between += _seconds_of_cast(own.result.numel(), own.dtype, other.dtype)
     as_it_is = min(ways["plain"], ways.get("own", math.inf) if in_program else math.inf)
-    converted = [as_it_is, *[ways["packed"]] * is_packed]
+    # oneDNN packs no float16 weights where the processor has no products of them.
+    packed = ways.get("packed") if is_packed else None
+    converted = [as_it_is] if packed is None else [as_it_is, packed]
     return plain, plain + between, *converted
 
 
