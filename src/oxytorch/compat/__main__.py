@@ -18,9 +18,9 @@ def main(words: list[str]) -> int:
         print(USAGE, file=sys.stdout if words and words != ["-m"] else sys.stderr)
         return 0 if words and words != ["-m"] else 2
     if words[:2] == ["-m", f"{OLD}.cpu.launch"]:  # the launcher, under its older name
-        from ..__main__ import main as command
-
-        return command(["ipexrun", *words[2:]])
+        sys.argv = ["oxytorch", "ipexrun", *words[2:]]
+        runpy.run_module("oxytorch", run_name="__main__", alter_sys=True)
+        return 0
     install()
     if words[0] == "-m":
         sys.argv = words[1:]
