@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -44,3 +46,17 @@ def checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return read_checked
+
+
+_PICTURES = (".svg", ".png")
+
+
+def why_no_picture(path: Path, extra: str) -> str:
+    """Why nothing can be drawn to this file; empty if it can. extra: what brings matplotlib."""
+    if path.suffix not in _PICTURES:
+        return f"expected a name that ends with {' or '.join(_PICTURES)}, got {path.name}"
+    if not path.absolute().parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if importlib.util.find_spec("matplotlib") is None:
+        return f"needs matplotlib: pip install 'oxytorch[{extra}]' or matplotlib"
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -15,7 +16,6 @@ from torch import nn
 
 import oxytorch
 from oxytorch.__main__ import main
-from oxytorch.launch.tuning import drawing
 from oxytorch.launch.tuning import session as sessions
 
 # Two instances of one core are the best, by far.
@@ -275,7 +275,7 @@ def test_mistakes_are_named_before_anything_starts(words, message, mistake):
 
 
 def test_plot_without_matplotlib_names_the_package(monkeypatch, mistake):
-    monkeypatch.setattr(drawing.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'oxytorch[tune]'" in mistake(["tune", "--plot", "a.svg", "x.py"])
 
 

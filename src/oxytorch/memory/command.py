@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..command_line import why_no_picture
 from . import plots
 from . import trace as traces
 from .advise import Advice, advise
@@ -182,7 +183,7 @@ def _device(trace: Trace) -> str:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    reason = plots.reason_against(arguments.plot) if arguments.plot else ""
+    reason = why_no_picture(arguments.plot, "bench") if arguments.plot else ""
     if reason:
         raise ValueError(f"--plot: {reason}")
     trace = traces.load_trace(arguments.trace, arguments.device)

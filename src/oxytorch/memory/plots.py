@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from .replay import Range, Result
 from .sizes import size
 from .trace import Trace
 
-SUFFIXES = (".svg", ".png")
 INK, GRID = "#22303c", "#e3e7ea"
 ALLOCATED, RESERVED, WASTED, FAILED = "#8fb8b5", "#0b7a75", "#f2cdbf", "#b3261e"
 KINDS = (
@@ -27,17 +25,6 @@ LONG_PART = 0.02
 """What lives for more than this part of all events is long-lived."""
 ROWS, COLUMNS, MOST_MARKS = 14, 560, 60
 _GiB = 1 << 30
-
-
-def reason_against(path: Path) -> str:
-    """Why nothing can be drawn to this file; empty if it can."""
-    if path.suffix not in SUFFIXES:
-        return f"expected a name that ends with {' or '.join(SUFFIXES)}, got {path.name}"
-    if not path.absolute().parent.is_dir():
-        return f"there is no folder {path.parent}"
-    if importlib.util.find_spec("matplotlib") is None:
-        return "needs matplotlib: pip install 'oxytorch[bench]' or matplotlib"
-    return ""
 
 
 def draw(trace: Trace, results: Sequence[Result], title: str, path: Path) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from ... import __version__, config
+from ...command_line import why_no_picture
 from ...rewriting import kept
 from ..environment import ALLOCATORS, WATCHED, found_libraries
 from ..plan import PlanError, Request
 from ..text import machine
 from ..topology import Topology, read_topology
-from .drawing import draw, reason_against
+from .drawing import draw
 from .figures import Figure
 from .measure import example, open_program
 from .options import add_options, conflict, options_for_run
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         error("needs Linux")
     if wrong := conflict(arguments):
         error(wrong)
-    if arguments.plot and (wrong := reason_against(arguments.plot)):
+    if arguments.plot and (wrong := why_no_picture(arguments.plot, "tune")):
         error(f"--plot: {wrong}")
     topology = read_topology()
     search = _search(arguments, topology)

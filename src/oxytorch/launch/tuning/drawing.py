@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 from .report import number, remark
 from .search import Goal, Tally, Verdict
 
-SUFFIXES = (".svg", ".png")
 MOST_ROWS = 40
 WINNER, OTHERS, REFUSED, INK = "#0b7a75", "#8fa3b0", "#d08770", "#22303c"
-
-
-def reason_against(path: Path) -> str:
-    """Why nothing can be drawn to this file; empty if it can."""
-    if path.suffix not in SUFFIXES:
-        return f"expected a name that ends with {' or '.join(SUFFIXES)}, got {path.name}"
-    if not path.absolute().parent.is_dir():
-        return f"there is no folder {path.parent}"
-    if importlib.util.find_spec("matplotlib") is None:
-        return "needs matplotlib: pip install 'oxytorch[tune]' or matplotlib"
-    return ""
 
 
 def draw(
