@@ -36,6 +36,19 @@ struct Class {
   PyObject *meta = nullptr, *order = nullptr, *meta_order = nullptr;  // as words tell of them
 };
 
+struct Function {
+  PyObject *function, *code, *defaults, *keyword_defaults;
+};
+
+struct Type {
+  PyObject *object, *type;
+};
+
+struct Container {
+  PyObject* object;
+  std::vector<PyObject*> items;
+};
+
 struct Attribute {
   PyObject* object;
   Item item;

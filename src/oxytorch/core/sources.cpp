@@ -23,19 +23,6 @@ namespace {
 
 constexpr std::ptrdiff_t kLine = 64;
 
-struct Function {
-  PyObject *function, *code, *defaults, *keyword_defaults;
-};
-
-struct Type {
-  PyObject *object, *type;
-};
-
-struct Container {
-  PyObject* object;
-  std::vector<PyObject*> items;
-};
-
 struct Version {
   Tensor tensor;
   std::int64_t number;

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from .._library import functions_in_known_torch
 from .fused_steps import count_fused_steps
+from .layer_functions import functions_of
 from .packed import PackedTensor
 from .words import offsets
 
@@ -260,22 +260,6 @@ def _partials(value: Any) -> Iterator[partial[Any]]:
 
 def _global(owner: str, name: str) -> Any:
     return sys.modules[owner].__dict__.get(name, MISSING) if owner in sys.modules else MISSING
-
-
-_FUNCTIONS_OF: dict[type, tuple[tuple[str, str], ...]] = {}
-
-
-def functions_of(kind: type[nn.Module]) -> tuple[tuple[str, str], ...]:
-    """The functions of torch.nn.functional that a class of torch's layers, or one below it, calls:
-    (module, name)."""
-    kind = next(each for each in kind.__mro__ if each.__module__.startswith("torch.nn."))
-    if kind in _FUNCTIONS_OF or kind is nn.Module:
-        return _FUNCTIONS_OF.get(kind, ())
-    codes = [getattr(found, "__code__", None) for found in vars(kind).values()]
-    names = {name for code in codes if code is not None for name in code.co_names}
-    found = sorted(name for name in names if callable(vars(functional).get(name)))
-    _FUNCTIONS_OF[kind] = tuple((functional.__name__, name) for name in found)
-    return _FUNCTIONS_OF[kind]
 
 
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")

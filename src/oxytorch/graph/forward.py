@@ -13,9 +13,9 @@ from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
+from ..core.layer_functions import functions_of
 from ..core.packed import PackedTensor, packed_later
 from ..core.reordered import ReorderedTensor
-from ..core.sources import functions_of
 
 _torch: Any = torch._C  # its stubs lack functions
 

@@ -35,8 +35,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import config
+from ..core.layer_functions import functions_of
 from ..core.packed import PackedTensor
-from ..core.sources import GLOBAL_HOOKS, MISSING, Places, functions_of
+from ..core.sources import GLOBAL_HOOKS, MISSING, Places
 from ..graph.errors import CaptureError
 from .codes import Codes
 
