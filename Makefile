@@ -18,8 +18,9 @@ SOURCES := $(shell find src cmake -name '*.cpp' -o -name '*.h' -o -name '*.cmake
 demo: $(VENV)/.demo
 	$(BIN)/oxytorch demo
 
+# Two processes, since much of what is tested runs on one thread; those that wait do not spin.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(if $(SLOW),-m "slow or not slow")
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile $(if $(SLOW),-m "slow or not slow")
 
 # The sanitizers' run-time library has to be the first that the process loads. Python and torch leave
 # memory behind when they end.

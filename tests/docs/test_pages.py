@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,12 +43,18 @@ def commands(page: Path, program: str) -> list[str]:
     return [part for part in parts if re.match(rf"(\.venv/bin/)?{program}(\s|$)", part)]
 
 
-PYTHON_BLOCKS = [
-    pytest.param(body, id=f"{name(page)}-{number}")
+# Runs what a JSON list on standard input holds, each block as a program of its own.
+RUN_BLOCKS = """
+import json, sys, torch
+for block in json.load(sys.stdin):
+    torch.manual_seed(0)
+    exec(compile(block, "<page>", "exec"), {"__name__": "__main__"})
+"""
+PYTHON_BLOCKS = {
+    name(page): blocks
     for page in PAGES
-    for number, (kind, body) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")))
-    if kind == "python"
-]
+    if (blocks := [body for kind, body in BLOCK.findall(page.read_text()) if kind == "python"])
+}
 MAKE_COMMANDS = sorted({command for page in PAGES for command in commands(page, "make")})
 OXYTORCH_COMMANDS = sorted({command for page in PAGES for command in commands(page, "oxytorch")})
 
@@ -116,6 +126,16 @@ def test_oxytorch_command_is_accepted(command, capsys):
         assert stopped.code == 0 or "arguments are required" in complaint, complaint
 
 
-@pytest.mark.parametrize("block", PYTHON_BLOCKS)
-def test_python_block_runs(block, capsys):
-    exec(compile(block, "<page>", "exec"), {"__name__": "__main__"})
+@pytest.mark.parametrize("page", PYTHON_BLOCKS)
+def test_python_blocks_run(page: str, tmp_path: Path) -> None:
+    """In a process of their own: some change settings of the whole process."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUN_BLOCKS],
+        input=json.dumps(PYTHON_BLOCKS[page]),
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
