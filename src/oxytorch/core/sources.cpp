@@ -21,8 +21,6 @@ namespace oxytorch {
 
 namespace {
 
-constexpr std::ptrdiff_t kLine = 64;
-
 struct Version {
   Tensor tensor;
   std::int64_t number;
@@ -36,6 +34,7 @@ struct Values {
   std::vector<char> bytes;
 };
 
+constexpr std::ptrdiff_t kObject = 256;  // bytes, more than a tensor's object has
 constexpr std::int64_t kInline = 5;  // dimensions, whose sizes and strides are in a tensor's object
 
 struct Form {
@@ -91,6 +90,11 @@ class Sources {
     for (PyObject* object : held_) python().release(object);
   }
 
+  // Of an object, the place of the dictionary with its attributes, which it is not to have.
+  void require_bare(const PyObject* object, std::int64_t place) {
+    words_.require(at(object, place), 0);
+  }
+
   std::vector<Attribute> attributes;  // of what is no class
   std::vector<Function> functions;
   std::vector<Type> types;
@@ -128,6 +132,12 @@ class Sources {
     for (const Form& own : forms) add_group(add_words(own));
     words_.close(groups_, [this](Words::Group group) { return compared(group); });
     for (const Version& own : versions) note_tensor(own.tensor);
+    for (const Values& own : values) note_tensor(own.tensor);
+    for (const std::vector<Container>* found : {&lists, &sets, &orders}) {
+      for (const Container& own : *found) note(own.object);
+    }
+    std::sort(lines_.begin(), lines_.end());
+    lines_.erase(std::unique(lines_.begin(), lines_.end()), lines_.end());
     const bool only_words = types.empty() && functions.empty() && attributes.empty() &&
                             orders.empty() && lists.empty() && sets.empty() && versions.empty() &&
                             values.empty() && untold_.empty();
@@ -167,6 +177,9 @@ class Sources {
 
   bool add_word(const Type& own) {
     const std::int64_t kind = offsets().kind;
+    const Python& api = python();
+    // Only an object of a class that is itself an object, and a module, can be given another class.
+    if (is_immutable(api, own.type) && !api.is_subclass(own.type, api.class_of_modules)) return true;
     if (kind) words_.require(at(own.object, kind), word(own.type));
     return kind;
   }
@@ -192,7 +205,7 @@ class Sources {
     const Offsets& in = offsets();
     if (!in.tag || !api.is_subclass(class_of(api, own.dict), api.class_of_dicts)) return false;
     if (in.values && pointer_at(own.dict, in.values)) return false;
-    words_.add(at(own.dict, in.tag), groups_);
+    words_.add_growing(at(own.dict, in.tag), groups_);
     return true;
   }
 
@@ -226,16 +239,25 @@ class Sources {
       if (is_immutable(api, owner)) continue;
       PyObject* table = pointer_at(owner, in.table);
       if (!table || class_of(api, table) != api.class_of_dicts) return nullptr;
-      words_.add(at(table, in.tag), groups_);
+      words_.add_growing(at(table, in.tag), groups_);
     }
     return order;
   }
 
+  // Has memory read ahead that a look at a tensor reads.
   void note_tensor(const Tensor& tensor) {
-    const void* object = *reinterpret_cast<const void* const*>(tensor.handle());
-    for (const void* each : {static_cast<const void*>(tensor.handle()), object}) {
-      lines_.push_back(static_cast<const char*>(each));
-    }
+    const Offsets& in = offsets();
+    const char* object = *reinterpret_cast<const char* const*>(tensor.handle());
+    note(tensor.handle());
+    for (std::uintptr_t line = 0; line < 3; ++line) note(object + line * kLine);
+    if (!in.storage || !in.counter) return;
+    note(pointer_at(object, in.storage));
+    note(pointer_at(object, in.counter));
+  }
+
+  void note(const void* at) {
+    lines_.push_back(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(at) / kLine *
+                                                   kLine));
   }
 
   // Sizes and strides lie in the tensor's own object where they are few; the number before them
@@ -249,7 +271,7 @@ class Sources {
     check_call(aoti_torch_get_strides(handle, &strides), "get_strides");
     const auto count = static_cast<std::int64_t>(own.sizes.size());
     const auto from = reinterpret_cast<const char*>(sizes) - object;
-    if (!dtype || from <= 0 || from >= 4 * kLine || strides - sizes != kInline) return false;
+    if (!dtype || from <= 0 || from >= kObject || strides - sizes != kInline) return false;
     if (count > kInline || sizes[-1] != count) return false;
     words_.require(sizes - 1, count);
     for (std::int64_t i = 0; i < count; ++i) {
@@ -289,6 +311,10 @@ class Sources {
     }
     for (const std::vector<Container>* found : {&sets, &orders}) {
       for (const Container& own : *found) {
+        if (found == &sets && own.items.empty()) {
+          if (api.set_size(own.object) != 0) return false;
+          continue;
+        }
         PyObject* now = api.listed(own.object);
         const bool is_same = now && holds(api, now, own.items);
         if (now) {
@@ -404,6 +430,15 @@ OXY_EXPORT void oxytorch_add_types(void* made, void** objects, void** types, std
   for (std::int64_t i = 0; i < count; ++i) {
     static_cast<Sources*>(made)->types.push_back(
         {static_cast<PyObject*>(objects[i]), static_cast<PyObject*>(types[i])});
+  }
+}
+
+// places: where each one keeps its dictionary.
+OXY_EXPORT void oxytorch_add_bare(void* made, void** objects, const std::int64_t* places,
+                                  std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    static_cast<oxytorch::Sources*>(made)->require_bare(
+        static_cast<oxytorch::PyObject*>(objects[i]), places[i]);
   }
 }
 

@@ -25,7 +25,7 @@ from .._library import functions_in_known_torch
 from .fused_steps import count_fused_steps
 from .layer_functions import functions_of
 from .packed import PackedTensor
-from .words import offsets
+from .words import bare_place, has_no_attributes, offsets
 
 SMALL = 64 << 10
 """Bytes up to which a plain tensor is compared by its values, which sees every write. A larger one
@@ -280,8 +280,8 @@ class Places:
 
     entries: (dictionary, key, value). present: (dictionary, key) of what is not None. sizes:
     (dictionary, how many). orders: (dictionary, its keys). types: (object, its type).
-    attributes: (object, name, value). functions: (it, its code and defaults). lists and sets: (it,
-    what it holds). versioned and small: tensors whose values are compared, by their versions and as
+    attributes: (object, name, value). bare: objects that have no attributes. functions: (it, its code
+    and defaults). lists and sets: (it, what it holds). versioned and small: tensors whose values are compared, by their versions and as
     such. formed: those whose sizes, strides and dtype are. clocks: written to when packed tensors
     are.
     """
@@ -292,6 +292,7 @@ class Places:
         self.sizes: list[tuple[dict[Any, Any], int]] = []
         self.types: list[tuple[Any, type]] = []
         self.attributes: list[tuple[Any, str, Any]] = []
+        self.bare: list[Any] = []
         self.functions: list[tuple[types.FunctionType, list[Any]]] = []
         self.lists: list[tuple[list[Any], list[Any]]] = []
         self.sets: list[tuple[set[Any], list[Any]]] = []
@@ -304,8 +305,8 @@ class Places:
 
     def __len__(self) -> int:
         parts: tuple[Sized, ...] = (
-            self.entries, self.present, self.sizes, self.types, self.attributes, self.functions,
-            self.lists, self.sets, self.orders, self.versioned, self.small, self.formed,
+            self.entries, self.present, self.sizes, self.types, self.attributes, self.bare,
+            self.functions, self.lists, self.sets, self.orders, self.versioned, self.small, self.formed,
             self.clocks,
         )  # fmt: skip
         return sum(map(len, parts))
@@ -394,6 +395,7 @@ class Places:
             and all(table.get(key) is not None for table, key in self.present)
             and all(type(module) is kind for module, kind in self.types)
             and all(getattr(own, name, None) is value for own, name, value in self.attributes)
+            and all(map(has_no_attributes, self.bare))
             and self.are_functions_same()
             and all(_same_items(own, items) for own, items in self.lists)
             and all(_same_items([*own], items) for own, items in self.sets)
@@ -440,6 +442,8 @@ def _in_library(library: ctypes.PyDLL, places: Places, counted: list[Tensor]) ->
     for of_classes in (False, True):
         rows = [own for own in places.attributes if isinstance(own[0], type) is of_classes]
         add("attributes", rows, *(_column(rows, i) for i in range(3)), of_classes)
+    places_of_bare = (ctypes.c_int64 * len(places.bare))(*map(bare_place, places.bare))
+    add("bare", places.bare, _addresses(places.bare), places_of_bare)
     add("functions", functions, _column(functions, 0))
     for kind in ("lists", "sets", "orders"):
         for container, items in getattr(places, kind):

@@ -38,8 +38,9 @@ from .. import config
 from ..core.layer_functions import functions_of
 from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places
+from ..core.words import has_no_attributes
 from ..graph.errors import CaptureError
-from .codes import Codes
+from .codes import Codes, is_pythons
 
 
 class _Pair(NamedTuple):
@@ -105,7 +106,10 @@ class Reachable:
         self._names = {name for code in codes.seen for name in code.co_names}.union(_CALLS)
         self._all_names = codes.looks_up_names
         self._reads_environment = codes.reads_environment
+        self._reads_functions = codes.reads_functions
         self._codes = {*codes.seen}
+        self._read = {*codes.seen, *codes.read}
+        self._looked_into: set[int] = set()
         self._todo: list[Any] = [module]
         for code, table in codes.seen.items():
             reads_table = self._all_names and "globals" in code.co_names
@@ -146,6 +150,8 @@ class Reachable:
         return (
             codes.refusal is None
             and codes.seen.keys() <= self._codes
+            and codes.read <= self._read
+            and codes.reads_functions <= self._reads_functions
             and codes.looks_up_names <= self._all_names
             and codes.reads_environment <= self._reads_environment
         )
@@ -287,14 +293,36 @@ class Reachable:
     def _function(self, function: types.FunctionType) -> None:
         if _is_of_torch(function):
             return
+        self._attributes(function)
+        code = function.__code__
+        if self._reads_functions or code in self._read or is_pythons(code.co_filename):
+            self._look_into(function)
+
+    def _look_into(self, function: types.FunctionType) -> None:
+        """What decides what a function does, which matters where it is called."""
+        if id(function) in self._looked_into or _is_of_torch(function):
+            return
+        self._looked_into.add(id(function))
         self._places.add_function(function)
         self._todo += [function.__defaults__, function.__kwdefaults__]
-        self._todo.append(function.__dict__)
         for cell in function.__closure__ or ():
             try:
                 self._attribute(cell, "cell_contents", cell.cell_contents)
+                if isinstance(cell.cell_contents, types.FunctionType):
+                    self._look_into(cell.cell_contents)  # whose code a decorator may ask
             except ValueError:  # empty as yet
                 self._absent.append((cell, "cell_contents"))
+
+    def _attributes(self, value: Any) -> None:
+        """The attributes that an object itself has. Python makes the dictionary for them when it is
+        asked for: none is made here."""
+        if has_no_attributes(value):
+            self._places.bare.append(value)
+        else:
+            own = getattr(value, "__dict__", None)
+            if isinstance(own, dict):
+                self._seen[id(own)] = own
+                self._dictionary(own)
 
     def _cached(self, function: Any) -> None:
         """A function whose code need not have run, since its results are kept: what that reads."""
@@ -306,6 +334,7 @@ class Reachable:
             if not is_function or inner.__code__ in known or _is_of_library(inner):
                 continue
             known.add(inner.__code__)
+            self._look_into(inner)
             for name in inner.__code__.co_names:
                 if name in inner.__globals__:
                     self._entry(inner.__globals__, name)
@@ -313,10 +342,7 @@ class Reachable:
 
     def _object(self, value: Any) -> None:
         """The attributes of an object."""
-        own = getattr(value, "__dict__", None)
-        if isinstance(own, dict):
-            self._seen[id(own)] = own
-            self._dictionary(own)
+        self._attributes(value)
         kind = type(value)
         if kind.__module__ == "builtins":
             return
