@@ -69,9 +69,10 @@ struct Python {
 
   bool is_whole() const {
     return dict_get && dict_size && list_size && list_get && tuple_size && tuple_get && dict_next &&
-           listed && set_size && is_subclass && flags_of_class && class_of_dicts && class_of_modules && none && type_of &&
-           get_attribute && interned && error && clear_error && boolean && capsule && held_by &&
-           function && hold && release && code_of && defaults_of && keyword_defaults_of;
+           listed && set_size && is_subclass && flags_of_class && class_of_dicts &&
+           class_of_modules && none && type_of && get_attribute && interned && error &&
+           clear_error && boolean && capsule && held_by && function && hold && release && code_of &&
+           defaults_of && keyword_defaults_of;
   }
 };
 
@@ -88,7 +89,7 @@ struct Offsets {
   std::int64_t code, defaults, keyword_defaults;  // of a function
   std::int64_t content;                           // of a cell
   std::int64_t function;                          // of a static method
-  std::int64_t dtype;  // of a tensor of torch: what is another number for each dtype
+  std::int64_t dtype;             // of a tensor of torch: what is another number for each dtype
   std::int64_t storage, counter;  // of a tensor of torch: addresses, for reading ahead only
 };
 

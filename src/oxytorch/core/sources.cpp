@@ -179,7 +179,8 @@ class Sources {
     const std::int64_t kind = offsets().kind;
     const Python& api = python();
     // Only an object of a class that is itself an object, and a module, can be given another class.
-    if (is_immutable(api, own.type) && !api.is_subclass(own.type, api.class_of_modules)) return true;
+    if (is_immutable(api, own.type) && !api.is_subclass(own.type, api.class_of_modules))
+      return true;
     if (kind) words_.require(at(own.object, kind), word(own.type));
     return kind;
   }
@@ -256,8 +257,8 @@ class Sources {
   }
 
   void note(const void* at) {
-    lines_.push_back(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(at) / kLine *
-                                                   kLine));
+    lines_.push_back(
+        reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(at) / kLine * kLine));
   }
 
   // Sizes and strides lie in the tensor's own object where they are few; the number before them

@@ -124,10 +124,12 @@ class Sources:
         self._found = [(kind, name, getattr(kind, name, MISSING)) for kind, name in found]
         names = dict.fromkeys((*self._names, *(name for k in kinds for name in functions_of(k))))
         self._globals = [(owner, name, _global(owner, name)) for owner, name in names]
+        self._parts: list[tuple[partial[Any], str, Any]] = []
         for *_, value in (*entries, *self._found):
             for own in _partials(value):
                 tables.append((own, _KEYWORDS))
                 entries += [(own, _KEYWORDS, key, item) for key, item in own.keywords.items()]
+                self._parts += _parts_of(own)
         self._sizes = [(m, t, len(_table(m, t))) for m, t in tables]
         self._dictionaries = [(m, t) for m, t in tables if isinstance(m, nn.Module)]
         self._hook_counts = [*map(len, GLOBAL_HOOKS)]
@@ -174,6 +176,7 @@ class Sources:
             all(len(_table(m, t)) == count for m, t, count in self._sizes)
             and all(_same(_table(m, t).get(k, MISSING), v) for m, t, k, v in self._entries)
             and all(type(m) is kind for m, kind in self._types)
+            and all(_same(getattr(own, name), part) for own, name, part in self._parts)
             and all(getattr(k, name, MISSING) is value for k, name, value in self._found)
         )
 
@@ -192,6 +195,7 @@ class Sources:
                 found.entries.append((sys.modules[owner].__dict__, name, value))
                 for own in _partials(value):
                     found.add_dictionary(own.keywords)
+                    found.attributes += _parts_of(own)
         self._looked_at = [m.__dict__[name] for m, name in self._dictionaries]
         for (module, name), table in zip(self._dictionaries, self._looked_at, strict=True):
             found.entries.append((module.__dict__, name, table))
@@ -199,7 +203,8 @@ class Sources:
             found.sizes.append((_table(module, name), count))
             found.add_order(_table(module, name))
         found.types = [*self._types]
-        found.attributes = [own for own in self._found if own[2] is not MISSING]
+        found.attributes += [own for own in self._found if own[2] is not MISSING]
+        found.attributes += [(own, name, getattr(own, name)) for own, name, _ in self._parts]
         functions = dict.fromkeys(v for *_, v in (*self._found, *self._globals) if _is_users(v))
         for function in functions:
             found.add_function(function)
@@ -258,6 +263,11 @@ def _partials(value: Any) -> Iterator[partial[Any]]:
         value = value.func
 
 
+def _parts_of(own: partial[Any]) -> list[tuple[partial[Any], str, Any]]:
+    """What `__setstate__` replaces."""
+    return [(own, name, getattr(own, name)) for name in ("func", "args", _KEYWORDS)]
+
+
 def _global(owner: str, name: str) -> Any:
     return sys.modules[owner].__dict__.get(name, MISSING) if owner in sys.modules else MISSING
 
@@ -280,8 +290,9 @@ class Places:
 
     entries: (dictionary, key, value). present: (dictionary, key) of what is not None. sizes:
     (dictionary, how many). orders: (dictionary, its keys). types: (object, its type).
-    attributes: (object, name, value). bare: objects that have no attributes. functions: (it, its code
-    and defaults). lists and sets: (it, what it holds). versioned and small: tensors whose values are compared, by their versions and as
+    attributes: (object, name, value). bare: objects that have no attributes. functions: (it, its
+    code and defaults). lists and sets: (it, what it holds). versioned and small: tensors whose
+    values are compared, by their versions and as
     such. formed: those whose sizes, strides and dtype are. clocks: written to when packed tensors
     are.
     """
@@ -306,8 +317,8 @@ class Places:
     def __len__(self) -> int:
         parts: tuple[Sized, ...] = (
             self.entries, self.present, self.sizes, self.types, self.attributes, self.bare,
-            self.functions, self.lists, self.sets, self.orders, self.versioned, self.small, self.formed,
-            self.clocks,
+            self.functions, self.lists, self.sets, self.orders, self.versioned, self.small,
+            self.formed, self.clocks,
         )  # fmt: skip
         return sum(map(len, parts))
 
@@ -322,6 +333,8 @@ class Places:
 
     def add_function(self, function: types.FunctionType) -> None:
         self.functions.append((function, [getattr(function, name) for name in _CODE]))
+        if function.__kwdefaults__:
+            self.add_dictionary(function.__kwdefaults__)
 
     def add_tensor(self, tensor: Tensor) -> None:
         if isinstance(tensor, PackedTensor):

@@ -221,12 +221,12 @@ class Words {
     return true;
   }
 
-  Addresses growing_;                // of those that only have to be no newer than `newest_`
+  Addresses growing_;  // of those that only have to be no newer than `newest_`
   std::uint64_t newest_ = 0;
   Addresses runs_;
-  std::vector<std::uint8_t> counts_;   // of words in each run
-  std::vector<std::uint64_t> values_;  // which they are to have
-  std::vector<std::uint32_t> valued_;  // which of `words_` are compared with their values
+  std::vector<std::uint8_t> counts_;    // of words in each run
+  std::vector<std::uint64_t> values_;   // which they are to have
+  std::vector<std::uint32_t> valued_;   // which of `words_` are compared with their values
   std::vector<std::uint32_t> numbers_;  // of those in `growing_`, which of `words_` they are
   std::vector<Word> words_;             // that were added, by address
   std::vector<std::uint32_t> begins_;   // of each one's groups
