@@ -153,8 +153,8 @@ def _reads_functions(code: types.CodeType) -> bool:
 
 def _codes_among(values: Iterable[Any]) -> Iterator[types.CodeType]:
     for value in values:
-        function = value.__func__ if isinstance(value, types.MethodType) else value
-        if isinstance(function, types.FunctionType):
+        function = value.__func__ if type(value) is types.MethodType else value
+        if type(function) is types.FunctionType:
             yield function.__code__
 
 
