@@ -95,7 +95,8 @@ class Codes:
             return
         elif event == "call":
             if is_pythons(code.co_filename):
-                self.read.update(_codes_among(frame.f_locals.values()))
+                if _is_theirs(_caller_of_library(frame)):
+                    self.read.update(_codes_among(frame.f_locals.values()))
                 name = str(frame.f_globals.get("__name__"))
                 kind = name.split(".")[0]
                 if name == "os" and code.co_name in _READS_OF_ENVIRONMENT:
