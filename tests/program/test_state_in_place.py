@@ -196,10 +196,13 @@ CASES: dict[str, tuple[type[Base], Callable[[Any], object], Callable[[], object]
     "function of a partial": (OwnPartial, _set_own(less), lambda: None),
 }
 
+RECORDED = ("keyword of a function", "keyword of a method", "descriptor", "property of an enum")
+"""Of these models a program is made, so that it has to follow what is changed."""
+
 WAYS: dict[str, dict[str, Any]] = {
     "default": {},
     "sample": {"sample_input": X},
-    "graph": {"sample_input": X, "graph": True},
+    "graph": {"sample_input": X, "graph": True, "passes": ["program"]},
 }
 
 
@@ -213,6 +216,8 @@ def test_state_changed_in_place_is_followed(case: str, way: str) -> None:
         optimized = oxytorch.optimize(model, **WAYS[way])
         before = [optimized(X) for _ in range(4)][-1]
         torch.testing.assert_close(before, model(X))
+        if way == "graph" and case in RECORDED:
+            assert "in one program" in str(oxytorch.explain(optimized))
         try:
             change(optimized)
             if optimized is not model:
@@ -255,7 +260,7 @@ def test_what_is_read_of_functions_that_do_not_run_is_followed(
     torch.manual_seed(0)
     model = kind().eval()
     with torch.no_grad():
-        optimized = oxytorch.optimize(model, sample_input=X, graph=True)
+        optimized = oxytorch.optimize(model, sample_input=X, graph=True, passes=["program"])
         before = [optimized(X) for _ in range(4)][-1]
         monkeypatch.setattr(Introspective.other, "__defaults__", (7.0,))
         monkeypatch.setattr(Introspective.other, "by", 7.0, raising=False)

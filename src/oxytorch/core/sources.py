@@ -109,8 +109,7 @@ class Sources:
         self._entries = entries
         self._present: list[tuple[nn.Module, str, str]] = []
         if not self._values:
-            read = [(m, name) for m in (*modules, *owners) for name in _TABLES[1:]]
-            tables += read
+            tables += (read := [(m, name) for m in (*modules, *owners) for name in _TABLES[1:]])
             for module, table in read:
                 for key, value in module.__dict__[table].items():
                     if value is None:

@@ -394,11 +394,10 @@ class Reachable:
 
     def _descriptor(self, kind: type, name: str) -> None:
         """What gives the value of an attribute, and what that keeps."""
-        owner = next(each for each in kind.__mro__ if name in vars(each))
-        raw = vars(owner)[name]
+        raw = next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
         if isinstance(raw, property):
             self._todo += [raw.fget, raw.fset]
-        elif not isinstance(raw, _GIVEN) and hasattr(type(raw), "__get__"):
+        elif raw is not None and not isinstance(raw, _GIVEN) and hasattr(type(raw), "__get__"):
             self._todo.append(raw)
 
     def _in_class(self, kind: type) -> set[str]:
