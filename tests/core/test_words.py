@@ -20,7 +20,7 @@ from torch import nn
 from oxytorch import _library
 from oxytorch.core import sources
 from oxytorch.core.sources import MISSING, Places
-from oxytorch.core.words import Offsets, offsets
+from oxytorch.core.words import Offsets, has_no_attributes, offsets
 from oxytorch.program.reachable import _table_of
 
 pytestmark = pytest.mark.skipif(not _library.loaded, reason="the library is missing")
@@ -310,3 +310,17 @@ def test_changes_are_seen_while_other_threads_look() -> None:
         for thread in threads:
             thread.join()
     assert not failures
+
+
+def test_a_function_that_is_asked_for_its_attributes_has_none_yet() -> None:
+    def own() -> None: ...
+
+    table: OrderedDict[str, int] = OrderedDict()
+    found = Places()
+    found.bare = [each for each in (own, table) if has_no_attributes(each)]
+    found.close()
+    vars(own), vars(table)
+    for _ in range(2):
+        assert found.are_current()
+    own.flag = 1  # type: ignore[attr-defined]
+    assert len(found) == 0 or not found.are_current()

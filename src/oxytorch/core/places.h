@@ -44,6 +44,13 @@ struct Type {
   PyObject *object, *type;
 };
 
+// An object without attributes of its own, and where it keeps their dictionary once it is asked
+// for.
+struct Bare {
+  PyObject* object;
+  std::int64_t place;
+};
+
 struct Container {
   PyObject* object;
   std::vector<PyObject*> items;
@@ -124,6 +131,12 @@ inline Words::Found compared(const Python& api, const Table& own) {
       return Words::Found::kOther;
   }
   return Words::Found::kSame;
+}
+
+inline Words::Found compared(const Python& api, const Bare& own) {
+  PyObject* table = pointer_at(own.object, own.place);
+  if (!table) return Words::Found::kSame;
+  return api.dict_size(table) == 0 ? Words::Found::kSameUntold : Words::Found::kOther;
 }
 
 // Whether the class of a class has taken something from `type`.

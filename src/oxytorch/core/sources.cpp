@@ -37,16 +37,12 @@ class Sources {
     for (PyObject* object : held_) python().release(object);
   }
 
-  // Of an object, the place of the dictionary with its attributes, which it is not to have.
-  void require_bare(const PyObject* object, std::int64_t place) {
-    words_.require(at(object, place), 0);
-  }
-
   std::vector<Attribute> attributes;  // of what is no class
   std::vector<Function> functions;
   std::vector<Type> types;
   std::vector<Container> orders, lists, sets;  // orders: of dictionaries, their keys
   std::vector<Form> forms;
+  std::vector<Bare> bare;
   std::vector<Version> versions;
   std::vector<Values> values;
 
@@ -77,6 +73,10 @@ class Sources {
     for (const Table& own : tables_) add_group(add_word(api, own));
     for (Class& own : classes_) add_group(add_words(api, own));
     for (const Form& own : forms) add_group(add_words(own));
+    for (const Bare& own : bare) {
+      words_.add(at(own.object, own.place), groups_);
+      add_group(true);
+    }
     words_.close(groups_, [this](Words::Group group) { return compared(group); });
     for (const Version& own : versions) note_tensor(own.tensor);
     for (const Values& own : values) note_tensor(own.tensor);
@@ -116,7 +116,7 @@ class Sources {
     held_.push_back(object);
   }
 
-  // The groups are the tables, then the classes, then the forms.
+  // The groups are the tables, then the classes, then the forms, then what is bare.
   void add_group(bool is_told) {
     if (!is_told) untold_.push_back(groups_);
     ++groups_;
@@ -234,7 +234,9 @@ class Sources {
     if (group < tables_.size()) return oxytorch::compared(python(), tables_[group]);
     group -= tables_.size();
     if (group < classes_.size()) return oxytorch::compared(python(), classes_[group]);
-    return has_form(forms[group - classes_.size()]) ? Found::kSame : Found::kOther;
+    group -= classes_.size();
+    if (group < forms.size()) return has_form(forms[group]) ? Found::kSame : Found::kOther;
+    return oxytorch::compared(python(), bare[group - forms.size()]);
   }
 
   bool are_objects_same(const Python& api) const {
@@ -385,8 +387,8 @@ OXY_EXPORT void oxytorch_add_types(void* made, void** objects, void** types, std
 OXY_EXPORT void oxytorch_add_bare(void* made, void** objects, const std::int64_t* places,
                                   std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
-    static_cast<oxytorch::Sources*>(made)->require_bare(
-        static_cast<oxytorch::PyObject*>(objects[i]), places[i]);
+    static_cast<oxytorch::Sources*>(made)->bare.push_back(
+        {static_cast<oxytorch::PyObject*>(objects[i]), places[i]});
   }
 }
 

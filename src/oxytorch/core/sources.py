@@ -407,7 +407,7 @@ class Places:
             and all(table.get(key) is not None for table, key in self.present)
             and all(type(module) is kind for module, kind in self.types)
             and all(getattr(own, name, None) is value for own, name, value in self.attributes)
-            and all(map(has_no_attributes, self.bare))
+            and all(has_no_attributes(own) or not vars(own) for own in self.bare)
             and self.are_functions_same()
             and all(_same_items(own, items) for own, items in self.lists)
             and all(_same_items([*own], items) for own, items in self.sets)
