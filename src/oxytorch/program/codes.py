@@ -174,11 +174,6 @@ def is_pythons(filename: str) -> bool:
     return is_installed or filename.startswith("<frozen")
 
 
-def is_of_layers(code: types.CodeType) -> bool:
-    """Whether code is that of torch's own layers."""
-    return code.co_filename.startswith(_LAYERS)
-
-
 def is_models(frame: types.FrameType) -> bool:
     """Whether code is the model's, or that of torch's layers, which run in its place."""
     name, caller = frame.f_code.co_filename, frame.f_back

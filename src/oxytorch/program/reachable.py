@@ -39,7 +39,7 @@ from ..core.packed import PackedTensor
 from ..core.sources import GLOBAL_HOOKS, MISSING, Places
 from ..core.words import has_no_attributes
 from ..graph.errors import CaptureError
-from .codes import Codes, is_of_layers, is_pythons
+from .codes import Codes, is_pythons
 
 
 class _Pair(NamedTuple):
@@ -109,7 +109,6 @@ class Reachable:
         self._codes = {*codes.seen}
         self._read = {*codes.seen, *codes.read}
         self._looked_into: set[int] = set()
-        self._looked_at: set[types.CodeType] = set()
         self._todo: list[Any] = [module]
         for code, table in codes.seen.items():
             reads_table = self._all_names and "globals" in code.co_names
@@ -123,10 +122,10 @@ class Reachable:
                     self._places.entries.append((place, name, place.get(name, MISSING)))
         if codes.reads_environment:
             self._todo.append(config.environment)
-        self._visit_all()
-        for function in _functions_of(self._codes - self._looked_at):
-            self._look_into(function)
-        self._visit_all()
+        while self._todo:
+            self._visit(self._todo.pop())
+            if len(self._places) > _MOST:
+                raise CaptureError("its code can read too many objects")
         self._places.sizes += [(hooks, len(hooks)) for hooks in GLOBAL_HOOKS]
         self._places.close()
 
@@ -159,12 +158,6 @@ class Reachable:
     def holds(self, value: Any) -> bool:
         """Whether this very object can be reached."""
         return self._seen.get(id(value)) is value
-
-    def _visit_all(self) -> None:
-        while self._todo:
-            self._visit(self._todo.pop())
-            if len(self._places) > _MOST:
-                raise CaptureError("its code can read too many objects")
 
     def _entry(self, table: dict[Any, Any], key: Any) -> None:
         self._places.entries.append((table, key, table[key]))
@@ -309,7 +302,6 @@ class Reachable:
         if id(function) in self._looked_into or _is_of_torch(function):
             return
         self._looked_into.add(id(function))
-        self._looked_at.add(function.__code__)
         self._places.add_function(function)
         self._todo += [function.__defaults__, function.__kwdefaults__]
         for cell in function.__closure__ or ():
@@ -416,14 +408,6 @@ _GIVEN = (
 )  # fmt: skip
 """What lies in classes and is looked at as what it gives."""
 _CACHED = type(functools.lru_cache(abs))
-
-
-def _functions_of(codes: set[types.CodeType]) -> list[types.FunctionType]:
-    """The functions that have such code, which ran though nothing was found that leads to them:
-    what they close over may be read again."""
-    own = [code for code in codes if not is_of_layers(code)]
-    found = gc.get_referrers(*own) if own else []
-    return [each for each in found if isinstance(each, types.FunctionType)]
 
 
 def _is_there(owner: Any, name: str) -> bool:
