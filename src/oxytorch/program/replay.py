@@ -147,7 +147,7 @@ class Replay(AroundForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_plain_inference() or self.module.training:
-            return self.forward(*args, **kwargs)
+            return self._run_stock(args, kwargs)
         try:
             form, tensors = form_of_call(args, kwargs)
         except ForeignError:
@@ -184,6 +184,10 @@ class Replay(AroundForward):
                         self._programs[form] = _moved_to_front(programs, position)
                 return output.rebuilt(results)
         return self._run_new(form, args, kwargs)
+
+    def _run_stock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that is no plain inference."""
+        return self.forward(*args, **kwargs)
 
     def _proven(
         self, form: Hashable, tensors: list[Tensor]

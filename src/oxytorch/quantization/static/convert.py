@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Hashable, Iterable, Sized
 from functools import partial
 from typing import Any, TypeVar
@@ -41,6 +42,12 @@ from .runs import names_of
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
+TRACED = (
+    "torch.jit.trace records a quantized model in floating point; call what oxytorch.quantize or "
+    "quantization.convert returned itself, without trace and freeze, or write it with oxytorch.save"
+)
+
+
 class QuantizedReplay(Replay):
     """Stands in for a model's forward: programs whose layers multiply bytes.
 
@@ -70,6 +77,11 @@ class QuantizedReplay(Replay):
             floating = [name for name, why in self._timed.items() if why == SLOWER]
             self.recipe = self.recipe.with_slower(dict.fromkeys(floating, SLOWER))
             self.layers = self.recipe.chosen()
+
+    def _run_stock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.jit.is_tracing():
+            warnings.warn(TRACED, stacklevel=2)
+        return super()._run_stock(args, kwargs)
 
     def _run_new(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if form in self._refused or self._is_special():
