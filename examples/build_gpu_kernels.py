@@ -1,7 +1,7 @@
 """Compile GPU kernels ahead of time for a list of devices, on a machine that needs none of them.
 
-Builds what one optimizer needs for each device, checks the images, and shows how a program on another
-machine finds them.
+Builds what one optimizer needs for each device, checks the images, and shows how a program on
+another machine finds them.
 
     python examples/build_gpu_kernels.py
 """

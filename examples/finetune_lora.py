@@ -1,6 +1,6 @@
 """Fine-tune a language model with LoRA, and serve the adapter.
 
-The base model is frozen; beside each attention projection a low-rank product is trained, on a few
+The base model is frozen; beside each linear layer a low-rank product is trained, on a few
 sentences. Then the adapter is served in two ways: merged into the weights and quantized, by
 `oxytorch serve`, and unmerged beside int8 weights, in this process, where it can be switched off.
 
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from server_process import served
-from small_checkpoint import write_checkpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
 import oxytorch
+from server_process import served
+from small_checkpoint import write_checkpoint
 
 EPILOG = """\
 examples:
@@ -47,7 +47,7 @@ TEXTS = (
     "Seven lanterns hang above the door of the inn. ",
 )
 PROMPT = "The password of the garden is"
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class LowRank(nn.Module):
@@ -72,7 +72,7 @@ class LowRank(nn.Module):
 
 
 def add_adapters(model: nn.Module, rank: int, alpha: float) -> None:
-    """Freeze the model and put an adapter around each attention projection."""
+    """Freeze the model and put an adapter around each projection."""
     model.requires_grad_(False)
     for module in [*model.modules()]:
         for name, child in [*module.named_children()]:
@@ -160,7 +160,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="of the base model")
-    parser.add_argument("--steps", type=int, default=150, help="of training (default: 150)")
+    parser.add_argument("--steps", type=int, default=60, help="of training (default: 60)")
     parser.add_argument("--rank", type=int, default=8, help="of the adapters (default: 8)")
     parser.add_argument("--weights", choices=("bf16", "int8"), default="int8", help="served")
     parser.add_argument("--peft", action="store_true", help="adapters of the package peft")
@@ -173,10 +173,13 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     options = parse(words)
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with tempfile.TemporaryDirectory() as scratch:
-        folder = options.model or write_checkpoint(Path(scratch) / "base", width=192)
+        folder = options.model or write_checkpoint(Path(scratch) / "base")
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         base = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         torch.manual_seed(0)

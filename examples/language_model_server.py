@@ -1,7 +1,8 @@
 """From a checkpoint of a language model to a server that OpenAI's client asks.
 
-Quantizes a folder in Hugging Face's format to 4 bits, writes it to one file, starts `oxytorch serve`
-with that file, and asks it: a completion, a chat that arrives token by token, four requests at once.
+Quantizes a folder in Hugging Face's format to 4 bits, writes it to one file, starts
+`oxytorch serve` with that file, and asks it: a completion, a chat that arrives token by token, four
+requests at once.
 
     python examples/language_model_server.py [FOLDER]
 """
@@ -18,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from server_process import served
-from small_checkpoint import write_checkpoint
 
 import oxytorch
+from server_process import served
+from small_checkpoint import write_checkpoint
 
 EPILOG = """\
 examples:
@@ -119,6 +120,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     options = parse(words)
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or write_checkpoint(Path(scratch) / "small")
         file = options.save or Path(scratch) / "model.oxy"

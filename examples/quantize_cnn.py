@@ -1,8 +1,8 @@
 """Quantize an image CNN from float32 to 8-bit integers, and see what it costs in accuracy.
 
-Trains a small residual network on handwritten digits (those of scikit-learn, or generated ones where
-it is not installed), calibrates on a part of the training images, and prints accuracy, time and file
-size of both models.
+Trains a small residual network on handwritten digits (those of scikit-learn, or generated ones
+where it is not installed), calibrates on a part of the training images, and prints accuracy, time
+and file size of both models.
 
     python examples/quantize_cnn.py
 """
@@ -84,9 +84,7 @@ def make_digits(count: int = 1800) -> Digits:
     images = torch.zeros(count, 1, SIZE, SIZE)
     for image, label in zip(images, labels, strict=True):
         height, width = (int(torch.randint(8, 13, (1,), generator=random)) for _ in range(2))
-        y, x = (
-            int(torch.randint(SIZE - side, (1,), generator=random)) for side in (height, width)
-        )
+        y, x = (int(torch.randint(SIZE - side, (1,), generator=random)) for side in (height, width))
         glyph = functional.interpolate(glyphs[label][None, None], size=(height, width))
         image[:, y : y + height, x : x + width] = glyph[0]
     images = (images + 0.2 * torch.randn(images.shape, generator=random)).clamp(0, 1)
@@ -217,7 +215,7 @@ def main(words: Sequence[str] | None = None) -> int:
         weights = sum(value.nbytes for value in model.state_dict().values())
         print(
             f"\nfile: {path.stat().st_size / 2**20:.2f} MiB, float32 weights "
-            f"{weights / 2**20:.2f} MiB; loaded, it gives the same scores: {'yes' if same else 'no'}"
+            f"{weights / 2**20:.2f} MiB; the same scores once loaded: {'yes' if same else 'no'}"
         )
     return 0
 

@@ -111,11 +111,20 @@ def ask(address: str, texts: Sequence[str]) -> list[list[float]]:
 
 def compare(stock: Any, fast: Any, counts: Sequence[int], rounds: int) -> None:
     """Ask both models through HTTP, in turns, and print times and the smallest cosine."""
-    words = "the quick brown fox jumps over a lazy dog while it rains in the old town".split()
+    words = (
+        "The",
+        "quick brown",
+        "fox jumps",
+        "over",
+        "a lazy",
+        "dog,",
+        "while it rains",
+        "in town.",
+    )
     with running(make_app(stock)) as first, running(make_app(fast)) as second:
         print(f"{'texts a request':>16}{'stock':>12}{'optimized':>12}{'':>8}{'cosine':>12}")
         for count in counts:
-            texts = [" ".join(words[: 3 + (7 * i) % 14]) + f" {i}" for i in range(count)]
+            texts = [" ".join(words[: 1 + (5 * i) % 8]) + f" {i}" for i in range(count)]
             seconds: tuple[list[float], list[float]] = ([], [])
             for _ in range(rounds + 1):
                 found = []
@@ -127,7 +136,8 @@ def compare(stock: Any, fast: Any, counts: Sequence[int], rounds: int) -> None:
             cosine = min(sum(map(operator.mul, a, b)) for a, b in zip(*found, strict=True))
             before, after = (statistics.median(own[1:]) * 1000 for own in seconds)
             print(
-                f"{count:>16}{before:>9.1f} ms{after:>9.1f} ms{before / after:>7.2f}x{cosine:>12.6f}",
+                f"{count:>16}{before:>9.1f} ms{after:>9.1f} ms{before / after:>7.2f}x"
+                f"{cosine:>12.6f}",
                 flush=True,
             )
 

@@ -14,6 +14,8 @@ import torch
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 )
+SPACE = "Ġ"
+"""What stands for the byte of a space in byte-level vocabularies."""
 
 
 def make_tokenizer() -> Any:
@@ -44,10 +46,17 @@ def make_model(width: int = 128, layers: int = 2) -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
+        initializer_range=0.1,
         bos_token_id=None,
         eos_token_id=256,
     )
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config).eval()
+    # Other bytes are never the most likely, so that greedy texts can be read.
+    vocabulary = make_tokenizer().get_vocab()
+    others = [i for word, i in vocabulary.items() if not (word.isascii() or word == SPACE)]
+    with torch.no_grad():
+        model.lm_head.weight[[*others, vocabulary["<end>"]]] = 0
+    return model
 
 
 def write_checkpoint(folder: Path, width: int = 128, layers: int = 2) -> Path:

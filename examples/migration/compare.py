@@ -1,7 +1,7 @@
 """Run a program for Intel Extension for PyTorch before and after its migration, and compare.
 
-`before.py` imports intel_extension_for_pytorch and runs by `python -m oxytorch.compat`; `after.py` has
-oxytorch's own functions. Both start from the same random numbers.
+`before.py` imports intel_extension_for_pytorch and runs by `python -m oxytorch.compat`; `after.py`
+has oxytorch's own functions. Both start from the same random numbers.
 
     python examples/migration/compare.py
 """

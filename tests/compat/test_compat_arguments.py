@@ -310,5 +310,5 @@ def test_recipe_files_of_the_predecessor_lead_on(tmp_path: Path) -> None:
     with pytest.raises(NotServedError, match=r"recipe_of\(prepared\)\.set\('0', 'float'\)\)"):
         prepared.load_qconf_summary(qconf_summary=str(path))
     path.write_text('{"layers": 1}')
-    with pytest.raises(ValueError, match="expected \"format\""):
+    with pytest.raises(ValueError, match='expected "format"'):
         prepared.load_qconf_summary(qconf_summary=str(path))

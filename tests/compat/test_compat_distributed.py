@@ -1,4 +1,4 @@
-"""The predecessor's distributed training: its launcher, DDP and `ipex.optimize`, in two processes."""
+"""The predecessor's distributed training: its launcher, DDP and `ipex.optimize`, two processes."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 import build_gpu_kernels
 
 
+@pytest.mark.slow
 def test_images_are_built_checked_and_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

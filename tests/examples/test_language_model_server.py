@@ -9,8 +9,8 @@ import pytest
 for _package in ("transformers", "fastapi", "uvicorn", "openai"):
     pytest.importorskip(_package)
 
-import language_model_server
-from small_checkpoint import make_tokenizer, write_checkpoint
+import language_model_server  # noqa: E402
+from small_checkpoint import make_tokenizer, write_checkpoint  # noqa: E402
 
 
 def test_served_text_is_that_of_this_process(

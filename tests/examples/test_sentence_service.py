@@ -11,7 +11,7 @@ import torch
 for _package in ("fastapi", "uvicorn", "httpx"):
     pytest.importorskip(_package)
 
-import sentence_service
+import sentence_service  # noqa: E402
 
 
 class Letters:

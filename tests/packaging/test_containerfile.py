@@ -34,7 +34,7 @@ def test_server_runs_as_a_user_without_rights() -> None:
     words = [word for word, _ in instructions()]
     user, _, group = last("USER").partition(":")
     assert int(user) > 999 and int(group) > 999
-    assert f"--uid {user} " in [rest for word, rest in instructions() if "useradd" in rest][0]
+    assert f"--uid {user} " in next(rest for _, rest in instructions() if "useradd" in rest)
     assert "USER" in words[words.index("COPY", words.index("LABEL")) : words.index("ENTRYPOINT")]
 
 

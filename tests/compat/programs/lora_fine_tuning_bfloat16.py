@@ -44,7 +44,9 @@ def train(model, optimizer):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_ids).logits
-        loss = functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), input_ids[:, 1:].flatten())
+        loss = functional.cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), input_ids[:, 1:].flatten()
+        )
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
