@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -37,3 +38,13 @@ def test_help_says_what_an_example_shows_and_how_to_run_it(
     assert "usage: " in shown
     if path.name not in ("before.py", "after.py"):
         assert f"python examples/{path.relative_to(FOLDER).as_posix()}" in shown
+
+
+def test_list_of_examples_is_whole_and_leads_to_files() -> None:
+    text = (FOLDER / "README.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert all((FOLDER / link).exists() for link in links)
+    programs = {path.relative_to(FOLDER).as_posix() for path in PROGRAMS}
+    missing = programs - {*links} - {"migration/before.py", "migration/after.py"}
+    notebooks = {f"notebooks/{path.name}" for path in FOLDER.glob("notebooks/*.ipynb")}
+    assert not missing and notebooks <= {*links}
