@@ -35,6 +35,7 @@ for batch, labels in zip(data, target):
     optimizer.step()
 if ipex.distributed.get_rank() == 0:
     torch.save(model.module.state_dict(), sys.argv[1])
+ipex.distributed.barrier()
 dist.destroy_process_group()
 """
 

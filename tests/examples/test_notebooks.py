@@ -12,7 +12,7 @@ from scripts import module_of
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "examples" / "notebooks").glob("*.py"))
-SLOW = {"language_model"}
+SLOW = {"language_model", "quantize_cnn"}
 
 nbformat = pytest.importorskip("nbformat")
 for _package in ("jupytext", "nbclient", "ipykernel"):
