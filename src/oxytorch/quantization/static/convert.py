@@ -79,7 +79,7 @@ class QuantizedReplay(Replay):
             self.layers = self.recipe.chosen()
 
     def _run_stock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.jit.is_tracing():
+        if torch._C._get_tracing_state() is not None:
             warnings.warn(TRACED, stacklevel=2)
         return super()._run_stock(args, kwargs)
 
