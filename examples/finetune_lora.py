@@ -2,7 +2,7 @@
 
 The base model is frozen; beside each linear layer a low-rank product is trained, on a few
 sentences. Then the adapter is served in two ways: merged into the weights and quantized, by
-`oxytorch serve`, and unmerged beside int8 weights, in this process, where it can be switched off.
+`oxytorch serve`, and unmerged beside int8 weights, in this process.
 
     python examples/finetune_lora.py
 """
