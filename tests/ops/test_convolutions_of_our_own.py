@@ -121,10 +121,7 @@ def test_convolutions_agree_with_torch_at_every_level(call: Any, dtype: str) -> 
         testing.assert_close(result, exact, plain, f"{NAMES[id(call)]} at {level}")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("call", DEPTHWISE, ids=lambda call: NAMES[id(call)])
-def test_convolutions_of_channels_agree_with_torch_at_every_level(call: Any, dtype: str) -> None:
-    x, weight, bias = _depthwise_numbers(call, DTYPES[dtype])
+def _agree_at_every_level(call: Any, x: Tensor, weight: Tensor, bias: Tensor) -> None:
     kernels = weight.movedim(-1, 0).unsqueeze(1)
     rest = *call[2:], x.shape[1]
     exact = _plain(x.double(), kernels.double(), bias.double(), *rest)
@@ -133,20 +130,20 @@ def test_convolutions_of_channels_agree_with_torch_at_every_level(call: Any, dty
         with testing.settings(split=True), isa.use(level):
             result = _depthwise(call, x, weight, bias)
         testing.assert_close(result, exact, plain, f"{NAMES[id(call)]} at {level}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("call", DEPTHWISE, ids=lambda call: NAMES[id(call)])
+def test_convolutions_of_channels_agree_with_torch_at_every_level(call: Any, dtype: str) -> None:
+    x, weight, bias = _depthwise_numbers(call, DTYPES[dtype])
+    _agree_at_every_level(call, x, weight, bias)
 
 
 @pytest.mark.parametrize("call", DEPTHWISE, ids=lambda call: NAMES[id(call)])
 def test_convolutions_of_channels_by_weights_of_bfloat16_agree_with_torch(call: Any) -> None:
     x, weight, bias = _depthwise_numbers(call, torch.bfloat16)
     weight = weight.bfloat16().float()
-    kernels = weight.movedim(-1, 0).unsqueeze(1)
-    rest = *call[2:], x.shape[1]
-    exact = _plain(x.double(), kernels.double(), bias.double(), *rest)
-    plain = _plain(x.float(), kernels, bias, *rest).to(x.dtype)
-    for level in LEVELS:
-        with testing.settings(split=True), isa.use(level):
-            result = _depthwise(call, x, weight, bias)
-        testing.assert_close(result, exact, plain, f"{NAMES[id(call)]} at {level}")
+    _agree_at_every_level(call, x, weight, bias)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -3,11 +3,12 @@ import io
 
 import intel_extension_for_pytorch as ipex
 import torch
+from program_models import layers, training_data
 
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+model = layers(16, 32, 4)
 stock = copy.deepcopy(model)
 plain = copy.deepcopy(model)
-batches = [(torch.rand(8, 16), torch.randint(4, (8,))) for _ in range(5)]
+batches = training_data()
 criterion = torch.nn.CrossEntropyLoss()
 
 

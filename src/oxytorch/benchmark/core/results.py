@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from oxytorch.benchmark.machine.description import describe_machine, describe_versions
+from oxytorch.core.whole_file import replacing
 
 FORMAT = 1
 """Raised when a reader of older files would misunderstand newer ones."""
@@ -63,12 +63,8 @@ def write_run(run: Run, path: Path) -> None:
     Whenever the process ends, the file is whole: the old one or the new one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 
 def read_run(path: Path) -> Run:
